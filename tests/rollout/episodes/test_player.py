@@ -296,6 +296,16 @@ def test_openings_that_can_not_be(openings, failure):
     assert world.opened == 2 and world.alive == 0  # it would be the same again
 
 
+@pytest.mark.parametrize(("openings", "answer"), [(["BAD", None], "go"), ([None], "BAD")], ids=["opening", "answer"])
+def test_a_template_that_fails_for_the_words_of_an_environment_fails_that_episode_alone(openings, answer):
+    fails = "{% if 'BAD' in m.content %}{{ raise_exception('no') }}{% endif %}{{ m.role[0]"
+    world = World([said(answer), DONE], [said("go"), DONE], openings=openings)
+    episodes = player(Engine(["a", "b"], ["c", "d"]), world, template=SHORT.replace("{{ m.role[0]", fails), retries=5)
+    first, second = play(episodes, 2)
+    assert first.episode.failure.startswith("the chat template fails for 'BAD'") and first.episode.attempts == 1
+    assert second.episode.reward == 0 and world.alive == 0
+
+
 def test_an_environment_that_takes_long_is_given_up():
     world = World([said("go"), said("go"), DONE], seconds=4.0)
     episodes = player(Engine(["a", "b", "c"]), world, retries=1, seconds=10.0, call_seconds=5.0)

@@ -3,6 +3,7 @@
 import base64
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,12 +13,16 @@ from proxima.check import variants_of
 from proxima.core import CORRECTIONS, SURROGATES
 from proxima.core.surrogate import KlCov
 from proxima.core.surrogate.band import band_of
-from proxima.data import UserError
+from proxima.data import Completion, Episode, Trajectory, UserError
 from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import write_rollouts
+from proxima.train.completion_record import CompletionRecord
+from proxima.train.objectives import TokenStatistics
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
+from tests.train.episodes import forked, group_of, model, path, seen
 from tests.view.microscope.stored_run import make_step
 
 DRAWN = 1000
@@ -107,7 +112,7 @@ def test_columns_travel_as_bytes(tmp_path):
         ({"outcome": "skipped_zero_advantage"}, "no gradient: the completion's advantage is 0"),
         ({"outcome": "dropped_uniform"}, "not trained: the selection uniform dropped it"),
         ({"outcome": "invalid"}, "not trained: its score failed"),
-        ({"log_prob": None}, "the trainer made no forward of it"),
+        ({"log_prob": None, "keep": None}, "the trainer made no forward of it"),
     ],
 )
 def test_why_there_are_no_reasons(change, words, tmp_path):
@@ -145,3 +150,57 @@ def test_keys_and_differences():
     assert first_difference(one, other)["first_difference"] == 1
     assert first_difference(one, one[:2])["first_difference"] == 2
     assert first_difference(one, one)["first_difference"] is None
+
+
+def episode_step(folder):
+    """A prompt with an answer of one turn; an episode of two paths; one that failed. `keep` is False for what the model
+    did not write, whose log-probs are garbage."""
+    make_step(folder, SURROGATES["cppo"]())
+    old, new = path(model([5, 6]), seen([7])), path(model([5, 6], sampled=False), seen([7, 8]), model([9, 10, 11]))
+    empty = Completion.of_text(0, 0, "", finish_reason="abort")
+    failed = replace(empty, sampled=np.zeros(0, bool), episode=Episode(failure="it broke"))
+    group = group_of(7, [path(model([4])), forked(old, new), failed], [1.0, 0.0, None])
+    records = {}
+    for part in (part for completion in group.completions for part in completion.paths):
+        tokens = part.tokens
+        behavior = np.where(part.sampled, part.sampled_log_prob, 0).astype(np.float32)
+        trajectory = Trajectory(
+            uid=7, sample=part.sample, group=7, prompt_tokens=[1], tokens=tokens, behavior_log_prob=behavior,
+            advantage=np.full(len(tokens), -1, np.float32), sampled=part.sampled,
+        )  # fmt: skip
+        statistics = TokenStatistics(
+            log_prob=np.where(part.sampled, -0.6, -9).astype(np.float32), keep=part.sampled, entropy=behavior
+        )
+        record = CompletionRecord(outcome="trained", advantage=-1.0, trajectory=trajectory, statistics=statistics)
+        records[part.key] = record if len(tokens) else CompletionRecord(outcome="invalid")
+    write_rollouts(folder / "rollouts" / "000001.parquet", 1, [group], records)
+
+
+def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(tmp_path):
+    episode_step(tmp_path)
+    shown = pages(tmp_path)
+    page, alone = shown[7, 1, 1], shown[7, 0, 0]
+    answer = page.answer()
+    assert [span["tokens"] for span in answer["episode"]["spans"]] == [2, 2, 3]
+    assert answer["episode"]["paths"] == [{"turn": 0, "shared_tokens": 3}] and alone.answer()["episode"]["paths"] == []
+    sampled = np.frombuffer(base64.b64decode(answer["columns"]["sampled"]["u8"]), "u1").astype(bool)
+    assert sampled.tolist() == [False] * 4 + [True] * 3
+    for name in ("log_ratio", "divergence", "mismatch", "loss_weight", "prefix_spent", "threshold"):
+        np.testing.assert_array_equal(np.isnan(page.columns[name]), ~sampled, name)
+    assert page.columns["prefix_spent"][4] == 0  # an observation takes no part of CPPO's prefix
+    assert [page.token(3)[name] for name in ("reason", "top_k")] == [
+        "not sampled here: it is context, in no loss",
+        None,
+    ]
+    assert page.token(4)["reason"].startswith("kept: ")
+    assert shown[7, 2, 0].answer()["episode"]["failure"] == "it broke"
+
+
+def test_an_episode_counts_once_in_its_group_with_the_tokens_that_the_model_wrote(tmp_path):
+    episode_step(tmp_path)
+    file = ViewedRun(0, RunFolder(tmp_path)).step(1)
+    assert dict(zip(file.rows, file.table["length"], strict=True)) == {
+        (7, 0, 0): 1, (7, 1, 0): 2, (7, 1, 1): 3, (7, 2, 0): 0,
+    }  # fmt: skip
+    (group,) = file.groups()
+    assert (group["mean"], group["length_mean"], group["answer"]) == (0.5, 2.0, None)

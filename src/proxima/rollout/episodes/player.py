@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from proxima.data import Completion, Message, Prompt
+from proxima.data import Completion, Message, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
 from proxima.environment.tool_calls import ToolFormat, read_calls
-from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
+from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import Played, PlayedTurn, failed_episode
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.prompts import with_system
@@ -169,7 +169,7 @@ class GroupTable:
                     raise begun
                 self.deliver(await self._to_end(begun, first, attempts))
                 return
-            except (EnvironmentFailure, GivenUp, ForkRefused) as failure:
+            except (EnvironmentFailure, GivenUp) as failure:
                 if isinstance(begun, Played):
                     self._drop(begun.instance)
                 if isinstance(failure, EnvironmentFailure) and failure.collateral and collateral:
@@ -197,9 +197,9 @@ class GroupTable:
             messages = self._opening(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
             opening = self._checked(prompt, messages, conversation)
-        except GivenUp as reason:
+        except (GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
-            return reason
+            return reason if isinstance(reason, GivenUp) else GivenUp(str(reason))
         return Played(request, opening, instance, conversation, instance.state)
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
@@ -245,7 +245,10 @@ class GroupTable:
             if len(played.turns) == self.rules.settings.turns:
                 cut = "turns"
                 break
-            played.conversation.observe(self._shown([message for message, _ in turn.answers]))
+            try:
+                played.conversation.observe(self._shown([message for message, _ in turn.answers]))
+            except UserError as error:  # the template fails for these messages, or a fork is refused
+                raise GivenUp(str(error)) from None
             if self._room(played) < 1:
                 cut = "context" if self._context_left(played) < 1 else "tokens"
                 break

@@ -1,5 +1,6 @@
 """A step's completions, read from its Parquet by row group and column: a few megabytes at a time, whatever its size."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -99,13 +100,25 @@ class StepFile:
             for chunk in self.column(group, "policy_version").chunks:
                 edges, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy()
                 lengths = np.diff(edges)
-                table["length"] += lengths.tolist()
                 for name, pick in (("version_min", np.minimum), ("version_max", np.maximum)):
                     version = np.full(len(lengths), -1)
                     if (some := lengths > 0).any():
                         version[some] = pick.reduceat(flat, edges[:-1][some])
                     table[name] += version.tolist()
+            table["length"] += self._lengths(group)
         return table
+
+    def _lengths(self, group: int) -> list[int]:
+        """How many tokens of each completion the model wrote: not those that an environment answered."""
+        lengths: list[int] = pc.list_value_length(self.column(group, "policy_version")).to_pylist()
+        if "sampled" not in self.columns:
+            return lengths
+        counts: list[int] = []
+        for chunk in self.column(group, "sampled").chunks:
+            total = np.concatenate([[0], np.cumsum(chunk.values.to_numpy(zero_copy_only=False), dtype=np.int64)])
+            counts += np.diff(total[chunk.offsets.to_numpy()]).tolist()
+        given = self.column(group, "sampled").is_valid().to_pylist()
+        return [count if has else length for count, has, length in zip(counts, given, lengths, strict=True)]
 
     @cached_property
     def rows(self) -> dict[Key, int]:
@@ -161,7 +174,12 @@ class StepFile:
         firsts = [rows[0] for rows in members.values()]
         texts = {name: pa.concat_arrays(self._at(name, firsts)).to_pylist() for name in TEXTS}
         return [
-            {"uid": uid, "question": texts["question"][i], "answer": texts["answer"][i], **self._spread(rows)}
+            {
+                "uid": uid,
+                "question": texts["question"][i],
+                "answer": json.loads(texts["answer"][i]),
+                **self._spread(rows),
+            }
             for i, (uid, rows) in enumerate(members.items())
         ]
 
@@ -175,15 +193,20 @@ class StepFile:
         return parts
 
     def _spread(self, rows: Sequence[int]) -> Mapping[str, Any]:
-        """Of the completions of a group."""
-        rewards = np.array([value for row in rows if (value := self.table["reward"][row]) is not None], np.float64)
+        """Of the rows of a group. In means an episode with several paths counts once, with the tokens of all."""
+        samples: dict[int, list[int]] = {}
+        for row in rows:
+            samples.setdefault(self.table["sample"][row], []).append(row)
+        lengths = [sum(self.table["length"][row] for row in paths) for paths in samples.values()]
+        of_samples = [self.table["reward"][paths[-1]] for paths in samples.values()]
+        rewards = np.array([value for value in of_samples if value is not None], np.float64)
         figures = {
             name: float(getattr(rewards, name)()) if len(rewards) else None for name in ("mean", "std", "min", "max")
         }
         return {
             "size": len(rows),
             **figures,
-            "length_mean": float(np.mean([self.table["length"][row] for row in rows])),
+            "length_mean": float(np.mean(lengths)),
             "used": bool(self.table["used"][rows[0]]),
             "outcomes": dict(Counter(self.table["outcome"][row] for row in rows)),
         }
