@@ -120,7 +120,7 @@ class StoredTokens:
         found = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
         if self.specs.next_missing == "decoupled":
             return torch.where(found.isnan(), proximal, found)
-        dropped = self.specs.next_missing == "drop_sample" and bool((found.isnan() & self._sampled).any())
+        dropped = self.specs.next_missing == "drop_sample" and bool((found.isnan() & self.sampled).any())
         return torch.full_like(found, torch.nan) if dropped else found
 
     @property
