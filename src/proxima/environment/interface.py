@@ -64,8 +64,8 @@ class EnvironmentSpec:
         if result.value is None and (left := deadline - monotonic()) > 0:
             result = self._inspect(fork, left)
         if result.value is None:
-            named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
-            raise FieldError(*named, f"can't be loaded: {result.error}")
+            name, value = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
+            raise FieldError(name, value, f"can't be loaded: {result.error}")
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
