@@ -65,8 +65,9 @@ CALCULATE = "proxima.environment.calculator:calculate"
         ),
         (
             {"tools": (CALCULATE, "tests.environment.bad_worlds:calculate")},
-            "is the second tool 'calculate'; rename one",
+            "is the second tool 'calculate'; rename or remove one",
         ),
+        ({"tools": (CALCULATE, CALCULATE)}, "is the second tool 'calculate'; rename or remove one"),
         ({"tools": ("calculate",)}, "tools='calculate' must be module:function; as calculate:function"),
         ({"tools": ("tests.environment.bad_worlds:untyped",)}, "has the tool 'untyped' without a schema"),
         ({}, "tools=[] names no tool"),
@@ -216,7 +217,7 @@ def test_columns_that_reset_needs():
     interface = hosts.interface
     assert interface.columns == ("b",) and interface.responds and interface.reward == ""
     interface.require_columns(["a", "b"])
-    with pytest.raises(FieldError, match="'b' has a reset.. with this parameter, which is no column; .* a column: a"):
+    with pytest.raises(FieldError, match="has a reset.. with the parameter 'b', which is no column; .* a column: a"):
         interface.require_columns(["a"])
 
 

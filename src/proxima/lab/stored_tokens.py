@@ -164,7 +164,8 @@ class StoredTokens:
             advantage=self.advantage,
             entropy=self._column("entropy"),
             policy_version=self._versions,
-            loss_mask=torch.ones(tokens, dtype=torch.bool),
+            loss_mask=self.sampled,
+            sampled=self.sampled,
             cu_seqlens=torch.tensor([0, tokens]),
             **self._top_k(),
         )
@@ -186,6 +187,13 @@ class StoredTokens:
             "behavior_top_k_log_prob": torch.from_numpy(behavior),
             "top_k_log_prob": torch.as_tensor(self.recomputed["top_k_log_prob"]),
         }
+
+    @property
+    def sampled(self) -> Tensor:
+        """[T] bool: of an episode, those that are trained in this path; else all."""
+        values = self.row.get("sampled")
+        tokens = len(self.row["tokens"])
+        return torch.ones(tokens, dtype=torch.bool) if values is None else torch.from_numpy(np.array(values, np.bool_))
 
     @property
     def _versions(self) -> Tensor:

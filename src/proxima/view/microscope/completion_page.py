@@ -1,6 +1,7 @@
 """A completion down to its tokens: what is stored, what follows from it, and the words for one token."""
 
 import base64
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
     "policy_version": ("", "the version of the weights that sampled the token"),
     "keep": ("", "the token stayed in the trust region at the first update"),
     "advantage": ("reward units", "of the token"),
+    "sampled": ("", "the model wrote the token, and it is trained in this path"),
     "log_ratio": ("nats", "log π - log μ"),
     "mismatch": ("nats", "|log π - log μ| of the trainer's first forward and the engine"),
     "divergence": ("probability", "|π - μ|"),
@@ -97,13 +99,21 @@ class CompletionPage:
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
-        """[T] each: what is stored, and what the algorithm made of it."""
-        return dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        """[T] each: what is stored, and what the algorithm made of it. What the model did not write has no behavior
+        policy, no advantage and no place in the trust region: NaN."""
+        columns = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        sampled = self.row.get("sampled")
+        if sampled is None or sampled.all():
+            return columns
+        absent = {name for name, values in columns.items() if values is not None and values.dtype.kind == "f"}
+        absent -= {"log_prob", "entropy"}
+        return columns | {name: np.where(sampled, columns[name], np.nan).astype(np.float32) for name in absent}
 
     def answer(self) -> dict[str, Any]:
         """Everything but the words of its tokens."""
         row, band = self.row, self.explained.band
-        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        opening = row["prompt_tokens"] if row.get("opening") is None else row["opening"]
+        prompt, tokens = opening.tolist(), row["tokens"].tolist()
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
             "prompt": {"ids": prompt, "text": self.text.each(prompt)},
@@ -114,7 +124,7 @@ class CompletionPage:
             "problem": self.explained.problem,
             "band": None if band is None else {"kind": self.run.surrogate, **band},
             "columns_doc": {name: {"unit": unit, "doc": doc} for name, (unit, doc) in (COLUMNS | DERIVED).items()},
-            "episode": None,
+            "episode": self._episode(),
             "versions": sorted(set(row["policy_version"].tolist())),
         }
 
@@ -122,7 +132,8 @@ class CompletionPage:
         """A token in figures and in words. Raises: UserError without such a token."""
         if not 0 <= token < len(self.row["tokens"]):
             raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
-        at = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        at = {name: None if value != value else value for name, value in stored.items()}  # NaN: absent
         log_probs = {name: at.get(column) for name, column in POLICIES.items()}
         id = int(self.row["tokens"][token])
         return {
@@ -143,8 +154,24 @@ class CompletionPage:
             "version": at["policy_version"],
         }
 
+    def _episode(self) -> dict[str, Any] | None:
+        """The messages of an episode, and where its other paths leave this one; None of a single answer."""
+        if self.row.get("episode") is None:
+            return None
+        others = [key for key in self.file.rows if key[:2] == self.key[:2] and key != self.key]
+        tokens, paths = self.row["tokens"], []
+        rows = self.file.read([self.file.row_of(key) for key in others]) if others else []
+        for key, row in zip(others, rows, strict=True):
+            length = min(len(tokens), len(row["tokens"]))
+            apart = np.flatnonzero(tokens[:length] != row["tokens"][:length])
+            shared = int(apart[0]) if len(apart) else length
+            paths.append({"sample": key[1], "turn": key[2], "shared_tokens": shared})
+        return {**json.loads(self.row["episode"]), "paths": paths}
+
     def _reason(self, token: int, keep: bool | None) -> str:
         """Why it was kept or dropped, or that only this was recorded."""
+        if self.row.get("sampled") is not None and not self.row["sampled"][token]:
+            return "not trained here: the environment wrote it, or an earlier path of the episode has it"
         if not (problem := self.explained.problem):
             return str(self.call(reason, self.asked, token))
         recorded = self.row["outcome"] == "trained" and keep is not None
