@@ -61,6 +61,7 @@ ALLOWED_LOGIC = {
 ALLOWED_UNREACHABLE = {"of_sets": "how engines that are servers read a sampling mask"}
 ALLOWED_UNREACHABLE |= dict.fromkeys(("calculate", "python", "query", "search"), "a tool: the model calls it")
 ALLOWED_UNREACHABLE |= {"brief_answer": "a file that `proxima init` writes; its recipe names it"}
+ALLOWED_UNREACHABLE |= {"capture_signals": "overrides uvicorn's, which takes the signals of the run"}
 _HOOKS = "users of `Executor` register hooks, and so will the segment-wise recompute; the loop itself has none"
 ALLOWED_UNREACHABLE |= dict.fromkeys(
     (

@@ -12,14 +12,15 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from benchmarks.kills.asynchronous import engines_of
 from benchmarks.kills.run import AGAIN, Killed
 
 STEPS = 6
+REFUSED = ("can't be loaded: ", "can't begin an episode: ")  # its workers were killed again and again while it started
 
 
 def synchronous(model: Path) -> dict[str, Any]:
@@ -39,59 +40,90 @@ def asynchronous(model: Path) -> dict[str, Any]:
 RECIPES = {"sync": synchronous, "async": asynchronous}
 
 
-def campaign(root: Path, kills: int, draws: random.Random, kinds: Sequence[str]) -> dict[str, Any]:
-    """`kills` of them in runs of each kind."""
+def campaign(
+    root: Path, kills: int, draws: random.Random, kinds: Sequence[str] = tuple(RECIPES), minutes: float = 600.0
+) -> dict[str, Any]:
+    """`kills` of them in runs of each kind; of each, no run begins after `minutes`."""
+    from proxima.engine import supervisor
     from tests.runtime.episode_world import MARK
+    from tests.warm import address, forked_subprocess
 
+    address()  # of the server that forks the engines, which outlives the campaign's runs
+    supervisor.subprocess = forked_subprocess()  # type: ignore[misc]
     os.environ[MARK] = mark = uuid.uuid4().hex
-    killed, wrong = Counter[str](), list[str]()
+    killed, wrong, finished = Counter[str](), list[str](), 0
     for name in kinds:
         runs, done = Killed(root / name, RECIPES[name]), 0
         whole, folder = root / name / "whole", root / name / "run"
-        began = time.monotonic()
         runs.finish(whole)
+        shutil.rmtree(whole)
+        began = time.monotonic()
+        runs.finish(whole)  # the first waited until the server had imported torch
         seconds = time.monotonic() - began
-        while done < kills:
+        while done < kills and time.monotonic() - began < 60 * minutes:
             shutil.rmtree(folder, ignore_errors=True)
             try:
-                while done < kills:
-                    what = kill(runs, folder, mark, seconds * draws.random(), draws)
-                    killed[f"{name} {what}"] += 1
-                    done += what != "nothing"
-                    if what in ("nothing", "engine", "workers") or draws.random() > AGAIN:
-                        break
+                again = True
+                while again:
+                    hit = kill(runs, folder, mark, seconds, draws)
+                    killed.update(f"{name} {what}" for what in hit)
+                    done += len(hit) - ("start refused" in hit)
+                    again = "trainer" in hit and draws.random() < AGAIN
                 runs.finish(folder)
                 check(folder, whole if name == "sync" else None)
+                finished += 1
             except (RuntimeError, AssertionError, OSError, ValueError) as error:
-                wrong.append(f"{name} {done}: {str(error)[:300]}")
+                wrong.append(f"{name} {done}: {str(error)[-300:]}")
+                done += 1
             if left := left_of(mark):
                 wrong.append(f"{name} {done}: processes {left} are left")
-            print(f"  {dict(killed)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
-    return {"kills": dict(killed), "wrong": wrong}
+            print(f"  {dict(killed)}, wrong: {wrong}", file=sys.stderr, flush=True)
+    return {"kills": dict(killed), "runs_as_expected": finished, "wrong": wrong}
 
 
-def kill(runs: Killed, folder: Path, mark: str, moment: float, draws: random.Random) -> str:
-    """Start or resume the run and kill some of its processes; which: `trainer`, `engine`, `workers`, or `nothing`,
-    because the run had ended."""
+def kill(runs: Killed, folder: Path, mark: str, seconds: float, draws: random.Random) -> list[str]:
+    """Start or resume the run and kill some of its processes again and again, until it ends or its trainer was killed.
+
+    Args:
+        seconds: that a run takes; one is killed about three times.
+
+    Returns: what was killed: `trainer`, `engine`, `workers`; and `start refused` where the run said, before its first
+    step, that it can't begin.
+    """
     from tests.runtime.episode_world import kill_workers
 
-    pid = runs.start(folder)
-    time.sleep(moment)
-    if os.waitpid(pid, os.WNOHANG)[0]:
-        return "nothing"
-    what = draws.choice(["trainer", "workers", "engine"])
-    if what == "engine" and (engines := engines_of(pid)):
-        for engine in engines:
-            os.kill(engine, signal.SIGKILL)
-    elif what == "workers" and kill_workers(mark, draws):
-        pass
-    else:
-        what = "trainer"
-        os.kill(pid, signal.SIGKILL)
-    status = os.waitpid(pid, 0)[1]
-    if status and what != "trainer":  # the run goes on
-        raise RuntimeError(f"{what} killed: ended with status {status}: {runs.errors.read_text()[-800:]}")
-    return what
+    pid, hit = runs.start(folder), list[str]()
+    while "trainer" not in hit:
+        time.sleep(2 / 3 * seconds * draws.random())
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if status and not any(words in runs.errors.read_text() for words in REFUSED):
+            raise RuntimeError(f"{hit} killed: ended with status {status}: {runs.errors.read_text()[-800:]}")
+        if ended:
+            return [*hit, *["start refused"] * bool(status)]
+        what = draws.choice(["trainer", "workers", "engine"])
+        if what == "engine":
+            for engine in (engines := commands(mark, "proxima.engine")):
+                with suppress(OSError):
+                    os.kill(engine, signal.SIGKILL)
+            hit += [what] * bool(engines)
+        elif what == "workers":
+            hit += [what] * bool(kill_workers(mark, draws))
+        else:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            hit.append(what)
+    return hit
+
+
+def commands(mark: str, part: str) -> list[int]:
+    """The processes of a campaign that have this in their command."""
+    from tests.runtime.episode_world import marked
+
+    found = []
+    for pid in marked(mark):
+        with suppress(OSError):
+            found += [pid] if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return found
 
 
 def check(folder: Path, unbroken: Path | None) -> None:
@@ -121,10 +153,11 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=50, help="of runs of each kind (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", default=[*RECIPES], choices=RECIPES, help="of runs (default: both)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no run after (default: %(default)s)")
     options = parser.parse_args()
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = campaign(Path(place), options.kills, random.Random(options.seed), options.kinds)
+        found = campaign(Path(place), options.kills, random.Random(options.seed), options.kinds, options.minutes)
     print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(found["kills"].items())]))
     for line in [f"{len(found['wrong'])} wrong", *found["wrong"]]:
         print(line, file=sys.stderr)

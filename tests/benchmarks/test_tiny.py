@@ -5,6 +5,7 @@ Of those that need a peer's environment the own side runs: a stand-in answers fo
 
 import importlib
 import json
+import random
 import sys
 from pathlib import Path
 from time import monotonic
@@ -14,9 +15,11 @@ import pytest
 
 from benchmarks import harness, long_tail
 from benchmarks.__main__ import CLAIMS
-from benchmarks.kills import asynchronous
+from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
+from proxima.engine import supervisor
 from tests.benchmarks.processes import Subprocess
+from tests.runtime.episode_world import MARK
 
 BATCH = ["--prompts", "2", "--completions", "2"]
 SHORT_RUN = ["train.steps=1", "train.prompts_per_step=2", "train.completions_per_prompt=2", "train.warmup_steps=0"]
@@ -176,6 +179,14 @@ def test_it_runs(claim, measured):
         assert set(result["runs"]) == {"lag 1", "lag 3", "lag 3, times of lag 1"}
     else:
         assert result["claim"] == claim
+
+
+def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
+    monkeypatch.setattr(episodes, "STEPS", 2)
+    monkeypatch.setenv(MARK, "")  # both are changed, for good
+    monkeypatch.setattr(supervisor, "subprocess", supervisor.subprocess)
+    found = episodes.campaign(tmp_path, 1, random.Random(0), ["sync"])
+    assert found["wrong"] == [] and 1 <= found["runs_as_expected"] <= sum(found["kills"].values())
 
 
 def test_kills_of_asynchronous_runs(measured, monkeypatch):

@@ -80,14 +80,13 @@ def test_a_recipe_that_names_no_environment(fields, message):
 
 def test_a_complaint_comes_back_from_the_worker_whole():
     with pytest.raises(FieldError) as raised:
-        _ = EnvironmentSpec(kind="guess", arguments={"high": 1}).interface
+        Hosts(EnvironmentSpec(kind="guess", arguments={"high": 1}), HostLimits())
     error = raised.value
     assert (error.field, error.value, error.bound) == ("environment.high", 1, "must be above low=1")
 
 
 def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("proxima.environment.interface.START_SECONDS", 1.0)
     for name, body, message in [
         ("exits", "import os; os._exit(0)", "can't be loaded: its worker ended"),
         ("sleeps", "import time; time.sleep(600)", "can't be loaded: timed out after 1 s"),
@@ -96,7 +95,44 @@ def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, mon
     ]:
         (tmp_path / f"{name}_world.py").write_text(body)
         with pytest.raises(FieldError, match=re.escape(message)):
-            _ = EnvironmentSpec(kind=f"{name}_world:World").interface
+            Hosts(EnvironmentSpec(kind=f"{name}_world:World"), HostLimits(start_seconds=1.0))
+
+
+DIES = """
+import os, pathlib, signal
+
+class World:
+    def __init__(self):
+        log = pathlib.Path("log.txt")
+        killed = log.read_text().split() if log.exists() else []
+        log.write_text(" ".join([*killed, str(os.getppid())]))
+        if len(killed) < {times}:
+            os.kill(os.getppid() if {server} else os.getpid(), signal.SIGKILL)
+            signal.pause()
+
+    def respond(self, text):
+        return text
+"""
+
+
+@pytest.mark.parametrize("server", [True, False])
+def test_what_dies_while_it_is_inspected_is_begun_again_once(server, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for times in (1, 2):
+        (tmp_path / f"dies_{times}.py").write_text(DIES.format(times=times, server=server))
+    hosts = Hosts(EnvironmentSpec(kind="dies_1:World"), HostLimits())
+    hosts.close()
+    servers = (tmp_path / "log.txt").read_text().split()
+    assert hosts.interface.responds and len(servers) == 2 and len(set(servers)) == 1 + server
+    (tmp_path / "log.txt").unlink()
+    with pytest.raises(FieldError, match="environment='dies_2:World' can't be loaded: its worker (ended|died)"):
+        Hosts(EnvironmentSpec(kind="dies_2:World"), HostLimits())
+
+
+def test_a_server_that_does_not_start_is_one_line(monkeypatch):
+    monkeypatch.setattr("proxima.data.worker.START_SECONDS", 0.001)
+    with pytest.raises(FieldError, match="tools=.'a:b'. can't be loaded: .* did not answer within 0.001 s"):
+        Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.001))
 
 
 TRL = '''
@@ -145,8 +181,8 @@ class Adder:
 def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
     (tmp_path / "trl_world.py").write_text(TRL)
     monkeypatch.chdir(tmp_path)
-    spec = EnvironmentSpec(kind="trl_world:Adder")
-    interface = spec.interface
+    hosts = Hosts(EnvironmentSpec(kind="trl_world:Adder"), HostLimits(workers=1))
+    interface = hosts.interface
     assert list(interface.tools) == ["add", "peek"] and not interface.responds and interface.reward == "get_reward"
     assert interface.tools["add"] == {
         "type": "object",
@@ -156,7 +192,6 @@ def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
         },
         "required": ["amount"],
     }
-    hosts = Hosts(spec, HostLimits(workers=1))
 
     async def run():
         row = {"messages": [{"role": "user", "content": "Add."}], "target": 4, "other": None}
@@ -177,7 +212,9 @@ def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
 
 
 def test_columns_that_reset_needs():
-    interface = EnvironmentSpec(kind="tests.environment.worlds:Columns").interface
+    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Columns"), HostLimits())
+    hosts.close()
+    interface = hosts.interface
     assert interface.columns == ("b",) and interface.responds and interface.reward == ""
     interface.require_columns(["a", "b"])
     with pytest.raises(FieldError, match="has a reset.. with the parameter 'b', which is no column; .* a column: a"):

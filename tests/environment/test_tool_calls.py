@@ -9,15 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data import ToolCall, UserError
-from proxima.environment.tool_calls import (
-    MOST_CALLS,
-    ReadMessage,
-    ToolFormat,
-    describe_tools,
-    format_of,
-    knows_tools,
-    read_calls,
-)
+from proxima.environment.tool_calls import MOST_CALLS, ReadMessage, ToolFormat, describe_tools, format_of, read_calls
+from proxima.model.chat import reads_tools
 
 FORMATS = get_args(ToolFormat)
 
@@ -194,7 +187,7 @@ def test_a_described_tool_can_be_called_as_described(tool_format):
 
 class Tokenizer:
     def __init__(self, template):
-        self.template = template
+        self.template = self.chat_template = template
 
     def get_chat_template(self, tools=None):
         if self.template is None:
@@ -215,7 +208,7 @@ class Tokenizer:
     ],
 )
 def test_the_format_of_a_template(template, tool_format, tools):
-    assert (format_of(Tokenizer(template)), knows_tools(Tokenizer(template))) == (tool_format, tools)
+    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == (tool_format, tools)
 
 
 def test_a_template_of_another_form_is_refused():

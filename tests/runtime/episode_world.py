@@ -4,12 +4,10 @@ import json
 import os
 import random
 import signal
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxima.environment.protocol import Environment, Reply
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
 
@@ -17,32 +15,9 @@ MARK = "PROXIMA_TEST_MARK"  # a variable that all processes of a test inherit
 STOPS = list("aeiouAEIOU0123456789 ")  # single letters, so that a random model ends its turns
 
 
-class Echo(Environment):
-    """Answers every message with its length; a turn is worth the share of its even characters. Ends by itself.
-
-    Args:
-        turns: after which it ends.
-        fail_on: raises on a message whose characters sum to a multiple of this; 0: never.
-    """
-
-    def __init__(self, turns: int = 3, fail_on: int = 0) -> None:
-        self.turns, self.fail_on = turns, fail_on
-
-    def reset(self, row: Mapping[str, Any], seed: int) -> str:
-        return f" {seed % 7}"
-
-    def respond(self, text: str) -> Reply:
-        codes = [ord(char) for char in text]
-        if self.fail_on and sum(codes) % self.fail_on == 0:
-            raise RuntimeError("no answer")
-        self.turns -= 1
-        reward = sum(code % 2 == 0 for code in codes) / max(1, len(codes))
-        return Reply(str(len(codes)), reward=reward, done=self.turns == 0, state=str(self.turns))
-
-
 def episode_recipe(model: Path, **changes: Any) -> dict[str, Any]:
     """As `recipe`, in an environment of three turns, scored by it."""
-    world = {"kind": "tests.runtime.episode_world:Echo"}
+    world = {"kind": "tests.runtime.echo_world:Echo"}
     own = {"task__environment": world, "eval__task__environment": world, "reward": [{"kind": "environment"}]}
     own |= {"sampling__stop": STOPS, "sampling__max_tokens": 12, "train__tokens_per_micro_batch": 1000}
     return recipe(model, **(own | changes))
@@ -78,7 +53,7 @@ def kill_workers(mark: str, draws: random.Random) -> int:
 def whole(folder: Path) -> dict[str, Any]:
     """The traces of a run, without how often its episodes were begun."""
     found = traces(folder)
-    for rows in found["rollouts"].values():
+    for rows in (*found["rollouts"].values(), *found["evals"].values()):
         for row in rows:
             row["episode"] = json.loads(row["episode"]) | {"attempts": 1}
     for record in found["metrics"]:

@@ -112,7 +112,7 @@ def test_kills_of_trainer_and_workers_lose_and_double_nothing(seed, unbroken, ti
 def test_asynchronously(seed, tiny_model, tmp_path, mark, warm_processes):
     overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "engine__kind": "local_process"}
     tree = episode_recipe(
-        tiny_model("llama"), **overlap, engine__threads=1, train__steps=8, episode__retries=50, checkpoint__every=2
+        tiny_model("llama"), **overlap, engine__threads=1, train__steps=6, episode__retries=50, checkpoint__every=2
     )
     draw, killed = random.Random(seed), list[int]()
     kill_after(draw.uniform(0.0, 1.0), tmp_path / "run", tree, module="tests.runtime.episode_world")
@@ -124,16 +124,16 @@ def test_asynchronously(seed, tiny_model, tmp_path, mark, warm_processes):
             for process in warm_processes:
                 process.kill()
 
-    last = draw.randrange(3, 6)
+    last = draw.randrange(2, 5)
     with suppress(Died):
         go(tmp_path / "run", tree, resume=True, observer=die_at("step", lambda record, sample: record["step"] >= last))
     assert go(tmp_path / "run", tree, resume=True, observer=Watcher(on)).status == "done"
-    records = assert_whole(tmp_path / "run", steps=8)
+    records = assert_whole(tmp_path / "run", steps=6)
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
 
 
 def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
-    world = {"kind": "tests.runtime.episode_world:Echo", "fail_on": 5}
+    world = {"kind": "tests.runtime.echo_world:Echo", "fail_on": 5}
     tree = episode_recipe(tiny_model("llama"), task__environment=world, episode__retries=1)
     assert go(tmp_path / "run", tree).status == "done"
     failed = 0

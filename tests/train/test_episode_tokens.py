@@ -4,15 +4,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from proxima.core import ADVANTAGES, SELECTIONS
 from proxima.core.advantage import Gae
 from proxima.core.reward_kl import RewardKl
-from proxima.data import Outcomes, SamplingMask, UserError, pack
+from proxima.data import Outcomes, Prompt, SamplingMask, UserError, pack
 from proxima.runtime.loop.step_metrics import rollout_metrics
 from proxima.train import TokenStatistics
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.episode_tokens import EpisodeTokens, turns_of
+from proxima.train.objectives.preference_objective import best_against_worst
 from tests.train.episodes import NAN, forked, group_of, model, path, seen
 
 CALL, ANSWER = model([4, 5], reward=0.25), model([6, 7, 8], reward=0.5, turn=1)
@@ -52,6 +54,24 @@ def test_an_episode_is_one_completion_and_a_trajectory_for_each_path():
         **dict.fromkeys(keys, "skipped_zero_advantage"),
         (3, 2, 0): "invalid",
     }
+
+
+def test_a_path_with_an_opening_of_its_own():
+    """As of a template whose generation prompt is not in the history: the first path alone has the group's prompt."""
+    own, other = (Prompt(uid=0, messages=(), tokens=tokens) for tokens in ([7], [8]))
+    again = path(model([9], turn=0, sampled=False), TOOL, ANSWER, opening=own)
+    moved = path(model([9], turn=0, sampled=False), TOOL, ANSWER, opening=other)
+    groups = [group_of(u, [forked(path(CALL), again), forked(path(CALL), again, moved)], [1.0, 0.0]) for u in (3, 4)]
+    items = builder(ADVANTAGES["rloo"]()).step_batch(groups, 1).trajectories
+    assert [(item.uid, item.turn, item.group, item.prompt_tokens.tolist()) for item in items] == [
+        *[(3, 0, 0, [1, 4]), (3, 1, 2, [7]), (3, 0, 0, [1, 4]), (3, 1, 2, [7]), (3, 2, 4, [8])],
+        *[(4, 0, 1, [1, 5]), (4, 1, 3, [7]), (4, 0, 1, [1, 5]), (4, 1, 3, [7]), (4, 2, 5, [8])],
+    ]
+    tokens = EpisodeTokens(pack(items), [c for group in groups for c in group.completions])
+    rewards = tokens.rewards(torch.zeros(len(tokens.batch.loss_mask)), {"group", "turn", "state"})
+    assert rewards.group.tolist() == [0, 0, 1, 1] and len(rewards.state.unique()) == 5  # -1 and two of each group
+    with pytest.raises(UserError, match="episode of prompt 3 has several paths"):
+        best_against_worst(items)
 
 
 def test_an_episode_counts_once_and_only_what_the_model_wrote_is_generated():

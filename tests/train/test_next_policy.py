@@ -183,7 +183,7 @@ def test_a_completion_in_flight_continues_and_is_then_unconsumed():
 def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
     """An observation has the version of the turn before; nobody asks for it, nor for a turn that runs."""
     late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
-    early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True])
+    early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True], opening=prompt(0))
     flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))
     found, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
     cache = NextPolicy(found, lambda: held)

@@ -77,8 +77,9 @@ class Completion(Columns):
             message, `turn` the number of the path.
         earlier: the other paths of the episode, oldest first: its template rewrote what the model had seen. Together
             with this one each sampled token is in exactly one path as `sampled`.
-        opening: the prompt that an environment wrote in place of the row's, the same for all completions of a group;
-            None: the row's.
+        opening: the prompt that this path begins with: what an environment wrote in place of the row's, or what the
+            template made of it after a turn, or an agent's other conversation. None: that of the request, and in a
+            `Group` that of the group, which is what the first turn saw.
     """
 
     not_json: ClassVar[tuple[str, ...]] = (
@@ -107,7 +108,7 @@ class Completion(Columns):
 
     def __post_init__(self) -> None:
         """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
-        object.__setattr__(self, "earlier", tuple(self.earlier))
+        object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # lists and None: of JSON
         try:
             super().__post_init__()
             for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):

@@ -56,7 +56,7 @@ def fork_server(control: socket.socket) -> None:
             break
         request = json.loads(data)
         if request["do"] == "fork":
-            alive.add(pid := fork_worker(control, fds[0], setup, jobs))
+            alive.add(pid := fork_worker(control, fds[0], setup | request, jobs))
             reply(control, {"pid": pid})
         else:
             alive.discard(request["pid"])

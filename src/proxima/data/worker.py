@@ -63,19 +63,23 @@ class ForkServer:
         self._control.settimeout(START_SECONDS)
         self._replies = self._control.makefile("rb")
         path = [os.path.abspath(entry) for entry in sys.path]
-        reply = self._call({**options, "jobs": jobs, "path": path})
-        if "error" in reply:
+        try:
+            reply = self._call({**options, "jobs": jobs, "path": path})
+            if "error" in reply:
+                raise RuntimeError(f"{who} workers can't start: {reply['error']}")
+        except RuntimeError:
             self.close()
-            raise RuntimeError(f"{who} workers can't start: {reply['error']}")
+            raise
 
     @property
     def alive(self) -> bool:
         return not self._gone and self._process.poll() is None
 
-    def fork(self) -> "Worker":
+    def fork(self, **limits: Any) -> "Worker":
+        """A worker; `limits` are options that differ for it alone."""
         ours, theirs = socket.socketpair()
         try:
-            reply = self._call({"do": "fork"}, theirs.fileno())
+            reply = self._call({"do": "fork", **limits}, theirs.fileno())
         except BaseException:
             ours.close()
             raise
@@ -111,7 +115,8 @@ class ForkServer:
                 reply: dict[str, Any] = json.loads(self._replies.readline())
             except (OSError, ValueError) as error:
                 self._gone = True  # the process above it may still be killing what it left behind
-                raise RuntimeError(f"the process that starts {self.who} workers is gone") from error
+                late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
+                raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
         return reply
 
 

@@ -98,7 +98,7 @@ class CachingDecoder:
         hidden, kv, spans = self._forward(prompts, past)
         stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
         own = [stacked[:, :, :, start:end] for start, end in spans]
-        whole = [kv if old is None else torch.cat([old, kv], 3) for kv, old in zip_longest(own, past)]
+        whole = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(own, past)]
         return hidden[[end - 1 for _, end in spans]], whole
 
     @torch.no_grad()
@@ -111,12 +111,12 @@ class CachingDecoder:
     ) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
         """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L; of prompts
         with a past, of the rest."""
-        begin = [0 if old is None else old.shape[3] for _, old in zip_longest(prompts, past)]
+        begin = [0 if earlier is None else earlier.shape[3] for _, earlier in zip_longest(prompts, past)]
         tokens, position, spans = packed(prompts, self.device, begin)
         cached: dict[int, Tensor] = {}
         starts: dict[int, list[int]] = {}
-        continued = [(span, old) for span, old in zip(spans, past, strict=False) if old is not None]
-        for start, end in (span for span, old in zip_longest(spans, past) if old is None):
+        continued = [(span, earlier) for span, earlier in zip(spans, past, strict=False) if earlier is not None]
+        for start, end in (span for span, earlier in zip_longest(spans, past) if earlier is None):
             starts.setdefault(end - start, []).append(start)
         alike = [torch.tensor(own)[:, None] + torch.arange(length) for length, own in starts.items()]
         alike = [rows.to(self.device) for rows in alike]
@@ -127,8 +127,8 @@ class CachingDecoder:
             for rows in alike:
                 key, value = kv[rows].unbind(2)
                 out[rows] = causal_attention(q[rows], key, value, scale, window)
-            for (start, end), old in continued:
-                whole = torch.cat([old[layer].transpose(1, 2).to(kv.dtype), kv[start:end].transpose(0, 1)], 1)
+            for (start, end), earlier in continued:
+                whole = torch.cat([earlier[layer].transpose(1, 2).to(kv.dtype), kv[start:end].transpose(0, 1)], 1)
                 key, value = whole[:, None]
                 out[start:end] = causal_attention(q[None, start:end], key, value, scale, window)[0]
             return out

@@ -5,6 +5,7 @@
     hosts        worker processes in which environments live; `host_process` is their side
     agents       agents from outside, which play against the run's endpoint; `agent_process` runs functions
     tool_calls   tool calls in what a model wrote, and how a model without a template for tools is told of them
+    adapters     environments of other libraries, and tools of MCP servers
     calculator, guess, python_code, search, sqlite     those that come with proxima
 
 Imports: stdlib, `proxima.data`; in a worker process also transformers, for the schemas of tools. Imported by `rollout`
@@ -27,9 +28,14 @@ ENVIRONMENTS = Kinds(
         "agent": "proxima.environment.agents:AgentSpec",
         "calculator": "proxima.environment.calculator:Calculator",
         "guess": "proxima.environment.guess:Guess",
+        "mcp": "proxima.environment.adapters.mcp:Mcp",
+        "openenv": "proxima.environment.adapters.openenv:OpenEnv",
         "python": "proxima.environment.python_code:PythonCode",
+        "reasoning_gym": "proxima.environment.adapters.reasoning_gym:ReasoningGym",
         "search": "proxima.environment.search:Search",
+        "skyrl_gym": "proxima.environment.adapters.skyrl_gym:SkyRLGym",
         "sqlite": "proxima.environment.sqlite:Sqlite",
+        "textarena": "proxima.environment.adapters.textarena:TextArena",
     }
 )
 

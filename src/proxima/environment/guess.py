@@ -28,8 +28,8 @@ class Guess(Environment):
 
     def reset(self, row: Mapping[str, Any], seed: int) -> Reply:
         self.number = self.low + mix(seed) % (self.high - self.low + 1)
-        rules = "Answer with one number. I say higher or lower until you have found it."
-        return Reply(content=f"I think of a number from {self.low} to {self.high}. {rules}", state=self._state())
+        rules = f"Guess a number from {self.low} to {self.high}. I answer higher or lower."
+        return Reply(content=rules, state=self._state())
 
     def respond(self, text: str) -> Reply:
         """Judge the last number in the message."""

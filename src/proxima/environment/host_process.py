@@ -115,8 +115,10 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
     """The result of a tool as an answer; what it raises because of its arguments, too."""
+    from proxima.environment.interface import tool_of
+
     environment = _environments[number]
-    function = _functions.get(tool) or getattr(environment, tool)
+    function = _functions.get(tool) or tool_of(environment, tool)
     try:
         result = _called(function, **arguments)
     except TOLD as error:

@@ -79,12 +79,20 @@ class Answer:
 
 
 class Hosts:
-    """The workers of a run. Begins them with the first episodes; may be used from several event loops."""
+    """The workers of a run. Begins them with the first episodes; may be used from several event loops.
+
+    Raises: FieldError: see `EnvironmentSpec.inspected`.
+    """
 
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
-        self.spec, self.limits, self.interface = spec, limits, spec.interface
+        self.spec, self.limits = spec, limits
         self._numbers = count()
         self._server = _Server(spec, limits)
+        try:
+            self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), limits.start_seconds)
+        except BaseException:
+            self._server.close()
+            raise
         self._hosts = [_Host(self._server) for _ in range(limits.workers)]
 
     async def open(self, row: Mapping[str, Any], seed: int) -> "Instance":
@@ -201,14 +209,18 @@ class _Server:
         self._lock = threading.Lock()
         self._closed = False
 
-    def worker(self) -> Worker:
+    def fork(self, **limits: Any) -> Worker:
         with self._lock:
             if self._closed:
                 raise EnvironmentFailure("the workers of the environments are closed")
             if self._server is None or not self._server.alive:
                 options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
                 self._server = ForkServer(HOST_PROCESS, "environment", options)
-            worker = self._server.fork()
+            return self._server.fork(**limits)
+
+    def worker(self) -> Worker:
+        worker = self.fork()
+        with self._lock:
             self.started += 1
         log = self.limits.log
         arguments = {**self.spec.to_json(), "log": None if log is None else str(log.resolve())}

@@ -9,12 +9,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any, Literal
 
 from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated, suggestion
 from proxima.data.user_code import import_user_module
-from proxima.data.worker import START_SECONDS, ForkServer
+from proxima.data.worker import JobResult, Worker
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import DECODER
 
@@ -52,24 +53,32 @@ class EnvironmentSpec:
         reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
-    @cached_property
-    def interface(self) -> "EnvironmentInterface":
-        """What the environment offers; imports it and makes one, in a worker process.
+    def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
+        """What the environment offers; imports it and makes one, in a worker process. Where this or what forks it dies,
+        in another.
 
         Raises: FieldError: it can't be imported or made, a tool is no tool, it has neither tools nor `respond`.
         """
-        server = ForkServer(HOST_PROCESS, "environment", {"warm_ups": ["host"], "restricted": False, "memory_mb": 0})
-        try:
-            result = server.fork().run("inspect", self.to_json(), START_SECONDS)
-        finally:
-            server.close()
-        if result is None or result.value is None:
-            what = (result and result.error) or "its worker ended"
-            raise FieldError("environment", self.kind, f"can't be loaded: {what}")
+        deadline = monotonic() + seconds
+        result = self._inspect(fork, seconds)
+        if result.value is None and (left := deadline - monotonic()) > 0:
+            result = self._inspect(fork, left)
+        if result.value is None:
+            name, named = ("environment", self.kind) if self.kind else ("tools", list(self.tools))
+            raise FieldError(name, named, f"can't be loaded: {result.error}")
         if "problem" in result.value:
             name, value, bound, remedy = result.value["problem"]
             raise FieldError(name, value, bound, remedy=remedy)
         return EnvironmentInterface(**{**result.value, **{n: tuple(result.value[n]) for n in ("schemas", "columns")}})
+
+    def _inspect(self, fork: Callable[[], Worker], seconds: float) -> JobResult:
+        try:
+            worker = fork()
+        except RuntimeError as error:
+            return JobResult(error=str(error))
+        result = worker.run("inspect", self.to_json(), seconds)
+        worker.kill()
+        return result or JobResult(error="its worker ended")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,12 +241,26 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
+BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known when one is made
+
+
+def brings_tools(environment: Any) -> bool:
+    """Whether it has `tools()`, schemas, and `call_tool(name, arguments)`."""
+    return all(inspect.isfunction(getattr(type(environment), name, None)) for name in BRINGS)
 
 
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
     """The public methods that are tools, by name; looked up in the class, for of an object properties are computed."""
-    names = [name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)]
-    return {name: getattr(environment, name) for name in names if name not in NO_TOOLS and not name.startswith("_")}
+    names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
+    names -= BRINGS if brings_tools(environment) else set()
+    return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
+
+
+def tool_of(environment: Any, name: str) -> Callable[..., Any]:
+    """What a call of the tool runs."""
+    if brings_tools(environment) and name not in methods_of(environment):
+        return lambda **arguments: environment.call_tool(name, arguments)
+    return getattr(environment, name)  # type: ignore[no-any-return]
 
 
 def read_interface(
@@ -254,6 +277,7 @@ def read_interface(
         bound = f"has a method {name!r}, and tools has a function of this name"
         require(name not in functions, "environment", kind, bound, remedy="rename one of them")
         schemas.append(_schema("environment", kind, method))
+    schemas += _brought(kind, environment, {*functions, *methods_of(environment)})
     responds = callable(getattr(environment, "respond", None))
     bound = "has neither a tool nor a method `respond`"
     remedy = "a tool is a public method with types and a docstring"
@@ -267,6 +291,29 @@ def _columns(environment: Any) -> list[str]:
     parameters = inspect.signature(environment.reset).parameters.values() if hasattr(environment, "reset") else ()
     named = [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL) and p.default is p.empty]
     return [p.name for p in named if p.name not in ("row", "seed", "prompt")]
+
+
+def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[str, Any]]:
+    """The schemas of the tools that an environment brings; FieldError if one is no schema, or its name is taken."""
+    if not brings_tools(environment):
+        return []
+    try:
+        schemas = [json.loads(json.dumps(schema)) for schema in environment.tools()]
+    except FieldError as error:
+        error.field = f"environment.{error.field}"
+        raise
+    except Exception as error:
+        reason = f"can't tell its tools: {type(error).__name__}: {error}"
+        raise FieldError("environment", kind, reason) from error
+    names = set(taken)
+    for schema in schemas:
+        function = schema.get("function") if isinstance(schema, dict) else None
+        whole = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
+        require(whole, "environment", kind, f"tells of the tool {json.dumps(schema):.80}, which is no schema")
+        name = schema["function"]["name"]
+        require(name not in names, "environment", kind, f"has two tools {name!r}", remedy="rename one of them")
+        names.add(name)
+    return schemas
 
 
 def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, Any]:

@@ -33,6 +33,9 @@ class Environment:
     `respond`, what the model writes goes there instead where it calls no tool, and the answer is a message of role
     `user`; without it an episode ends with the first message that calls no tool.
 
+    A class whose tools are only known when one is made has `tools()`, which returns their schemas in that form, and
+    `call_tool(name, arguments)`. All environments of a recipe must have the same.
+
     `done`, an attribute, ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
     once at the end and is added to the rewards of the turns (`Reply.reward`).
     """

@@ -51,7 +51,9 @@ def format_of(tokenizer: Any) -> ToolFormat:
 
     Raises: UserError: it shows tools in a form that no reader here knows.
     """
-    if not knows_tools(tokenizer):
+    from proxima.model.chat import reads_tools  # the processes of environments load no torch
+
+    if not reads_tools(tokenizer):
         return "xml"
     template = tokenizer.get_chat_template(tools=[{}])
     marks = {"<function=": "xml", "<tool_call>": "hermes", "<|python_tag|>": "llama", '"parameters":': "llama"}
@@ -61,15 +63,6 @@ def format_of(tokenizer: Any) -> ToolFormat:
             return cast(ToolFormat, known)
     what = "the chat template shows tools in a form that isn't known here"
     raise UserError(what, remedy=f"set episode.tool_format to one of {', '.join(get_args(ToolFormat))}")
-
-
-def knows_tools(tokenizer: Any) -> bool:
-    """Whether the tokenizer's chat template shows the model its tools; else `describe_tools` must."""
-    try:
-        template = tokenizer.get_chat_template(tools=[{}])
-    except ValueError:  # it has none
-        return False
-    return re.search(r"{[%{][^}]*\btools\b", template) is not None
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:

@@ -120,7 +120,7 @@ class StoredTokens:
         found = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
         if self.specs.next_missing == "decoupled":
             return torch.where(found.isnan(), proximal, found)
-        dropped = self.specs.next_missing == "drop_sample" and bool((found.isnan() & self._sampled).any())
+        dropped = self.specs.next_missing == "drop_sample" and bool((found.isnan() & self.sampled).any())
         return torch.full_like(found, torch.nan) if dropped else found
 
     @property
@@ -164,8 +164,8 @@ class StoredTokens:
             advantage=self.advantage,
             entropy=self._column("entropy"),
             policy_version=self._versions,
-            loss_mask=self._sampled,
-            sampled=self._sampled,
+            loss_mask=self.sampled,
+            sampled=self.sampled,
             cu_seqlens=torch.tensor([0, tokens]),
             **self._top_k(),
         )
@@ -189,10 +189,11 @@ class StoredTokens:
         }
 
     @property
-    def _sampled(self) -> Tensor:
-        """[T] bool: not what the environment or the chat template wrote between the turns of an episode."""
-        sampled = self.row.get("sampled")
-        return torch.from_numpy(np.ones(len(self.row["tokens"]), np.bool_) if sampled is None else np.array(sampled))
+    def sampled(self) -> Tensor:
+        """[T] bool: of an episode, those that are trained in this path; else all."""
+        values = self.row.get("sampled")
+        tokens = len(self.row["tokens"])
+        return torch.ones(tokens, dtype=torch.bool) if values is None else torch.from_numpy(np.array(values, np.bool_))
 
     @property
     def _versions(self) -> Tensor:

@@ -208,8 +208,9 @@ class GroupGenerator:
         """The group of a prompt, or of the opening that its environment wrote in its place; whole-batch rewards are
         still to come."""
         if self.episodes is not None:
-            prompt = next((c.opening for c in completions if c.opening is not None), prompt)
-            completions = [replace(completion, opening=None) for completion in completions]
+            from proxima.rollout.episodes.played import with_group_prompt
+
+            prompt, completions = with_group_prompt(prompt, completions)
         scores = await self.rewards.score(prompt, completions)
         baseline = scores[-1].value if self.spec.greedy_baseline else None
         n = self.spec.completions

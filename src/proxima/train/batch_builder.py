@@ -1,6 +1,6 @@
 """From scored groups to what is trained: advantage, selection, and the order of the updates. In prompt order."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -358,11 +358,11 @@ def completion_advantage(*paths: Trajectory) -> float:
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
-    """Of each group, the number of the prompt of each path: that of the group, i; of paths with openings of their own i
-    plus a multiple of the number of groups."""
+    """Of each group, the number of the prompt of each path: that of the group, i; of an opening of their own i plus a
+    multiple of the number of groups."""
     for i, group in enumerate(groups):
-        others = count(i + len(groups), len(groups))
-        yield [i if path.opening is None else next(others) for path in group.paths]
+        others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
+        yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
 
 
 def _owners(groups: Sequence[Group]) -> list[int]:

@@ -74,9 +74,10 @@ class EpisodeTokens:
         return [0, *accumulate(len(episode.paths) for episode in self.episodes)]
 
     @property
-    def last_paths(self) -> list[int]:
-        """[S] the number of the last path of each episode, which begins with the prompt of its group."""
-        return [end - 1 for end in self.ends[1:]]
+    def group(self) -> list[int]:
+        """[S] a number of the group of each episode."""
+        numbers: dict[int, int] = {}
+        return [numbers.setdefault(episode.prompt_uid, len(numbers)) for episode in self.episodes]
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
@@ -123,11 +124,11 @@ class EpisodeTokens:
         if bootstrap is not None:
             more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
         facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": self.cu_seqlens}
-        return TokenRewards(**facts | more | {"group": batch.group[self.last_paths]})
+        return TokenRewards(**facts | more | {"group": torch.tensor(self.group)})
 
     def _turn_columns(self) -> dict[str, Tensor]:
         """`turn` and `state`, [N] int64."""
-        group = self.batch.group[self.last_paths].tolist()
+        group = self.group
         numbers: dict[Hashable, int] = {}
         columns = {name: torch.full((len(self.batch.loss_mask),), -1) for name in ("turn", "state")}
         for i, turn in self.turns:

@@ -166,7 +166,7 @@ class NextPolicy(RunStage):
         # turn that runs is left out: its context is not the prompt, and its key that of another path.
         running = [partial for partial in await self.engine.in_flight() if partial.temperature > 0]
         waiting: dict[Key, tuple[InFlight, Bools | None]] = {one.key: (one, None) for one in running if not one.turn}
-        paths = ((whole.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
+        paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []
         for completion, sampled in waiting.values():

@@ -1,7 +1,8 @@
-"""Six families of chat templates, in the style of their models, on one small tokenizer with merges.
+"""Families of chat templates, in the style of their models, on one small tokenizer with merges.
 
 What differs between them is what matters to a conversation: how a turn ends, what follows it, whether contents are
-trimmed, whether earlier thoughts are removed, how tools and their answers are shown."""
+trimmed, whether earlier thoughts are removed, whether the generation prompt stays, how tools and their answers are
+shown."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -72,6 +73,12 @@ QWEN3 = QWEN.replace(
 {{- '<|im_start|>assistant\\n<think>\\n' + thought.strip('\\n') + '\\n</think>\\n\\n' + content.lstrip('\\n') }}
 {%- else %}{{- '<|im_start|>assistant\\n' + content }}{%- endif %}{{- '<|im_end|>\\n' }}""",
 )
+# Qwen3 with enable_thinking=false: an empty thought that the history lacks.
+QWEN3_OFF = QWEN3.replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}")
+# As R1's: a turn begins within a thought, and the history has nothing up to its end.
+THINKS = QWEN.replace(
+    "ASSISTANT", "{{- '<|im_start|>assistant\\n' + m.content.split('</think>')[-1] | trim + '<|im_end|>\\n' }}"
+).replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n' }}{%- endif %}")
 
 MISTRAL = """\
 {{- bos_token }}{%- set ns = namespace(first=true) %}
@@ -83,6 +90,13 @@ MISTRAL = """\
 {%- set ns.first = false %}{{- m.content + '[/INST]' }}
 {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS] {"content": ' + m.content + '}[/TOOL_RESULTS]' }}
 {%- elif m.role == 'assistant' %}{{- ' ' + m.content | trim + eos_token }}{%- endif %}{%- endfor %}"""
+# As Mistral's third: the tools stand in front of the last question.
+MISTRAL_LAST = MISTRAL.replace(
+    "{%- for m in messages %}",
+    "{%- set of = messages | selectattr('role', 'equalto', 'user') | list | length %}"
+    "{%- set ns = namespace(first=true, asked=0) %}{%- for m in messages %}",
+    1,
+).replace("{%- if ns.first and tools %}", "{%- set ns.asked = ns.asked + 1 %}{%- if ns.asked == of and tools %}")
 
 XML = """\
 {%- for tool in tools or [] %}{{- '<tool>' + (tool | tojson) + '</tool>\\n' }}{%- endfor %}
@@ -109,6 +123,10 @@ class Family:
     eos: str
 
 
+MISTRAL_CONTROL = (
+    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+)
 FAMILIES = (
     Family("chatml", CHATML, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
     Family(
@@ -120,18 +138,12 @@ FAMILIES = (
     ),
     Family("qwen2.5", QWEN25, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
     Family("qwen3", QWEN3, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
-    Family(
-        "mistral",
-        MISTRAL,
-        (
-            *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-            *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-        ),
-        "</s>",
-        "</s>",
-    ),
+    Family("qwen3-off", QWEN3_OFF, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
+    Family("thinks", THINKS, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
+    Family("mistral", MISTRAL, MISTRAL_CONTROL, "</s>", "</s>"),
+    Family("mistral-last", MISTRAL_LAST, MISTRAL_CONTROL, "</s>", "</s>"),
     Family("xml", XML, ("<|endoftext|>",), "", "<|endoftext|>"),
-    Family("none", None, ("<|endoftext|>",), "", "<|endoftext|>"),  # a base model; counts as the sixth, with `xml`
+    Family("none", None, ("<|endoftext|>",), "", "<|endoftext|>"),  # a base model; counts as one, with `xml`
 )
 
 
@@ -153,10 +165,10 @@ def family_tokenizer(family: Family, base: Tokenizer | None = None) -> PreTraine
     Thoughts and tool calls have tokens of their own in Qwen3, which are not control tokens."""
     tokenizer = base or Tokenizer.from_str(_trained())
     tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in family.control])
-    if family.name == "qwen3":
+    if family.name.startswith(("qwen3", "thinks")):
         marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in marks])
-    begin = {"bos_token": family.control[0]} if family.name in ("llama3", "mistral") else {}
+    begin = {"bos_token": family.control[0]} if family.control[0] in ("<|begin_of_text|>", "<s>") else {}
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=family.eos, clean_up_tokenization_spaces=False, **begin
     )

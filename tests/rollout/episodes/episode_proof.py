@@ -79,7 +79,7 @@ def turn_of(draw: random.Random, family: Family, tokenizer, played: Played) -> l
     if played.plain:
         # A line end at the beginning would join that of the generation prompt if both were encoded together.
         text = text.strip() or "x"
-        return [*encode(f" {text}" if family.name == "mistral" else text), *encode(family.eos)]
+        return [*encode(f" {text}" if family.name.startswith("mistral") else text), *encode(family.eos)]
     match draw.randrange(6):
         case 0:  # cut in the middle, also of a character
             tokens = tokens[: draw.randrange(len(tokens) + 1)]
@@ -194,7 +194,8 @@ def compare(conversation: Conversation, played: Played) -> None:
     turns = []
     for path in paths:
         assert len(path.tokens) == len(path.sampled) == sum(span.tokens for span in path.spans)
-        whole, start = [*conversation.prompt.tolist(), *path.tokens.tolist()], len(conversation.prompt)
+        opening = conversation.prompt if path.opening is None else path.opening
+        whole, start = [*opening.tolist(), *path.tokens.tolist()], len(opening)
         for span in path.spans:
             stop = start + span.tokens
             if span.sampled:
@@ -202,7 +203,7 @@ def compare(conversation: Conversation, played: Played) -> None:
                 assert whole[:start] == played.contexts[span.turn]
                 assert whole[start:stop] == played.turns[span.turn]
                 turns.append(span.turn)
-            mask = path.sampled[start - len(conversation.prompt) : stop - len(conversation.prompt)]
+            mask = path.sampled[start - len(opening) : stop - len(opening)]
             assert mask.tolist() == [span.sampled] * span.tokens
             start = stop
     assert turns == list(range(len(played.turns)))
@@ -219,8 +220,8 @@ def main(count: int, folder: str | None) -> None:
         half = family.name in ("xml", "none")
         for seed in range(per_family // 2 if half else per_family):
             play(seed, family, tokenizer, "refuse" if seed % 10 == 9 else "train")
-        print(f"{family.name:<8}", dict(totals[family.name]), flush=True)
-    print("all     ", dict(sum(totals.values(), Counter())))
+        print(f"{family.name:<12}", dict(totals[family.name]), flush=True)
+    print("all         ", dict(sum(totals.values(), Counter())))
 
 
 if __name__ == "__main__":

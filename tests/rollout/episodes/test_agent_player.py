@@ -12,6 +12,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentSpec
 from proxima.model.chat import prompt_tokens
 from proxima.rollout.episodes.agent_player import AgentEpisodes
+from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from tests.engine.helpers import engine, trainer_log_prob
@@ -73,8 +74,7 @@ def paths_are_what_the_policy_saw(policy, completion):
     """Each request's context is a prefix of a path, and each sampled token is once in one path as sampled."""
     seen = {}
     for path in completion.paths:
-        opening = completion.opening if path is completion else path.opening
-        begin = (opening or prompt()).tokens
+        begin = (path.opening or prompt()).tokens
         whole, at = np.concatenate([begin, path.tokens]).tolist(), len(begin)
         for span in path.episode.spans:
             if span.sampled:
@@ -121,6 +121,21 @@ def test_other_conversations_are_paths_of_their_own():
     assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[1], [3], [0, 2]]
     assert completion.text == "answer 3" and completion.episode.reward == 0.5
     paths_are_what_the_policy_saw(policy, completion)
+
+
+def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
+    """The main path begins with another prompt than the group's, which is what the first turn saw."""
+    begins = TOKENIZER.chat_template.replace("assistant\n'", "assistant\n<think>\n'")
+    assert begins != TOKENIZER.chat_template
+    monkeypatch.setattr(TOKENIZER, "chat_template", begins)
+    policy = Scripted(lambda context, request: f"answer {request.turn}")
+    (completion,) = play(policy, "asks_a_helper")
+    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[0], [1], [3], [2]]
+    paths_are_what_the_policy_saw(policy, completion)
+    group, (of_group,) = with_group_prompt(prompt(), [completion])
+    assert group.tokens.tolist() == prompt().tokens.tolist()
+    assert [path.opening is None for path in of_group.paths] == [True, False, False, False]
+    assert TOKENIZER.decode(of_group.opening.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from transformers import PreTrainedTokenizerFast
 
 from proxima.data import UserError
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from tests.rollout.episodes.chat_families import CHATML, FAMILIES, QWEN3, family_tokenizer
+from tests.rollout.episodes.chat_families import CHATML, FAMILIES, family_tokenizer
 from tests.rollout.episodes.episode_proof import TOOLS, play
 
 OPENING = [{"role": "user", "content": "Guess"}]
@@ -126,13 +126,59 @@ def test_a_refused_fork_says_what_is_rewritten_and_changes_nothing():
     assert np.array_equal(conversation.context, before)
 
 
-def test_a_rewritten_opening_is_refused():
-    """Qwen3 without thoughts begins a turn with an empty one, which is missing in the history."""
-    empty = QWEN3.replace("assistant\\n' }}{%- endif %}", "assistant\\n<think>\\n\\n</think>\\n\\n' }}{%- endif %}")
-    conversation = converse(speaker("qwen3", empty), "1<|im_end|>")
-    with pytest.raises(UserError, match="rewrites the opening after a turn: '<think>") as raised:
+ASKED = "\n<|im_start|>user\nlower<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "turns", "kept"),
+    [
+        ("qwen3-off", "<think>\n\n</think>\n\n", ["1", "2", "3"], ["1", "2"]),
+        ("thinks", "<think>\n", ["Hm\n</think>\n\n1", "2", "Oh</think>3"], ["1", "2"]),
+    ],
+)
+def test_a_generation_prompt_that_is_rewritten_makes_each_turn_a_path(name, begins, turns, kept):
+    tokenizer = speaker(name)
+    conversation = converse(tokenizer, *(f"{turn}<|im_end|>" for turn in turns))
+    first, *others = conversation.paths()
+    assert first.opening is None and tokenizer.decode(conversation.prompt).endswith(f"assistant\n{begins}")
+    for path in others:
+        assert tokenizer.decode(path.opening) == tokenizer.decode(conversation.prompt).removesuffix(begins)
+    past = [f"{turn}<|im_end|>{ASKED}" for turn in kept]
+    assert shown(tokenizer, conversation) == [
+        f"⟦{turns[0]}<|im_end|>⟧",
+        f"{past[0]}{begins}⟦{turns[1]}<|im_end|>⟧",
+        f"{past[0]}{past[1]}{begins}⟦{turns[2]}<|im_end|>⟧",
+    ]
+    roles = ["assistant", "user", "assistant", "user", "assistant"]
+    assert [(span.role, span.turn) for span in others[-1].spans] == [*zip(roles, [0, 0, 1, 1, 2], strict=True)]
+
+
+def test_turns_keep_their_tokens_behind_an_opening_that_is_rewritten():
+    tokenizer = speaker("qwen3-off")
+    odd = [*ids(tokenizer, "1"), *ids(tokenizer, "2"), tokenizer.eos_token_id]  # "12" is one token
+    path = converse(tokenizer, odd, odd, "3").paths()[-1]
+    ends = np.cumsum([span.tokens for span in path.spans])
+    assert [path.tokens[end - 3 : end].tolist() for end in ends[[0, 2]]] == [odd, odd]
+
+
+def test_tools_that_move_to_the_last_question():
+    tokenizer = speaker("mistral-last")
+    conversation = converse(tokenizer, " 1</s>", " 2</s>", tools=TOOLS)
+    (_, path), (_, text) = conversation.paths(), shown(tokenizer, conversation)
+    assert tokenizer.decode(path.opening) == "<s>[INST] Guess[/INST]"
+    assert text.startswith(" 1</s>[AVAILABLE_TOOLS]") and text.endswith("[INST] lower[/INST]⟦ 2</s>⟧")
+
+
+def test_an_opening_without_a_place_for_turns_is_all_that_was_seen():
+    """A template that begins a long chat in another way, whatever it answers."""
+    summary = "{% if messages|length > 3 %}{{ 'later: ' + messages[3].content }}{% endif %}"
+    tokenizer = speaker("chatml", summary + CHATML)
+    conversation = converse(tokenizer, "1<|im_end|>", "2<|im_end|>", "3<|im_end|>")
+    paths = conversation.paths()
+    assert [len(path.spans) for path in paths] == [3, 5] and tokenizer.decode(paths[1].opening).startswith("later: 2")
+    conversation = converse(tokenizer, "1<|im_end|>", "2<|im_end|>", forks="refuse")
+    with pytest.raises(ForkRefused, match=r"rewrites the opening: '<\|im_st.* becomes 'later: 2"):
         conversation.observe(LOWER)
-    assert not isinstance(raised.value, ForkRefused)
 
 
 @pytest.mark.parametrize(

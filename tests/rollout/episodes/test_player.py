@@ -23,6 +23,7 @@ from tests.tiny import tiny_tokenizer
 TOKENIZER = tiny_tokenizer()
 END = TOKENIZER.eos_token_id
 SHORT = "{% for m in messages %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endfor %}{{ 'a' }}"
+BEGINS = SHORT.replace("{{ 'a' }}", "{{ 'a#' }}")  # a turn begins with what the history lacks
 FORGETFUL = (
     "{% for m in messages %}{% if not loop.last and m.role == 'assistant' %}{{ m.role[0] + '-' + '<|im_end|>' }}"
     "{% else %}{{ m.role[0] + m.content + '<|im_end|>' }}{% endif %}{% endfor %}{{ 'a' }}"
@@ -362,18 +363,44 @@ def test_forks_become_paths():
     assert "rewrites turn 0" in completion.episode.failure and completion.episode.attempts == 1
 
 
-def test_a_group_has_the_opening_as_its_prompt():
-    episodes = player(Engine(["a"], ["b"]), World([DONE], openings=["new"]))
+def group_of(episodes, prompt=PROMPT):
     rewards = RewardRunner([EnvironmentReward(correct_from=0.0)])
     generator = GroupGenerator(
         episodes.engine, rewards, GroupSpec(sampling=Sampling(), completions=2), lambda: 0.0, episodes
     )
 
     async def groups():
-        return [group async for group in generator.generate([PROMPT])]
+        return [group async for group in generator.generate([prompt])]
 
     (group,) = asyncio.run(groups())
-    assert isinstance(group, Group) and group.prompt.question == "new" and group.prompt.answer == "1"
+    rewards.close()
+    assert isinstance(group, Group)
+    return group
+
+
+def test_a_group_has_the_opening_as_its_prompt():
+    group = group_of(player(Engine(["a"], ["b"]), World([DONE], openings=["new"])))
+    assert group.prompt.question == "new" and group.prompt.answer == "1"
     assert [score.correct for score in group.scores] == [True, True]
     assert all(completion.opening is None for completion in group.completions)
-    rewards.close()
+
+
+@pytest.mark.parametrize("openings", [(None,), ("new",)])
+def test_a_group_has_the_prompt_of_first_turns(openings):
+    """The template's generation prompt is not in its history, so that later turns have an opening without it."""
+    engine = Engine(["one", "two"], ["one", "two"])
+    given = replace(PROMPT, tokens=np.array([*ids("uhi"), END, *ids("a#")], np.int32))
+    group = group_of(player(engine, World([said("go"), DONE], openings=openings), template=BEGINS), given)
+    assert (group.prompt is given) == (openings == (None,))
+    assert group.prompt.question == (openings[0] or PROMPT.question)
+    asked = {(request.sample, request.turn): request for call in engine.calls for request in call}
+    for completion in group.completions:
+        first, last = completion.paths
+        assert first.opening is None and not last.opening.messages
+        assert [*last.opening.tokens, *ids("#")] == group.prompt.tokens.tolist()
+        for path in (first, last):
+            begin = (path.opening or group.prompt).tokens.tolist()
+            seen = [*begin, *path.tokens[: -int(path.sampled.sum())]]
+            assert seen == asked[completion.sample, path.turn].prompt.tokens.tolist()
+            item = Trajectory.of(path.opening or group.prompt, path, group=0, advantage=1.0)
+            assert item.prompt_tokens.tolist() == begin

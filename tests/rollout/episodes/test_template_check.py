@@ -36,5 +36,13 @@ def test_what_makes_a_run_impossible_is_no_fork():
     fails = [error for error in found("mistral", refuses + MISTRAL) if not isinstance(error, ForkRefused)]
     assert ["fails for 'Right.': TemplateError: unknown role" in str(error) for error in fails] == [True]
     latest = MISTRAL.replace("ns.first and tools", "tools and loop.last")  # tools stand before the last question
-    moved = [error for error in found("mistral", latest) if not isinstance(error, ForkRefused)]
-    assert "rewrites the opening after a turn: 'AVAILABLE_TOOLS]" in str(moved[0])
+    moved = [error for error in found("mistral", latest) if "opening" in str(error)]
+    assert "rewrites the opening: '<s>[AVAILABLE_TOOLS]" in str(moved[0])
+    assert isinstance(moved[0], ForkRefused)
+
+
+@pytest.mark.parametrize("name", ["qwen3-off", "thinks"])
+def test_a_generation_prompt_that_is_rewritten_is_a_fork(name):
+    (error,) = found(name)
+    assert isinstance(error, ForkRefused)
+    assert str(error).startswith("at every turn, the chat template rewrites the opening: '<think>")

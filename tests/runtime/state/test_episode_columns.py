@@ -6,9 +6,10 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 
-from proxima.data import Episode, Group, Span, ToolCall
+from proxima.data import Episode, Group, Prompt, Span, ToolCall
 from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows, stored_groups, write_evals, write_rollouts
+from proxima.view.microscope.step_file import StepFile
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 
 SPANS = (
@@ -26,6 +27,7 @@ def played() -> Group:
         replace(first, turn=i, sampled=np.roll(mask, i), episode=Episode(spans=SPANS, forks=2, cut="turns"))
         for i in range(3)
     ]
+    paths[2] = replace(paths[2], opening=Prompt(uid=7, messages=(), tokens=[4, 2]))
     whole = replace(paths[2], episode=replace(paths[2].episode, reward=0.1), earlier=tuple(paths[:2]))
     failed = replace(empty, sampled=np.zeros(0, np.bool_), episode=Episode(failure="it broke", attempts=3))
     return replace(group, completions=(whole, failed))
@@ -50,6 +52,7 @@ def test_there_and_back(tmp_path):
                 path.sampled.tolist() == expected.sampled.tolist() and path.tokens.tolist() == expected.tokens.tolist()
             )
             assert path.sampled_log_prob.tobytes() == expected.sampled_log_prob.tobytes()
+            assert (path.opening and path.opening.tokens.tolist()) == (expected.opening and [4, 2])
             assert path.policy_version.tolist() == expected.policy_version.tolist()
         assert first.generated == 6 and not failed.generated and read.oldest_version == group.oldest_version
     assert read_groups(tmp_path / "groups.parquet", [7])[0].completions == group.completions
@@ -65,8 +68,18 @@ def test_a_row_for_each_path(tmp_path):
     assert [(row["sample"], row["turn"]) for row in read_rows(tmp_path / "b.parquet")] == [(0, 2), (1, 0)]
 
 
+def test_the_viewer_shows_an_opening_as_the_prompt(tmp_path):
+    group = played()
+    write_rollouts(tmp_path / "000001.parquet", 1, [group], records(group))
+    prompt = group.prompt.tokens.tolist()
+    for names in (None, ("tokens", "prompt_tokens")):
+        rows = StepFile(tmp_path / "000001.parquet").read([0, 1, 2], names)
+        assert [row["prompt_tokens"].tolist() for row in rows] == [prompt, prompt, [4, 2]]
+        assert not any("opening" in row for row in rows)
+
+
 def test_only_where_they_are(tmp_path):
     write_rollouts(tmp_path / "a.parquet", 1, [make_group()], RECORDS)
     write_rollouts(tmp_path / "b.parquet", 1, [played()], records(played()))
     names = [set(pq.read_schema(tmp_path / f"{file}.parquet").names) for file in "ab"]
-    assert names[1] - names[0] == {"sampled", "episode"}
+    assert names[1] - names[0] == {"sampled", "episode", "opening"}

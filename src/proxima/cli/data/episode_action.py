@@ -57,7 +57,7 @@ def inspect_episode(
         played = data.world.player(engine)  # type: ignore[arg-type]  # it only generates
         completion = _first(played.generate([engine.request(prompt, resolved.config.sampling)]))
         notes = data.notes
-    shown = [_path(engine.tokenizer, completion.opening or prompt, path) for path in (*completion.earlier, completion)]
+    shown = [_path(engine.tokenizer, path.opening or prompt, path) for path in completion.paths]
     failure = completion.episode.failure if completion.episode else ""
     if as_json:
         return print_json({"notes": notes, "failure": failure, "paths": shown})

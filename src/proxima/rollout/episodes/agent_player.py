@@ -7,7 +7,6 @@ the agent has started, or its own after it has rewritten its memory. All of them
 
 import asyncio
 import secrets
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
@@ -63,7 +62,7 @@ class AgentEpisode:
     request: Request
     talks: list[Talk] = field(default_factory=list)
     turns: int = 0  # asked for, of all conversations
-    sampling: float = 0.0  # seconds that it waited for the engine
+    waited: float = 0.0  # seconds for the policy
     cut: Cut = ""
     last: Talk | None = None  # that was answered last
     broken: Exception | None = None  # why no turn can follow
@@ -95,12 +94,13 @@ class AgentEpisodes:
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
         self._endpoint: ChatEndpoint | None = None
-        self._users, self._seconds = 0, 0.0
+        self._users = 0
+        self._seconds = 0.0
 
     def taken(self) -> float:
-        """Seconds that agents took since the last call, without their waiting for turns, all episodes together."""
-        taken, self._seconds = self._seconds, 0.0
-        return taken
+        """Seconds that agents took since the last call, all episodes together, without their wait for the policy."""
+        seconds, self._seconds = self._seconds, 0.0
+        return seconds
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it ends the agents that still play.
@@ -171,8 +171,9 @@ class AgentEpisodes:
         assert self._endpoint is not None
         prompt = request.prompt
         row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
-        began = time.monotonic()
         job = AgentJob(row=row, base_url=self._endpoint.address, api_key=key)
+        clock = asyncio.get_running_loop().time
+        began = clock()
         try:
             reward = await asyncio.wait_for(self.agents.play(job), limit)
         except TimeoutError:
@@ -184,7 +185,7 @@ class AgentEpisodes:
                 raise
             reward = None  # it did not survive the limit: what it has done until then is scored
         finally:
-            self._seconds += time.monotonic() - began - episode.sampling
+            self._seconds += max(0.0, clock() - began - episode.waited)
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken
@@ -210,7 +211,7 @@ class AgentEpisodes:
         text = episode.last.played.turns[-1].completion.text
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
         paths = [
-            _numbered(replace(path, opening=whole.opening if talk is not talks[0] else None, earlier=()), talk.numbers)
+            _numbered(replace(path, earlier=()), talk.numbers)
             for talk, whole in zip(talks, made, strict=True)
             for path in (whole.earlier if talk is talks[0] else whole.paths)
         ]
@@ -255,9 +256,10 @@ class AgentEpisodes:
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
         episode.turns += 1
-        began = time.monotonic()
+        clock = asyncio.get_running_loop().time
+        began = clock()
         completion = await self._sample(request)
-        episode.sampling += time.monotonic() - began
+        episode.waited += clock() - began
         turn = played.add(completion)
         talk.numbers.append(request.turn)
         names = [tool["function"]["name"] for tool in asked.tools]

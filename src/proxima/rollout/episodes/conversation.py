@@ -10,6 +10,7 @@ import numpy as np
 from proxima.data import Message, UserError
 from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Span
+from proxima.model.chat import SafeMessage
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 __all__ = ["Conversation", "ForkRefused", "Path", "TurnTemplate"]
@@ -27,11 +28,13 @@ class Path:
         tokens: [T] int32, all after the prompt.
         sampled: [T] bool, those that the model wrote, and that no earlier path has as sampled.
         spans: the messages, which have all of the tokens, in order. Those between two turns are one span.
+        opening: the prompt tokens before them, where they are not the conversation's `prompt`.
     """
 
     tokens: Ints
     sampled: Bools
     spans: tuple[Span, ...]
+    opening: Ints | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,8 @@ class Conversation:
 
     Each observation renders the whole chat. If it begins with what the model saw, the rest is encoded, and nothing
     else. Otherwise the template rewrites the past, as Qwen3's which removes the thoughts of earlier turns: that is a
-    fork, a new path from the same prompt, on which messages that are unchanged keep their tokens.
+    fork, a new path, on which messages that are unchanged keep their tokens. It has an opening of its own where the
+    template rewrites that too: a generation prompt that begins a thought is not in the history of most templates.
 
     Args:
         template: of the run.
@@ -67,17 +71,20 @@ class Conversation:
     ) -> None:
         self._template, self._forks = template, forks
         self._messages = [template.message(message) for message in opening]
+        self._first = len(self._messages)  # the place of the first turn
         self._opening = self._seen = template.render(self._messages)
         self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
+        self._own: Ints | None = None  # tokens of `_opening`, where they are others
         self._nodes: list[_MessageNode] = []
-        self._ended: list[list[_MessageNode]] = []
+        self._ended: list[Path] = []
         self._turns = 0
         self._awaits_turn = True
 
     @property
     def context(self) -> Ints:
         """What the next turn is conditioned on."""
-        return np.concatenate([self.prompt, *(node.tokens for node in self._nodes)])
+        opening = self.prompt if self._own is None else self._own
+        return np.concatenate([opening, *(node.tokens for node in self._nodes)])
 
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
         """The model wrote these tokens after `context`. For the chat template they are what they decode to, not `text`,
@@ -94,7 +101,7 @@ class Conversation:
 
         Raises:
             ForkRefused: it did, and forks are refused. Nothing has changed then.
-            UserError: the template fails for these messages, or it rewrites the opening.
+            UserError: the template fails for these messages.
         """
         if self._awaits_turn:
             raise ValueError("Conversation.observe: no turn since the last messages.")
@@ -108,11 +115,15 @@ class Conversation:
         seen, nodes = self._seen + turn.text, [*self._nodes[:-1], turn]
         forks = not chat.startswith(seen)
         if forks:
-            self._refuse(chat, seen, nodes)
-            answer = template.behind(self._messages, following)
+            if self._forks == "refuse":
+                raise self._refusal(chat, seen, nodes)
+            _, answer = template.around(self._messages, following)
             answer = answer.partition(end)[2] if end else answer
-            place = max(len(self._opening), len(chat) - len(answer)) if chat.endswith(answer) else len(chat)
-            self._ended.append(nodes)
+            place = len(chat) - len(answer) if chat.endswith(answer) else len(chat)
+            self._ended.append(_path(nodes, self._own))
+            if not chat.startswith(self._opening):
+                self._rewrite_opening([*history, *following], chat[:place], nodes[0].text)
+            place = max(len(self._opening), place)
             nodes = self._carried_over(nodes, chat[:place])
             seen = chat[:place]
         self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
@@ -122,8 +133,18 @@ class Conversation:
 
     def paths(self) -> tuple[Path, ...]:
         """The paths that the model wrote on, oldest first, each up to its last turn there."""
-        paths = [path for path in map(_path, [*self._ended, self._nodes]) if path.spans]
+        paths = [path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans]
         return tuple(paths) or (_path([]),)
+
+    def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
+        """Begin the new path with what stands before the first turn in a chat, or with the whole chat where the
+        template shows no such place. The space before a turn may be its own."""
+        opening, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
+        if not chat.startswith(opening):
+            opening = chat
+        found = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
+        self._opening = next(found, opening)
+        self._own = np.array(self._template.encode_opening(self._opening), np.int32)
 
     def _observation(self, messages: Sequence[Message], before: str, text: str) -> _MessageNode:
         """The node of messages that the template shows as `text`."""
@@ -153,31 +174,31 @@ class Conversation:
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
             return []
+        if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):
+            last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # what it answers is another
+            return [*self._rewritten(nodes[:-1], chat, start, stop - len(last.text)), last]
         tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
         text = "".join(node.text for node in nodes)
         made = np.array(self._template.rewritten(tokens, text, before, new), np.int32)
         first = nodes[0].span if nodes else Span(role="system", tokens=0)
         return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
-    def _refuse(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> None:
-        """Raise if a fork can't be, because it begins within the opening, or may not be."""
-        inside = not chat.startswith(self._opening)
-        if self._forks == "train" and not inside:
-            return
+    def _refusal(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> ForkRefused:
+        """What a fork rewrites."""
         pairs = enumerate(zip(chat, seen, strict=False))
         place = next((i for i, (now, then) in pairs if now != then), min(len(chat), len(seen)))
-        remedy = "use a chat template that leaves earlier turns as they were"
+        if chat.startswith(self._opening):
+            ends = accumulate((len(node.text) for node in nodes), initial=len(self._opening))
+            changed = next((n for n, end in zip(nodes, islice(ends, 1, None), strict=True) if place < end), nodes[-1])
+            what = f"{'turn' if changed.span.role == 'assistant' else 'the answer to turn'} {changed.span.turn}"
+        else:
+            what, place = "the opening", max(seen.rfind(space, 0, place) for space in " \n") + 1
         shown = f"{seen[place : place + 40]!r} becomes {chat[place : place + 40]!r}"
-        if inside:
-            raise UserError(f"the chat template rewrites the opening after a turn: {shown}", remedy=remedy)
-        ends = accumulate((len(node.text) for node in nodes), initial=len(self._opening))
-        changed = next((n for n, end in zip(nodes, islice(ends, 1, None), strict=True) if place < end), nodes[-1])
-        whose = "turn" if changed.span.role == "assistant" else "the answer to turn"
-        what = f"the chat template rewrites {whose} {changed.span.turn}: {shown}"
-        raise ForkRefused(what, remedy=f"{remedy}, or set episode.forks=train")
+        remedy = "use a chat template that leaves earlier turns as they were, or set episode.forks=train"
+        return ForkRefused(f"the chat template rewrites {what}: {shown}", remedy=remedy)
 
 
-def _path(nodes: Sequence[_MessageNode]) -> Path:
+def _path(nodes: Sequence[_MessageNode], opening: Ints | None = None) -> Path:
     """The nodes up to the last turn that was sampled here."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
     nodes = nodes[: last + 1]
@@ -185,4 +206,5 @@ def _path(nodes: Sequence[_MessageNode]) -> Path:
         np.concatenate([np.empty(0, np.int32), *(node.tokens for node in nodes)]),
         np.concatenate([np.empty(0, np.bool_), *(np.full(len(n.tokens), n.span.sampled) for n in nodes)]),
         tuple(node.span for node in nodes),
+        opening,
     )

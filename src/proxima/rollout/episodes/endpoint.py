@@ -1,8 +1,9 @@
 """The address that agents from outside talk to: OpenAI's chat completions, answered by the policy of the run.
 
 One key an episode: whoever has it plays that episode. The server is part of the run's event loop and listens on the
-loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise, but for the
-sampling settings: these are the run's, because the trainer needs to know the distribution that was sampled.
+loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise. The one
+exception is the distribution that is sampled, which the trainer needs to know: the sampling settings are the run's, and
+`tool_choice: required` forces no call, so that an agent must bear an answer without one.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ NOT_DONE: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
     "response_format": ({"type": "text"},),
-    "tool_choice": ("auto", "none"),
+    "tool_choice": ("auto", "none", "required"),
     "functions": (),
     "function_call": (),
     "logit_bias": ({},),
@@ -199,6 +200,8 @@ def chat_request(body: Any) -> ChatRequest:
         value = body.get(name)
         if value is not None and value not in harmless:
             raise ChatRefused(f"{name}={json.dumps(value)[:60]}: not supported; leave it out", code="unsupported_value")
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise ChatRefused("stream_options: must be an object")
     most = body.get("max_completion_tokens", body.get("max_tokens"))
     if most is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
         raise ChatRefused(f"max_tokens={most!r}: must be a whole number >= 1")
@@ -220,7 +223,7 @@ def _is_tool(tool: Any) -> bool:
 
 def _message(index: int, message: Any) -> ChatMessage:
     where = f"messages.{index}"
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    if not isinstance(message, dict) or str(message.get("role")) not in ROLES:
         raise ChatRefused(f"{where}: must have a role of {', '.join(ROLES)}")
     calls = message.get("tool_calls") or []
     if not isinstance(calls, list):
@@ -234,18 +237,22 @@ def _message(index: int, message: Any) -> ChatMessage:
 
 
 def _text(where: str, content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
     if isinstance(content, list) and all(isinstance(p, dict) and isinstance(p.get("text"), str) for p in content):
-        return "".join(part["text"] for part in content)
-    raise ChatRefused(f"{where}.content: must be a text, or parts of type text")
+        content = "".join(part["text"] for part in content)
+    if content is not None and not isinstance(content, str):
+        raise ChatRefused(f"{where}.content: must be a text, or parts of type text")
+    try:
+        (content or "").encode()
+    except UnicodeEncodeError:
+        raise ChatRefused(f"{where}.content: has a lone surrogate, which is no text") from None
+    return content or ""
 
 
 def _call(where: str, call: Any) -> ToolCall:
     try:
         arguments = json.loads(call["function"]["arguments"] or "{}")
         return ToolCall(name=str(call["function"]["name"]), arguments=dict(arguments))
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, RecursionError, TypeError, ValueError):
         raise ChatRefused(f"{where}.tool_calls: can't be read") from None
 
 

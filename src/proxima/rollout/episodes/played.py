@@ -86,7 +86,6 @@ class Played:
             finish_reason="length" if cut else "stop",
             episode=replace(episode, reward=reward),
             earlier=tuple(Completion(**of, finish_reason="stop", episode=path) for of, path in older),
-            opening=None if self.opening is self.request.prompt else self.opening,
         )
 
     def _span(self, span: Span) -> Span:
@@ -117,7 +116,11 @@ class Played:
         columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
         if all(completion.sampling_mask is not None for completion, _, _ in places):
             columns["sampling_mask"] = _masks(places, length)
+        given = first.prompt_routed_experts
+        if path.opening is not None and given is not None:  # the engine saw another
+            given = np.full((len(path.opening), *given.shape[1:]), -1, given.dtype)
         return columns | {
+            "opening": self._opening(path),
             "prompt_uid": first.prompt_uid,
             "sample": first.sample,
             "turn": number,
@@ -125,8 +128,14 @@ class Played:
             "sampled": path.sampled,
             "text": places[-1][0].text,
             "temperature": first.temperature,
-            "prompt_routed_experts": first.prompt_routed_experts,
+            "prompt_routed_experts": given,
         }
+
+    def _opening(self, path: Path) -> Prompt | None:
+        """The prompt that a path begins with, if it is not that of the request."""
+        if path.opening is not None:
+            return replace(self.opening, messages=(), tokens=path.opening)
+        return None if self.opening is self.request.prompt else self.opening
 
 
 def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:
@@ -154,6 +163,24 @@ def _masks(places: Sequence[tuple[Completion, int, int]], length: int) -> Sampli
 
 def _empty_sets(count: int) -> SamplingMask:
     return SamplingMask.of_counts(np.empty(0, np.int32), np.zeros(count, np.int64))
+
+
+def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tuple[Prompt, list[Completion]]:
+    """The prompt that the first turn of each episode of a group saw, and the episodes, whose paths have an `opening`
+    only where it is another."""
+    first = [min(completion.paths, key=_first_turn) for completion in completions]
+    prompt = next((path.opening for path in first if path.opening is not None), prompt)
+
+    def path_of_group(path: Completion) -> Completion:
+        same = path.opening is None or np.array_equal(path.opening.tokens, prompt.tokens)
+        return replace(path, opening=None if same else path.opening, earlier=tuple(map(path_of_group, path.earlier)))
+
+    return prompt, [path_of_group(completion) for completion in completions]
+
+
+def _first_turn(path: Completion) -> int:
+    turns = path.episode.turns if path.episode is not None else ()
+    return turns[0].turn if turns else 0
 
 
 def failed_episode(request: Request, failure: str, attempts: int) -> Completion:

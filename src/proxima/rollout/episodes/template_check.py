@@ -19,7 +19,8 @@ def check_template(
     template: TurnTemplate, openings: Sequence[Sequence[Message]], roles: Sequence[str] = ("tool", "user")
 ) -> list[UserError]:
     """What is wrong with a template for episodes that begin so, an error of one line each; a ForkRefused where it only
-    rewrites earlier turns. The model's turns are made: a tool call, a thought, a space at the end, nothing.
+    rewrites what the model saw, and one alone if it does so at every turn. The model's turns are made: a tool call, a
+    thought, a space at the end, nothing.
 
     Args:
         roles: who answers the model's turns.
@@ -28,10 +29,13 @@ def check_template(
     if template.tools and not template.supports_tools:
         remedy = "set episode.tool_format to xml or code, which describe the tools in the system message"
         found["tools"] = UserError("the model's chat template shows no tools", remedy=remedy)
-    for opening in openings:
-        for place, error in _errors(template, opening, roles):
-            kind = ForkRefused if isinstance(error, ForkRefused) else UserError
-            found.setdefault(error.reason, kind(f"where {place}, {error.reason}", remedy=error.remedy))
+    errors = [each for opening in openings for each in _errors(template, opening, roles)]
+    forks = sum(isinstance(error, ForkRefused) for _, error in errors)
+    if errors and forks == len(openings) * len(TURNS) * len(roles):
+        errors = [("at every turn", errors[0][1])]
+    for place, error in errors:
+        kind = ForkRefused if isinstance(error, ForkRefused) else UserError
+        found.setdefault(error.reason, kind(f"{place}, {error.reason}", remedy=error.remedy))
     return list(found.values())
 
 
@@ -48,4 +52,4 @@ def _errors(
                     conversation.add_turn(np.array(tokens, np.int32), text, "stop")
                     conversation.observe([{"role": role, "content": "Right."}])
             except UserError as error:
-                yield f"{turn} and the {role} answers", error
+                yield f"where {turn} and the {role} answers", error

@@ -82,15 +82,16 @@ class TurnTemplate:
             return len(tokens)
         place = (control, *(message.safe["role"] for message in following))
         if place not in self._ends:
-            self._ends[place] = self.behind(history, following).lstrip().startswith(control)
+            self._ends[place] = self.around(history, following)[1].lstrip().startswith(control)
         return len(tokens) - self._ends[place]
 
-    def behind(self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]) -> str:
-        """What the template writes behind a message of the model that stands between two parts of a chat."""
+    def around(self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]) -> tuple[str, str]:
+        """What the template writes before and behind a message of the model that stands between two parts of a chat."""
         contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
         text = self.render([*history, self.message({"role": "assistant", "content": mark}), *following])
-        return text.rpartition(mark)[2]
+        before, _, behind = text.rpartition(mark)
+        return before, behind
 
     def rewritten(self, tokens: Ids, text: str, before: str, new: str) -> list[int]:
         """The tokens of a text that takes the place of another: those at its beginning and end which are unchanged, and

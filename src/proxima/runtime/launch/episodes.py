@@ -10,7 +10,8 @@ from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import Agents, AgentSpec
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
-from proxima.environment.tool_calls import describe_tools, format_of, knows_tools
+from proxima.environment.tool_calls import describe_tools, format_of
+from proxima.model.chat import reads_tools
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
@@ -58,7 +59,7 @@ class AgentWorld:
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
         def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
-            return TurnTemplate(self.tokenizer, self.arguments, tools if knows_tools(self.tokenizer) else None)
+            return TurnTemplate(self.tokenizer, self.arguments, tools)
 
         chosen = self.settings.tool_format
         tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
@@ -163,7 +164,7 @@ def _world(config: "RunConfig | EvaluateConfig", hosts: Hosts, tokenizer: Any, c
         return World(hosts=hosts, template=TurnTemplate(tokenizer, data.template_arguments), rules=rules)
     chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
     rules = replace(rules, tool_format=chosen, tools=frozenset(interface.tools))
-    shows = knows_tools(tokenizer)
+    shows = reads_tools(tokenizer)
     if not shows:
         rules = replace(rules, instructions=describe_tools(schemas, chosen))
     template = TurnTemplate(tokenizer, data.template_arguments, schemas if shows else None)
@@ -173,7 +174,7 @@ def _world(config: "RunConfig | EvaluateConfig", hosts: Hosts, tokenizer: Any, c
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
     """Begin two episodes of some prompts, and render made turns after one of these openings.
 
-    Returns: a warning if the template rewrites earlier turns.
+    Returns: a warning if the template rewrites what the model saw.
 
     Raises:
         FieldError: no opening can be made, two of them differ, or the template can't render an answer.
@@ -201,7 +202,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     notes = []
     for error in check_template(world.template, [chat.opening.messages], roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
-            notes.append(f"{path}: {error.reason}: each such episode is trained as several sequences")
+            notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a sequence of its own")
         else:
             raise FieldError(field, kind, f"can't be played with this model: {error.reason}", remedy=error.remedy)
     return notes[:1]

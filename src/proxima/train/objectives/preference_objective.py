@@ -184,14 +184,14 @@ def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, Preferen
     """
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
+        if trajectory.turn:
+            reason = f"an episode of prompt {trajectory.uid} has several paths, and a preference compares single ones"
+            raise UserError(reason, remedy="set episode.forks=refuse")
         groups.setdefault(trajectory.group, []).append(trajectory)
     pairs: dict[int, PreferencePair] = {}
     for number, members in groups.items():
         members.sort(key=lambda trajectory: -float(trajectory.advantage.mean()))
         advantages = {float(trajectory.advantage.mean()) for trajectory in members}
-        if len({trajectory.sample for trajectory in members}) < len(members):
-            reason = f"an episode of prompt {members[0].uid} has several paths, and a preference compares single ones"
-            raise UserError(reason, remedy="set episode.forks=refuse")
         if len(members) != 2 or len(advantages) != 2:
             got = f"{len(members)} completions with advantages {sorted(advantages)}"
             raise ValueError(f"group {number} has {got}; a pair is two that differ: select with best_and_worst")

@@ -41,8 +41,8 @@ COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
     "entropy": ("nats", "of the policy at the position, first forward"),
     "policy_version": ("", "the version of the weights that sampled the token"),
     "keep": ("", "the token stayed in the trust region at the first update"),
-    "sampled": ("", "the model wrote the token; the others of an episode are context, in no loss"),
     "advantage": ("reward units", "of the token"),
+    "sampled": ("", "the model wrote the token, and it is trained in this path"),
     "log_ratio": ("nats", "log π - log μ"),
     "mismatch": ("nats", "|log π - log μ| of the trainer's first forward and the engine"),
     "divergence": ("probability", "|π - μ|"),
@@ -99,18 +99,21 @@ class CompletionPage:
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
-        """[T] each: what is stored, and what the algorithm made of it; NaN where the model wrote nothing."""
-        found = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
+        """[T] each: what is stored, and what the algorithm made of it. What the model did not write has no behavior
+        policy, no advantage and no place in the trust region: NaN."""
+        columns = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
         sampled = self.row.get("sampled")
-        if sampled is None:
-            return found
-        of_floats = {name for name, values in found.items() if values is not None and values.dtype.kind == "f"}
-        return {name: np.where(sampled, found[name], np.nan) if name in of_floats else found[name] for name in found}
+        if sampled is None or sampled.all():
+            return columns
+        absent = {name for name, values in columns.items() if values is not None and values.dtype.kind == "f"}
+        absent -= {"log_prob", "entropy"}
+        return columns | {name: np.where(sampled, columns[name], np.nan).astype(np.float32) for name in absent}
 
     def answer(self) -> dict[str, Any]:
         """Everything but the words of its tokens."""
         row, band = self.row, self.explained.band
-        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
+        opening = row["prompt_tokens"] if row.get("opening") is None else row["opening"]
+        prompt, tokens = opening.tolist(), row["tokens"].tolist()
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
             "prompt": {"ids": prompt, "text": self.text.each(prompt)},
@@ -125,22 +128,12 @@ class CompletionPage:
             "versions": sorted(set(row["policy_version"].tolist())),
         }
 
-    def _episode(self) -> dict[str, Any] | None:
-        """The messages of this path, how the episode ended, and where its other paths leave this one."""
-        if self.row.get("episode") is None:
-            return None
-        others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
-        paths = []
-        for path in self.file.read(others, ("turn", "tokens")) if others else ():
-            shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
-            paths.append({"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)})
-        return {**json.loads(self.row["episode"]), "paths": paths}
-
     def token(self, token: int) -> dict[str, Any]:
         """A token in figures and in words. Raises: UserError without such a token."""
         if not 0 <= token < len(self.row["tokens"]):
             raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
-        at = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
+        at = {name: None if value != value else value for name, value in stored.items()}  # NaN: absent
         log_probs = {name: at.get(column) for name, column in POLICIES.items()}
         id = int(self.row["tokens"][token])
         return {
@@ -161,23 +154,32 @@ class CompletionPage:
             "version": at["policy_version"],
         }
 
+    def _episode(self) -> dict[str, Any] | None:
+        """The messages of an episode, and where its other paths leave this one; None of a single answer."""
+        if self.row.get("episode") is None:
+            return None
+        others = [key for key in self.file.rows if key[:2] == self.key[:2] and key != self.key]
+        tokens, paths = self.row["tokens"], []
+        rows = self.file.read([self.file.row_of(key) for key in others]) if others else []
+        for key, row in zip(others, rows, strict=True):
+            length = min(len(tokens), len(row["tokens"]))
+            apart = np.flatnonzero(tokens[:length] != row["tokens"][:length])
+            shared = int(apart[0]) if len(apart) else length
+            paths.append({"sample": key[1], "turn": key[2], "shared_tokens": shared})
+        return {**json.loads(self.row["episode"]), "paths": paths}
+
     def _reason(self, token: int, keep: bool | None) -> str:
         """Why it was kept or dropped, or that only this was recorded."""
-        if not self._sampled(token):
-            return "not sampled here: it is context, in no loss"
+        if self.row.get("sampled") is not None and not self.row["sampled"][token]:
+            return "not trained here: the environment wrote it, or an earlier path of the episode has it"
         if not (problem := self.explained.problem):
             return str(self.call(reason, self.asked, token))
         recorded = self.row["outcome"] == "trained" and keep is not None
         return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
 
-    def _sampled(self, token: int) -> bool:
-        return self.row.get("sampled") is None or bool(self.row["sampled"][token])
-
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
         row, found = self.row, self.explained.alternatives
-        if not self._sampled(token):
-            return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))

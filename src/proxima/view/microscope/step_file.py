@@ -134,9 +134,13 @@ class StepFile:
 
     def read(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Ascending rows, lists as arrays, JSON parsed; the columns one after the other, so that a row group is never
-        whole in memory."""
-        fields = [name for name in (self.columns if names is None else names) if name in self.columns]
-        return array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
+        whole in memory. A path with an opening of its own has it as `prompt_tokens`."""
+        fields = [name for name in (self.columns if names is None else (*names, "opening")) if name in self.columns]
+        read = array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
+        for row in read:
+            if (opening := row.pop("opening", None)) is not None and "prompt_tokens" in row:
+                row["prompt_tokens"] = opening
+        return read
 
     @property
     def step(self) -> int:

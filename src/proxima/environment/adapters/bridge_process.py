@@ -1,0 +1,68 @@
+"""What `bridge` starts in the interpreter that has a library: clients of the library, by number.
+
+    python bridge_process.py openenv
+
+A line of JSON on stdin is a call, `{"number", "method", "arguments"}`; a line on stdout is its end, `{"result"}` or
+`{"error"}`. What the library prints goes to stderr. The standard library and that library alone: proxima is not here.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+class OpenEnvSession:
+    """A session with an OpenEnv server."""
+
+    def __init__(self, url: str) -> None:
+        from openenv.core import GenericEnvClient  # type: ignore[import-not-found, unused-ignore]
+
+        self.client = GenericEnvClient(base_url=url).sync()
+        self.client.connect()
+
+    def reset(self, **arguments: Any) -> dict[str, Any]:
+        return self._told(self.client.reset(**arguments))
+
+    def step(self, action: dict[str, Any]) -> dict[str, Any]:
+        return self._told(self.client.step(action))
+
+    def close(self) -> None:
+        self.client.close()
+
+    def _told(self, result: Any) -> dict[str, Any]:
+        return {"observation": result.observation, "reward": result.reward, "done": bool(result.done)}
+
+
+LIBRARIES: dict[str, Callable[..., Any]] = {"openenv": OpenEnvSession}
+
+
+def main(library: str) -> None:
+    """Answer calls until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    sys.path[0] = os.getcwd()  # not this folder, whose files have the names of libraries
+    clients: dict[int, Any] = {}
+    for line in sys.stdin:
+        asked = json.loads(line)
+        number, method, arguments = asked["number"], asked["method"], asked["arguments"]
+        result: Any = {}
+        try:
+            if method == "make":
+                clients[number] = LIBRARIES[library](**arguments)
+            elif method == "drop":
+                with contextlib.suppress(Exception):
+                    clients.pop(number).close()
+            else:
+                result = getattr(clients[number], method)(**arguments)
+            answer = json.dumps({"result": result})
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            answer = json.dumps({"error": reason[:300]})
+        answers.write(answer + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

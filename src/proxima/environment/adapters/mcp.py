@@ -1,0 +1,107 @@
+"""Tools of a server that speaks MCP, the Model Context Protocol, over its standard input and output.
+
+https://modelcontextprotocol.io/specification/2025-06-18: JSON-RPC 2.0, a message a line. Of the protocol, this is what
+tools need: `initialize`, `tools/list` and `tools/call`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from proxima.data import FieldError, require
+from proxima.environment.adapters.bridge import Program, ProgramFailed
+from proxima.environment.protocol import Environment
+
+VERSION = "2025-06-18"
+
+
+class Mcp(Environment):
+    """The tools of a server, as tools of the model. Each episode has a server of its own, unless it is `shared`.
+
+    The texts of a tool's answer are its result; an error that the server reports as the tool's is told to the model. A
+    server that ends, or answers with an error of the protocol, fails the episode.
+
+    Args:
+        command: the server's program and its arguments.
+        tools: names of those of its tools that the model may call; null: all.
+        shared: one server for all episodes of a worker: for one that keeps no state.
+    """
+
+    _shared: "dict[tuple[str, ...], ToolServer]" = {}  # noqa: RUF012
+
+    def __init__(self, command: Sequence[str], tools: Sequence[str] | None = None, shared: bool = False) -> None:
+        ok = not isinstance(command, str) and command and all(isinstance(word, str) for word in command)
+        require(bool(ok), "command", command, "must be a list of a program and its arguments")
+        key = tuple(command)
+        server = self._shared.get(key) if shared else None
+        if server is None or not server.program.alive:
+            server = ToolServer(key)
+            if shared:
+                self._shared[key] = server
+        self.server = server
+        self.names = None if tools is None else tuple(tools)
+
+    def tools(self) -> list[dict[str, Any]]:
+        """Their schemas."""
+        found = {tool["name"]: tool for tool in self.server.tools()}
+        for name in self.names or ():
+            if name not in found:
+                raise FieldError("tools", name, "is no tool of the server", remedy=f"it has {', '.join(found)}")
+        return [_schema(found[name]) for name in self.names or found]
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Run one."""
+        answer = self.server.request("tools/call", name=name, arguments=dict(arguments))
+        parts = [part for part in answer.get("content", ()) if part.get("type") == "text"]
+        text = "\n".join(part["text"] for part in parts)
+        if answer.get("isError"):
+            raise ValueError(text or f"{name} failed")
+        return text
+
+
+class ToolServer:
+    """A running server, after the handshake.
+
+    Raises: ProgramFailed: it can't be started, or doesn't speak the protocol.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.program, self.count = Program(command), 0
+        client = {"name": "proxima", "version": "1"}
+        self.request("initialize", protocolVersion=VERSION, capabilities={}, clientInfo=client)
+        self.program.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
+
+    def tools(self) -> list[dict[str, Any]]:
+        """What it offers, of all pages."""
+        found: list[dict[str, Any]] = []
+        cursor: dict[str, Any] = {}
+        while True:
+            page = self.request("tools/list", **cursor)
+            found += page["tools"]
+            if not page.get("nextCursor"):
+                return found
+            cursor = {"cursor": page["nextCursor"]}
+
+    def request(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """The result. What the server says in between, of its log or its progress, is passed over; what it asks, but
+        for a ping, is refused."""
+        self.count += 1
+        self.program.write({"jsonrpc": "2.0", "id": self.count, "method": method, "params": parameters})
+        while True:
+            message = self.program.read()
+            if "method" in message:
+                if "id" in message:
+                    refusal = {"error": {"code": -32601, "message": "not supported"}}
+                    answer = {"result": {}} if message["method"] == "ping" else refusal
+                    self.program.write({"jsonrpc": "2.0", "id": message["id"], **answer})
+            elif message.get("id") == self.count:
+                if "error" in message:
+                    raise ProgramFailed(f"the server refused {method}: {message['error'].get('message')}")
+                result: dict[str, Any] = message["result"]
+                return result
+
+
+def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """As chat templates take it."""
+    parameters = {"type": "object", "properties": {}} | dict(tool.get("inputSchema") or {})
+    function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
+    return {"type": "function", "function": function}

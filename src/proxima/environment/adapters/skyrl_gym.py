@@ -1,0 +1,48 @@
+"""Environments of SkyRL-Gym."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from proxima.data import FieldError, UserError
+from proxima.environment.protocol import Environment, Reply
+
+
+class SkyRLGym(Environment):
+    """An environment registered with skyrl_gym. It gets the row's messages, and as `extras` the row's columns, with
+    `reward_spec: {ground_truth: answer of the row}`. Rewards are those of its steps.
+
+    Args:
+        env: its id, as `gsm8k_multi_turn`.
+        config: what it gets as `env_config`.
+        extras: further extras, as `{max_turns: 3}`.
+    """
+
+    def __init__(
+        self, env: str, config: Mapping[str, Any] | None = None, extras: Mapping[str, Any] | None = None
+    ) -> None:
+        try:
+            import skyrl_gym
+            from skyrl_gym.envs.registration import registry
+        except ImportError:
+            raise UserError("needs the package skyrl-gym: pip install skyrl-gym") from None
+        if env not in registry:
+            raise FieldError("env", env, "is not registered", remedy=f"known are {', '.join(registry)}")
+        self.make = partial(skyrl_gym.make, env, env_config=dict(config or {}))
+        self.extras = dict(extras or {})
+        self.env: Any = None
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> list[dict[str, str]]:
+        columns = {name: value for name, value in row.items() if name not in ("messages", "answer")}
+        truth = {"reward_spec": {"method": "rule", "ground_truth": row.get("answer")}, "extra_info": {}}
+        self.env = self.make(extras={**truth, **columns, **self.extras})
+        messages, _ = self.env.init([dict(message) for message in row["messages"]])
+        return list(messages)
+
+    def respond(self, text: str) -> Reply:
+        """Make a step."""
+        step = self.env.step(text)
+        done = bool(step["done"])
+        if done:
+            self.env.close()
+        return Reply(step["observations"] or "", reward=float(step["reward"]), done=done)

@@ -1,0 +1,71 @@
+"""Games of TextArena for one player."""
+
+import random
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from proxima.data import FieldError, UserError
+from proxima.environment.protocol import Environment, Reply
+
+
+class TextArena(Environment):
+    """A game; a message of the model is its move. For a task of `seeds`: `reset` writes the prompt.
+
+    The reward is the game's own, once at the end. TextArena draws from the global generators of Python and NumPy: each
+    game has states of its own for them, so that what a game does depends on its seed and moves alone.
+
+    Args:
+        game: its id, as `GuessTheNumber-v0`.
+        config: the game's own arguments.
+    """
+
+    def __init__(self, game: str, config: Mapping[str, Any] | None = None) -> None:
+        try:
+            import textarena
+        except ImportError:
+            raise UserError("needs the package textarena: pip install textarena") from None
+        try:
+            self.game = textarena.make(f"{game}-raw", **(config or {}))  # raw: what is new, not all again in each turn
+        except Exception as error:
+            raise FieldError("game", game, f"can't be made: {type(error).__name__}: {error}") from None
+        self.generators: tuple[Any, Any] | None = None
+
+    def reset(self, row: Mapping[str, Any], seed: int) -> str:
+        with self._generators():
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
+            try:
+                self.game.reset(num_players=1, seed=seed)
+            except AssertionError as error:
+                raise UserError(f"the game is not for one player: {error}") from None
+            return self._observed()
+
+    def respond(self, text: str) -> Reply:
+        """Make a move."""
+        with self._generators():
+            done, _ = self.game.step(text)
+            if done:
+                rewards, _ = self.game.close()
+                return Reply(reward=float((rewards or {}).get(0, 0.0)), done=True)
+            return Reply(self._observed())
+
+    def _observed(self) -> str:
+        """What the game says that the player has not seen; its own moves it knows."""
+        _, observed = self.game.get_observation()
+        return "\n".join(text.strip() for sender, text, _ in observed if sender != 0)
+
+    @contextmanager
+    def _generators(self) -> Iterator[None]:
+        before = random.getstate(), np.random.get_state()
+        if self.generators is not None:
+            random.setstate(self.generators[0])
+            np.random.set_state(self.generators[1])
+        try:
+            yield
+        finally:
+            self.generators = random.getstate(), np.random.get_state()
+            random.setstate(before[0])
+            np.random.set_state(before[1])

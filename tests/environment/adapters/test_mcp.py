@@ -1,0 +1,95 @@
+"""Tools of MCP servers: one of the standard library, and the package's own where an interpreter has it."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.data import FieldError, ToolCall
+from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.interface import EnvironmentSpec
+
+COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
+ROW = {"messages": [{"role": "user", "content": "2 + 2?"}]}
+TEN_LINES = """
+from mcp.server import MCPServer
+server = MCPServer("adder")
+@server.tool()
+def add(a: int, b: int) -> str:
+    "Add two numbers."
+    return str(a + b)
+server.run()
+"""
+
+
+def spec(**arguments):
+    return EnvironmentSpec(kind="mcp", arguments={"command": COMMAND, **arguments})
+
+
+def play(given, *calls):
+    """The texts that answered the calls, of two episodes at once."""
+    hosts = Hosts(given, HostLimits(workers=1))
+
+    async def run():
+        both = [await hosts.open(ROW, seed) for seed in range(2)]
+        asked = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
+        return [[a.messages[0]["content"] for a in await each.call(asked)] for each in both]
+
+    try:
+        return list(hosts.interface.tools), asyncio.run(run())
+    finally:
+        hosts.close()
+
+
+def test_tools_of_a_server():
+    calls = [("add", {"a": 2, "b": "3"}), ("count", {}), ("count", {}), ("fail", {}), ("add", {"a": 1}), ("reset", {})]
+    tools, (one, two) = play(spec(), *calls)
+    assert tools == ["add", "count", "fail", "leave"]
+    assert one == two and one[:3] == ["5", "1", "2"]
+    assert one[3:5] == ["error: no way", "error: add needs the argument 'b'"]
+    assert one[5].startswith("error: there is no tool 'reset'")
+
+
+def test_some_of_its_tools_and_one_server_for_all():
+    tools, (one, two) = play(spec(tools=["count"], shared=True), ("count", {}), ("count", {}))
+    assert tools == ["count"] and (one, two) == (["1", "2"], ["3", "4"])
+
+
+def test_a_server_that_ends_fails_its_episode():
+    with pytest.raises(EnvironmentFailure, match="ended with exit code 3: goodbye"):
+        play(spec(), ("leave", {}))
+
+
+def test_no_server_is_left(tmp_path):
+    name = f"proxima-test-{os.getpid()}"
+    play(spec(command=[*COMMAND, name]), ("count", {}))
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert not [line for line in running.splitlines() if name in line]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"command": "server"}, "must be a list of a program"),
+        ({"command": ["/no/such/program"]}, "can't be started: No such file"),
+        ({"command": ["/bin/echo", "hello"]}, "wrote what is no message: 'hello"),
+        ({"command": ["/bin/false"]}, "ended with exit code 1"),
+        ({"tools": ["subtract"]}, "is no tool of the server; it has add, count, fail, leave"),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments, says):
+    with pytest.raises(FieldError) as error:
+        spec(**arguments).interface  # noqa: B018
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+def test_the_packages_own_server(tmp_path):
+    python = os.environ.get("PROXIMA_MCP_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_MCP_PYTHON names no interpreter with the package mcp")
+    (tmp_path / "server.py").write_text(TEN_LINES)
+    tools, (one, two) = play(spec(command=[python, str(tmp_path / "server.py")]), ("add", {"a": 2, "b": 3}))
+    assert tools == ["add"] and one == two == ["5"]

@@ -1,0 +1,124 @@
+"""A session with a real OpenEnv server, where an interpreter has the package."""
+
+import asyncio
+import os
+import socket
+import subprocess
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
+from proxima.environment.interface import EnvironmentSpec
+
+PYTHON = os.environ.get("PROXIMA_OPENENV_PYTHON")
+pytestmark = pytest.mark.skipif(
+    not PYTHON, reason="PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv"
+)
+ROW = {"messages": [{"role": "user", "content": ""}]}
+SERVER = """
+import sys
+import uvicorn
+from openenv.core.env_server.http_server import create_fastapi_app
+from openenv.core.env_server.interfaces import Environment
+from openenv.core.env_server.types import Action, Observation, State
+
+class Say(Action):
+    message: str
+
+class Heard(Observation):
+    heard: str
+
+class Echo(Environment):
+    SUPPORTS_CONCURRENT_SESSIONS = True
+    def __init__(self):
+        super().__init__()
+        self.steps = 0
+    def reset(self, seed=None, episode_id=None, **kwargs):
+        self.steps = 0
+        return Heard(heard=f"say something {seed}", done=False, reward=0.0)
+    def step(self, action, timeout_s=None, **kwargs):
+        self.steps += 1
+        return Heard(heard=f"{self.steps}: {action.message}", done=self.steps == 3, reward=0.1 * len(action.message))
+    @property
+    def state(self):
+        return State(step_count=self.steps)
+
+app = create_fastapi_app(Echo, Say, Heard, max_concurrent_envs=16)
+uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+"""
+
+
+@contextmanager
+def serving(folder):
+    """The address of a server."""
+    file = folder / "server.py"
+    file.write_text(SERVER)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = subprocess.Popen([PYTHON, str(file), str(port)])
+    try:
+        for _ in range(1200):
+            time.sleep(0.1)
+            assert server.poll() is None
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+                break
+            except OSError:
+                continue
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("openenv")) as address:
+        yield address
+
+
+def hosts_of(**arguments):
+    spec = EnvironmentSpec(kind="openenv", arguments={"python": PYTHON, **arguments})
+    return Hosts(spec, HostLimits(workers=1, call_seconds=120))
+
+
+def test_two_sessions_at_once(url):
+    hosts = hosts_of(url=url, action="message", show="heard")
+
+    async def run():
+        one, two = [await hosts.open(ROW, seed) for seed in (4, 5)]
+        first = [await one.respond("a"), await one.respond("bb")]
+        other = await two.respond("ccc")
+        two.drop()
+        return one.opening, two.opening, [*first, await one.respond("dddd")], other
+
+    try:
+        opening, opening_two, answers, other = asyncio.run(run())
+    finally:
+        hosts.close()
+    assert opening[0]["content"] == "say something 4" and opening_two[0]["content"] == "say something 5"
+    assert [a.messages[0]["content"] for a in answers[:2]] == ["1: a", "2: bb"]
+    assert [a.reward for a in answers] == pytest.approx([0.1, 0.2, 0.4]) and [a.done for a in answers] == [0, 0, 1]
+    assert other.messages[0]["content"] == "1: ccc"
+
+
+def test_actions_in_json_and_no_server(url):
+    hosts = hosts_of(url=url)
+
+    async def run():
+        one = await hosts.open(ROW, 0)
+        return [(await one.respond(text)).messages[0]["content"] for text in ("no", '{"message": "x"}')]
+
+    try:
+        bad, good = asyncio.run(run())
+    finally:
+        hosts.close()
+    assert bad == "error: the message must be a JSON object" and '"heard": "1: x"' in good
+    hosts = hosts_of(url="http://127.0.0.1:9")
+    try:
+        with pytest.raises(EnvironmentFailure, match="ProgramFailed: .*9"):
+            asyncio.run(hosts.open(ROW, 0))
+    finally:
+        hosts.close()

@@ -1,0 +1,197 @@
+"""The endpoint by raw HTTP: what is answered, in which form, and what is refused."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from proxima.data import ToolCall
+from proxima.rollout.episodes import endpoint as module
+from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatRefused
+
+KEY = "an-episode"
+HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+DEEP = {"function": {"name": "add", "arguments": "[" * 100_000}}
+CALLS = ChatAnswer(
+    content="so",
+    calls={"call_0": ToolCall(name="add", arguments={"a": 1})},
+    finish_reason="tool_calls",
+    prompt_tokens=5,
+    completion_tokens=2,
+)
+
+
+def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST"):
+    """The response to each body, and what the policy was asked."""
+    asked = []
+
+    async def answered(key, request):
+        if key != KEY:
+            raise ChatRefused("no episode has this API key", code="invalid_api_key", status=401)
+        asked.append(request)
+        return answer or ChatAnswer(content="hi", prompt_tokens=3, completion_tokens=1)
+
+    async def run():
+        endpoint = ChatEndpoint("policy", answered)
+        address = await endpoint.start()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with httpx.AsyncClient(headers=headers, timeout=30) as client:
+                made = [{"content": b} if isinstance(b, bytes | str) else {"json": b} for b in bodies]
+                return [await client.request(method, address + path, **each) for each in made]
+        finally:
+            await endpoint.close()
+            await endpoint.close()
+
+    return asyncio.run(run()), asked
+
+
+def test_an_answer_has_openais_form():
+    (response,), (request,) = ask(HELLO)
+    body = response.json()
+    assert response.status_code == 200 and body["object"] == "chat.completion" and body["model"] == "policy"
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": "hi"}
+    assert body["choices"][0]["finish_reason"] == "stop"
+    assert body["usage"] == {"prompt_tokens": 3, "completion_tokens": 1, "total_tokens": 4}
+    assert request.messages[0].content == "hello" and request.max_tokens is None and request.tools == ()
+
+
+def test_what_openai_agents_and_smolagents_send_is_taken():
+    sdk = HELLO | {
+        "tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": False, "metadata": {"trace": "1"},
+        "store": False,
+        "temperature": 0.3, "top_p": 1.0, "stream": False, "stream_options": None, "response_format": None, "user": "u",
+        "extra_body": {}, "reasoning_effort": None, "verbosity": None,
+    }  # fmt: skip
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    smol = {
+        "messages": [{"role": "system", "content": parts}, {"role": "user", "content": parts}],
+        "tools": [TOOL], "tool_choice": "required", "stop": ["Observation:"], "max_completion_tokens": 7,
+    }  # fmt: skip
+    responses, (first, second) = ask(sdk, smol)
+    assert [response.status_code for response in responses] == [200, 200]
+    assert first.tools == (TOOL,) and first.stop == ()
+    assert [message.content for message in second.messages] == ["ab", "ab"]
+    assert second.stop == ("Observation:",) and second.max_tokens == 7
+    _, (silent,) = ask(HELLO | {"tools": [TOOL], "tool_choice": "none"})
+    assert silent.tools == ()
+
+
+def test_a_chat_with_calls_comes_back():
+    call = {"id": "call_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    chat = [
+        {"role": "developer", "content": "be good"},
+        {"role": "user", "content": "1 + 1"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_0"},
+    ]
+    (response,), (request,) = ask({"messages": chat, "tools": [TOOL]}, answer=CALLS)
+    assert [message.role for message in request.messages] == ["system", "user", "assistant", "tool"]
+    assert request.messages[2].calls == (ToolCall(name="add", arguments={"a": 1}),)
+    assert request.messages[3].call_id == "call_0"
+    (choice,) = response.json()["choices"]
+    assert choice["finish_reason"] == "tool_calls" and choice["message"]["tool_calls"] == [call]
+
+
+def test_a_stream():
+    (response,), _ = ask(HELLO | {"stream": True, "stream_options": {"include_usage": True}}, answer=CALLS)
+    assert response.headers["content-type"].startswith("text/event-stream")
+    *events, done = [line.removeprefix("data: ") for line in response.text.splitlines() if line]
+    events = [json.loads(event) for event in events]
+    assert done == "[DONE]" and len({event["id"] for event in events}) == 1
+    delta = events[0]["choices"][0]["delta"]
+    assert delta["content"] == "so" and delta["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
+    assert delta["tool_calls"][0]["index"] == 0 and events[1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert events[2]["choices"] == [] and events[2]["usage"]["total_tokens"] == 7
+    (plain,), _ = ask(HELLO | {"stream": True})
+    assert "usage" not in plain.text
+
+
+@pytest.mark.parametrize("key", ["", "another"])
+def test_a_wrong_key(key):
+    (response,), asked = ask(HELLO, key=key)
+    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("{", "can't be read"),
+        (b"\xff\xfe", "can't be read"),
+        ("[" * 100_000, "can't be read"),
+        ("[]", "messages: must be a list"),
+        ({"messages": []}, "messages: must be a list"),
+        ({"messages": "hello"}, "messages: must be a list"),
+        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0: must have a role"),
+        ({"messages": [{"role": ["user"], "content": ""}]}, "messages.0: must have a role"),
+        ({"messages": ["hello"]}, "messages.0: must have a role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of type text"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+        ({"messages": [{"role": "assistant", "tool_calls": "add"}]}, "tool_calls: must be a list"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "read"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "5"}}]}]}, "read"),
+        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls: can't be read"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
+        (HELLO | {"n": 2}, "n=2: not supported"),
+        (HELLO | {"logprobs": True}, "logprobs=true: not supported"),
+        (HELLO | {"response_format": {"type": "json_object"}}, "response_format="),
+        (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice="),
+        (HELLO | {"max_tokens": 0}, "max_tokens=0: must be"),
+        (HELLO | {"max_tokens": "many"}, "max_tokens='many': must be"),
+        (HELLO | {"max_completion_tokens": True}, "max_tokens=True: must be"),
+        (HELLO | {"stop": [""]}, "stop: must be"),
+        (HELLO | {"tools": {"add": {}}}, "tools: must be"),
+        (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools: must be"),
+        (HELLO | {"stream_options": "all", "stream": True}, "stream_options: must be"),
+    ],
+)
+def test_what_is_refused_in_openais_form(body, says):
+    (response,), asked = ask(body)
+    error = response.json()["error"]
+    assert response.status_code == 400 and says in error["message"] and len(error["message"]) < 300 and not asked
+    assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+
+
+def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    (response,), asked = ask({"messages": [{"role": "user", "content": "x" * 5000}]})
+    assert response.status_code == 400 and "can't be read" in response.json()["error"]["message"] and not asked
+
+
+def test_models_and_no_other_address():
+    (models,), _ = ask(b"", path="/models", method="GET")
+    assert [model["id"] for model in models.json()["data"]] == ["policy"]
+    (other,), _ = ask(HELLO, path="/responses")
+    assert other.status_code == 404
+    (get,), _ = ask(b"", method="GET")
+    assert get.status_code == 405
+
+
+def test_an_agent_that_goes_away_ends_its_turn():
+    ended = []
+
+    async def run():
+        async def answered(key, request):
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                ended.append(key)
+                raise
+
+        endpoint = ChatEndpoint("policy", answered)
+        address = await endpoint.start()
+        try:
+            async with httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.post(address + "/chat/completions", json=HELLO, timeout=0.2)
+                for _ in range(100):
+                    await asyncio.sleep(0.05)
+                    if ended:
+                        break
+        finally:
+            await endpoint.close()
+
+    asyncio.run(run())
+    assert ended == [KEY]

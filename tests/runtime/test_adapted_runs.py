@@ -1,0 +1,96 @@
+"""Two steps of training in environments of other libraries, and by an agent from outside."""
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
+from tests.runtime.episode_world import episode_recipe, go
+
+SERVER = Path(__file__).parents[1] / "environment" / "adapters" / "mcp_server.py"
+AGENT = Path(__file__).parents[2] / "examples" / "agents" / "adder.py"
+SEEDS = {"kind": "seeds", "count": 20}
+WORLDS = {
+    "textarena": {"kind": "textarena", "game": "GuessTheNumber-v0"},
+    "reasoning_gym": {"kind": "reasoning_gym", "task": "chain_sum", "attempts": 2},
+    "skyrl_gym": {"kind": "skyrl_gym", "env": "gsm8k_multi_turn", "extras": {"max_turns": 2}},
+    "mcp": {"kind": "mcp", "command": [sys.executable, str(SERVER)]},
+}
+
+
+@pytest.fixture
+def model(tiny_model, tmp_path):
+    """A tiny model with room for what games and schemas say."""
+    folder = Path(shutil.copytree(tiny_model("llama"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    return folder
+
+
+def two_steps(folder, tree):
+    """The rows of the rollouts and the records of training."""
+    assert go(folder, tree).status == "done"
+    run = RunFolder(folder)
+    records = [record for record in run.read_metrics() if record["kind"] == "train"]
+    assert [record["step"] for record in records] == [1, 2]
+    assert all(record["episode/failed"] == 0 for record in records)
+    return [row for step in (1, 2) for row in read_rows(run.rollout_file(step))]
+
+
+def tree_of(model, world, seeds=False, **changes):
+    own = {"task__environment": world, "train__steps": 2, "eval__task": None, "eval__every": 0}
+    own |= {"task": {**SEEDS, "environment": world}} if seeds else {}
+    if world["kind"] == "mcp":
+        own["reward"] = [{"kind": "tests.runtime.tiny_run:Even"}]
+    return episode_recipe(model, **{k: v for k, v in own.items() if not (seeds and k.startswith("task__"))}, **changes)
+
+
+@pytest.mark.parametrize("kind", WORLDS)
+def test_two_steps(kind, model, tmp_path):
+    if kind != "mcp":
+        pytest.importorskip(kind)
+    rows = two_steps(tmp_path / "run", tree_of(model, WORLDS[kind], kind in ("textarena", "reasoning_gym")))
+    assert len(rows) == 32 and all(row["valid"] for row in rows)
+    if kind in ("textarena", "reasoning_gym", "skyrl_gym"):
+        assert any(len([s for s in json.loads(row["episode"])["spans"] if s["sampled"]]) == 2 for row in rows)
+
+
+def test_openenv_trains_two_steps(model, tmp_path):
+    from tests.environment.adapters.test_openenv import PYTHON, serving
+
+    if not PYTHON:
+        pytest.skip("PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv")
+    with serving(tmp_path) as url:
+        world = {"kind": "openenv", "url": url, "python": PYTHON, "action": "message", "show": "heard"}
+        rows = two_steps(tmp_path / "run", tree_of(model, world, True, episode__call_seconds=120))
+    assert len(rows) == 32 and any(row["reward"] > 0 for row in rows)
+
+
+def test_an_agent_library_trains_two_steps(model, tmp_path):
+    python = os.environ.get("PROXIMA_AGENTS_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_AGENTS_PYTHON names no interpreter with the package openai-agents")
+    world = {"kind": "agent", "command": [python, str(AGENT)], "workers": 2}
+    small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2}
+    rows = two_steps(tmp_path / "run", tree_of(model, world, **small))
+    assert len(rows) == 8 and all(row["valid"] and row["reward"] in (0.0, 1.0) for row in rows)
+
+
+def test_verifiers_trains_two_steps(model, tmp_path, monkeypatch):
+    python = os.environ.get("PROXIMA_VERIFIERS_PYTHON")
+    if not python:
+        pytest.skip("PROXIMA_VERIFIERS_PYTHON names no interpreter with the package verifiers")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SERVER.parent), os.environ.get("PYTHONPATH", "")]))
+    seat = {"harness": {"id": "adder_v1"}, "runtime": {"type": "subprocess"}}
+    given = json.dumps({"taskset": {"id": "adder_v1"}, "agent": seat})
+    command = [python, str(AGENT.with_name("verifiers_episode.py")), given]
+    small = {"train__prompts_per_step": 2, "train__completions_per_prompt": 2, "episode__seconds": 200}
+    rows = two_steps(
+        tmp_path / "run", tree_of(model, {"kind": "agent", "command": command, "workers": 2}, True, **small)
+    )
+    assert len(rows) == 8 and all(row["reward"] == (len(row["text"].strip()) % 2 == 0) for row in rows)
