@@ -112,8 +112,7 @@ class CompletionPage:
     def answer(self) -> dict[str, Any]:
         """Everything but the words of its tokens."""
         row, band = self.row, self.explained.band
-        opening = row["prompt_tokens"] if row.get("opening") is None else row["opening"]
-        prompt, tokens = opening.tolist(), row["tokens"].tolist()
+        prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
         return {
             **dict(zip(("uid", "sample", "turn"), self.key, strict=True)),
             "prompt": {"ids": prompt, "text": self.text.each(prompt)},
@@ -128,12 +127,24 @@ class CompletionPage:
             "versions": sorted(set(row["policy_version"].tolist())),
         }
 
+    def _episode(self) -> dict[str, Any] | None:
+        """The messages of this path, how the episode ended, and where its other paths leave this one."""
+        if self.row.get("episode") is None:
+            return None
+        others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
+        paths = []
+        for path in self.file.read(others, ("turn", "tokens")) if others else ():
+            shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
+            paths.append({"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)})
+        return {**json.loads(self.row["episode"]), "paths": paths}
+
     def token(self, token: int) -> dict[str, Any]:
         """A token in figures and in words. Raises: UserError without such a token."""
         if not 0 <= token < len(self.row["tokens"]):
             raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
         stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
-        at = {name: None if value != value else value for name, value in stored.items()}  # NaN: absent
+        absent = not self._sampled(token)
+        at = {name: None if absent and value != value else value for name, value in stored.items()}
         log_probs = {name: at.get(column) for name, column in POLICIES.items()}
         id = int(self.row["tokens"][token])
         return {
@@ -157,15 +168,20 @@ class CompletionPage:
     def _reason(self, token: int, keep: bool | None) -> str:
         """Why it was kept or dropped, or that only this was recorded."""
         if not self._sampled(token):
-            return "not trained here: the environment wrote it, or an earlier path of the episode has it"
+            return "not sampled here: it is context, in no loss"
         if not (problem := self.explained.problem):
             return str(self.call(reason, self.asked, token))
         recorded = self.row["outcome"] == "trained" and keep is not None
         return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
 
+    def _sampled(self, token: int) -> bool:
+        return self.row.get("sampled") is None or bool(self.row["sampled"][token])
+
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
         row, found = self.row, self.explained.alternatives
+        if not self._sampled(token):
+            return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
