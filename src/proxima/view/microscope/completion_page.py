@@ -128,6 +128,17 @@ class CompletionPage:
             "versions": sorted(set(row["policy_version"].tolist())),
         }
 
+    def _episode(self) -> dict[str, Any] | None:
+        """The messages of this path, how the episode ended, and where its other paths leave this one."""
+        if self.row.get("episode") is None:
+            return None
+        others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
+        paths = []
+        for path in self.file.read(others, ("turn", "tokens")) if others else ():
+            shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
+            paths.append({"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)})
+        return {**json.loads(self.row["episode"]), "paths": paths}
+
     def token(self, token: int) -> dict[str, Any]:
         """A token in figures and in words. Raises: UserError without such a token."""
         if not 0 <= token < len(self.row["tokens"]):
@@ -154,32 +165,23 @@ class CompletionPage:
             "version": at["policy_version"],
         }
 
-    def _episode(self) -> dict[str, Any] | None:
-        """The messages of an episode, and where its other paths leave this one; None of a single answer."""
-        if self.row.get("episode") is None:
-            return None
-        others = [key for key in self.file.rows if key[:2] == self.key[:2] and key != self.key]
-        tokens, paths = self.row["tokens"], []
-        rows = self.file.read([self.file.row_of(key) for key in others]) if others else []
-        for key, row in zip(others, rows, strict=True):
-            length = min(len(tokens), len(row["tokens"]))
-            apart = np.flatnonzero(tokens[:length] != row["tokens"][:length])
-            shared = int(apart[0]) if len(apart) else length
-            paths.append({"sample": key[1], "turn": key[2], "shared_tokens": shared})
-        return {**json.loads(self.row["episode"]), "paths": paths}
-
     def _reason(self, token: int, keep: bool | None) -> str:
         """Why it was kept or dropped, or that only this was recorded."""
-        if self.row.get("sampled") is not None and not self.row["sampled"][token]:
-            return "not trained here: the environment wrote it, or an earlier path of the episode has it"
+        if not self._sampled(token):
+            return "not sampled here: it is context, in no loss"
         if not (problem := self.explained.problem):
             return str(self.call(reason, self.asked, token))
         recorded = self.row["outcome"] == "trained" and keep is not None
         return f"{'kept' if keep else 'masked'}, as the trainer recorded; {problem}" if recorded else problem
 
+    def _sampled(self, token: int) -> bool:
+        return self.row.get("sampled") is None or bool(self.row["sampled"][token])
+
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """The engine's most probable tokens there, or those recomputed; None where there are neither."""
         row, found = self.row, self.explained.alternatives
+        if not self._sampled(token):
+            return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
