@@ -182,16 +182,16 @@ def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(t
     page, alone = shown[7, 1, 1], shown[7, 0, 0]
     answer = page.answer()
     assert [span["tokens"] for span in answer["episode"]["spans"]] == [2, 2, 3]
-    assert (
-        answer["episode"]["paths"] == [{"sample": 1, "turn": 0, "shared_tokens": 3}]
-        and alone.answer()["episode"]["paths"] == []
-    )
+    assert answer["episode"]["paths"] == [{"turn": 0, "shared_tokens": 3}] and alone.answer()["episode"]["paths"] == []
     sampled = np.frombuffer(base64.b64decode(answer["columns"]["sampled"]["u8"]), "u1").astype(bool)
     assert sampled.tolist() == [False] * 4 + [True] * 3
     for name in ("log_ratio", "divergence", "mismatch", "loss_weight", "prefix_spent", "threshold"):
         np.testing.assert_array_equal(np.isnan(page.columns[name]), ~sampled, name)
     assert page.columns["prefix_spent"][4] == 0  # an observation takes no part of CPPO's prefix
-    assert page.token(3)["reason"].startswith("not trained here")
+    assert [page.token(3)[name] for name in ("reason", "top_k")] == [
+        "not sampled here: it is context, in no loss",
+        None,
+    ]
     assert page.token(4)["reason"].startswith("kept: ")
     assert shown[7, 2, 0].answer()["episode"]["failure"] == "it broke"
 
