@@ -40,7 +40,7 @@ OUTCOMES = {
     "prints": DONE,
     "prints to files": DONE,
     "writes to all files": "something wrote into its worker's socket",
-    "closes all files": "its worker ended",
+    "closes all files": "its worker (ended|died)",
     "closes input": DONE,
     "closes output": DONE,
     "eats memory": "MemoryError: above the worker's limit",
@@ -89,11 +89,12 @@ def spec(name, tools=()):
 
 @pytest.fixture(scope="module")
 def hosts():
+    others = len(family(os.getpid(), "fork_server.py"))  # of rewards that tests of this process share
     made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=1.0, memory_mb=160))
     yield made
-    assert family(os.getpid(), "fork_server.py") != []
+    assert len(family(os.getpid(), "fork_server.py")) > others
     made.close()
-    assert family(os.getpid(), "fork_server.py") == []
+    assert len(family(os.getpid(), "fork_server.py")) <= others
 
 
 async def play(hosts, kind):

@@ -116,7 +116,7 @@ def test_what_is_wrong_in_a_recipe_is_one_line(package, world, says):
     pytest.importorskip(package)
     spec = EnvironmentSpec(kind=world["kind"], arguments={k: v for k, v in world.items() if k != "kind"})
     with pytest.raises(FieldError) as error:
-        spec.interface  # noqa: B018
+        Hosts(spec, HostLimits(workers=1))
     assert says in str(error.value) and "\n" not in str(error.value)
     json.dumps(error.value.value)
 

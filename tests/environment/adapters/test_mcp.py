@@ -82,7 +82,7 @@ def test_no_server_is_left(tmp_path):
 )
 def test_what_is_wrong_is_one_line(arguments, says):
     with pytest.raises(FieldError) as error:
-        spec(**arguments).interface  # noqa: B018
+        Hosts(spec(**arguments), HostLimits(workers=1))
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
