@@ -14,7 +14,8 @@ from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.episodes.figures import episode_metrics
-from proxima.rollout.episodes.player import COLLATERAL, Episodes, Rules
+from proxima.rollout.episodes.played import COLLATERAL
+from proxima.rollout.episodes.player import Episodes, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from proxima.rollout.generator import GroupGenerator, GroupSpec

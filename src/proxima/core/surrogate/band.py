@@ -21,7 +21,6 @@ from proxima.core.segment import segment_sum
 from proxima.core.surrogate import SURROGATES
 from proxima.core.surrogate.cppo import Cppo, _SampledTokens
 from proxima.core.surrogate.dppo import returns_to
-from proxima.core.surrogate.weight import MIN_LOG_WEIGHT
 from proxima.data import PolicyBatch
 
 FEWEST_DIGITS, MOST_DIGITS = 3, 9  # significant digits in a sentence; more only where two numbers would read the same
@@ -324,12 +323,7 @@ def _sapo(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _vespo(spec: Any, b: PolicyBatch) -> Band:
-    log_ratio = masked_log_ratio(b).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    log_weight = spread(b, segment_sum(log_ratio, b.cu_seqlens).clamp(MIN_LOG_WEIGHT, LOG_RATIO_LIMIT))
-    advantage = b.masked("advantage")
-    gain = either(advantage >= 0, spec.k_positive, spec.k_negative, log_weight)
-    decay = either(advantage >= 0, spec.lambda_positive, spec.lambda_negative, log_weight)
-    phi = (decay + gain * log_weight - decay * log_weight.exp()).exp()
+    log_weight, phi = spec.weights(b)
     ratio = log_weight.exp()
     return _weighted(
         b,

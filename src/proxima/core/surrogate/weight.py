@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
@@ -132,14 +133,18 @@ class Vespo(Surrogate):
             require(0 <= getattr(self, name) < float("inf"), name, getattr(self, name), "must be >= 0 and finite")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
+        _, phi = self.weights(b)
+        loss = -phi * b.masked("advantage") * b.masked("log_prob")
+        return TokenLoss(loss, b.loss_mask, {"weight_mean": SumCount.over(phi, b.loss_mask)}, "sequence")
+
+    def weights(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """log w, bounded, and phi(w), [N] each, detached: of the sequence of each token."""
         log_ratio = masked_log_ratio(b).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         log_weight = spread(b, segment_sum(log_ratio, b.cu_seqlens).clamp(MIN_LOG_WEIGHT, LOG_RATIO_LIMIT))
-        advantage = b.masked("advantage")
-        gain = either(advantage >= 0, self.k_positive, self.k_negative, log_weight)
-        decay = either(advantage >= 0, self.lambda_positive, self.lambda_negative, log_weight)
-        phi = (decay + gain * log_weight - decay * log_weight.exp()).exp()
-        loss = -phi * advantage * b.masked("log_prob")
-        return TokenLoss(loss, b.loss_mask, {"weight_mean": SumCount.over(phi, b.loss_mask)}, "sequence")
+        positive = b.masked("advantage") >= 0
+        gain = either(positive, self.k_positive, self.k_negative, log_weight)
+        decay = either(positive, self.lambda_positive, self.lambda_negative, log_weight)
+        return log_weight, (decay + gain * log_weight - decay * log_weight.exp()).exp()
 
 
 @dataclass(frozen=True)

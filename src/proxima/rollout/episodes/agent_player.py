@@ -6,9 +6,9 @@ the agent has started, or its own after it has rewritten its memory. All of them
 """
 
 import asyncio
+import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +20,17 @@ from proxima.engine.protocol import Engine, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
-from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
+from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
-from proxima.rollout.episodes.played import Played, failed_episode
+from proxima.rollout.episodes.played import (
+    Attempts,
+    Played,
+    failed_episode,
+    next_arrival,
+    row_of,
+    sampled_turn,
+    with_instructions,
+)
 from proxima.rollout.episodes.settings import EpisodeSettings
 
 MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # where a call begins
@@ -117,28 +125,23 @@ class AgentEpisodes:
             except BaseException as error:
                 arrivals.put_nowait(error)
 
-        address = await self._listening()
-        del address
+        await self._listen()
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
             for _ in requests:
-                arrival = await arrivals.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
+                yield await next_arrival(arrivals)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._unused()
 
-    async def _listening(self) -> str:
-        """The address of the endpoint, which listens while somebody generates."""
+    async def _listen(self) -> None:
+        """The endpoint listens while somebody generates."""
         self._users += 1
         if self._endpoint is None:
             self._endpoint = ChatEndpoint("policy", self.answer)
             await self._endpoint.start()
-        return self._endpoint.address
 
     async def _unused(self) -> None:
         self._users -= 1
@@ -150,28 +153,19 @@ class AgentEpisodes:
 
     async def _play(self, request: Request, openings: dict[int, Prompt]) -> Completion:
         """An episode to its end; begun again where its agent fails."""
-        retries, collateral, attempts = self.settings.retries, 16, 0
+        attempts = Attempts(self.settings.retries)
         while True:
-            attempts += 1
             try:
-                return await self._attempt(request, openings, attempts)
-            except EnvironmentFailure as failure:
-                if failure.collateral and collateral:
-                    collateral -= 1
-                elif retries:
-                    retries -= 1
-                else:
-                    return failed_episode(request, str(failure), attempts)
-            except (UserError, ForkRefused) as failure:
-                return failed_episode(request, str(failure), attempts)
+                return await self._attempt(request, openings, attempts.made)
+            except (EnvironmentFailure, UserError) as failure:  # that of a chat template would come again
+                if not attempts.again(failure):
+                    return failed_episode(request, str(failure), attempts.made)
 
     async def _attempt(self, request: Request, openings: dict[int, Prompt], attempts: int) -> Completion:
         key, limit = secrets.token_urlsafe(24), self.settings.seconds
         episode = self._episodes[key] = AgentEpisode(request)
         assert self._endpoint is not None
-        prompt = request.prompt
-        row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
-        job = AgentJob(row=row, base_url=self._endpoint.address, api_key=key)
+        job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key)
         clock = asyncio.get_running_loop().time
         began = clock()
         try:
@@ -243,7 +237,7 @@ class AgentEpisodes:
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
             talk = self._talk(episode, asked)
-        except (UserError, ForkRefused) as error:
+        except UserError as error:
             episode.broken = error
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
         played = talk.played
@@ -258,7 +252,7 @@ class AgentEpisodes:
         episode.turns += 1
         clock = asyncio.get_running_loop().time
         began = clock()
-        completion = await self._sample(request)
+        completion = await sampled_turn(self.engine, request)
         episode.waited += clock() - began
         turn = played.add(completion)
         talk.numbers.append(request.turn)
@@ -303,10 +297,7 @@ class AgentEpisodes:
         messages = tuple(self._message(message) for message in asked.messages)
         if not asked.tools or self._template(asked.tools).supports_tools:
             return messages
-        described = describe_tools(asked.tools, self.tool_format)
-        if messages[0]["role"] != "system":
-            return {"role": "system", "content": described}, *messages
-        return {"role": "system", "content": f"{messages[0]['content']}\n\n{described}"}, *messages[1:]
+        return with_instructions(messages, describe_tools(asked.tools, self.tool_format))
 
     def _message(self, message: ChatMessage) -> Message:
         """As the chat template gets it; the calls of an assistant that the policy is not are part of its text."""
@@ -325,12 +316,6 @@ class AgentEpisodes:
         if self.settings.tokens is None:
             return room
         return min(room, self.settings.tokens - sum(talk.played.length for talk in episode.talks))
-
-    async def _sample(self, request: Request) -> Completion:
-        async with aclosing(self.engine.generate([request])) as stream:  # type: ignore[type-var]
-            async for completion in stream:
-                return completion
-        raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
 
 
 def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
@@ -352,8 +337,6 @@ def _call_key(call: ToolCall) -> tuple[str, Any]:
 
 def _written(call: ToolCall, tool_format: str) -> str:
     """A call as the model would have written it."""
-    import json
-
     arguments = dict(call.arguments)
     if tool_format == "hermes":
         return f"\n<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"

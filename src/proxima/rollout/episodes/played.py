@@ -1,6 +1,8 @@
 """An episode while it is played, and the completion that it becomes."""
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -9,9 +11,11 @@ from numpy.typing import NDArray
 
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
 from proxima.data.episode import Cut
-from proxima.engine.protocol import Request
+from proxima.engine.protocol import Engine, Request
+from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 
+COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
 NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model wrote nothing; the others 0
 
@@ -192,3 +196,61 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
         temperature=request.sampling.temperature,
         episode=Episode(failure=" ".join(failure.split())[:300], attempts=attempts),
     )
+
+
+# ---- what players have in common -------------------------------------------------------------------------------------
+
+
+class Attempts:
+    """How often an episode was begun, and whether it may be begun again.
+
+    Args:
+        retries: how many failures of its environment may be followed by another attempt; of those that another episode
+            caused, `COLLATERAL` more.
+    """
+
+    def __init__(self, retries: int) -> None:
+        self.made, self._retries, self._collateral = 1, retries, COLLATERAL
+
+    def again(self, failure: Exception) -> bool:
+        """Count another attempt after this failure; False if there is none."""
+        if not isinstance(failure, EnvironmentFailure):
+            return False
+        if failure.collateral and self._collateral:
+            self._collateral -= 1
+        elif self._retries:
+            self._retries -= 1
+        else:
+            return False
+        self.made += 1
+        return True
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """The columns of a prompt's row, as environments and agents get them."""
+    return {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
+
+
+def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
+    """The chat with a text at the end of its system message, or as one; unchanged without a text."""
+    if not text:
+        return tuple(messages)
+    if messages[0]["role"] != "system":
+        return {"role": "system", "content": text}, *messages
+    return {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]
+
+
+async def sampled_turn(engine: Engine, request: Request) -> Completion:
+    """The engine's answer to one request. RuntimeError if it gives none."""
+    async with aclosing(engine.generate([request])) as stream:  # type: ignore[type-var]
+        async for completion in stream:
+            return completion
+    raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
+
+
+async def next_arrival(arrivals: "asyncio.Queue[Completion | BaseException]") -> Completion:
+    """The next finished episode; raises the exception that came in its place."""
+    arrival = await arrivals.get()
+    if isinstance(arrival, BaseException):
+        raise arrival
+    return arrival

@@ -21,11 +21,19 @@ from proxima.engine.protocol import Engine, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
 from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
-from proxima.rollout.episodes.played import Played, PlayedTurn, failed_episode
+from proxima.rollout.episodes.played import (
+    Attempts,
+    Played,
+    PlayedTurn,
+    failed_episode,
+    next_arrival,
+    row_of,
+    sampled_turn,
+    with_instructions,
+)
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task.prompts import with_system
 
-COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
 T = TypeVar("T")
 
 
@@ -92,10 +100,7 @@ class Episodes:
             for table in tables:
                 table.start(table.play)
             for _ in requests:
-                arrival = await arrivals.get()
-                if isinstance(arrival, BaseException):
-                    raise arrival
-                yield arrival
+                yield await next_arrival(arrivals)
         finally:
             for table in tables:
                 table.close()
@@ -162,33 +167,27 @@ class GroupTable:
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
         """An episode to its end; begun again where its environment fails, with the first turn that was sampled."""
-        retries, collateral, attempts = self.rules.settings.retries, COLLATERAL, 1
+        attempts = Attempts(self.rules.settings.retries)
         while True:
             try:
                 if not isinstance(begun, Played):
                     raise begun
-                self.deliver(await self._to_end(begun, first, attempts))
+                self.deliver(await self._to_end(begun, first, attempts.made))
                 return
             except (EnvironmentFailure, GivenUp) as failure:
                 if isinstance(begun, Played):
                     self._drop(begun.instance)
-                if isinstance(failure, EnvironmentFailure) and failure.collateral and collateral:
-                    collateral -= 1
-                elif isinstance(failure, EnvironmentFailure) and retries:
-                    retries -= 1
-                else:
-                    self.deliver(failed_episode(request, str(failure), attempts))
+                if not attempts.again(failure):
+                    self.deliver(failed_episode(request, str(failure), attempts.made))
                     return
-            attempts += 1
             begun = await self._begin(request)
 
     async def _begin(self, request: Request) -> Played | Exception:
         """A fresh environment and its opening; or why there is none."""
         prompt = request.prompt
-        row = {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
-            instance = await self.player.hosts.open(row, seed)
+            instance = await self.player.hosts.open(row_of(prompt), seed)
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)
@@ -207,11 +206,7 @@ class GroupTable:
         messages = prompt.messages if given is None else with_system(given, self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
-        if not self.rules.instructions:
-            return tuple(messages)
-        if messages[0]["role"] != "system":
-            return {"role": "system", "content": self.rules.instructions}, *messages
-        return {**messages[0], "content": f"{messages[0]['content']}\n\n{self.rules.instructions}"}, *messages[1:]
+        return with_instructions(messages, self.rules.instructions)
 
     def _checked(self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation) -> Prompt:
         """The prompt that these messages make, the same for all episodes."""
@@ -232,7 +227,7 @@ class GroupTable:
         cut: Cut = ""
         while True:
             room, left = self._room(played), self._context_left(played)
-            completion = first or await self._sample(played.next_request(room))
+            completion = first or await sampled_turn(self.player.engine, played.next_request(room))
             first = None
             turn = played.add(completion)
             if completion.finish_reason == "abort":
@@ -268,12 +263,6 @@ class GroupTable:
         if instance.seconds > limit:
             raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
         return result
-
-    async def _sample(self, request: Request) -> Completion:
-        async with aclosing(self.player.engine.generate([request])) as stream:  # type: ignore[type-var]
-            async for completion in stream:
-                return completion
-        raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")
 
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
         """Let tools and environment answer the turn; True if the episode ends with it."""
