@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
+from proxima.data.columns import Ints
 from proxima.data.episode import Cut
 from proxima.engine.protocol import Engine, Request
 from proxima.environment.hosts import EnvironmentFailure
@@ -55,6 +56,7 @@ class Played:
     conversation: Conversation
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
+    contexts: list[Ints] = field(default_factory=list)  # of the turns so far
 
     @property
     def length(self) -> int:
@@ -62,13 +64,17 @@ class Played:
         return len(self.conversation.context) - len(self.conversation.prompt)
 
     def next_request(self, max_tokens: int) -> Request:
-        """Of the next turn."""
+        """Of the next turn. It names the contexts of earlier turns that its own begins with, and its own, which is the
+        beginning of the next one's; without those that a fork has left behind."""
         prompt, sampling = self.opening, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
         if max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
-        return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling)
+        tokens = prompt.tokens
+        self.contexts = [seen for seen in self.contexts if _begins(tokens, seen)] + [tokens]
+        shared = tuple(len(seen) for seen in self.contexts)
+        return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
     def add(self, completion: Completion) -> PlayedTurn:
         """A turn of the model."""
@@ -140,6 +146,11 @@ class Played:
         if path.opening is not None:
             return replace(self.opening, messages=(), tokens=path.opening)
         return None if self.opening is self.request.prompt else self.opening
+
+
+def _begins(tokens: Ints, seen: Ints) -> bool:
+    """Whether the tokens are these, and more."""
+    return len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)])
 
 
 def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:
