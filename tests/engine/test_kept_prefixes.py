@@ -1,5 +1,5 @@
-"""Turns of a conversation: what they begin with is run once. What is kept changes no bit, and the parts that a prompt is
-run in nothing but the rounding."""
+"""Turns of a conversation: what they begin with is run once. What is kept changes no bit, and the parts that a prompt
+is run in nothing but the rounding."""
 
 import asyncio
 from dataclasses import replace
