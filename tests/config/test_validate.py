@@ -49,16 +49,6 @@ def test_the_smallest_recipe_passes(recipe):
             "lower sampling.max_tokens",
         ),
         (
-            [
-                "task={kind: arithmetic, tools: [a:b]}",
-                "algorithm.proximal=next",
-                "algorithm.correction=[{kind: importance, towards: next}]",
-                "runtime.max_concurrent_rollouts=4",
-                "runtime.max_lag=2",
-            ],
-            "algorithm.proximal=next (command line): next follows single answers, not episodes; set it to recompute",
-        ),
-        (
             ["sampling.temperature=0"],
             "sampling.temperature=0 (command line): training needs samples, 0 is greedy; set it > 0, evaluation is "
             "greedy by default",

@@ -26,7 +26,7 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, prompt, requests, run
 from tests.engine.one_process import OneProcess
 from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
-from tests.engine.test_kept_turns import by_request, next_turns
+from tests.engine.test_kept_prefixes import by_request, first_turns, next_turns
 from tests.model.rows import loaded
 from tests.runtime.tiny_run import Watcher, go, recipe
 
@@ -101,7 +101,7 @@ def test_completions_are_those_of_the_engine_in_this_process(shared):
 
 
 def test_later_turns_of_one_prompt_keep_their_own_tokens(shared):
-    asked = [replace(request, continues=True) for request in requests(2, 3, max_tokens=5)]
+    asked = first_turns(2, 3, max_tokens=5)
     again = next_turns(asked, by_request(asyncio.run(collect(shared, asked)), asked))
     given = by_request(asyncio.run(collect(shared, again)), again)
     expected = [run(engine(), [request])[0] for request in again]

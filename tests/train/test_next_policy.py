@@ -18,6 +18,8 @@ from proxima.train import TokenStatistics, TrainStack
 from proxima.train.next_policy import NextLogProbs, NextPolicy, missing_metrics
 from tests.engine.helpers import engine, prompt, requests
 from tests.model.rows import loaded
+from tests.rollout.episodes.test_player import DONE, FORGETFUL, PROMPT, SHORT, World, player, said
+from tests.rollout.episodes.test_player import requests as episode_requests
 
 NAN = float("nan")
 VERSIONS = 5
@@ -103,6 +105,65 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
     assert flying > 50 or interrupt == "finish"
 
 
+@pytest.mark.parametrize("source", ["engine", "trainer"])
+@pytest.mark.parametrize("template", [SHORT, FORGETFUL], ids=["one path", "forks"])
+def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
+    """Turns of several versions, sampled while new weights come: none is missing but those of the last version."""
+    found = engine(slots=8, seed=0)
+    found.scheduler.stop_tokens = frozenset(range(0, 260, 20))  # turns of some 20 tokens
+    executor = Executor(found)
+    episodes = player(executor, World([*[said("go")] * 4, DONE]), template=template, context=900)
+    newest, made = [0], {}
+
+    async def trainer(items):
+        return replayed(newest[0], items)
+
+    def held():
+        return [(PROMPT, one) for one in made.values()]
+
+    cache = NextPolicy(
+        executor, held, trainer if source == "trainer" else None, playing=lambda running: episodes.unfinished(running)
+    )
+    if source == "engine":
+        executor.register_pre_pause_hook(cache.before_pause)
+    playing = []
+
+    async def go():
+        async def collect():
+            async for completion in episodes.generate(episode_requests(6, max_tokens=200)):
+                made[completion.key] = completion
+
+        task = asyncio.create_task(collect())
+        for version in range(1, 4 * VERSIONS):
+            await some_steps(found)
+            playing.append(len(episodes.playing))
+            await cache.fill([], newest[0])
+            await executor.pause()
+            await executor.publish(WeightUpdate(version=version, module=loaded("llama", version % 3).model))
+            await executor.resume()
+            newest[0] = version
+        await asyncio.wait_for(task, 200)
+
+    def replayed(version, items):
+        return TrainStack(Policy(loaded("llama", version % 3), compute_dtype=torch.float32)).log_prob(items)
+
+    asyncio.run(asyncio.wait_for(go(), 300))
+    assert sum(count > 0 for count in playing) > 3
+    paths = [path for one in made.values() for path in one.paths]
+    items = [Trajectory.of(path.opening or PROMPT, path, group=i, advantage=1.0) for i, path in enumerate(paths)]
+    replays = [replayed(version, items) for version in range(3)]
+    cache = NextPolicy(executor, held, entries=cache.entries.values())
+    checked = 0
+    for i, item in enumerate(asyncio.run(cache.fill(items, 99))):
+        for version in set(item.policy_version.tolist()):
+            places = (item.policy_version == version) & item.sampled
+            if version < newest[0]:
+                expected = replays[(version + 1) % 3][i][places]
+                np.testing.assert_allclose(item.next_log_prob[places], expected, atol=2e-4)  # no NaN
+                checked += int(places.sum())
+    assert checked > 100 and any(len(set(item.policy_version[item.sampled].tolist())) > 2 for item in items)
+
+
 class Recording:
     """Scores every token of a request as minus the number of its call, and says what it is told to."""
 
@@ -184,9 +245,9 @@ def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
     """An observation has the version of the turn before; nobody asks for it, nor for a turn that runs."""
     late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
     early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True], opening=prompt(0))
-    flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))
+    flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))  # of nobody's episode
     found, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
-    cache = NextPolicy(found, lambda: held)
+    cache = NextPolicy(found, lambda: held, playing=lambda running: [])
     found.flying = [flying]
     run(cache, 2, 3)
     before = prompt(0).tokens.tolist()

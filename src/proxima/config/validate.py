@@ -109,7 +109,7 @@ CHECKS: Sequence[Check | IfSet] = (
     data_section.data_files_exist,
     episode_section.only_rl_plays,
     episode_section.environment_rewards_have_one,
-    episode_section.episodes_can_be_trained,
+    episode_section.an_episode_has_room_for_a_turn,
     values_are_filled_in,
     model_section.dtypes_are_consistent,
     model_section.device_exists,

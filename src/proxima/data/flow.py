@@ -74,7 +74,7 @@ class Completion(Columns):
         sampled: [T] bool, False for the tokens of an episode that the model did not write; None: it wrote all of them.
             The log-probs of the others are 0.
         episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
-            message, `turn` the number of the path.
+            message, and `turn` numbers the path by the first turn that it has as sampled.
         earlier: the other paths of the episode, oldest first: its template rewrote what the model had seen. Together
             with this one each sampled token is in exactly one path as `sampled`.
         opening: the prompt that this path begins with: what an environment wrote in place of the row's, or what the

@@ -34,9 +34,11 @@ class Decoder(Protocol):
 
     `routes`, of the last `prefill`, `hidden` or `step`: [n, M, K] int8 or int16, the experts that each token it fed was
     sent to, rows of padding last; None where the decoder was not asked to record them.
+    `takes_past`: a `prefill` of a prompt with its past is all that is needed of it.
     """
 
     routes: Tensor | None
+    takes_past: bool
 
     def load(self, model: nn.Module) -> None:
         """Copy the weights of `model`, which has the same shapes."""
@@ -79,6 +81,7 @@ class CachingDecoder:
 
     def __init__(self, config: Any, dtype: torch.dtype, device: torch.device) -> None:
         self.dtype, self.device = dtype, device
+        self.takes_past = True
         self.routes: Tensor | None = None
         self.heads = int(config.num_attention_heads)
         self.kv_heads = int(getattr(config, "num_key_value_heads", None) or self.heads)

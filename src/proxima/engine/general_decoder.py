@@ -66,6 +66,7 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
         _ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
         self.records_routes = routes
+        self.takes_past = not routes  # they are wanted of all tokens
         self.model.set_attn_implementation(hugging_face_name("packed"))
 
     def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
@@ -91,6 +92,7 @@ class RecomputeDecoder(_ModelCopy):
     """For every causal model; each token costs a forward pass over its full sequence. The cache holds token ids."""
 
     routes: Tensor | None = None
+    takes_past = False
 
     def new_cache(self, slots: int) -> KVCache:
         return KVCache(1, slots, 1, 1, torch.long, self.device, parts=1)

@@ -71,7 +71,8 @@ class Request:
     Args:
         turn: of a conversation. Requests of a first turn (0) of one prompt have the same tokens; later ones have their
             own, which begin with those of the turn before, unless a template has rewritten them.
-        continues: another turn may follow, for which an engine may keep what it has computed.
+        shared: lengths, ascending, of beginnings of the prompt that other requests may have too: in a conversation, the
+            contexts of the turns so far and of this one. An engine may keep what it computes for them.
     """
 
     prompt: Prompt
@@ -79,7 +80,7 @@ class Request:
     sampling: Sampling
     seed: int = 0
     turn: int = 0
-    continues: bool = False
+    shared: tuple[int, ...] = ()
 
     @property
     def key(self) -> Key:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
-from proxima.engine.cache import KeptTurns
+from proxima.engine.cache import KeptPrefixes
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.protocol import InFlight, Request
@@ -37,19 +37,14 @@ class RunningRequest:
 @dataclass(eq=False)
 class WaitingPrompt:
     """A prompt with requests that are not running yet; its KV is kept from the first admission to the last, and so are
-    its routes. `past` is the KV of its first tokens, of the turn before."""
+    its routes."""
 
     prompt: Prompt
     requests: deque[tuple[Request, Sink]]
     hidden: Tensor | None = None
     kv: Tensor | None = None
     routes: Tensor | None = None
-    past: Tensor | None = None
-
-    @property
-    def fresh_tokens(self) -> int:
-        """Tokens that a prefill runs."""
-        return len(self.prompt.tokens) - (0 if self.past is None else self.past.shape[3])
+    shared: tuple[int, ...] = ()  # of its requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,7 +135,7 @@ class Scheduler:
         self.admits = True  # False: waiting requests stay waiting
         self.version = 0
         self.generated_tokens = self.completions_ended = 0  # of all callers
-        self.turns = KeptTurns(2 * slots)
+        self.prefixes = KeptPrefixes()
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
@@ -160,7 +155,7 @@ class Scheduler:
                 )
             own = prompt.uid, request.sample if request.turn else -1
             if own not in groups:
-                groups[own] = WaitingPrompt(prompt, deque(), past=self.turns.take(request))
+                groups[own] = WaitingPrompt(prompt, deque(), shared=request.shared)
             groups[own].requests.append((request, sink))
         self.waiting.extend(groups.values())
 
@@ -209,9 +204,9 @@ class Scheduler:
         self.decoder.load(weights)
         self.version = version
         self._rebuild = bool(self.running) and not keep
-        self.turns.clear()
+        self.prefixes.clear()
         for entry in self.waiting:
-            entry.hidden = entry.kv = entry.past = None
+            entry.hidden = entry.kv = None
 
     @torch.no_grad()
     def step(self, most: int = 1) -> None:
@@ -237,9 +232,10 @@ class Scheduler:
         while self.waiting and free > 0:
             entry = self.waiting[0]
             if entry.kv is None:
-                if fresh and entry.fresh_tokens > budget:
+                tokens = self.prefixes.missing(entry.prompt.tokens, entry.shared)
+                if fresh and tokens > budget:
                     break
-                budget -= entry.fresh_tokens
+                budget -= tokens
                 fresh.append(entry)
             admitted = [self._open(*entry.requests.popleft()) for _ in range(min(free, len(entry.requests)))]
             free -= len(admitted)
@@ -248,9 +244,9 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            hidden, kv = self.decoder.prefill([entry.prompt.tokens for entry in fresh], [entry.past for entry in fresh])
+            hidden, kv = self.prefixes.prefill(self.decoder, [(entry.prompt.tokens, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
-                entry.hidden, entry.kv, entry.past = hidden[i], kv[i], None
+                entry.hidden, entry.kv = hidden[i], kv[i]
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:
@@ -260,6 +256,7 @@ class Scheduler:
             longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv)
+        self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the running completions have
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
@@ -347,9 +344,6 @@ class Scheduler:
             columns, routes = self.table.read(running.line), running.prompt_routes
             if routes is not None:
                 columns["prompt_routed_experts"] = routes.cpu().numpy()
-            elif running.request.continues and reason != "abort":
-                kv = self.cache.take(self.running.index(running), self._length(running) - 1)
-                self.turns.keep(running.request, columns["tokens"], kv)
             self._deliver(running.sink, self._completion(running.request, columns, reason))
         self._release([running for running, _ in finished])
 

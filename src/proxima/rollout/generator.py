@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
-from proxima.engine.protocol import Engine, Request, Sampling
+from proxima.data.columns import Bools
+from proxima.engine.protocol import Engine, InFlight, Request, Sampling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,14 @@ class EpisodePlayer(Protocol):
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order."""
+        ...
+
+    def unfinished(self, running: Sequence[InFlight]) -> list[tuple[InFlight, Bools]]:
+        """The paths of the episodes that are played, each with which of its tokens the model wrote.
+
+        Args:
+            running: what the engine has in flight, the turns that these episodes wait for among it.
+        """
         ...
 
     def taken(self) -> float:

@@ -23,6 +23,7 @@ from proxima.train.run_stage import RunStage
 SCORE_SECONDS = 300.0  # that the engine may take for one window; less than a hook may
 COMPARED = 8  # completions of a step on which engine and trainer are compared
 Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
+Playing = Callable[[Sequence[InFlight]], Sequence[tuple[InFlight, Bools]]]
 LogProbs = Callable[[Sequence[Trajectory]], Awaitable[list[Floats]]]
 WriteEntries = Callable[[Path, Sequence["NextLogProbs"]], None]
 
@@ -61,9 +62,9 @@ class Segment:
     end: int
 
     @property
-    def prompt(self) -> tuple[int, int]:
-        """What it has the prompt tokens in common with: uid and turn."""
-        return self.of.prompt_uid, self.of.turn
+    def prompt(self) -> tuple[int, bytes]:
+        """What it has the prompt in common with: uid and prompt tokens."""
+        return self.of.prompt_uid, self.of.prompt_tokens.tobytes()
 
     def trajectory(self, group: int) -> Trajectory:
         """The completion up to the end of the segment, for the trainer."""
@@ -90,6 +91,8 @@ class NextPolicy(RunStage):
             does.
         entries: of a checkpoint.
         file: of a checkpoint, and what writes it.
+        playing: given what the engine has in flight, the paths of the episodes that run, each with which of its tokens
+            the model wrote; None: a completion is one turn.
     """
 
     column = "next_log_prob"
@@ -101,8 +104,10 @@ class NextPolicy(RunStage):
         trainer: LogProbs | None = None,
         entries: Iterable[NextLogProbs] = (),
         file: tuple[str, WriteEntries] | None = None,
+        playing: Playing | None = None,
     ) -> None:
         self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
+        self.playing = playing
         self.entries = {entry.key: entry for entry in entries}
         self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with trainer's log-probs and behavior's
         self._metrics: dict[str, float] = {}
@@ -162,10 +167,12 @@ class NextPolicy(RunStage):
 
     async def _segments(self, version: int) -> list[Segment]:
         """What has to be computed while `version` is the newest."""
-        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed. A later
-        # turn that runs is left out: its context is not the prompt, and its key that of another path.
-        running = [partial for partial in await self.engine.in_flight() if partial.temperature > 0]
-        waiting: dict[Key, tuple[InFlight, Bools | None]] = {one.key: (one, None) for one in running if not one.turn}
+        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
+        running = await self.engine.in_flight()
+        parts: Sequence[tuple[InFlight, Bools | None]] = [(one, None) for one in running]
+        if self.playing is not None:
+            parts = self.playing(running)
+        waiting = {one.key: (one, sampled) for one, sampled in parts if one.temperature > 0}
         paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []

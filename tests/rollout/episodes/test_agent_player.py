@@ -16,6 +16,7 @@ from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from tests.engine.helpers import engine, trainer_log_prob
+from tests.rollout.episodes.test_player import Watched
 from tests.tiny import tiny_tokenizer
 
 HERE = "tests.rollout.episodes.agent_functions"
@@ -61,6 +62,8 @@ def play(policy, spec, *, samples=1, context=2000, tool_format="hermes", max_tok
             context,
             tool_format,
         )
+        if isinstance(policy, Watched):
+            policy.episodes = episodes
         asked = [Request(prompt=prompt(), sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
         try:
             return sorted([c async for c in episodes.generate(asked)], key=lambda c: c.key)
@@ -91,6 +94,12 @@ def paths_are_what_the_policy_saw(policy, completion):
         assert tokens == [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
 
 
+@pytest.mark.parametrize("agent", ["asks_once", "asks_a_helper"])
+def test_what_runs_is_how_its_paths_begin(agent):
+    policy = Watched(Scripted(lambda context, request: f"answer {request.turn}"))
+    policy.agree_with(play(policy, agent))
+
+
 def test_one_answer():
     policy = Scripted(lambda context, request: "four")
     (completion,) = play(policy, "asks_once")
@@ -117,7 +126,7 @@ def test_tools_in_json_and_streamed():
 def test_other_conversations_are_paths_of_their_own():
     policy = Scripted(lambda context, request: f"answer {request.turn}")
     (completion,) = play(policy, "asks_a_helper")
-    assert [path.turn for path in completion.paths] == [0, 1, 2] and completion.episode.forks == 2
+    assert [path.turn for path in completion.paths] == [1, 3, 0] and completion.episode.forks == 2
     assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[1], [3], [0, 2]]
     assert completion.text == "answer 3" and completion.episode.reward == 0.5
     paths_are_what_the_policy_saw(policy, completion)

@@ -9,7 +9,7 @@ import pytest
 
 from proxima.data import Completion, Episode, Prompt, SamplingMask, Score, ToolCall, Trajectory
 from proxima.data.flow import Group
-from proxima.engine.protocol import Request, Sampling
+from proxima.engine.protocol import InFlight, Request, Sampling
 from proxima.environment.hosts import Answer, EnvironmentFailure
 from proxima.reward.environment_reward import EnvironmentReward
 from proxima.reward.runner import RewardRunner
@@ -82,6 +82,40 @@ class Engine:
             sampling_mask=SamplingMask.of_sets([[0, token] if token else [0] for token in tokens])
             if self.masks
             else None,
+        )
+
+
+class Watched:
+    """Before each answer of an engine, the episodes are asked what they are so far, with some of the turn sampled."""
+
+    def __init__(self, engine):
+        self.engine, self.episodes, self.seen = engine, None, []
+
+    async def generate(self, asked):
+        by_key = {request.key: request for request in asked}
+        async for completion in self.engine.generate(asked):
+            whole = InFlight.of(completion, by_key[completion.key].prompt.tokens)
+            for count in (0, 1, len(whole.tokens)):
+                part = replace(whole, tokens=whole.tokens[:count], policy_version=whole.policy_version[:count])
+                self.seen.append((part, self.episodes.unfinished([part])))
+            yield completion
+
+    def agree_with(self, completions):
+        """What an episode was is how its paths begin, and has the turn that was sampled."""
+        paths = {path.key: path for completion in completions for path in completion.paths}
+        for turn, parts in self.seen:
+            own = [(part, sampled) for part, sampled in parts if part.key[:2] == turn.key[:2]]
+            for part, sampled in own:
+                path, count = paths[part.key], len(part.tokens)
+                assert part.prompt_tokens.tolist() == (path.opening or PROMPT).tokens.tolist() or path.opening is None
+                assert part.tokens.tolist() == path.tokens[:count].tolist()
+                assert part.policy_version.tolist() == path.policy_version[:count].tolist()
+                assert sampled.tolist() == path.sampled[:count].tolist() and sampled[-1]
+            if count := len(turn.tokens):
+                contexts = [np.concatenate([part.prompt_tokens, part.tokens]).tolist() for part, _ in own]
+                assert [*turn.prompt_tokens.tolist(), *turn.tokens.tolist()] in contexts
+        assert self.episodes.unfinished([]) == [] and len(self.seen) == 3 * sum(
+            len(path.episode.turns) for path in paths.values()
         )
 
 
@@ -362,6 +396,13 @@ def test_forks_become_paths():
     refused = player(Engine(["one", "two"]), World([said("go")]), template=FORGETFUL, forks="refuse")
     (completion,) = play(refused)
     assert "rewrites turn 0" in completion.episode.failure and completion.episode.attempts == 1
+
+
+@pytest.mark.parametrize("template", [SHORT, BEGINS, FORGETFUL])
+def test_what_runs_is_how_its_paths_begin(template):
+    engine = Watched(Engine(["one", "two", "three"], ["four", "five", "six"]))
+    engine.episodes = player(engine, World([said("go"), said("on"), DONE]), template=template)
+    engine.agree_with(play(engine.episodes, 2))
 
 
 def group_of(episodes, prompt=PROMPT):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.algorithm_section import AlgorithmConfig
 from proxima.engine.protocol import Sampling
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -52,14 +51,10 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
                 yield f"{place}.{i}.kind", f"{message}; set {path}.environment, or name another reward"
 
 
-def episodes_can_be_trained(
-    task: Any, algorithm: AlgorithmConfig, episode: EpisodeSettings, sampling: Sampling
-) -> Findings:
-    """What asks the engine about running completions knows them by one prompt each, and an episode has one a turn."""
+def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling: Sampling) -> Findings:
+    """A turn may have as many tokens as the episode."""
     if not is_played(task):
         return
-    if algorithm.proximal == "next":
-        yield "algorithm.proximal", "next follows single answers, not episodes; set it to recompute"
     if episode.tokens is not None and episode.tokens < sampling.max_tokens:
         message = f"is less than one turn may have, sampling.max_tokens={sampling.max_tokens}"
         yield "episode.tokens", f"{message}; raise it, or lower sampling.max_tokens"

@@ -16,7 +16,7 @@ import numpy as np
 
 from proxima.data import Completion, Message, Prompt, ToolCall, UserError
 from proxima.data.episode import Cut
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.environment.tool_calls import ToolFormat, describe_tools, read_calls
@@ -24,6 +24,7 @@ from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
     Attempts,
+    PartialPaths,
     Played,
     failed_episode,
     next_arrival,
@@ -45,6 +46,7 @@ class Talk:
         history: what the agent has been told and has said, up to the last answer.
         tools: that it offered.
         answering: a turn is being sampled.
+        asking: its number, or of the last one.
     """
 
     played: Played
@@ -52,6 +54,7 @@ class Talk:
     numbers: list[int] = field(default_factory=list)  # of its turns in the episode
     history: list[ChatMessage] = field(default_factory=list)
     answering: bool = True
+    asking: int = -1
 
     def continued_by(self, asked: ChatRequest) -> Sequence[ChatMessage]:
         """The messages that answer its last turn; empty if the chat is another one."""
@@ -102,8 +105,21 @@ class AgentEpisodes:
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
         self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
         self._endpoint: ChatEndpoint | None = None
+        self._playing: dict[tuple[int, int], AgentEpisode] = {}  # by uid and sample, until it is yielded
         self._users = 0
         self._seconds = 0.0
+
+    def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
+        """The paths of the episodes that are played, with what the engine has of their turns: its `in_flight`."""
+        by_key = {one.key: one for one in running}
+        return [
+            path
+            for (uid, sample), episode in self._playing.items()
+            for talk in episode.talks
+            for path in talk.played.so_far(
+                by_key.get((uid, sample, talk.asking)) if talk.answering else None, [*talk.numbers, talk.asking]
+            )
+        ]
 
     def taken(self) -> float:
         """Seconds that agents took since the last call, all episodes together, without their wait for the policy."""
@@ -129,8 +145,12 @@ class AgentEpisodes:
         tasks = [asyncio.create_task(play(request)) for request in requests]
         try:
             for _ in requests:
-                yield await next_arrival(arrivals)
+                completion = await next_arrival(arrivals)
+                self._playing.pop((completion.prompt_uid, completion.sample), None)
+                yield completion
         finally:
+            for request in requests:
+                self._playing.pop((request.prompt.uid, request.sample), None)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -164,6 +184,7 @@ class AgentEpisodes:
     async def _attempt(self, request: Request, openings: dict[int, Prompt], attempts: int) -> Completion:
         key, limit = secrets.token_urlsafe(24), self.settings.seconds
         episode = self._episodes[key] = AgentEpisode(request)
+        self._playing[request.prompt.uid, request.sample] = episode
         assert self._endpoint is not None
         job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key)
         clock = asyncio.get_running_loop().time
@@ -205,19 +226,19 @@ class AgentEpisodes:
         text = episode.last.played.turns[-1].completion.text
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
         paths = [
-            _numbered(replace(path, earlier=()), talk.numbers)
+            _numbered(path, talk.numbers)
             for talk, whole in zip(talks, made, strict=True)
             for path in (whole.earlier if talk is talks[0] else whole.paths)
         ]
         main, forks = _numbered(made[0], talks[0].numbers), len(paths)
         assert main.episode is not None
         earlier = [
-            replace(path, turn=i, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
-            for i, path in enumerate(paths)
+            replace(path, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
+            for path in paths
             if path.episode is not None
         ]
         whole = replace(main.episode, forks=forks)
-        return replace(main, text=text, turn=forks, earlier=tuple(earlier), episode=whole)
+        return replace(main, text=text, earlier=tuple(earlier), episode=whole)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -249,6 +270,7 @@ class AgentEpisodes:
         most = min(room, asked.max_tokens or room)
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
+        talk.asking = episode.turns
         episode.turns += 1
         clock = asyncio.get_running_loop().time
         began = clock()
@@ -322,7 +344,7 @@ def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
     """A path of one conversation with the numbers that its turns have in the episode."""
     assert path.episode is not None
     spans = tuple(replace(span, turn=numbers[span.turn]) for span in path.episode.spans)
-    return replace(path, episode=replace(path.episode, spans=spans))
+    return replace(path, turn=numbers[path.turn], earlier=(), episode=replace(path.episode, spans=spans))
 
 
 def _alike(known: ChatMessage, given: ChatMessage) -> bool:

@@ -1,6 +1,7 @@
 """The tokens of an episode, turn by turn: what was sampled is never encoded."""
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from typing import Literal
@@ -95,6 +96,13 @@ class Conversation:
         self._nodes.append(_MessageNode(span, np.asarray(tokens, np.int32), ""))
         self._turns += 1
         self._awaits_turn = False
+
+    def with_turn(self, tokens: Ints) -> "Conversation":
+        """A copy in which the model has written these tokens, the beginning of a turn that is being sampled."""
+        other = copy(self)
+        other._nodes = [*self._nodes]
+        other.add_turn(tokens, "", "")
+        return other
 
     def observe(self, messages: Sequence[Message]) -> bool:
         """Messages answer the last turn. True if the template rewrote what the model saw, and a new path begins.

@@ -10,12 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
+from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Cut
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 
 COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
+PartialPaths = list[tuple[InFlight, Bools]]  # each with which of its tokens the model wrote
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
 NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model wrote nothing; the others 0
 
@@ -55,6 +57,7 @@ class Played:
     conversation: Conversation
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
+    contexts: list[Ints] = field(default_factory=list)  # of the turns so far
 
     @property
     def length(self) -> int:
@@ -62,13 +65,17 @@ class Played:
         return len(self.conversation.context) - len(self.conversation.prompt)
 
     def next_request(self, max_tokens: int) -> Request:
-        """Of the next turn."""
+        """Of the next turn. It names the contexts of earlier turns that its own begins with, and its own, which is the
+        beginning of the next one's; without those that a fork has left behind."""
         prompt, sampling = self.opening, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
         if max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
-        return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling)
+        tokens = prompt.tokens
+        self.contexts = [seen for seen in self.contexts if _begins(tokens, seen)] + [tokens]
+        shared = tuple(len(seen) for seen in self.contexts)
+        return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
     def add(self, completion: Completion) -> PlayedTurn:
         """A turn of the model."""
@@ -76,10 +83,43 @@ class Played:
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
 
+    def so_far(self, running: InFlight | None, numbers: Sequence[int] | None = None) -> "PartialPaths":
+        """Its paths, to the token that the engine has sampled last: as those of `completion` begin.
+
+        Args:
+            running: the turn that is being sampled.
+            numbers: of the turns in the episode, that one among them.
+        """
+        conversation, versions = self.conversation, [turn.completion.policy_version for turn in self.turns]
+        if running is not None and len(running.tokens):
+            conversation, versions = conversation.with_turn(running.tokens), [*versions, running.policy_version]
+        return [
+            (
+                InFlight(
+                    prompt_uid=self.request.prompt.uid,
+                    sample=self.request.sample,
+                    turn=first if numbers is None else numbers[first],
+                    prompt_tokens=self.opening.tokens if path.opening is None else path.opening,
+                    tokens=path.tokens,
+                    policy_version=_versions(
+                        _placed(
+                            [versions[turn] for turn, _, _ in places], [p[1:] for p in places], len(path.tokens), 0
+                        ),
+                        path.sampled,
+                    ),
+                    temperature=self.request.sampling.temperature,
+                ),
+                path.sampled,
+            )
+            for path in conversation.paths()
+            if (places := _sampled_places(path))
+            for first in [places[0][0]]
+        ]
+
     def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:
         """The whole episode. What follows the last turn is no part of it: nothing is conditioned on that."""
         paths = self.conversation.paths()
-        columns = [self._columns(path, number) for number, path in enumerate(paths)]
+        columns = [self._columns(path) for path in paths]
         episodes = [
             Episode(spans=tuple(map(self._span, path.spans)), cut=cut, attempts=attempts, forks=len(paths) - 1)
             for path in paths
@@ -99,16 +139,12 @@ class Played:
             return replace(span, error=any(error for _, error in turn.answers))
         return replace(span, state=turn.state, reward=turn.reward, calls=turn.calls, unreadable=turn.unreadable)
 
-    def _columns(self, path: Path, number: int) -> dict[str, Any]:
+    def _columns(self, path: Path) -> dict[str, Any]:
         """The columns of a path: of each sampled token what the engine said, of the others nothing but the version of
         the turn before them."""
         turns = [turn.completion for turn in self.turns]
-        ends = np.cumsum([part.tokens for part in path.spans])
-        places = [
-            (turns[part.turn], int(end) - part.tokens, int(end))
-            for part, end in zip(path.spans, ends, strict=True)
-            if part.sampled
-        ]
+        numbers = _sampled_places(path)
+        places = [(turns[number], start, end) for number, start, end in numbers]
         first, length = turns[0], len(path.tokens)
         columns: dict[str, Any] = {}
         for name in PER_TOKEN:
@@ -127,7 +163,7 @@ class Played:
             "opening": self._opening(path),
             "prompt_uid": first.prompt_uid,
             "sample": first.sample,
-            "turn": number,
+            "turn": numbers[0][0],
             "tokens": path.tokens,
             "sampled": path.sampled,
             "text": places[-1][0].text,
@@ -140,6 +176,18 @@ class Played:
         if path.opening is not None:
             return replace(self.opening, messages=(), tokens=path.opening)
         return None if self.opening is self.request.prompt else self.opening
+
+
+def _sampled_places(path: Path) -> list[tuple[int, int, int]]:
+    """The turns that a path has as sampled: the number of each, and where it begins and ends."""
+    ends = np.cumsum([span.tokens for span in path.spans]).tolist()
+    spans = zip(path.spans, ends, strict=True)
+    return [(span.turn, end - span.tokens, end) for span, end in spans if span.sampled]
+
+
+def _begins(tokens: Ints, seen: Ints) -> bool:
+    """Whether the tokens are these, and more."""
+    return len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)])
 
 
 def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:

@@ -17,12 +17,13 @@ import numpy as np
 from proxima.data import Completion, Message, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.data.random import EPISODE_SEED, mix
-from proxima.engine.protocol import Engine, Request
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
 from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
+    PartialPaths,
     Played,
     PlayedTurn,
     failed_episode,
@@ -79,6 +80,16 @@ class Episodes:
     def __init__(self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules) -> None:
         self.engine, self.hosts, self.template, self.rules = engine, hosts, template, rules
         self.seconds = 0.0
+        self.playing: dict[tuple[int, int], Played] = {}  # by uid and sample, until the episode is yielded
+
+    def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
+        """The paths of the episodes that are played, with what the engine has of their turns: its `in_flight`."""
+        by_key = {one.key: one for one in running}
+        return [
+            path
+            for (uid, sample), played in self.playing.items()
+            for path in played.so_far(by_key.get((uid, sample, len(played.turns))))
+        ]
 
     def taken(self) -> float:
         """Seconds that environments took since the last call, all episodes together."""
@@ -100,10 +111,14 @@ class Episodes:
             for table in tables:
                 table.start(table.play)
             for _ in requests:
-                yield await next_arrival(arrivals)
+                completion = await next_arrival(arrivals)
+                self.playing.pop((completion.prompt_uid, completion.sample), None)
+                yield completion
         finally:
             for table in tables:
                 table.close()
+            for request in requests:
+                self.playing.pop((request.prompt.uid, request.sample), None)
             await asyncio.gather(*(task for table in tables for task in table.tasks), return_exceptions=True)
 
 
@@ -199,7 +214,9 @@ class GroupTable:
         except (GivenUp, UserError) as reason:  # the template fails for these messages
             self._drop(instance)
             return reason if isinstance(reason, GivenUp) else GivenUp(str(reason))
-        return Played(request, opening, instance, conversation, instance.state)
+        played = Played(request, opening, instance, conversation, instance.state)
+        self.player.playing[prompt.uid, request.sample] = played
+        return played
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
         """The messages that an episode begins with."""

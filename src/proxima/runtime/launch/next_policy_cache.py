@@ -8,7 +8,7 @@ from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine
 from proxima.runtime.state.pending_files import write_next_policy
 from proxima.train.checkpoint import NEXT_POLICY
-from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Unconsumed
+from proxima.train.next_policy import LogProbs, NextLogProbs, NextPolicy, Playing, Unconsumed
 
 if TYPE_CHECKING:
     from proxima.config.sections.algorithm_section import AlgorithmConfig
@@ -20,6 +20,7 @@ def make_next_policy(
     unconsumed: Unconsumed,
     trainer: LogProbs,
     entries: Iterable[NextLogProbs],
+    playing: Playing | None = None,
 ) -> NextPolicy:
     """The cache of a run, its hook registered.
 
@@ -34,7 +35,8 @@ def make_next_policy(
     if by_engine and not engine.capabilities.score:
         remedy = "set algorithm.next_from=trainer"
         raise FieldError("engine", type(engine.engine).__name__, "can't score given tokens", remedy=remedy)
-    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries, (NEXT_POLICY, write_next_policy))
+    file = NEXT_POLICY, write_next_policy
+    cache = NextPolicy(engine, unconsumed, None if by_engine else trainer, entries, file, playing)
     if by_engine:
         engine.register_pre_pause_hook(cache.before_pause)
     return cache

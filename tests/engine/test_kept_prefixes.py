@@ -1,0 +1,135 @@
+"""Turns of a conversation: what they begin with is run once. What is kept changes no bit, and the parts that a prompt
+is run in nothing but the rounding."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.engine.cache import KeptPrefixes
+from proxima.engine.protocol import Request, WeightUpdate
+from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
+from tests.engine.test_decoders import PAIRS
+from tests.model.rows import ids, loaded
+
+
+def first_turns(*sizes, **settings) -> list[Request]:
+    return [replace(r, shared=(len(r.prompt.tokens),)) for r in requests(*sizes, **settings)]
+
+
+def next_turns(asked, given, *, observed: int = 5) -> list[Request]:
+    """Each conversation with some tokens of an observation, other ones in each."""
+    again = []
+    for i, (request, completion) in enumerate(zip(asked, given, strict=True)):
+        tokens = np.concatenate([request.prompt.tokens, completion.tokens, ids(observed, 31 * i + 1)])
+        prompt = replace(request.prompt, tokens=tokens)
+        shared = (*request.shared, len(tokens)) if request.shared else ()
+        again.append(replace(request, turn=request.turn + 1, prompt=prompt, shared=shared))
+    return again
+
+
+def by_request(given, asked):
+    found = {completion.key: completion for completion in given}
+    return [found[request.key] for request in asked]
+
+
+def prefilled(found) -> list[int]:
+    """Tokens of each prefill from now on."""
+    counts, decoder = [], found.scheduler.decoder
+    run_prefill = decoder.prefill
+
+    def prefill(prompts, past=()):
+        own = past or [None] * len(prompts)
+        counts.extend(len(p) - (0 if old is None else old.shape[3]) for p, old in zip(prompts, own, strict=True))
+        return run_prefill(prompts, past)
+
+    decoder.prefill = prefill
+    return counts
+
+
+@pytest.mark.parametrize(("kind", "decoder"), PAIRS)
+def test_three_turns_agree_with_the_trainer_and_with_whole_prefills(kind, decoder):
+    kept, whole = engine(kind, decoder), engine(kind, decoder)
+    asked, fresh = first_turns(3, 4, max_tokens=7), [3, 8, 13]
+    for _ in range(3):
+        counts = prefilled(kept)
+        given = by_request(run(kept, asked), asked)
+        other = by_request(run(whole, [replace(request, shared=()) for request in asked]), asked)
+        assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in other]
+        torch.testing.assert_close(behavior(given), behavior(other), rtol=0, atol=1e-5)
+        torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=2e-5)
+        assert counts == fresh
+        before, asked = asked, next_turns(asked, given)
+        pairs = zip(asked, [None if decoder == "recompute" else request.shared[-1] for request in before], strict=True)
+        fresh = [len(request.prompt.tokens[start:]) for request, start in pairs]  # the turn, and what answers it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("decoder", ["fast", "general"])
+def test_what_is_kept_changes_no_bit(dtype, decoder):
+    """Everything, nothing, what one context has room for; in other company."""
+    kept, lost, small = (engine(decoder=decoder, dtype=dtype) for _ in range(3))
+    lost.scheduler.prefixes.trim = lambda most: KeptPrefixes.trim(lost.scheduler.prefixes, 0)
+    small.scheduler.prefixes.trim = lambda most: KeptPrefixes.trim(small.scheduler.prefixes, 60)
+    asked = first_turns(3, 4, max_tokens=7)
+    for _ in range(3):
+        counts = prefilled(lost)
+        given = by_request(run(kept, asked), asked)
+        assert by_request(run(lost, asked), asked) == given
+        assert by_request([c for i in (9, 3, 6, 0) for c in run(small, asked[i : i + 3])], asked) == given
+        assert sum(counts) == sum(len(r.prompt.tokens) for r in (asked if asked[0].turn else asked[::4]))
+        asked = next_turns(asked, given)
+
+
+def test_bf16_stays_within_rounding_of_the_trainer():
+    found, asked = engine(dtype=torch.bfloat16), first_turns(max_tokens=9)
+    for _ in range(3):
+        given = by_request(run(found, asked), asked)
+        far = (behavior(given) - trainer_log_prob("llama", asked, given, dtype=torch.bfloat16)).abs()
+        assert far.mean() < 0.02 and far.max() < 0.15
+        asked = next_turns(asked, given)
+
+
+def test_a_conversation_that_was_rewritten_is_run_whole():
+    found, asked = engine(), first_turns(2, 2, max_tokens=6)
+    again = next_turns(asked, by_request(run(found, asked), asked))
+    tokens = again[0].prompt.tokens.copy()
+    tokens[1] += 1
+    again[0] = replace(again[0], prompt=replace(again[0].prompt, tokens=tokens), shared=(len(tokens),))
+    counts = prefilled(found)
+    given = by_request(run(found, again), again)
+    assert counts == [len(tokens), 11, 11, 11]
+    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", again, given), rtol=0, atol=2e-5)
+
+
+def test_new_weights_end_what_was_kept():
+    found, asked = engine(seed=0), first_turns(2, 2, max_tokens=6)
+    again = next_turns(asked, by_request(run(found, asked), asked))
+    asyncio.run(found.publish(WeightUpdate(version=1, module=loaded("llama", 1).model)))
+    counts = prefilled(found)
+    given = by_request(run(found, again), again)
+    assert sum(counts) == sum(len(request.prompt.tokens) for request in again)
+    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", again, given, seed=1), rtol=0, atol=2e-5)
+
+
+def test_what_was_not_used_for_longest_goes_first():
+    scheduler = engine().scheduler
+    found, prompts = scheduler.prefixes, [(np.int32(ids(10, n)), (4, 10)) for n in range(3)]
+    found.prefill(scheduler.decoder, prompts)
+    assert found.positions == 3 * 14
+    assert found.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
+    assert found.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
+    found.trim(20)
+    assert [found.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0] and found.positions == 14
+    found.clear()
+    assert found.positions == 0 and found.missing(*prompts[0]) == 10
+
+
+def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():
+    found, asked = engine(), requests(1, 4, max_tokens=4)
+    again = next_turns(asked, by_request(run(found, asked), asked))
+    together = by_request(run(engine(), again), again)
+    alone = [run(engine(), [request])[0] for request in again]
+    assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
