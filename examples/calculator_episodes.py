@@ -6,11 +6,13 @@ recipes/cpu/tools.yaml, whose held-out questions are not among them.
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from proxima.config import resolve
 from proxima.data.recipe_files import find_recipe
 from proxima.environment.calculator import calculate
+from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools
 
@@ -18,7 +20,8 @@ from proxima.environment.tool_calls import describe_tools
 def main(count: int, path: Path) -> None:
     """`count` chats, one a line: system message with the tool, question, call, result, answer."""
     config = resolve(find_recipe("cpu/tools")).config
-    told = describe_tools(EnvironmentSpec(kind="calculator").interface.schemas, config.episode.tool_format)
+    with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
+        told = describe_tools(hosts.interface.schemas, config.episode.tool_format)
     system = {"role": "system", "content": f"{config.data.system}\n\n{told}"}
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)

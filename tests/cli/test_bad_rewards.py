@@ -61,7 +61,7 @@ def test_answers_that_no_reward_reads(proxima, recipe, here):
         "".join(json.dumps({"question": "?", "answer": answer}) + "\n" for answer in ("1", "two", "3"))
     )
     code, out, err = proxima("train", recipe(), "task={kind: jsonl, path: q.jsonl}", "folder=run")
-    assert code == 2 and out.endswith("  loading model\n") and not (here / "run").exists()
+    assert code == 2 and out.endswith("  checking recipe and data\n") and not (here / "run").exists()
     assert err == (
         "error: data.max_unreadable=0.01 (default): is exceeded: task: 1 of 3 answers can't be read: "
         "row 1 \"two\" (number: not a number; use 'exact' or 'math'); "
@@ -74,7 +74,7 @@ def test_a_scorer_that_is_not_there(proxima, recipe, here):
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
         code, out, err = proxima("train", recipe(), f"reward={{kind: http, url: '{url}', retries: 0}}", "folder=run")
-    assert code == 2 and out.endswith("  loading model\n") and not (here / "run").exists()
+    assert code == 2 and out.endswith("  checking recipe and data\n") and not (here / "run").exists()
     assert err == f"error: reward 'http': {url} can't be reached: Connection refused; start the scorer before the run\n"
 
 

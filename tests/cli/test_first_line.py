@@ -30,7 +30,7 @@ def test_a_run_says_it_before_the_load_call_and_before_transformers_is_imported(
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     done = subprocess.run([sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, cwd=tmp_path)
     lines = done.stdout.splitlines()
-    assert lines[0].endswith("  loading model") and lines[1] == "loading begins False", done.stderr
+    assert lines[0].endswith("  checking recipe and data") and lines[1] == "loading begins False", done.stderr
 
 
 @pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward"])
@@ -48,7 +48,7 @@ def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, 
     monkeypatch.setattr(launch, "train", begin)
     monkeypatch.setattr(run_config, "resolve_run", lambda *_, **__: resolve("quickstart", []))
     assert command_line.main([command, "quickstart"]) == 2
-    assert told[0].endswith("  loading model\n")
+    assert told[0].endswith("  checking recipe and data\n")
     monkeypatch.setattr(launch, "train", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
     command_line.main([command, "quickstart", "--quiet"])
     assert told[1] == ""

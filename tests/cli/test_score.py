@@ -1,10 +1,15 @@
 """`proxima score`: rewards over a file of texts, what can be wrong with either, and what programs read."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
+
+from proxima.data import Completion, Episode, Group, Prompt, Score, Span
+from proxima.runtime.state.rollouts import read_rows, write_evals
 
 ROWS = [
     {"question": "7 + 5?", "gold": "12", "difficulty": 1, "completion": "12"},
@@ -155,3 +160,37 @@ def test_what_is_wrong_is_one_line(proxima, file, here, words, told):
     (here / "none.jsonl").write_text('{"prompt": "?", "completion": null}\n')
     code, out, err = proxima("score", *words)
     assert (code, out) == (2, "") and err.startswith(f"error: {told}") and len(err.splitlines()) == 1, err
+
+
+def test_what_a_run_has_recorded(proxima, here):
+    """Groups, answers, tokens and episodes as they were: an earlier path is no completion, a failure no reward of 0."""
+
+    def completion(sample, text, tokens, **facts):
+        spans = (
+            Span(role="assistant", tokens=2, text="a call", sampled=True),
+            Span(role="tool", tokens=tokens - 3, text="12"),
+            Span(role="assistant", tokens=1, text=text, sampled=True, turn=1),
+        )
+        made = Completion.of_text(7, sample, text, range(tokens))
+        own = np.array([True, True, *[False] * (tokens - 3), True])
+        return replace(made, turn=1, sampled=own, episode=Episode(spans=spans, reward=0.5, forks=1, **facts))
+
+    failed = replace(
+        Completion.of_text(7, 2, "", ()), sampled=np.zeros(0, np.bool_), episode=Episode(failure="it fell")
+    )
+    completions = (completion(0, "12", 9), completion(1, "13", 6, cut="turns"), failed)
+    prompt = Prompt(uid=7, messages=({"role": "user", "content": "7 + 5?"},), tokens=np.zeros(1, np.int32), answer="12")
+    group = Group(prompt=prompt, completions=completions, scores=tuple(Score(value=0.0) for _ in completions))
+    write_evals(here / "evals.parquet", 0, [group])
+    rows = read_rows(here / "evals.parquet")
+    earlier = {**rows[0], "turn": 0, "episode": json.dumps(json.loads(rows[0]["episode"]) | {"reward": None})}
+    (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (earlier, *rows)))
+    rewards = [word for one in ("environment", "number", "{kind: length, tokens: 3}") for word in ("--reward", one)]
+    for file in ("evals.parquet", "rows.jsonl"):
+        code, out, err = proxima("score", file, *rewards, "--json-out", "out.json")
+        first, second, third = json.loads((here / "out.json").read_text())["rows"]
+        assert (code, err, [row["sample"] for row in (first, second, third)]) == (1, "", [0, 1, 2]), out
+        assert {row["row"] for row in (first, second, third)} == {first["row"]}  # one group
+        assert (first["parts"]["environment"], first["parts"]["number"], second["parts"]["number"]) == (0.5, 1.0, 0.0)
+        assert first["parts"]["length"] == second["parts"]["length"]  # observations don't count
+        assert third["value"] is None and third["error"] == "it fell"

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
+from proxima.config.sections.episode_section import is_played
 from proxima.core.selection import Prune
 from proxima.reward import ModelReward, Overlong
+from proxima.task.seeds import Seeds
 from tests.recipes.talker import questions, scorer, talker
 
 TOKENS, RANKS = 8, 4
@@ -43,10 +45,12 @@ def smaller(config: Any, root: Path) -> list[str]:
         values["algorithm.distillation.path"] = talker("qwen3", root)
         values["algorithm.distillation.divergence.top_k"] = 4  # of eleven tokens
     for slot, task in (("task", config.task), ("eval.task", config.eval.task)):
+        if isinstance(task, Seeds):  # the environment writes its questions
+            continue
         kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k", "Jsonl": "jsonl"}.get(type(task).__name__, "parquet")
         place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
         values |= (
-            {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)})}
+            {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)} | _world(task))}
         )
     for i, reward in enumerate(config.reward):
         if isinstance(reward, Overlong):
@@ -56,6 +60,11 @@ def smaller(config: Any, root: Path) -> list[str]:
     if hasattr(config.algorithm.aggregate, "horizon"):
         values["algorithm.aggregate.horizon"] = size
     return [f"{key}={value}" for key, value in values.items()]
+
+
+def _world(task: Any) -> dict[str, Any]:
+    """What the answers to a task are given in."""
+    return {"environment": task.environment, "tools": list(task.tools)} if is_played(task) else {}
 
 
 def on_four_ranks(recipe: str, layout: str, root: Path) -> list[str]:

@@ -1,51 +1,170 @@
 """Chat with a model or a run's checkpoint, in the model's chat template. The answer appears as it is sampled.
 
-Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new one. Input that is no terminal is one message a
-line."""
+A model that was trained with tools or an environment has them here too: `call` and `tool` show what it calls, and what
+comes back.
 
+Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new one, in a fresh environment. Input that is no
+terminal is one message a line."""
+
+import os
 import sys
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.generate import MODEL, Inference, model_and_data, warn
+from proxima.cli.generate import MODEL, Inference, ModelAsked, model_asked, table_of, warn
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
+if TYPE_CHECKING:
+    from proxima.data.episode import Cut
+    from proxima.rollout.episodes.played import PlayedTurn
+    from proxima.runtime.launch.episode_chat import Table
+
 NEW = "/new"
-DEFAULTS = Inference(max_tokens=512)
+MOST = 512  # new tokens
+DEFAULTS = Inference()
+ROW = "let the environment ask: play the question of this row of the task, from 0, and of the next with each /new"
 
 
-def chat(model: Annotated[str, Argument(MODEL)], *, inference: Inference = DEFAULTS) -> None:
+def chat(
+    model: Annotated[str, Argument(MODEL)],
+    *,
+    row: Annotated[int | None, Argument(ROW, "N")] = None,
+    inference: Inference = DEFAULTS,
+) -> None:
     """Answer standard input, message by message, until it ends.
 
     Raises:
         UserError: the model or an option is wrong.
     """
-    sampling = inference.sampling
-    model, data = model_and_data(model, inference)
+    inference.sampling(MOST)  # refuses before anything is read
+    asked = model_asked(model, inference)
+    with table_of(asked, row or 0) as table:
+        if table is not None:
+            return EpisodeTalk(asked, table, inference, row).run()
+        if row is not None:
+            raise UserError("--row is for a run whose task has an environment or tools", remedy="leave it out")
+        return _talk(asked, inference)
 
+
+def _talk(asked: ModelAsked, inference: Inference) -> None:
+    """A chat without tools."""
     from proxima.runtime.launch.inference import ChatSession, local_engine
-    from proxima.view.formatting import visible, write_safely
 
-    tokenizer, engine = local_engine(model, inference.dtype, inference.device, warn)
+    sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
-        tokenizer, engine, sampling, seed=inference.seed, system=data.system, template_arguments=data.template_arguments
+        *local_engine(asked.path, inference.dtype, inference.device, warn),
+        sampling,
+        seed=inference.seed,
+        system=data.system,
+        template_arguments=data.template_arguments,
     )
+
+    def answer(line: str) -> str:
+        whole = conversation.answer(line, _show)
+        print(flush=True)
+        return "" if whole else f"cut off at --max-tokens {sampling.max_tokens}"
+
+    _converse(asked.path, conversation.messages.clear, answer)
+
+
+def _converse(
+    title: str, new: Callable[[], str | None], answer: Callable[[str], str], begin: Callable[[], str] | None = None
+) -> None:
+    """Answer line by line. What is called shows what it has to, and returns what is to be noted about it."""
+    from proxima.view.formatting import visible
+
+    def attempt(act: Callable[[], str | None]) -> None:
+        try:
+            if note := act():
+                print(f"({note})", file=sys.stderr)
+        except KeyboardInterrupt:
+            print(" …", flush=True)
+        except UserError as error:
+            print(f"error: {visible(str(error))}; {NEW} begins a new chat", file=sys.stderr)
+
     asked = sys.stdin.isatty()  # a person, who sees a prompt
     if asked:
-        print(f"{model}: Ctrl-D ends the chat, Ctrl-C an answer, {NEW} begins a new chat", file=sys.stderr)
+        print(f"{title}: Ctrl-D ends the chat, Ctrl-C an answer, {NEW} begins a new chat", file=sys.stderr)
+    if begin is not None:
+        attempt(begin)
     while (line := _line(asked)) is not None:
-        if line == NEW:
-            conversation.messages.clear()
-        elif line:
-            try:
-                whole = conversation.answer(line, lambda piece: write_safely(sys.stdout, visible(piece)))
-                print(flush=True)
-                if not whole:
-                    print(f"(cut off at --max-tokens {sampling.max_tokens})", file=sys.stderr)
-            except KeyboardInterrupt:
-                print(" …", flush=True)
-            except UserError as error:
-                print(f"error: {visible(str(error))}; {NEW} begins a new chat", file=sys.stderr)
+        if line:
+            attempt(new if line == NEW else partial(answer, line))
+
+
+def _show(piece: str) -> None:
+    from proxima.view.formatting import visible, write_safely
+
+    write_safely(sys.stdout, visible(piece))
+
+
+class EpisodeTalk:
+    """A chat with tools or an environment: prints what it hears from an `EpisodeChat`."""
+
+    def __init__(self, asked: ModelAsked, table: "Table", inference: Inference, row: int | None) -> None:
+        from proxima.runtime.launch.episode_chat import EpisodeChat
+        from proxima.runtime.launch.inference import local_engine
+
+        self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
+        self.sampling = inference.sampling(MOST, asked.played)
+        self.row, self.plays = row or 0, row is not None or table.writes
+        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
+        self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
+        self.length = 0  # tokens of the last turn
+        self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def run(self) -> None:
+        """Until the input ends."""
+        tools = f" with {', '.join(sorted(self.tools))}" if self.tools else ""
+        _converse(f"{self.title}{tools}", self._new, self._answer, self._play if self.plays else None)
+
+    def _new(self) -> str:
+        self.chat.new()
+        self.row += 1
+        return self._play() if self.plays else ""
+
+    def _play(self) -> str:
+        return self._note(self.chat.play(self.row))
+
+    def _answer(self, line: str) -> str:
+        return self._note(self.chat.ask(line, self.row))
+
+    def _note(self, cut: "Cut") -> str:
+        """Which limit cut an answer off."""
+        if cut == "turns":
+            return f"cut off at episode.turns {self.settings.turns}"
+        if cut == "context":
+            return "cut off: the context is full"
+        most = self.sampling.max_tokens if self.length >= self.sampling.max_tokens else None
+        limit = f"--max-tokens {most}" if most else f"episode.tokens {self.settings.tokens}"
+        return f"cut off at {limit}" if cut else ""
+
+    # ---- what it hears -----------------------------------------------------------------------------------------------
+
+    def opening(self, text: str) -> None:
+        from proxima.view.episode_lines import labelled
+
+        self._print([labelled("user", text)])
+
+    def piece(self, text: str) -> None:
+        _show(text)
+
+    def turn(self, turn: "PlayedTurn") -> None:
+        from proxima.view.episode_lines import answer_lines
+
+        print(flush=True)
+        self.length = len(turn.completion.tokens)
+        self._print(answer_lines(turn.calls, [(message["role"], message["content"]) for message, _ in turn.answers]))
+
+    def over(self, reward: float | None) -> None:
+        gained = "" if reward is None else f": reward {reward:g}"
+        print(f"(the episode is over{gained})", file=sys.stderr)
+
+    def _print(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            print(f"\x1b[2m{line}\x1b[0m" if self.dim else line, flush=True)
 
 
 def _line(asked: bool) -> str | None:

@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -12,16 +13,21 @@ from proxima.cli.parameters import Argument
 from proxima.data import FieldError, UserError
 
 if TYPE_CHECKING:
+    from proxima.config.schema import PlayedConfig
     from proxima.config.sections.data_section import DataConfig
     from proxima.data import Completion
     from proxima.engine.protocol import Sampling
+    from proxima.runtime.launch.episode_chat import Table
 
+MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"
 TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
 TOP_P = "keep the most probable tokens up to this mass"
 MIN_P = "keep tokens with at least this share of the largest probability"
-MAX_TOKENS = "maximum number of new tokens (default: %(default)s)"
-SAMPLING = "sampling"  # the title of its options in `--help`
+MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
+TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
+ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
+SAMPLING, WORLD = "sampling", "tools and environment"  # titles of options in `--help`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,24 +46,30 @@ class Inference:
     top_k: Annotated[int, Argument("keep the k most probable tokens; 0: all", group=SAMPLING)] = 0
     top_p: Annotated[float, Argument(TOP_P, group=SAMPLING)] = 1.0
     min_p: Annotated[float, Argument(MIN_P, group=SAMPLING)] = 0.0
-    max_tokens: Annotated[int, Argument(MAX_TOKENS, group=SAMPLING)] = 256
+    max_tokens: Annotated[int | None, Argument(MAX_TOKENS, group=SAMPLING)] = None
     stop: Annotated[
         Sequence[str], Argument("text that ends a completion; repeatable", "TEXT", words="append", group=SAMPLING)
     ] = ()
+    tools: Annotated[str | None, Argument(TOOLS, group=WORLD)] = None
+    environment: Annotated[str | None, Argument(ENVIRONMENT, group=WORLD)] = None
 
-    @property
-    def sampling(self) -> "Sampling":
-        """Raises FieldError, which names the option as the user wrote it."""
+    def sampling(self, max_tokens: int, played: "PlayedConfig | None" = None) -> "Sampling":
+        """With `max_tokens` unless they were given; where episodes are played, with the run's limit and stop texts.
+
+        Raises:
+            FieldError: names the option as the user wrote it.
+        """
         from proxima.engine.protocol import Sampling
 
+        usual = Sampling(max_tokens=max_tokens) if played is None else played.sampling
         try:
             return Sampling(
                 temperature=self.temperature,
                 top_k=self.top_k,
                 top_p=self.top_p,
                 min_p=self.min_p,
-                max_tokens=self.max_tokens,
-                stop=tuple(self.stop),
+                max_tokens=usual.max_tokens if self.max_tokens is None else self.max_tokens,
+                stop=tuple(self.stop or usual.stop),
             )
         except FieldError as error:
             error.field = f"--{error.field.replace('_', '-')}"
@@ -77,40 +89,56 @@ def complete_prompts(
     samples: Annotated[int, Argument("completions per prompt")] = 1,
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
     inference: Inference = Inference(),
-) -> None:
-    """Print the completions of prompts.
+) -> int:
+    """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if one has failed.
 
     Raises:
         UserError: the model, a prompt or an option is wrong.
     """
-    sampling = inference.sampling
+    inference.sampling(MOST)  # refuses before anything is read
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)
-    model, data = model_and_data(model, inference)
-
-    from proxima.runtime.launch.inference import generate
-
-    completions, seconds = generate(
-        model,
-        prompts,
-        sampling=sampling,
-        samples=samples,
-        system=data.system,
-        template_arguments=data.template_arguments,
-        seed=inference.seed,
-        dtype=inference.dtype,
-        device=inference.device,
-        warn=warn,
-    )
-    tokens = sum(len(completion.tokens) for completion in completions)
+    asked = model_asked(model, inference)
+    with table_of(asked) as table:
+        completions, seconds = _completed(asked, table, prompts, samples, inference)
+    tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
     rate = tokens / seconds if seconds else 0.0
     if as_json:
-        facts = {"model": model, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
-        print_json({**facts, "completions": [_as_json(prompts[c.prompt_uid], c) for c in completions]})
+        facts = {"model": asked.path, "seconds": seconds, "tokens": tokens, "tokens_per_second": rate}
+        print_json({**facts, "completions": [_as_json(prompts[c.prompt_uid], c) for c in _paths(completions)]})
     else:
         print("\n".join(_text(prompts, completions)))
         print(f"{tokens} tokens in {seconds:.1f} s, {rate:,.0f} tok/s", file=sys.stderr)
+    return 1 if any(c.episode is not None and c.episode.failure for c in completions) else 0
+
+
+def _completed(
+    asked: "ModelAsked", table: "Table | None", prompts: Sequence[str], samples: int, inference: Inference
+) -> "tuple[list[Completion], float]":
+    """The answers, or whole episodes, and the seconds that they took."""
+    from proxima.runtime.launch.inference import generate, local_engine
+
+    how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
+    how["seed"] = inference.seed
+    place: dict[str, Any] = {"dtype": inference.dtype, "device": inference.device, "warn": warn}
+    if table is None:
+        data = asked.data
+        return generate(
+            asked.path, prompts, system=data.system, template_arguments=data.template_arguments, **how, **place
+        )
+    from proxima.runtime.launch.episode_chat import play_episodes
+    from proxima.runtime.watch.clock import SystemClock
+
+    table.require_question()
+    _, engine = local_engine(asked.path, **place)
+    clock = SystemClock()
+    began = clock.now()
+    return play_episodes(table, engine, prompts, **how), clock.now() - began
+
+
+def _paths(completions: "Sequence[Completion]") -> "list[Completion]":
+    return [path for completion in completions for path in completion.paths]
 
 
 def _prompts(words: Sequence[str]) -> list[str]:
@@ -122,12 +150,31 @@ def _prompts(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def model_and_data(model: str, inference: Inference) -> tuple[str, "DataConfig"]:
-    """The model's path; of a run, its checkpoint's. The system prompt and the template arguments are those given, and
-    else the run's own."""
+@dataclass(frozen=True)
+class ModelAsked:
+    """What answers a person.
+
+    Args:
+        path: of the weights; of a run, its checkpoint's.
+        data: system prompt and template arguments, those given and else the run's own.
+        played: with these too, where it has tools or an environment; None: it answers once.
+    """
+
+    path: str
+    data: "DataConfig"
+    played: "PlayedConfig | None" = None
+    locating: Callable[[], AbstractContextManager[None]] = nullcontext
+
+
+def model_asked(model: str, inference: Inference) -> ModelAsked:
+    """The model of a command line.
+
+    Raises:
+        UserError: there is none, or an option is wrong.
+    """
     from proxima.config import resolve
     from proxima.config.problems import one_problem
-    from proxima.config.schema import PromptConfig
+    from proxima.config.schema import PlayedConfig, PromptConfig
     from proxima.config.sections.model_section import model_problem
     from proxima.model.demo_model import download_demo_model
     from proxima.model.demo_path import is_downloadable
@@ -135,22 +182,67 @@ def model_and_data(model: str, inference: Inference) -> tuple[str, "DataConfig"]
     given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
     if inference.system is not None:
         given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
+    world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
+    world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
+    recipe: Any = {}
+    plays = bool(world)
     if (Path(model) / "config.yaml").is_file():
         from proxima.runtime.state.export import find_checkpoint
 
-        data = resolve(model, given, root=PromptConfig).config.data
-        return str(find_checkpoint(model, inference.checkpoint).model), data
-    if remedy := model_problem(model):
-        raise one_problem("model", remedy, model, "command line")
-    if is_downloadable(model):
-        download_demo_model()
-    return model, resolve({}, given, root=PromptConfig).config.data
+        recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
+        plays = plays or _plays(model)
+    else:
+        if remedy := model_problem(model):
+            raise one_problem("model", remedy, model, "command line")
+        if is_downloadable(model):
+            download_demo_model()
+        path = model
+        # no row is read but those that an environment of the command line has to itself
+        world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
+    if not plays:
+        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data)
+    place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
+    resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
+    return ModelAsked(path, resolved.config.data, resolved.config, resolved.locating)
+
+
+def _plays(run: str) -> bool:
+    """Whether the task of a run has an environment or tools; reads nothing else of it."""
+    from proxima.config.recipe_reader import read_yaml
+
+    task = read_yaml(Path(run) / "config.yaml").to_python().get("task")
+    return isinstance(task, dict) and bool(task.get("environment") or task.get("tools"))
+
+
+@contextmanager
+def table_of(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
+    """What plays the episodes of a model that has tools or an environment, before its weights load; else None."""
+    if asked.played is None:
+        yield None
+        return
+    from proxima.runtime.launch.episode_chat import make_table
+
+    with asked.locating():
+        table = make_table(asked.played, row)
+    if table is None:
+        warn("the run's agent plays by itself and has no part here")
+        yield None
+        return
+    with closing(table.world):
+        for note in table.notes:
+            warn(note)
+        yield table
 
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:
     """The texts alone for one completion; with the prompts before them for several."""
     from proxima.view.formatting import printable, visible
 
+    if any(completion.episode is not None for completion in completions):
+        from proxima.view.episode_lines import episode_lines
+
+        episodes = ("\n".join(episode_lines(prompts[c.prompt_uid], c)) for c in completions)
+        return "\n\n".join(episodes).split("\n")
     if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text as it is
         return [visible(completions[0].text) if sys.stdout.isatty() else completions[0].text]
     return [f"{printable(prompts[c.prompt_uid])}  →  {printable(c.text)}" for c in completions]
@@ -160,7 +252,14 @@ def _as_json(prompt: str, completion: "Completion") -> dict[str, Any]:
     scalars = ("sample", "text", "finish_reason", "temperature")
     columns = ("tokens", "sampled_log_prob", "untruncated_log_prob")
     facts = {name: getattr(completion, name) for name in scalars}
-    return {"prompt": prompt, **facts, **{name: getattr(completion, name).tolist() for name in columns}}
+    facts |= {name: getattr(completion, name).tolist() for name in columns}
+    if completion.episode is not None and completion.sampled is not None:  # a path of it
+        facts |= {
+            "turn": completion.turn,
+            "sampled": completion.sampled.tolist(),
+            "episode": asdict(completion.episode),
+        }
+    return {"prompt": prompt, **facts}
 
 
 COMMAND = complete_prompts

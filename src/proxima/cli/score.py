@@ -5,6 +5,8 @@ proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0
 proxima score answers.jsonl --reward recipe.yaml          # the rewards of a recipe or a run
 proxima score answers.jsonl --reward quickstart           # those of a recipe that comes with proxima
 
+proxima score runs/mine/rollouts/000012.parquet --reward runs/mine  # what a run has recorded, episodes too
+
 A row has a prompt, a completion or a list of them (a group), and any other columns, which the rewards get as in a
 run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
 """
@@ -14,7 +16,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from proxima.reward import RewardRunner
 
 PROMPT, COMPLETION = ("prompt", "question", "messages"), ("completion", "text", "response")  # the first one present
+RECORDED = frozenset({"prompt_uid", "sample", "tokens", "answer"})  # columns of a file that a run has written
 NO_TOKENS = np.zeros(0, np.int32)
 EXAMPLE = "--reward ./my_reward.py:function, --reward math, or --reward RECIPE"
 REWARD = "FILE.py:FUNCTION, a kind of `proxima list reward`, {kind: …}, package.module:NAME, a recipe or a run"
@@ -84,7 +87,8 @@ def score_file(
     with resolved.locating():
         texts = read_texts(Path(file), columns, model)
         with quiet_transformers():
-            groups, labels = score(resolved.config, texts, file, counts_tokens=model is not None)
+            counts = model is not None or any(len(made.tokens) for _, several in texts for made in several)
+            groups, labels = score(resolved.config, texts, file, counts_tokens=counts)
     facts = summarise_scores(groups)
     if json_out is not None:
         from proxima.data.atomic_files import write_atomic
@@ -169,7 +173,7 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
     except FieldError as error:  # its field is one of a task
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
-    texts = []
+    texts, groups = list[tuple[Prompt, list[Completion]]](), dict[int, tuple[Prompt, list[Completion]]]()
     for number in range(len(rows)):
         row, place = rows[number], f"{file}, row {number}"
         metadata = {name: value for name, value in row.metadata.items() if name != completion}
@@ -183,12 +187,26 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
             chat=chat is not None,
         )
         answers = completion_texts(row.metadata.get(completion), f"{place}: column {completion!r}")
-        made = [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]
-        if isinstance(stored := metadata.get("episode"), str):  # of a run or an evaluation, a row for each path
-            episode = Episode.from_json(stored)
-            made = [replace(made[0], episode=episode)] if metadata.get("turn", episode.forks) == episode.forks else []
-        texts += [(asked, made)] * bool(made)
-    return texts
+        if not metadata.keys() >= RECORDED:
+            texts.append((asked, [Completion.of_text(number, i, text, encode(text)) for i, text in enumerate(answers)]))
+            continue
+        if columns.answer is None and file.suffix == ".parquet":
+            of_prompt = json.loads(metadata.pop("metadata", "{}"))
+            asked = replace(asked, answer=json.loads(metadata["answer"]), metadata=metadata | of_prompt)
+        asked, made = groups.setdefault(metadata["prompt_uid"], (asked, []))
+        made += recorded(asked, metadata, answers[0])
+    return [*texts, *((asked, made) for asked, made in groups.values() if made)]
+
+
+def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completion]:
+    """The completion in a row of a run or an evaluation; none in one of an earlier path of an episode."""
+    made = Completion.of_text(prompt.uid, row["sample"], text, row["tokens"])
+    if row.get("episode") is None:
+        return [made]
+    episode = Episode.from_json(row["episode"])
+    own = np.repeat([span.sampled for span in episode.spans], [span.tokens for span in episode.spans]).astype(np.bool_)
+    last = row.get("turn", episode.forks) == episode.forks  # an evaluation has no others
+    return [replace(made, episode=episode, sampled=own)] if last else []
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:

@@ -103,7 +103,7 @@ def train_recipe(
         check_before_imports(resolved, resume=resume, overwrite=overwrite)
     config = resolved.config
     views = RunViews(None if quiet else sys.stdout, config_notes(resolved), config.monitor, config.view)
-    views.progress("load", 0, 1, "models")  # before the libraries are imported, which takes seconds
+    views.progress("check", 0, 1, "recipes")  # before the libraries are imported, which takes seconds
     from proxima.runtime.launch.run import train
     from proxima.runtime.loop.training_loop import RunEnded
 

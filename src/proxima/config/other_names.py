@@ -17,6 +17,7 @@ _NAMES = {
     "algorithm.distillation.path": "teacher teacher_model teacher_model_name_or_path",
     "algorithm.dynamic_sampling": "filter_groups",
     "algorithm.entropy_bonus": "entropy_coeff",
+    "algorithm.preset": "algorithm.kind algorithm.name",
     "algorithm.reference_kl.coefficient": "beta kl_coef kl_loss_coef kl_ctl",
     "algorithm.surrogate.dual_clip": "clip_ratio_c",
     "algorithm.surrogate.epsilon_high": "clip_ratio_high eps_clip_higher",
@@ -51,6 +52,7 @@ _NAMES = {
     "train.updates_per_step": "ppo_mini_batch_size",
     "train.warmup_steps": "lr_warmup_steps",
 }
+ANYWHERE = frozenset({"kind", "name", "path"})  # many sections have them: another's is not meant
 _FIELDS: dict[str, list[str]] = {}
 for field, names in _NAMES.items():
     for name in names.split():
@@ -76,5 +78,6 @@ def place_of_name(name: str, parent: str, slot: Slot | None, paths: Collection[s
     others = [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
     if others:
         return f"{parent}.kind={' or '.join(others[:3])} has it"
-    elsewhere = next((path for path in paths if path.rpartition(".")[2] == name), None)
+    named = (path for path in paths if path.rpartition(".")[2] == name and name not in ANYWHERE)
+    elsewhere = next(named, None)
     return elsewhere and f"did you mean {elsewhere!r}?"

@@ -75,3 +75,15 @@ class PromptConfig:
     """What `proxima generate` reads of a run's config."""
 
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlayedConfig:
+    """What `proxima chat` and `generate` read of a run whose task has an environment or tools."""
+
+    model: Annotated[ModelConfig, "the policy"]
+    task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]
+    seed: Annotated[int, "seeds generated tasks"] = 1
+    data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
+    sampling: Annotated[Sampling, "how the training completions are sampled"] = field(default_factory=Sampling)
+    episode: Annotated[EpisodeSettings, EPISODE] = field(default_factory=EpisodeSettings)

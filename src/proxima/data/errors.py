@@ -137,7 +137,7 @@ def raise_together(errors: Sequence[FieldError]) -> None:
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that `name` is probably a typo of; None if none is near."""
-    near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.6)
+    near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.65)
     return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
 
 

@@ -51,7 +51,7 @@ EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("train", "tokens_per_second/train", rate),
 )
 ACTIVITIES: dict[Stage, str] = {"load": "loading", "generate": "generating", "score": "scoring", "train": "training"}
-ACTIVITIES |= {"tokenize": "tokenizing", "prepare": "preparing"}
+ACTIVITIES |= {"check": "checking", "tokenize": "tokenizing", "prepare": "preparing"}
 ACTIVITIES |= {"evaluate": "evaluating", "checkpoint": "saving"}
 
 

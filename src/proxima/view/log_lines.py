@@ -39,7 +39,11 @@ from proxima.view.held_out_sets import set_lines
 from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
-AT_ONCE: dict[Stage, str] = {"load": "loading model", "tokenize": "tokenizing"}  # told when it begins, before the run
+AT_ONCE: dict[Stage, str] = {  # told when it begins, before the run
+    "check": "checking recipe and data",
+    "tokenize": "tokenizing",
+    "load": "loading model",
+}
 SAMPLE = 120  # characters of a held-out prompt, and of its completion, in the log
 SEE_ERRORS = "; why: `error` in evals/*.parquet"
 

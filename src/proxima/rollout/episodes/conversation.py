@@ -61,7 +61,8 @@ class Conversation:
         opening: the messages before the first turn.
         forks: `train`: go on on the new path; `refuse`: raise ForkRefused.
 
-    `prompt` are the tokens of the opening, with the generation prompt.
+    `prompt` are the tokens of the opening, with the generation prompt; `awaits_turn`: the model is to speak
+    next. A `copy.copy` goes on without the other.
 
     Raises:
         UserError: the template fails for the opening.
@@ -79,7 +80,7 @@ class Conversation:
         self._nodes: list[_MessageNode] = []
         self._ended: list[Path] = []
         self._turns = 0
-        self._awaits_turn = True
+        self.awaits_turn = True
 
     @property
     def context(self) -> Ints:
@@ -90,12 +91,12 @@ class Conversation:
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
         """The model wrote these tokens after `context`. For the chat template they are what they decode to, not `text`,
         which lacks control tokens and a stop string."""
-        if not self._awaits_turn:
+        if not self.awaits_turn:
             raise ValueError("Conversation.add_turn: the last turn has no answer.")
         span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
-        self._nodes.append(_MessageNode(span, np.asarray(tokens, np.int32), ""))
+        self._nodes = [*self._nodes, _MessageNode(span, np.asarray(tokens, np.int32), "")]
         self._turns += 1
-        self._awaits_turn = False
+        self.awaits_turn = False
 
     def with_turn(self, tokens: Ints) -> "Conversation":
         """A copy in which the model has written these tokens, the beginning of a turn that is being sampled."""
@@ -111,7 +112,7 @@ class Conversation:
             ForkRefused: it did, and forks are refused. Nothing has changed then.
             UserError: the template fails for these messages.
         """
-        if self._awaits_turn:
+        if self.awaits_turn:
             raise ValueError("Conversation.observe: no turn since the last messages.")
         template, (*_, turn) = self._template, self._nodes
         following = [template.message(message) for message in messages]
@@ -128,7 +129,7 @@ class Conversation:
             _, answer = template.around(self._messages, following)
             answer = answer.partition(end)[2] if end else answer
             place = len(chat) - len(answer) if chat.endswith(answer) else len(chat)
-            self._ended.append(_path(nodes, self._own))
+            self._ended = [*self._ended, _path(nodes, self._own)]
             if not chat.startswith(self._opening):
                 self._rewrite_opening([*history, *following], chat[:place], nodes[0].text)
             place = max(len(self._opening), place)
@@ -136,7 +137,7 @@ class Conversation:
             seen = chat[:place]
         self._nodes = [*nodes, self._observation(messages, seen, chat[len(seen) :])]
         self._messages = [*history, *following]
-        self._seen, self._awaits_turn = chat, True
+        self._seen, self.awaits_turn = chat, True
         return forks
 
     def paths(self) -> tuple[Path, ...]:

@@ -30,6 +30,7 @@ class PlayedTurn:
         completion: what the engine sampled.
         state: of the environment before it; None: it gives none.
         answers: the messages that answer it; each with whether it is an error.
+        done: the environment has ended the episode.
     """
 
     completion: Completion
@@ -38,6 +39,7 @@ class PlayedTurn:
     unreadable: tuple[str, ...] = ()
     reward: float = 0.0
     answers: list[tuple[Message, bool]] = field(default_factory=list)
+    done: bool = False
 
 
 @dataclass(eq=False)

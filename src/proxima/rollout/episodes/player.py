@@ -172,7 +172,7 @@ class GroupTable:
                 self.start(self._play, request, each, None)
         if not played:
             return
-        first = [each.next_request(self._room(each)) for each in played.values()]
+        first = [each.next_request(self.room(each)) for each in played.values()]
         async with aclosing(self.player.engine.generate(first)) as stream:  # type: ignore[type-var]
             async for completion in stream:
                 each = played.pop(completion.sample)
@@ -241,32 +241,49 @@ class GroupTable:
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     async def _to_end(self, played: Played, first: Completion | None, attempts: int) -> Completion:
-        cut: Cut = ""
-        while True:
-            room, left = self._room(played), self._context_left(played)
-            completion = first or await sampled_turn(self.player.engine, played.next_request(room))
-            first = None
-            turn = played.add(completion)
-            if completion.finish_reason == "abort":
-                raise GivenUp("the engine aborted a turn of it")
-            if completion.finish_reason == "length":
-                cut = "context" if len(completion.tokens) >= left else "tokens"
-                break
-            if await self._answered(played, turn):
-                break
-            if len(played.turns) == self.rules.settings.turns:
-                cut = "turns"
-                break
-            try:
-                played.conversation.observe(self._shown([message for message, _ in turn.answers]))
-            except UserError as error:  # the template fails for these messages, or a fork is refused
-                raise GivenUp(str(error)) from None
-            if self._room(played) < 1:
-                cut = "context" if self._context_left(played) < 1 else "tokens"
-                break
+        completion, over, cut = first, False, ""
+        while not over:
+            completion = completion or await sampled_turn(self.player.engine, played.next_request(self.room(played)))
+            over, cut = await self.advance(played, completion)
+            completion = None
+        return played.completion(cut=cut, reward=await self.reward(played), attempts=attempts)
+
+    async def advance(self, played: Played, completion: Completion) -> tuple[bool, Cut]:
+        """Add a turn of the model, and what answers it.
+
+        Returns: whether the episode is over, and the limit that ended it.
+
+        Raises:
+            EnvironmentFailure, GivenUp: the episode has failed.
+        """
+        left = self._context_left(played)
+        turn = played.add(completion)
+        if completion.finish_reason == "abort":
+            raise GivenUp("the engine aborted a turn of it")
+        if completion.finish_reason == "length":
+            return True, "context" if len(completion.tokens) >= left else "tokens"
+        if await self._answered(played, turn):
+            return True, ""
+        if len(played.turns) == self.rules.settings.turns:
+            return True, "turns"
+        try:
+            played.conversation.observe(self.shown([message for message, _ in turn.answers]))
+        except UserError as error:  # the template fails for these messages, or a fork is refused
+            raise GivenUp(str(error)) from None
+        if self.room(played) < 1:
+            return True, "context" if self._context_left(played) < 1 else "tokens"
+        return False, ""
+
+    async def reward(self, played: Played) -> float | None:
+        """End the environment. The reward of the whole episode; None: its environment gives none.
+
+        Raises:
+            EnvironmentFailure: as `Instance.end`.
+        """
         at_end = await self._charged(played.instance, played.instance.end())
         self.open.discard(played.instance)
-        return played.completion(cut=cut, reward=self._total(played, at_end), attempts=attempts)
+        of_turns = [turn.reward for turn in played.turns]
+        return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
 
     async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
         """What a call of an environment returns.
@@ -296,23 +313,19 @@ class GroupTable:
             turn.reward += answer.reward
             turn.answers += [(message, answer.error) for message in answer.messages]
             played.state = played.state if answer.state is None else answer.state
-        return not turn.answers or any(answer.done for answer in answers)
+        turn.done = any(answer.done for answer in answers)
+        return turn.done or not turn.answers
 
-    def _shown(self, messages: Sequence[Message]) -> Sequence[Message]:
+    def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
         """The answers as the chat template takes them: one that knows no tools knows no role `tool` either."""
         if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
             return messages
         return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
 
-    def _total(self, played: Played, at_end: float | None) -> float | None:
-        """The reward of the whole episode; None: its environment gives none."""
-        of_turns = [turn.reward for turn in played.turns]
-        return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
-
     def _context_left(self, played: Played) -> int:
         return self.rules.context - len(played.conversation.context)
 
-    def _room(self, played: Played) -> int:
+    def room(self, played: Played) -> int:
         """Tokens that the next turn may have."""
         limit = self.rules.settings.tokens
         room = min(self._context_left(played), played.request.sampling.max_tokens)

@@ -20,7 +20,7 @@ from proxima.rollout.episodes.template_check import check_template
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.schema import EvaluateConfig, PlayedConfig, RunConfig
     from proxima.rollout.episodes.agent_player import AgentEpisodes
 
 AGENT = "agent"  # the kind of environment that is an agent from outside
@@ -71,7 +71,7 @@ class AgentWorld:
 
 
 def make_worlds(
-    config: "RunConfig | EvaluateConfig",
+    config: "RunConfig | EvaluateConfig | PlayedConfig",
     tasks: Mapping[str, Any],
     prompts: Mapping[str, Sequence[Prompt]],
     tokenizer: Any,
@@ -121,7 +121,7 @@ def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
 
 
 def _agent_world(
-    config: "RunConfig | EvaluateConfig", spec: EnvironmentSpec, tokenizer: Any, context: int
+    config: "RunConfig | EvaluateConfig | PlayedConfig", spec: EnvironmentSpec, tokenizer: Any, context: int
 ) -> AgentWorld:
     """With processes that start with the first episode.
 
@@ -156,7 +156,7 @@ def _spec(task: Any) -> EnvironmentSpec:
     return EnvironmentSpec(kind=kind, arguments=arguments, tools=tools)
 
 
-def _world(config: "RunConfig | EvaluateConfig", hosts: Hosts, tokenizer: Any, context: int) -> World:
+def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, tokenizer: Any, context: int) -> World:
     interface, settings, data = hosts.interface, config.episode, config.data
     schemas, rules = interface.schemas, Rules(settings=settings, context=context, system=data.system)
     rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)

@@ -1,7 +1,7 @@
 """Answers of a model without training: what `proxima generate` and `proxima chat` call."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -30,6 +30,52 @@ def local_engine(
     for note in template_note(loaded.tokenizer, path):
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
+
+
+@dataclass
+class ShownEngine:
+    """A local engine that shows a completion, one at a time, while it is sampled.
+
+    Args:
+        engine, tokenizer: of `local_engine`.
+        show: gets the pieces of its text.
+
+    `tokens` are those that a completion has so far, none between two of them.
+    """
+
+    engine: LocalEngine
+    tokenizer: Any
+    show: Callable[[str], object]
+    tokens: Sequence[int] = ()
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        """See `Engine`; of one request."""
+        self.tokens = ()
+        (request,) = requests
+        answer, shown = asyncio.ensure_future(collect(self.engine, requests)), 0
+        try:
+            while not answer.done():
+                await asyncio.wait({answer}, timeout=PIECE_SECONDS)
+                for running in () if answer.done() else await self.engine.in_flight():
+                    self.tokens = running.tokens.tolist()
+                    certain = self._certain(decoded(self.tokenizer, running.tokens), request.sampling.stop)
+                    if len(certain) > shown:
+                        self.show(certain[shown:])
+                        shown = len(certain)
+        finally:
+            answer.cancel()
+        (completion,) = await answer
+        self.show(completion.text[shown:])
+        self.tokens = ()
+        yield completion
+
+    @staticmethod
+    def _certain(text: str, stop: Sequence[str]) -> str:
+        """What the text will begin with, whatever follows: without half a character, and what may begin a stop
+        string."""
+        if stop_at(text, stop) is not None or text.endswith("\ufffd"):
+            return ""
+        return text[: len(text) - max(map(len, stop), default=0)]
 
 
 @dataclass
@@ -66,27 +112,12 @@ class ChatSession:
             show(piece)
 
         try:
-            return asyncio.run(self._stream(request, add)).finish_reason != "length"
+            shown: Any = ShownEngine(self.engine, self.tokenizer, add)
+            (completion,) = asyncio.run(collect(shown, [request]))
+            return completion.finish_reason != "length"
         finally:
             if pieces:
                 self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "".join(pieces)}]
-
-    async def _stream(self, request: Request, add: Callable[[str], None]) -> Completion:
-        answer, shown = asyncio.ensure_future(collect(self.engine, [request])), 0
-        while not answer.done():
-            await asyncio.wait({answer}, timeout=PIECE_SECONDS)
-            for running in () if answer.done() else await self.engine.in_flight():
-                text = decoded(self.tokenizer, running.tokens)
-                if stop_at(text, self.sampling.stop) is None and not text.endswith("\ufffd"):  # half a character
-                    certain = len(text) - max(
-                        map(len, self.sampling.stop), default=0
-                    )  # the rest may begin a stop string
-                    if certain > shown:
-                        add(text[shown:certain])
-                        shown = certain
-        (completion,) = await answer
-        add(completion.text[shown:])
-        return completion
 
 
 def generate(

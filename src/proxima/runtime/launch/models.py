@@ -82,6 +82,7 @@ def make_stack(
 
 def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> dict[str, Any]:
     """What `RunInfo` says of the model and the machine, whatever is trained."""
+    dtype = config.model.compute_dtype
     return {
         "version": __version__,
         "model": Path(config.model.path).name,
@@ -89,7 +90,7 @@ def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> 
         "adapter": loaded.adapter_parameters,
         "device": str(loaded.model.device),
         "threads": torch.get_num_threads(),
-        "dtype": config.model.compute_dtype,
+        "dtype": dtype if dtype == config.model.dtype else f"{dtype} autocast",
         "seed": config.seed,
         "tokens_per_micro_batch": config.train.tokens_per_micro_batch,
     }

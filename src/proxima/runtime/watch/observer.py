@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from proxima.data import Group
 
-Stage = Literal["tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
+Stage = Literal["check", "tokenize", "load", "prepare", "generate", "score", "train", "evaluate", "checkpoint"]
 Record = Mapping[str, Any]
 
 
@@ -39,7 +39,7 @@ class RunInfo:
     adapter: int = 0  # parameters of the adapter, which alone is trained; 0: there is none
     device: str = "cpu"  # of the forward pass, as the next two
     threads: int = 0
-    dtype: str = "float32"
+    dtype: str = "float32"  # `bfloat16 autocast` where the weights have another
     resumed_at: int = 0  # the last finished step when this process resumed the run; 0 for a new run
     replay_of: Path | None = None  # the folder of the run whose rollouts are trained on; None: they are generated
 

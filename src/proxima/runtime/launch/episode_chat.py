@@ -1,0 +1,270 @@
+"""A model with its tools and its environment: what `proxima chat` and `proxima generate` do with a run that has them.
+What plays is what plays in training, with the same template, instructions and limits."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Protocol
+
+from proxima.data import Completion, Episode, FieldError, Prompt, UserError
+from proxima.data.episode import Cut
+from proxima.engine.local import LocalEngine, collect
+from proxima.engine.protocol import Request, Sampling
+from proxima.environment.hosts import EnvironmentFailure
+from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
+from proxima.rollout.episodes.player import GivenUp, GroupTable
+from proxima.runtime.launch.episodes import AgentWorld, World, make_worlds
+from proxima.runtime.launch.inference import ShownEngine
+from proxima.runtime.launch.run_data import load_tokenizer_and_context
+from proxima.runtime.watch.interrupt import quiet_transformers
+from proxima.task.prompts import to_prompt
+from proxima.task.protocol import Row, Rows, user_message
+
+if TYPE_CHECKING:
+    from proxima.config.schema import PlayedConfig
+
+GREETING = "Hello."  # stands for what a person will write, where the environment is tried
+
+
+@dataclass(frozen=True)
+class Questions:
+    """The prompts of a task, with the rows' own questions or with a person's."""
+
+    config: "PlayedConfig"
+    tokenizer: Any
+
+    @cached_property
+    def rows(self) -> Rows:
+        rows: Rows = self.config.task.rows(self.config.seed)
+        return rows
+
+    def prompt(self, number: int, text: str | None = None) -> Prompt:
+        """Of a row, with its own question; or with this text, and nothing of the row's chat but the system message.
+
+        Raises:
+            UserError: there is no such row, or the task can't be read.
+        """
+        data = self.config.data
+        if text is not None and self.config.task.environment is None:  # nothing but the model reads it
+            row = Row(messages=user_message(text))
+        else:
+            row = self._row(number)
+        if text is not None:
+            system = (message for message in row.messages if message["role"] == "system")
+            row = replace(row, messages=(*system, *user_message(text)))
+        return to_prompt(row, number, self.tokenizer, data.system, data.template_arguments)
+
+    def _row(self, number: int) -> Row:
+        if not 0 <= number < len(self.rows):
+            raise UserError(f"--row {number}: the task has rows 0 … {len(self.rows) - 1:,}")
+        return self.rows[number]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The world of a run, before any weights are loaded.
+
+    Args:
+        writes: the rows have no question, and the environment writes it.
+    """
+
+    questions: Questions
+    world: World
+    context: int
+    writes: bool
+    notes: tuple[str, ...]
+
+    def reward(self, episode: float | None) -> float | None:
+        """That of an episode; None where the environment gives none: the turns of any have 0."""
+        judges = self.world.hosts.interface.reward or self.world.rules.responds
+        return episode if episode or judges else None
+
+    def require_question(self) -> None:
+        """Raise UserError if nobody can ask."""
+        if self.writes:
+            remedy = "proxima chat plays one after the other, proxima eval many"
+            raise UserError("the environment writes the question itself", remedy=remedy)
+
+
+def make_table(config: "PlayedConfig", row: int) -> Table | None:
+    """The world in which the model of a config plays, tried on a row; the caller closes it. None for an agent from
+    outside, which plays by itself.
+
+    Raises:
+        UserError: environment, tools or chat template can't be used, or there is no such row.
+    """
+    with quiet_transformers():
+        tokenizer, context = load_tokenizer_and_context(config.model)
+    questions, notes = Questions(config, tokenizer), list[str]()
+
+    def world(prompt: Prompt) -> World | AgentWorld:
+        return make_worlds(config, {"task": config.task}, {"task": [prompt]}, tokenizer, context, notes)["task"]
+
+    made, writes = None, False
+    if config.task.environment is not None and not questions.prompt(row).question:
+        with suppress(FieldError):  # then it waits for a person
+            made, writes = world(questions.prompt(row)), True
+    made = made or world(questions.prompt(row, GREETING))
+    return None if isinstance(made, AgentWorld) else Table(questions, made, context, writes, tuple(notes))
+
+
+class Hears(Protocol):
+    """Who is told what happens in a chat."""
+
+    def opening(self, text: str) -> None:
+        """The question, where it isn't what the person wrote."""
+
+    def piece(self, text: str) -> None:
+        """Of the model's message, as it is sampled."""
+
+    def turn(self, turn: PlayedTurn) -> None:
+        """The model's message is complete, and has been answered."""
+
+    def over(self, reward: float | None) -> None:
+        """The environment has ended the episode."""
+
+
+class EpisodeChat:
+    """A chat in an environment. A person's messages are those of the user, answered with tools until the model writes
+    one that calls none; `play` lets the environment ask, and answer to the end.
+
+    Args:
+        table: of `make_table`.
+        engine: samples the turns.
+        sampling: of a turn.
+        hears: is told what happens.
+    """
+
+    def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:
+        self.table, self.sampling, self.seed, self.hears = table, sampling, seed, hears
+        self.engine: Any = ShownEngine(engine, table.questions.tokenizer, hears.piece)
+        self.group: GroupTable | None = None
+        self.played: Played | None = None
+
+    def new(self) -> None:
+        """Leave the environment; the next message begins in a fresh one."""
+        if self.group is not None:
+            self.group.close()
+        self.group = self.played = None
+
+    def ask(self, text: str, row: int) -> Cut:
+        """Let the model answer a message, the first of a chat with the columns of this row. What was sampled until a
+        KeyboardInterrupt is the model's turn.
+
+        Returns: the limit that cut the answer off.
+
+        Raises:
+            UserError: there is no room for an answer, which leaves the chat as it was; or the environment has failed,
+                and the next message begins a new chat.
+        """
+        return asyncio.run(self._ask(text, row))
+
+    def play(self, row: int) -> Cut:
+        """Begin a new chat with a row's own question, and play it as a training does, to its end. Returns and raises as
+        `ask`."""
+        self.new()
+        return asyncio.run(self._play(row))
+
+    async def _ask(self, text: str, row: int) -> Cut:
+        if self.played is None and self.table.writes:
+            raise UserError("the environment writes the question itself")
+        before = self.played
+        if before is None:
+            group, played = await self._begin(self.table.questions.prompt(row, text))
+            if played.opening.question != text:
+                self.hears.opening(played.opening.question)
+        else:
+            played = replace(before, conversation=copy(before.conversation), turns=[*before.turns])
+            if played.conversation.awaits_turn:  # it was stopped before the model could say anything
+                played.add(_unsampled(played, ()))
+            unseen = [message for message, _ in played.turns[-1].answers]
+            assert self.group is not None
+            group, self.played = self.group, played
+            played.conversation.observe(group.shown([*unseen, {"role": "user", "content": text}]))
+        self._set_limits(group, played, responds=False)
+        return await self._answered(group, played, before)
+
+    async def _play(self, row: int) -> Cut:
+        group, played = await self._begin(self.table.questions.prompt(row))
+        self.hears.opening(played.opening.question)
+        self._set_limits(group, played, responds=self.table.world.rules.responds)
+        cut = await self._answered(group, played, None)
+        if self.played is not None:
+            await self._end(group, played)
+        return cut
+
+    async def _begin(self, prompt: Prompt) -> tuple[GroupTable, Played]:
+        request = Request(prompt=prompt, sample=0, sampling=self.sampling, seed=self.seed)
+        self.group = group = GroupTable(self.table.world.player(self.engine), [request], lambda completion: None)
+        (begun,) = await group.begin()
+        if not isinstance(begun, Played):
+            self.new()
+            raise UserError(f"no chat can begin: {begun}")
+        self.played = begun
+        return group, begun
+
+    def _set_limits(self, group: GroupTable, played: Played, *, responds: bool) -> None:
+        """Those of an episode, for what follows; `responds`: the environment speaks for the user."""
+        rules = self.table.world.rules
+        tokens = rules.settings.tokens
+        limits = replace(
+            rules.settings,
+            turns=rules.settings.turns + len(played.turns),
+            tokens=None if tokens is None else tokens + played.length,
+        )
+        group.rules = replace(rules, responds=responds, settings=limits)
+
+    async def _answered(self, group: GroupTable, played: Played, before: Played | None) -> Cut:
+        """Turns of the model until a person is to speak. `before` is the chat without the message."""
+        said, over = len(played.turns), False
+        cut: Cut = ""
+        try:
+            if group.room(played) < 1:
+                raise UserError(
+                    f"the chat has {len(played.conversation.context)} tokens, which leaves no room for an answer"
+                )
+            while not over:
+                completion = await sampled_turn(self.engine, played.next_request(group.room(played)))
+                over, cut = await group.advance(played, completion)
+                self.hears.turn(played.turns[-1])
+            if played.turns[-1].done:
+                await self._end(group, played)
+        except (EnvironmentFailure, GivenUp) as failure:
+            self.new()
+            raise UserError(f"the chat can't go on: {failure}") from None
+        except BaseException:
+            if len(self.engine.tokens):
+                played.add(_unsampled(played, self.engine.tokens))
+            elif len(played.turns) == said:
+                self.played = before
+                if before is None:
+                    self.new()
+            raise
+        return cut
+
+    async def _end(self, group: GroupTable, played: Played) -> None:
+        self.hears.over(self.table.reward(await group.reward(played)))
+        self.new()
+
+
+def _unsampled(played: Played, tokens: Sequence[int]) -> Completion:
+    """A turn that was stopped after these tokens."""
+    return Completion.of_text(played.request.prompt.uid, 0, "", tokens, "abort")
+
+
+def play_episodes(
+    table: Table, engine: LocalEngine, texts: Sequence[str], *, sampling: Sampling, samples: int, seed: int
+) -> list[Completion]:
+    """Episodes that begin with these questions and the other columns of the first row: `samples` of each, in order."""
+    prompts = [replace(table.questions.prompt(0, text), uid=number) for number, text in enumerate(texts)]
+    requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
+    player: Any = table.world.player(engine)
+    completions = asyncio.run(collect(player, requests))
+    return [replace(c, episode=_with_reward(c.episode, table)) for c in completions]
+
+
+def _with_reward(episode: Episode | None, table: Table) -> Episode | None:
+    return episode and replace(episode, reward=table.reward(episode.reward))

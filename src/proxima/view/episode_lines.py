@@ -1,0 +1,44 @@
+"""An episode as lines: who speaks, which tools are called, and what they answer."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from proxima.data import Completion, ToolCall
+from proxima.view.formatting import visible
+
+LABEL = 8  # columns of who speaks
+
+
+def labelled(label: str, text: str) -> str:
+    """`user    What is 2 + 2?`, further lines below the first."""
+    lines = (f"{'':<{LABEL}}{line}".rstrip() for line in visible(text.strip("\n")).split("\n"))
+    return f"{label:<{LABEL}}" + "\n".join(lines).removeprefix(" " * LABEL)
+
+
+def call_line(call: ToolCall) -> str:
+    """`call    add(a=1, b="x")`."""
+    arguments: Mapping[str, Any] = call.arguments
+    shown = (f"{name}{'=' * bool(name)}{json.dumps(value, ensure_ascii=False)}" for name, value in arguments.items())
+    return labelled("call", f"{call.name}({', '.join(shown)})")
+
+
+def answer_lines(calls: Sequence[ToolCall], answers: Sequence[tuple[str, str]]) -> list[str]:
+    """The calls of a turn, and the messages that answer it: role and text of each."""
+    return [*map(call_line, calls), *(labelled(role, text) for role, text in answers)]
+
+
+def episode_lines(question: str, completion: Completion) -> Iterator[str]:
+    """A whole episode, and how it ended. Where the chat template has rewritten it, the last version."""
+    episode = completion.episode
+    assert episode is not None
+    yield labelled("user", question)
+    for span in episode.spans:
+        yield labelled("model" if span.role == "assistant" else span.role, span.text)
+        yield from map(call_line, span.calls)
+    if episode.failure:
+        yield f"failed: {visible(episode.failure)}"
+    if episode.cut:
+        yield f"(cut off by the limit of {episode.cut})"
+    if episode.reward is not None:
+        yield f"(reward {episode.reward:g})"
