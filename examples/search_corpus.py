@@ -54,7 +54,7 @@ def shown() -> list[dict[str, str]]:
     ann = {"name": "Ann Lee", "job": "tailor", "instrument": "harp", "animal": "pig"}
     max_ = {"name": "Max Bay", "job": "farmer", "instrument": "flute", "animal": "cat"}
     messages = []
-    for kind, person in (("job", ann), ("animal", max_), ("instrument", ann)):
+    for kind, person in (("animal", ann), ("job", max_)):
         said = [QUESTIONS[kind], "```search\n{name}\n```", f"[1] {PASSAGE}", f"{{{kind}}}"]
         for i, text in enumerate(said):
             messages.append({"role": ("user", "assistant")[i % 2], "content": text.format(**person)})

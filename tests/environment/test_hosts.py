@@ -292,6 +292,29 @@ def test_what_reset_gets_and_gives(opened, name, row, opening):
     assert instance.state == ("begun" if name == "Columns" else None)
 
 
+def test_a_class_that_knows_no_seed_draws_the_same_again(opened):
+    """In whatever order the episodes of a worker are played."""
+    hosts = opened("Dice")
+
+    async def play(seed):
+        instance = await hosts.open({"messages": QUESTION}, seed)
+        calls = [await instance.call([ToolCall(name="roll", arguments={"sides": 10**6})]) for _ in range(4)]
+        return instance.opening[0]["content"], [answer.messages[0]["content"] for (answer,) in calls]
+
+    first, other, again = at_once(play(1), play(2), play(1))
+    assert first == again and not {first[0], *first[1]} & {other[0], *other[1]}
+    assert at_once(play(2)) == [other] and len(set(first[1])) == 4
+
+
+def test_a_pattern_of_the_model_that_is_none_is_told(opened):
+    async def run():
+        instance = await opened("Dice").open({"messages": QUESTION}, seed=0)
+        return await instance.call([ToolCall(name="find", arguments={"pattern": "("})])
+
+    (answer,) = asyncio.run(run())
+    assert answer.error and "error: error: missing )" in answer.messages[0]["content"]
+
+
 def test_functions_without_a_class(opened):
     hosts = opened(None, tools=("proxima.environment.calculator:calculate",))
 

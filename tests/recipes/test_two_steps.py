@@ -27,8 +27,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
-# their questions are an environment's, and made episodes; tests/runtime/test_episode_run.py trains on such
-ELSEWHERE = {"cpu/guess", "cpu/tools_start"}
+# their questions are an environment's, and made episodes; tests/runtime/test_episode_run.py trains on such, and
+# tests/examples/test_search_corpus.py on those of `search`
+ELSEWHERE = {"cpu/guess", "cpu/tools_start", "search"}
 NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
 CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}

@@ -331,6 +331,7 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:
             if frames := [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]:
+                frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # the user's own
                 error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
             with suppress(Exception):
                 _log.write(traceback.format_exc().encode(errors="backslashreplace"))
