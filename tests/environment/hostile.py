@@ -1,11 +1,14 @@
 """An environment that misbehaves in the way that its row names."""
 
 import asyncio
+import builtins
 import ctypes
 import gc
 import json
+import locale
 import os
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -74,6 +77,79 @@ def raises(error):
     raise error
 
 
+def prints_forever():
+    def run():
+        while True:
+            print("x" * 100)
+
+    for _ in range(2):
+        threading.Thread(target=run, daemon=True).start()
+
+
+def changes_process():
+    """What all environments of a worker share."""
+    os.umask(0o777)
+    locale.setlocale(locale.LC_ALL, "C")
+    os.environ.clear()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    sys.path.clear()
+
+
+def limits_itself():
+    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+        resource.setrlimit(kind, (0, 0))
+
+
+def takes_builtins():
+    builtins.len = None
+
+
+def becomes_a_daemon():
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            time.sleep(60)
+        os._exit(0)
+
+
+async def async_generator():
+    yield "a"
+
+
+async def cancels_itself():
+    asyncio.current_task().cancel()
+    await asyncio.sleep(1)
+
+
+async def stops_the_loop():
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(60)
+
+
+def noted():
+    error = OSError("noted")
+    error.add_note("x\n" * 100_000)
+    return error
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise OSError("no text")
+
+
+class Number:
+    """As a scalar of numpy or torch."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __float__(self):
+        (value,) = self.values
+        return value
+
+
 class Circle:
     """Freeing it takes forever."""
 
@@ -127,6 +203,25 @@ RESPOND = {
     "reward is a text": lambda: Reply(content="x", reward="1"),
     "reward is NaN": lambda: Reply(content="x", reward=float("nan")),
     "reward is infinite": lambda: Reply(content="x", reward=float("inf")),
+    "exits well": lambda: os._exit(0),
+    "prints forever": lambda: prints_forever() or "printing",
+    "changes the process": lambda: changes_process() or "changed",
+    "limits itself": lambda: limits_itself() or "limited",
+    "lowers the recursion limit": lambda: sys.setrecursionlimit(40) or "lowered",
+    "takes builtins": lambda: takes_builtins() or "taken",
+    "takes sys.stdout": lambda: vars(sys).update(stdout=None, stderr=3) or "taken",
+    "becomes a daemon": lambda: becomes_a_daemon() or "forked",
+    "async generator": async_generator,
+    "cancels itself": cancels_itself,
+    "stops the loop": stops_the_loop,
+    "StopIteration": lambda: raises(StopIteration()),
+    "raises a surrogate": lambda: raises(OSError("half \ud83d")),
+    "raises much": lambda: raises(type("E" * 100_000, (Exception,), {})("x" * 1_000_000)),
+    "raises notes": lambda: raises(noted()),
+    "raises what has no text": lambda: raises(Unprintable()),
+    "surrogate key": lambda: [{"half \ud83d": 1}],
+    "reward is a scalar": lambda: Reply(content="x", reward=Number([0.0])),
+    "reward is an array": lambda: Reply(content="x", reward=Number([0.0, 1.0])),
     "state is a number": lambda: Reply(content="x", state=3),
 }
 RESET = {

@@ -66,6 +66,25 @@ OUTCOMES = {
     "reward is a text": "Reply.reward of respond is a value of type str, expected a number",
     "reward is NaN": "Reply.reward of respond is nan, expected a finite number",
     "reward is infinite": "Reply.reward of respond is inf, expected a finite number",
+    "exits well": "its worker ended",
+    "prints forever": DONE,
+    "changes the process": DONE,
+    "limits itself": DONE,
+    "lowers the recursion limit": DONE,
+    "takes builtins": "'NoneType' object is not callable",
+    "takes sys.stdout": DONE,
+    "becomes a daemon": DONE,
+    "async generator": f"respond returned a value of type async_generator, {NONSENSE}",
+    "cancels itself": "CancelledError",
+    "stops the loop": "RuntimeError: Event loop stopped",
+    "StopIteration": "StopIteration",
+    "raises a surrogate": r"OSError: half",
+    "raises much": "^E{50}",
+    "raises notes": r"OSError: noted",
+    "raises what has no text": "its worker ended",
+    "surrogate key": "respond returned a message with the keys half",
+    "reward is a scalar": DONE,
+    "reward is an array": "Reply.reward of respond is a value of type Number, expected a number",
     "state is a number": "Reply.state of respond is a value of type int, expected a text",
     "reset raises": r"ValueError: no \(hostile.py:\d+\)",
     "reset hangs": TIME,
@@ -127,7 +146,7 @@ def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
     else:
         assert not hostile.collateral
         assert re.search(OUTCOMES[kind], hostile.reason), hostile.reason
-        assert len(hostile.reason) < 200 and "\n" not in hostile.reason
+        assert len(hostile.reason) < 400 and "\n" not in hostile.reason and hostile.reason.isascii()
     assert killed <= 1 and after == 1.0
     if killed:
         assert beside.collateral and beside.reason == f"another episode ended its worker: {hostile.reason}"
@@ -273,6 +292,29 @@ def test_what_reset_gets_and_gives(opened, name, row, opening):
     assert instance.state == ("begun" if name == "Columns" else None)
 
 
+def test_a_class_that_knows_no_seed_draws_the_same_again(opened):
+    """In whatever order the episodes of a worker are played."""
+    hosts = opened("Dice")
+
+    async def play(seed):
+        instance = await hosts.open({"messages": QUESTION}, seed)
+        calls = [await instance.call([ToolCall(name="roll", arguments={"sides": 10**6})]) for _ in range(4)]
+        return instance.opening[0]["content"], [answer.messages[0]["content"] for (answer,) in calls]
+
+    first, other, again = at_once(play(1), play(2), play(1))
+    assert first == again and not {first[0], *first[1]} & {other[0], *other[1]}
+    assert at_once(play(2)) == [other] and len(set(first[1])) == 4
+
+
+def test_a_pattern_of_the_model_that_is_none_is_told(opened):
+    async def run():
+        instance = await opened("Dice").open({"messages": QUESTION}, seed=0)
+        return await instance.call([ToolCall(name="find", arguments={"pattern": "("})])
+
+    (answer,) = asyncio.run(run())
+    assert answer.error and "error: error: missing )" in answer.messages[0]["content"]
+
+
 def test_functions_without_a_class(opened):
     hosts = opened(None, tools=("proxima.environment.calculator:calculate",))
 
@@ -284,15 +326,32 @@ def test_functions_without_a_class(opened):
     assert asyncio.run(run()) == (None, "6", None)
 
 
-def test_output_goes_to_a_file_that_does_not_grow(opened, tmp_path):
-    log = tmp_path / "environment.log"
-    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, log=log))
+def test_output_goes_to_a_log_that_does_not_grow(tmp_path, monkeypatch):
+    log = tmp_path / "environments.log"
+    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
+
+    async def in_log(kind):
+        instance = await hosts.open({"messages": QUESTION, "kind": kind}, seed=0, label=f"prompt {kind}")
+        await instance.respond("go")
+
     try:
-        assert asyncio.run(play(hosts, "prints")) == 1.0
-        assert isinstance(asyncio.run(play(hosts, "raises")), EnvironmentFailure)
+        assert asyncio.run(play(hosts, "prints")) == 1.0 and not log.exists()
+        hosts.log_to(log)
+        asyncio.run(in_log("prints"))  # 20 MB
+        printed = log.read_text()
+        assert (1 << 16) - 2000 < len(printed) < (1 << 16) + 200 and "is left out" in printed.splitlines()[-1]
+        assert re.match(r"\[\d+ prompt prints\] x{1000}\n", printed)
+        for kind, line in [("raises", r"\[\d+ prompt raises\] OSError: no disk"), ("segfault", "Segmentation fault")]:
+            with pytest.raises(EnvironmentFailure, match="; see environments.log$"):
+                asyncio.run(in_log(kind))
+            assert re.search(line, log.read_text()) and log.read_text().startswith(printed)
+        for _ in range(140):
+            asyncio.run(in_log("prints"))
     finally:
         hosts.close()
-    assert 1_000_000 < log.stat().st_size <= 1 << 20
+    older = tmp_path / "environments.log.1"
+    assert {file.name for file in tmp_path.iterdir()} == {log.name, older.name}
+    assert 1 << 22 < older.stat().st_size < (1 << 22) + (1 << 17) and log.stat().st_size < 1 << 23
 
 
 def test_the_first_reset_of_a_worker_may_take_longer(opened):

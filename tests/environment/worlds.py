@@ -1,8 +1,12 @@
 """Environments that behave, for the tests of the workers."""
 
 import asyncio
+import random
+import re
 import time
 from typing import Literal
+
+import numpy as np
 
 from proxima.environment import Environment, Reply
 
@@ -70,6 +74,29 @@ class Row(Environment):
 class NoReset:
     def respond(self, text):
         return "yes"
+
+
+class Dice:
+    """Draws as a class does that knows no seed."""
+
+    def reset(self, **columns):
+        return f" {random.random()} {np.random.rand()}"
+
+    def roll(self, sides: int) -> str:
+        """Roll.
+
+        Args:
+            sides: of the dice
+        """
+        return f"{random.randint(1, sides)} {np.random.randint(1, 1 + sides)}"
+
+    def find(self, pattern: str) -> bool:
+        """Whether there is one.
+
+        Args:
+            pattern: of a dice
+        """
+        return re.search(pattern, "dice") is not None
 
 
 class SlowStart:

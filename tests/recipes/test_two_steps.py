@@ -28,7 +28,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
 FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
-NAMES = {str(path.relative_to(FOLDER).with_suffix("")): path for path in RECIPES}
+ELSEWHERE = {"search"}  # its questions are made: tests/examples/test_search_corpus.py trains on them
+NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
 CASES = {name: (path, ()) for name, path in NAMES.items() if name not in OFFLINE}
 CASES["own_reward"] = (FOLDER.parent / "examples" / "own_reward" / "recipe.yaml", ())

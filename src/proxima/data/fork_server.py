@@ -187,8 +187,10 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         last = isinstance(error, (MemoryError, RecursionError))
         why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
-        message = " ".join(f"{type(error).__name__}: {why}".split())[:300]
-        message += "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        message = " ".join(f"{type(error).__name__[:100]}: {why}".split())[:300]
+        notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+        message += " ".join(["", *notes.split()])[:300]
+        message = message.encode(errors="backslashreplace").decode()  # no file takes half a surrogate pair
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 

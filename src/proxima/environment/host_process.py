@@ -5,12 +5,15 @@ are JSON values; an exception is the failure of the episode, in one line.
 """
 
 import asyncio
+import builtins
+import faulthandler
 import importlib
 import inspect
 import io
 import json
 import math
 import os
+import random
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -18,13 +21,18 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
-LOG_BYTES = 1 << 20  # of a worker's output that are kept
+LOG_BYTES = 1 << 22  # of the log of all workers, after which it is renamed, and replaces an earlier one of that name
+CALL_BYTES = 1 << 16  # of the output of a call that are kept
+CUT = b"\n... the rest of what this call printed is left out\n"
 OBSERVATION_ROLES = ("user", "tool", "system")
 OPENING_ROLES = (*OBSERVATION_ROLES, "assistant")
 # What a tool raises when the model's arguments are wrong, which the model is told. Anything else is a fault.
 TOLD = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
+TOLD_OF = ("sqlite3", "re")  # modules whose errors are told, too
 
+_builtins = dict(vars(builtins))
 _environments: dict[int, Any] = {}
+_generators: dict[int, tuple[Any, Any]] = {}  # what an environment draws from `random` and numpy, it draws alone
 _functions: dict[str, Callable[..., Any]] = {}
 _make: Callable[[], Any] = object
 _folder = os.getcwd()
@@ -35,18 +43,53 @@ class BadAnswer(Exception):
     """An environment returned something that is no answer; the message is the failure."""
 
 
-class Log(io.TextIOBase):
-    """Where a worker's output goes: the first `LOG_BYTES` into a file, the rest nowhere."""
+class Log(io.RawIOBase):
+    """Where a worker's output goes: into a file that all workers append to, the first `CALL_BYTES` of each call. A file
+    that can't be written is nothing that an environment notices."""
 
-    def __init__(self, path: str | None) -> None:
-        self._file = open(path or os.devnull, "a", encoding="utf-8", errors="replace", buffering=1)  # noqa: SIM115
-        self._left = LOG_BYTES
+    path: str | None = None
+    label, left, inside = b"", 0, False
 
-    def write(self, text: str) -> int:
-        if self._left > 0:
-            self._file.write(text[: self._left])
-            self._left -= len(text)
-        return len(text)
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return 1  # the null device, for a program that gets this as its output
+
+    def write(self, data: Any) -> int:
+        if self.path is None or self.left <= 0:
+            return len(data)
+        lines = bytes(data[: self.left]).splitlines(keepends=True)
+        text = b"".join(self.label + line for line in lines)[len(self.label) * self.inside :]
+        self.inside, self.left = not text.endswith(b"\n"), self.left - len(text)
+        with suppress(OSError):
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                if os.fstat(file).st_size > LOG_BYTES:
+                    os.replace(self.path, f"{self.path}.1")
+                os.write(file, text if self.left > 0 else text + CUT)
+            finally:
+                os.close(file)
+        return len(data)
+
+    def begin(self, label: str) -> None:
+        """A call, whatever an earlier one has made of the output."""
+        self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
+        sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
+
+    def to(self, path: str | None) -> None:
+        """Write into this file from now on, also where a signal ends the worker."""
+        if path in (None, self.path):
+            return
+        self.path = path
+        with suppress(OSError):
+            faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+
+    def close(self) -> None:
+        """Not by an environment."""
+
+
+_log = Log()
 
 
 def inspect_environment(**spec: Any) -> dict[str, Any]:
@@ -68,13 +111,12 @@ def _shown(value: Any) -> Any:
 
 
 def load_environment(
-    *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str], log: str | None
-) -> Any:
+    *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str]
+) -> dict[str, Any]:
     """Import what the recipe names; the first job of a worker."""
     from proxima.environment import interface
 
     global _make
-    sys.stdout = sys.stderr = Log(log)
     _functions.update(interface.load_tools(tools))
     if kind is not None and reference is not None:
         cls = interface.load_class(kind, reference)
@@ -85,6 +127,9 @@ def load_environment(
 def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str, Any]:
     """Make an environment and reset it. `opening` are the messages that replace those of the row; None: these."""
     os.chdir(_folder)  # an earlier one may have changed it
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
     environment = _environments[number] = _make()
     reply = _reply(_reset(environment, row, seed), "reset", default="")
     content, messages = reply.content, list(row.get("messages") or ())
@@ -121,7 +166,9 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
     function = _functions.get(tool) or tool_of(environment, tool)
     try:
         result = _called(function, **arguments)
-    except TOLD as error:
+    except Exception as error:
+        if not isinstance(error, TOLD) and type(error).__module__ not in TOLD_OF:
+            raise
         kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
         text = f"error: {kind}{error}"[:1000].encode(errors="replace").decode()
         return _answer(environment, text, tool) | {"error": True}
@@ -156,6 +203,7 @@ def end(*, number: int) -> dict[str, Any]:
 
 def drop(*, number: int) -> dict[str, Any]:
     _environments.pop(number, None)
+    _generators.pop(number, None)
     return {}
 
 
@@ -231,11 +279,11 @@ def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, st
 def _number(value: Any, who: str) -> float:
     number = math.nan
     if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
-        with suppress(ArithmeticError, RuntimeError, TypeError, ValueError):
+        with suppress(RuntimeError, TypeError, ValueError):  # an array
             number = float(value)
-        if not math.isfinite(number):
-            raise BadAnswer(f"{who} is {number}, expected a finite number")
-        return number
+            if not math.isfinite(number):
+                raise BadAnswer(f"{who} is {number}, expected a finite number")
+            return number
     raise BadAnswer(f"{who} is {_named(value)}, expected a number")
 
 
@@ -254,19 +302,46 @@ def _named(value: Any) -> str:
     return "None" if value is None else f"a value of type {type(value).__name__}"
 
 
-def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
-    """A job whose failures are named: what a bad answer was, and where an exception was raised."""
+def _generators_now() -> tuple[Any, Any]:
+    numpy = sys.modules.get("numpy")
+    return random.getstate(), numpy and numpy.random.get_state()
 
-    def run(**arguments: Any) -> Any:
+
+def _swap_generators(number: int) -> None:
+    """Draw on where the environment has ended."""
+    ours, numpys = _generators.get(number, (None, None))
+    if ours is not None:
+        random.setstate(ours)
+    if numpys is not None:
+        sys.modules["numpy"].random.set_state(numpys)
+
+
+def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
+    """A job whose output goes to the log, and whose failures are named: what a bad answer was, and where an exception
+    was raised."""
+
+    def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
+        _log.to(log)
+        _log.begin(label)
+        number = arguments.get("number", -1)
         try:
+            _swap_generators(number)
             return job(**arguments)
         except BadAnswer as error:
-            return {"failure": str(error)}
+            return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:
             if frames := [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]:
+                frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # the user's own
                 error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
-            traceback.print_exc()
+            with suppress(Exception):
+                _log.write(traceback.format_exc().encode(errors="backslashreplace"))
             raise
+        finally:
+            builtins.__dict__.update(_builtins)  # one that replaced them harms itself alone
+            if number in _environments:
+                _generators[number] = _generators_now()
+            with suppress(Exception):  # it may have closed it
+                sys.stdout.flush()
 
     return run
 

@@ -43,14 +43,12 @@ class HostLimits:
         call_seconds: wall-clock time of a call.
         start_seconds: of the import in a new worker, and of the first `reset` there.
         memory_mb: MiB that a worker may write beyond what it holds at its start; 0: no limit.
-        log: a file to which their output is appended, the first MiB of each worker; None: discarded.
     """
 
     workers: int = 2
     call_seconds: float = 30.0
     start_seconds: float = START_SECONDS
     memory_mb: int = 1024
-    log: Path | None = None
 
     def __post_init__(self) -> None:
         require(self.workers >= 1, "workers", self.workers, "must be >= 1")
@@ -95,23 +93,28 @@ class Hosts:
             raise
         self._hosts = [_Host(self._server) for _ in range(limits.workers)]
 
-    async def open(self, row: Mapping[str, Any], seed: int) -> "Instance":
+    def log_to(self, file: Path | None) -> None:
+        """Append what environments print to a file from now on; None: discard it, as at first."""
+        self._server.log = None if file is None else file.absolute()
+
+    async def open(self, row: Mapping[str, Any], seed: int, label: str = "") -> "Instance":
         """A new environment, reset.
 
         Args:
             row: columns by name, `messages` among them; JSON values.
             seed: the same for the completions of a prompt.
+            label: what the log calls the episode.
         Raises: EnvironmentFailure.
         """
         host, number = min(self._hosts, key=lambda host: len(host.alive)), next(self._numbers)
         host.alive.add(number)
         try:
-            arguments = {"number": number, "row": dict(row), "seed": seed}
+            arguments = {"number": number, "row": dict(row), "seed": seed, "label": label}
             value = await asyncio.wrap_future(host.submit("open_environment", arguments))
         except BaseException:
             host.drop(number)
             raise
-        return Instance(self, host, number, value)
+        return Instance(self, host, number, value | {"label": label})
 
     @property
     def started(self) -> int:
@@ -135,7 +138,8 @@ class Instance:
     """
 
     def __init__(self, hosts: Hosts, host: "_Host", number: int, opened: Mapping[str, Any]) -> None:
-        self._interface, self._host, self._number, self._epoch = hosts.interface, host, number, opened["epoch"]
+        self._interface, self._host, self._epoch = hosts.interface, host, opened["epoch"]
+        self._number, self._label = number, opened["label"]
         self.opening: tuple[Message, ...] | None = None if opened["opening"] is None else tuple(opened["opening"])
         self.state: str | None = opened["state"]
         self.seconds: float = opened["seconds"]
@@ -187,7 +191,8 @@ class Instance:
 
     async def _run(self, job: str, **arguments: Any) -> dict[str, Any]:
         try:
-            future = self._host.submit(job, {"number": self._number, **arguments}, self._epoch)
+            call = {"number": self._number, "label": self._label, **arguments}
+            future = self._host.submit(job, call, self._epoch)
             value = await asyncio.wrap_future(future)
         except EnvironmentFailure:
             self.drop()
@@ -205,6 +210,7 @@ class _Server:
 
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
         self.spec, self.limits, self.started = spec, limits, 0
+        self.log: Path | None = None
         self._server: ForkServer | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -222,13 +228,15 @@ class _Server:
         worker = self.fork()
         with self._lock:
             self.started += 1
-        log = self.limits.log
-        arguments = {**self.spec.to_json(), "log": None if log is None else str(log.resolve())}
-        result = worker.run("load_environment", arguments, self.limits.start_seconds)
+        result = worker.run("load_environment", self.logged(self.spec.to_json()), self.limits.start_seconds)
         if result is None or result.error:
             worker.kill()
             raise EnvironmentFailure(f"it can't be loaded: {(result and result.error) or 'its worker ended at once'}")
         return worker
+
+    def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments of a job, with the file that its output goes to."""
+        return {**arguments, "log": self.log and str(self.log)}
 
     def close(self) -> None:
         with self._lock:
@@ -280,7 +288,8 @@ class _Host:
             raise EnvironmentFailure("its worker died between two calls")
         failure = result.error or (result.value or {}).get("failure")
         if failure is not None:
-            raise EnvironmentFailure(failure)
+            log = self._server.log
+            raise EnvironmentFailure(failure if log is None else f"{failure}; see {log.name}")
         self._fresh = self._fresh and epoch is not None
         facts = {"seconds": self._seconds} | ({"epoch": self.epoch} if epoch is None else {})
         return {**(result.value or {}), **facts}
@@ -293,7 +302,7 @@ class _Host:
         limits = self._server.limits
         seconds = limits.start_seconds if self._fresh and job == "open_environment" else limits.call_seconds
         began = monotonic()
-        result = worker.run(job, arguments, seconds)
+        result = worker.run(job, self._server.logged(arguments), seconds)
         self._seconds = monotonic() - began
         if not worker.alive:
             self._worker, self._fresh, self.epoch = None, True, self.epoch + 1

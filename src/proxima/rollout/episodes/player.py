@@ -33,7 +33,7 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.task.prompts import with_system
+from proxima.task.prompts import EVAL_UID, with_system
 
 T = TypeVar("T")
 
@@ -202,7 +202,8 @@ class GroupTable:
         prompt = request.prompt
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
-            instance = await self.player.hosts.open(row_of(prompt), seed)
+            asked = f"prompt {prompt.uid}" if prompt.uid < EVAL_UID else f"eval {prompt.uid - EVAL_UID}"
+            instance = await self.player.hosts.open(row_of(prompt), seed, f"{asked} sample {request.sample}")
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, Prompt, require, within
@@ -35,8 +36,9 @@ class World:
     template: TurnTemplate
     rules: Rules
 
-    def player(self, engine: Engine) -> Episodes:
-        """With the engine that samples the turns."""
+    def player(self, engine: Engine, log: Path | None = None) -> Episodes:
+        """With the engine that samples the turns; what environments print goes to `log`."""
+        self.hosts.log_to(log)
         return Episodes(engine, self.hosts, self.template, self.rules)
 
     def close(self) -> None:
@@ -54,8 +56,8 @@ class AgentWorld:
     settings: EpisodeSettings
     context: int
 
-    def player(self, engine: Engine) -> "AgentEpisodes":
-        """With the engine that samples the turns."""
+    def player(self, engine: Engine, log: Path | None = None) -> "AgentEpisodes":
+        """With the engine that samples the turns. Of what an agent prints, a failure names the last line."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
         def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:

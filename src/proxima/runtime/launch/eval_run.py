@@ -32,6 +32,7 @@ from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
 from proxima.runtime.launch.eval_suites import LoadedSuite
 from proxima.runtime.launch.generation import make_rewards, player_of
 from proxima.runtime.launch.models import load_model
+from proxima.runtime.state.folder import ENVIRONMENTS_LOG
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.environment import describe_environment, package_version
 from proxima.runtime.watch.interrupt import quiet_transformers
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 
 ENGINE_LOG = "engine.log"  # of a process that the engine starts
+LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG, f"{ENVIRONMENTS_LOG}.1")
 
 
 @dataclass(kw_only=True)
@@ -119,7 +121,7 @@ def run_eval(
             observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
             spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
             with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
-                player = player_of(loaded.world, engine)
+                player = player_of(loaded.world, engine, folder)
                 generator = GroupGenerator(engine, rewards, spec, clock.now, player)
                 groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
             outcome.groups[name] = groups
@@ -148,7 +150,7 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
     check_folder(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     for entry in folder.iterdir():
-        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, ENGINE_LOG):
+        if entry.suffix in (".parquet", ".part") or entry.name in (RESULT, ENVIRONMENT, *LOGS):
             entry.unlink()
     write_atomic(folder / ENVIRONMENT, dumps(describe_environment(config.seed), indent=2) + "\n")
 

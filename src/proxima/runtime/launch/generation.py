@@ -21,6 +21,7 @@ from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.placement.placed_engine import placed_engine
+from proxima.runtime.state.folder import ENVIRONMENTS_LOG
 from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
 
@@ -50,9 +51,9 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
     return rewards
 
 
-def player_of(world: "World | AgentWorld | None", engine: Engine) -> EpisodePlayer | None:
-    """What plays the episodes of a task; None for one without."""
-    return None if world is None else world.player(engine)
+def player_of(world: "World | AgentWorld | None", engine: Engine, folder: Path | None) -> EpisodePlayer | None:
+    """What plays the episodes of a task, with a log in a folder; None for one without."""
+    return None if world is None else world.player(engine, folder and folder / ENVIRONMENTS_LOG)
 
 
 def make_generator(
@@ -71,7 +72,7 @@ def make_generator(
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
-    player = player_of(data.world, executor)
+    player = player_of(data.world, executor, services.store.folder.path)
     return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
 
 
@@ -142,7 +143,7 @@ def make_evaluation(
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
-            player = player_of(held_out.world, training.engine)
+            player = player_of(held_out.world, training.engine, services.store.folder.path)
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)
     if "" not in sets:
         return None

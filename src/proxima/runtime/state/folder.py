@@ -2,6 +2,7 @@
 
 config.yaml  environment.json  metrics.jsonl  run.sqlite  rollouts/000012.parquet  evals/000012-after.parquet
 checkpoints/000040/  timeline.json  summary.json  report.html  log.txt  engine.log
+environments.log
 """
 
 import errno
@@ -20,6 +21,7 @@ from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.timeline import rewind_timeline
 
+ENVIRONMENTS_LOG = "environments.log"  # what the task's environments print; `.1` behind it: what it had before
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
 
@@ -244,5 +246,11 @@ class RunFolder:
             shutil.rmtree(folder, ignore_errors=True)
         journal = [self.journal.with_name(self.journal.name + end) for end in ("", "-wal", "-shm")]
         files = (self.config, self.environment, self.metrics, self.summary, self.report, self.log, self.engine_log)
-        for path in (*files, *self.path.glob("engine.*.log"), self.timeline, *journal):
+        for path in (
+            *files,
+            *self.path.glob("engine.*.log"),
+            *self.path.glob(f"{ENVIRONMENTS_LOG}*"),
+            self.timeline,
+            *journal,
+        ):
             path.unlink(missing_ok=True)
