@@ -188,7 +188,8 @@ def _ending(row: Mapping[str, Any]) -> list[str]:
 
 def call_text(name: str, arguments: Mapping[str, Any]) -> str:
     """`calculate(expression="3*4")`."""
-    return f"{name}({', '.join(f'{key}={json.dumps(value, ensure_ascii=False)}' for key, value in arguments.items())})"
+    values = ((f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in arguments.items())
+    return f"{name}({', '.join(map(''.join, values))})"
 
 
 def _outcome(row: Mapping[str, Any]) -> str:

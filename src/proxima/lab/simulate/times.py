@@ -27,8 +27,8 @@ class Times:
 
     A decode step gives each of the n running completions one token and takes `step + sequence * n`. A prefill takes
     `prefill_token` for each token: of a prompt before its first completion, and under `engine.interrupt: recompute` of
-    all that run when weights are published; a further turn of an episode finds the KV of those before it. An update takes `update + update_token` for each token of the completions
-    of the groups that the step uses.
+    all that run when weights are published; a further turn of an episode finds the KV of those before it. An update
+    takes `update + update_token` for each token of the completions of the groups that the step uses.
     """
 
     length: Annotated[
