@@ -2,10 +2,12 @@
 
 import re
 
-from proxima.runtime.watch.timeline import ENGINE, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
+from proxima.rollout.generator import EpisodeLife
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.timeline import ENGINE, EPISODES, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
 from proxima.view.chart import svg_file
 from proxima.view.report import write_report
-from proxima.view.timeline_plot import TimelineFigure, timeline_of_run
+from proxima.view.timeline_plot import NAMES, TimelineFigure, timeline_of_run
 from tests.view.synthetic import make_run
 from tests.view.test_report import Page
 
@@ -42,6 +44,35 @@ def test_the_steps_of_the_picture(tmp_path):
     assert [n for n, _ in two.steps] == [2, 3] and {s.start for s in two.spans} == {8.0, 8.5, 9.0, 12.0, 12.5, 13.0}
     assert [(name, size) for _, name, size in two.rows] == [("trainer", 26), ("engine", 26), ("prompts", 7)]
     assert [n for n, _ in timeline_of_run(file, "mine", "7").steps] == [7]
+
+
+def test_episodes_have_lanes_and_their_environments_one_beside_the_engine(tmp_path):
+    """Two episodes: turns 0–1 and 2–3 of the one, 0–2 of the other, whose environment takes 2–3.5."""
+    timeline = Timeline(tmp_path / "timeline.json", print)
+    activity = Activity(Stopped(), 0.0, timeline)
+    timeline.span("step", 0.0, 4.0, TRAINER, step=1)
+    timeline.span("generating", 0.0, 4.0, ENGINE)
+    activity.played(EpisodeLife(7, 0, 0.0, 3.0, [(0.0, 1.0), (2.0, 3.0)]))
+    activity.played(EpisodeLife(7, 1, 0.0, 3.5, [(0.0, 2.0)]))
+    activity.played(EpisodeLife(8, 0, 3.125, 3.375, [(3.25, 3.375)]))  # on the lane of the first
+    timeline.close()
+    figure = TimelineFigure.of(tmp_path / "timeline.json", "played")
+    rows = [("engine", 26), ("environments", 26), ("episodes", 7), ("", 7)]
+    assert [(name, size) for _, name, size in figure.rows] == rows
+    moments = {name: [(s.start, s.end) for s in figure.spans if NAMES.get(s.lane) == name] for name in NAMES.values()}
+    assert moments["engine"] == [(0.0, 3.0), (3.25, 3.375)] and moments["environments"] == [(1.0, 3.5)]
+    own = [(s.name, s.start, s.end, s.facts.get("turn")) for s in figure.spans if s.lane == Lane(EPISODES, 1)]
+    assert own[:3] == [("turn", 0.0, 1.0, 0), ("environment", 1.0, 2.0, None), ("turn", 2.0, 3.0, 1)]
+    assert own[3:] == [("environment", 3.125, 3.25, None), ("turn", 3.25, 3.375, 0)]
+    words = re.findall(r"<text[^>]*>([^<]*)</text>", svg_file(figure))
+    assert {"engine", "environments", "episodes", "environment"} <= set(words)
+
+
+class Stopped:
+    """A clock at 0."""
+
+    def now(self):
+        return 0.0
 
 
 def test_the_picture_needs_nothing_else(tmp_path):

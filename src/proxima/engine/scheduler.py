@@ -244,9 +244,9 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            hidden, kv = self.prefixes.prefill(self.decoder, [(entry.prompt.tokens, entry.shared) for entry in fresh])
+            states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt.tokens, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
-                entry.hidden, entry.kv = hidden[i], kv[i]
+                entry.hidden, entry.kv = states[i], kv[i]
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:

@@ -15,6 +15,7 @@ from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
 from proxima.evaluate.headline import CUT, PART, REWARD
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.votes import canonical
+from proxima.rollout.episodes.figures import episode_metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ def eval_metrics(
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
         questions} with those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
-        `unanswered` (shares of the answers), `tokens`.
+        `unanswered` (shares of the answers), `tokens`; `episodes` where the answers are some: `episode_metrics`.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)
@@ -160,4 +161,5 @@ def eval_metrics(
         "truncated": sum(completion.truncated for completion, _ in pairs) / len(pairs) if pairs else None,
         "unanswered": sum(vote is None for vote in votes) / len(votes) if votes and extract is not None else None,
         "tokens": sum(lengths),
+        **({"episodes": episodes} if (episodes := episode_metrics([completion for completion, _ in pairs])) else {}),
     }

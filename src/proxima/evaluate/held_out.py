@@ -63,7 +63,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     Accuracy is the share of correct answers among the valid ones; a failed reward is counted apart, never as wrong.
     `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question, bootstrap
     over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These and the
-    means of `mean_estimates` have the bootstrap's interval (`bound_keys`).
+    means of `mean_estimates` have the bootstrap's interval (`bound_keys`). Episodes have `episode_metrics`, too.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judgements = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
@@ -79,6 +79,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated_fraction": None,
         **_flat(mean_estimates(groups)),
         "tokens/generated": sum(c.generated for c, _ in pairs),
+        **_episodes(groups),
     }
 
 
@@ -112,6 +113,15 @@ def _estimates(groups: Sequence[Group]) -> dict[str, float]:
         if k > 1 and passed:
             estimates |= _flat({f"pass@{k}": bootstrap_mean(passed)})
     return estimates
+
+
+def _episodes(groups: Sequence[Group]) -> dict[str, float]:
+    completions = [completion for group in groups for completion in group.completions]
+    if all(completion.episode is None for completion in completions):
+        return {}
+    from proxima.rollout.episodes.figures import episode_metrics
+
+    return episode_metrics(completions)
 
 
 def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:

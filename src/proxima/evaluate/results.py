@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from proxima.data import Group, UserError
+from proxima.data import Episode, Group, UserError
 from proxima.data.jsonl import utf8
 from proxima.evaluate.headline import ACCURACY
 from proxima.evaluate.votes import canonical
@@ -104,8 +104,8 @@ class QuestionResult:
 
     Args:
         correct: None where no reward decides, or the score is invalid.
-        metrics: name → value of each sample, None where it is unknown: `reward`, `length`, `truncated` and each reward
-            by its name.
+        metrics: name → value of each sample, None where it is unknown: `reward`, `length`, `truncated`, each reward
+            by its name, and of an episode `turns` and `calls`.
     """
 
     question: str
@@ -170,7 +170,8 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
     """uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
     columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward", "tokens", "finish_reason"]
     try:
-        columns += [name for name in ("parts",) if name in pq.read_schema(file).names]  # earlier runs have none
+        stored = pq.read_schema(file).names
+        columns += [name for name in ("parts", "length", "sampled", "episode") if name in stored]
         rows = pq.read_table(file, columns=columns, partitioning=None).to_pylist()
     except (OSError, pa.ArrowInvalid, pa.ArrowKeyError, KeyError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -190,10 +191,14 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
     """What `QuestionResult.metrics` has of a sample; a failed score leaves the length only."""
+    written = len(row["tokens"]) if row.get("sampled") is None else sum(row["sampled"])
     metrics: dict[str, float | None] = {
-        "length": float(len(row["tokens"])),
+        "length": float(written if row.get("length") is None else row["length"]),
         "truncated": float(row["finish_reason"] == "length"),
     }
+    if row.get("episode") is not None:
+        spans = [span for span in Episode.from_json(row["episode"]).spans if span.role == "assistant"]
+        metrics |= {"turns": float(len(spans)), "calls": float(sum(len(span.calls) for span in spans))}
     if row["reward"] is None:
         return metrics
     return {**json.loads(row.get("parts") or "{}"), **metrics, "reward": row["reward"]}

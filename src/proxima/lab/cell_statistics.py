@@ -112,7 +112,7 @@ class CellSummary:
     train_rate: SeedMean | None
     reach: Mapping[str, TargetCost]  # axis → cost of the target; empty without a target
     difference: Mapping[str, SeedMean]  # measure → mean over common seeds of (this cell - baseline); empty for that
-    figures: Mapping[str, SeedMean | None]  # those of `EXAMPLE_FIGURES` that the comparison shows
+    figures: Mapping[str, SeedMean | None]  # those of `EXAMPLE_FIGURES`, or of `EPISODE_FIGURES`, that are shown
 
 
 def after_training(run: Run) -> float | None:
@@ -150,6 +150,11 @@ EXAMPLE_FIGURES: dict[str, Measure] = {  # of runs on a fixed data set, which ha
     "held-out accuracy": last_evaluated("accuracy"),
     "held-out margin": last_evaluated("rewards/margins"),
 }
+EPISODE_FIGURES: dict[str, Measure] = {  # of runs with an environment or tools
+    "turns": final_value("episode/turns/mean"),
+    "calls": final_value("episode/calls"),
+    "failed": final_value("episode/failed"),
+}
 COMPARED: dict[str, Measure] = {  # these are also compared seed by seed
     "after": after_training,
     "best": lambda run: run.headline.best(value for _, value in run.held_out()),
@@ -167,9 +172,9 @@ MEASURES: dict[str, Measure] = COMPARED | {
 
 
 def summarize(cell: CellRuns, baseline: CellRuns, target: float | None, figures: Sequence[str] = ()) -> CellSummary:
-    """The row of a cell in the final table, with these of the `EXAMPLE_FIGURES`."""
+    """The row of a cell in the final table, with these of the further figures."""
     axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
-    shown = {name: EXAMPLE_FIGURES[name] for name in figures}
+    shown = {name: (EXAMPLE_FIGURES | EPISODE_FIGURES)[name] for name in figures}
     compared = {} if cell is baseline else COMPARED | shown
     pairs = {name: paired(cell, baseline, measure) for name, measure in compared.items()}
     return CellSummary(

@@ -50,6 +50,12 @@ class RunProgress:
         return train[-1].get("reward/mean") if train else None
 
     @property
+    def turns(self) -> float | None:
+        """Turns of the mean episode of the last step; None without episodes."""
+        train = self.metrics.train
+        return train[-1].get("episode/turns/mean") if train else None
+
+    @property
     def evaluated(self) -> Points:
         """(step, figure) of the evaluations that have it."""
         return self.metrics.held_out()

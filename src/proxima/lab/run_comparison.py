@@ -17,7 +17,7 @@ from proxima.config.problems import suggestion
 from proxima.data import UserError
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
-from proxima.lab.cell_statistics import EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
+from proxima.lab.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
 from proxima.runtime.watch.metric_names import canonical_metric
@@ -35,7 +35,9 @@ class RunComparison:
         headline: the figure of the evaluations that is compared.
         target: the value of it whose cost is computed.
         axes: those that all cells recorded.
-        figures: names of `EXAMPLE_FIGURES` that a cell has; empty unless all runs are on fixed data sets.
+        figures: names of `EXAMPLE_FIGURES` that a cell has, if all runs are on fixed data sets; else those of
+            `EPISODE_FIGURES`.
+        offline: all runs are on fixed data sets.
         differing: dotted path → value in each cell, for fields that are not equal in all; None where a cell lacks it.
         warnings: why the comparison may be unfair.
         notes: what is unfinished, left out, or based on two seeds.
@@ -47,6 +49,7 @@ class RunComparison:
     target: float | None
     axes: tuple[str, ...]
     figures: tuple[str, ...]
+    offline: bool
     differing: Mapping[str, tuple[Any, ...]]
     warnings: tuple[str, ...]
     notes: tuple[str, ...]
@@ -94,6 +97,7 @@ def compare_runs(
         target=target,
         axes=tuple(axis for axis in AXES if all(cell.has(axis) for cell in cells)),
         figures=_figures(cells, headline),
+        offline=all(run.offline for cell in cells for run in cell.runs),
         differing=differing,
         warnings=tuple(_warnings(cells, list(differing), headline)),
         notes=tuple(_notes(cells, headline)),
@@ -101,9 +105,10 @@ def compare_runs(
 
 
 def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
-    """What runs on fixed data sets have in place of rewards, but for the headline, which has columns of its own."""
+    """What runs on fixed data sets have in place of rewards, but for the headline, which has columns of its own; what
+    others have of episodes."""
     if not all(run.offline for cell in cells for run in cell.runs):
-        return ()
+        return tuple(name for name, measure in EPISODE_FIGURES.items() if any(c.over_seeds(measure) for c in cells))
     return tuple(
         name
         for name, measure in EXAMPLE_FIGURES.items()

@@ -190,10 +190,10 @@ class Collector:
         Args:
             seconds: of its stages, and of the whole `step`.
 
-        Returns: `time/environment`, seconds that environments took, of all episodes together, where there are any.
+        Returns: what `EpisodePlayer.taken` has, where there are episodes.
         """
         player = None if self.generator is None else self.generator.episodes
-        return {} if player is None else {"time/environment": player.taken()}
+        return {} if player is None else dict(player.taken())
 
     def abandon(self) -> None:
         """End what runs between two steps; nothing is collected after this."""

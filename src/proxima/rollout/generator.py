@@ -1,10 +1,10 @@
 """From prompts to a stream of scored groups: the engine generates, and the rewards score each group beside it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.data.columns import Bools
@@ -62,8 +62,21 @@ class RolloutListener:
         """The scores of a group of a training batch are final."""
 
 
+class EpisodeLife(NamedTuple):
+    """From when to when an episode was played, all attempts together, and waited for each turn of the model; the rest
+    was its environment's. Seconds of the event loop's clock."""
+
+    uid: int
+    sample: int
+    begin: float
+    end: float
+    turns: Sequence[tuple[float, float]]
+
+
 class EpisodePlayer(Protocol):
     """What plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
+
+    listener: Callable[[EpisodeLife], None]  # told of each episode that has ended
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order."""
@@ -77,8 +90,9 @@ class EpisodePlayer(Protocol):
         """
         ...
 
-    def taken(self) -> float:
-        """Seconds that environments or agents took since the last call, all episodes together."""
+    def taken(self) -> Mapping[str, float]:
+        """Seconds since the last call, all episodes together: `time/environment`, that environments or agents took, and
+        `time/turns`, that ended episodes waited for the model."""
         ...
 
 

@@ -63,6 +63,8 @@ CHARTS = (
     ComparisonChart("Held-out", HELD_OUT, "mean over the held-out questions; dots are evaluations"),
     ComparisonChart("Training reward", "reward/mean", "mean over the valid completions of a step"),
     ComparisonChart("Length", "length/mean", "tokens of a completion"),
+    ComparisonChart("Turns", "episode/turns/mean", "messages of the model in an episode"),
+    ComparisonChart("Tool calls", "episode/calls", "of all episodes of a step"),
     ComparisonChart("Entropy", "entropy/mean", "nats per token"),
     ComparisonChart("KL", "approx_kl", "nats per token: how far an update moved the policy"),
     ComparisonChart("Masked", "masked_fraction", "% of tokens, outside the trust region", 100.0),
@@ -96,8 +98,9 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
     axes = [axis for axis in AXES if axis in comparison.axes]
     scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
     titles = {axis: axis_title(axis, unit) for axis, (_, unit) in scales.items()}
-    shown = EXAMPLE_CHARTS if comparison.figures else CHARTS
-    paired = ["after", "best", *(comparison.figures or ("reward",)), "clock", "cpu"]  # compared seed by seed
+    shown = EXAMPLE_CHARTS if comparison.offline else CHARTS
+    rewarded = () if comparison.offline else ("reward",)
+    paired = ["after", "best", *rewarded, *comparison.figures, "clock", "cpu"]  # compared seed by seed
     return {
         "cells": [
             {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
@@ -112,7 +115,7 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "intervals": interval_bars(rows, comparison.headline),
         "head": table_head(comparison),
         "table": [glued(table_row(row, comparison)) for row in rows],
-        "training": "Training figures" if comparison.figures else "Training reward",
+        "training": "Training figures" if comparison.offline else "Training reward",
         "paired_head": ["cell", "common seeds", *(PAIRED.get(name, name) for name in paired)],
         "paired": [
             glued(
@@ -273,9 +276,10 @@ def table_head(comparison: RunComparison) -> list[str]:
     reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
     measures = [f"{comparison.headline.name} before", "after", "best"]
-    if comparison.figures:
+    if comparison.offline:
         return ["cell", "seeds", *measures, *comparison.figures, *costs, "clock, all", "train", "train tok/s"]
-    return ["cell", "seeds", *measures, "training reward", *costs, "clock, all", "generate + train", "gen, train tok/s"]
+    figures = ["training reward", *comparison.figures, *costs]
+    return ["cell", "seeds", *measures, *figures, "clock, all", "generate + train", "gen, train tok/s"]
 
 
 def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
@@ -287,11 +291,11 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
         if axis in comparison.axes and axis in row.reach
     ]
     seeds = str(row.n) if row.n == row.runs else f"{row.n} of {row.runs}"
-    shown = row.figures.values() if comparison.figures else (row.reward,)
+    shown = [*(() if comparison.offline else (row.reward,)), *row.figures.values()]
     measures = [plus_minus(value) for value in (row.before, row.after, row.best, *shown)]
     clock, generate, train = (duration(value.mean) if value else NONE for value in (row.clock, row.generate, row.train))
     rates = [count(value.mean) if value else NONE for value in (row.generate_rate, row.train_rate)]
-    speed = [train, rates[1]] if comparison.figures else [f"{generate} + {train}", ", ".join(rates)]
+    speed = [train, rates[1]] if comparison.offline else [f"{generate} + {train}", ", ".join(rates)]
     return [row.cell, seeds, *measures, *reach, clock, *speed]
 
 

@@ -97,6 +97,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
     keys = [f"pass@{k}" for k in shown] + [f"maj@{k}" for k in shown if voting]
     rewarded = first != "reward" and any(_reward_differs(facts) for facts in suites.values())
     answered = any(facts["unanswered"] is not None for facts in suites.values())
+    played = any(facts.get("episodes") for facts in suites.values())
     rows = []
     for name, facts in suites.items():
         main = main_figure(facts)
@@ -109,6 +110,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
             **{key: _value(figure) for key, figure in figures.items()},
             **({"reward": fixed(facts["reward"], 3)} if rewarded else {}),
             "length": fixed((facts["length"] or {}).get("mean"), 1),
+            **(_turns(facts.get("episodes") or {}) if played else {}),
             "cut": percent(facts["truncated"]),
             **({"no answer": percent(facts["unanswered"])} if answered else {}),
             "failed": count(facts["invalid"]),
@@ -116,6 +118,14 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
         }
         rows.append(row)
     return rows
+
+
+def _turns(episodes: Mapping[str, float]) -> dict[str, str]:
+    """Of the mean episode, and the calls of all."""
+    return {
+        "turns": fixed(episodes.get("episode/turns/mean"), 1),
+        "calls": count(episodes["episode/calls"]) if episodes else NONE,
+    }
 
 
 def _value(figure: Mapping[str, Any] | None) -> str:
@@ -159,12 +169,16 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
         if main_figure(facts) is None and facts["answers"]:
             texts.append(f"{name}: {main_name(facts)} unknown: {why_unknown(facts)}")
         if (facts["truncated"] or 0) >= MUCH:
-            where = f"reached the limit of {count(facts['sampling']['max_tokens'])} tokens"
-            texts.append(f"{name}: {percent(facts['truncated'])} of the answers {where}; raise --max-tokens")
+            what, where = "answers", f"the limit of {count(facts['sampling']['max_tokens'])} tokens; raise --max-tokens"
+            if facts.get("episodes"):
+                what, where = "episodes", "a limit; raise --max-tokens, episode.turns or episode.tokens"
+            texts.append(f"{name}: {percent(facts['truncated'])} of the {what} reached {where}")
         if (facts["unanswered"] or 0) >= MUCH:
             texts.append(f"{name}: {percent(facts['unanswered'])} of the texts contain no answer: wrong, and no vote")
         if facts["invalid"]:
             texts.append(f"{name}: {facts['invalid']} scores failed and are left out; see `error` in {name}.parquet")
+        if unreadable := (facts.get("episodes") or {}).get("episode/unreadable"):
+            texts.append(f"{name}: {count(unreadable)} tool calls could not be read, and the model was told so")
         if facts["data"]["skipped"]:
             texts.append(f"{name}: {facts['data']['skipped']} questions fill the context and were skipped")
     return texts

@@ -40,10 +40,24 @@
     if (text !== undefined) made.textContent = text;
     return made;
   }
+  function turns(messages) {
+    const list = element("ol", "turns");
+    list.append(...messages.map((m) => {
+      const item = element("li", m.role + (m.error ? " error" : ""));
+      item.append(element("b", "", m.role), element("span", "reward", m.reward));
+      if (m.text) item.append(element("pre", "", m.text));
+      item.append(...m.calls.map((call) => element("code", "", "→ " + call)), ...(m.unreadable || []).map((why) => element("p", "bad", "unreadable call: " + why)));
+      return item;
+    }));
+    return list;
+  }
   function completion(c) {
     const box = element("div", "completion " + c.mark), label = element("p", "label");
     label.append(element("span", "reward", "reward " + c.reward), element("span", "mark", c.mark), element("span", "", c.parts), element("span", "", c.note));
-    box.append(label, element("pre", "", c.text));
+    const view = element("a", "view", "view");
+    view.href = place.dataset.viewer + "/step/" + steps[slider.value] + "/completion/" + c.name;
+    label.append(view);
+    box.append(label, c.turns.length ? turns(c.turns) : element("pre", "", c.text));
     return box;
   }
   function showSamples(index) {

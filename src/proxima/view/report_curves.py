@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import quote
 
 from proxima.evaluate.headline import PART, Headline
 from proxima.evaluate.held_out import named_sets
@@ -17,6 +18,7 @@ from proxima.view.report_specs import (
     ASYNCHRONOUS,
     CRITIC,
     CURVES,
+    EPISODES,
     EXAMPLE_CURVES,
     KEPT,
     RECENT,
@@ -52,7 +54,7 @@ def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
         return cards
     both = replace(ACCURACY, explanation="share of right answers, which is the mean reward")
     main = [both] if rewards_are_accuracy(train, evals) else [ACCURACY, REWARD]
-    specs = [*named_part(evals), *main, *VITAL, *CRITIC, *reward_parts(train), *CURVES]
+    specs = [*named_part(evals), *main, *VITAL, *CRITIC, *EPISODES, *reward_parts(train), *CURVES]
     if any(r.get("dropped/pruned") for r in train):
         specs.append(KEPT)
     add_cards(cards, specs, records := with_derived(train), evals)
@@ -125,7 +127,9 @@ def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
 def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *, large: bool = False) -> Card | None:
     """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
     keys."""
-    present = {key: name for key, name in spec.keys.items() if any(metric_of(r, key) is not None for r in train)}
+    values_of = {key: [value for r in train if (value := metric_of(r, key)) is not None] for key in spec.keys}
+    shown = any if spec.unusual else bool
+    present = {key: name for key, name in spec.keys.items() if shown(values_of[key])}
     drawn, legend, values, dotted = [], [], [], ""
     for color, (key, name) in zip(COLORS, present.items(), strict=False):
         recorded = [(float(r["step"]), metric_of(r, key)) for r in train]
@@ -145,7 +149,7 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *,
     ends = SHARE if spec.share_if_possible and in_unit_interval(drawn) else spec.ends
     size = LARGE_SIZE if large else SMALL_SIZE
     svg = line_chart(drawn, label=f"{spec.title} by step", zero=spec.zero, ends=ends, size=size)
-    return card(spec.title, f"{spec.explanation}{dotted}", svg, legend, values) if svg else None
+    return card(spec.title, f"{spec.explanation}{dotted}", svg, legend, values, list(present)) if svg else None
 
 
 def in_unit_interval(series: Iterable[Series]) -> bool:
@@ -168,7 +172,7 @@ def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
     svg = line_chart(drawn, label="Held-out sets by step", zero=True, size=SMALL_SIZE)
     more = f"; {len(names) - len(COLORS)} more in metrics.jsonl" if len(names) > len(COLORS) else ""
     text = f"accuracy, or mean reward, of the sets of eval.sets{more}"
-    return card("Held-out sets", text, svg, legend, values) if svg else None
+    return card("Held-out sets", text, svg, legend, values, ["accuracy"]) if svg else None
 
 
 def prompts_card(train: Sequence[Record]) -> Card:
@@ -186,7 +190,7 @@ def prompts_card(train: Sequence[Record]) -> Card:
     sources = {"generated": column(train, "prompts_generated"), "carried in": [float(carried_in(r)) for r in train]}
     shown = bars | {name: ("", values) for name, values in sources.items() if any(values)}
     explanation = "of a step, by outcome; a bar is what was generated and what the step before carried over"
-    return bar_card("Prompts", explanation, "Prompts of a step", train, bars, shown, count)
+    return bar_card("Prompts", explanation, "prompts_", train, bars, shown, count)
 
 
 def phase_cards(train: Sequence[Record]) -> list[Card]:
@@ -199,7 +203,7 @@ def phase_cards(train: Sequence[Record]) -> list[Card]:
     phases = [values for _, values in bars.values()]
     others = [max(0.0, total - sum(parts)) for total, *parts in zip(column(train, "time/step"), *phases, strict=True)]
     bars["other"] = ("e", others)
-    return [bar_card("Time per phase", "seconds of a step", "Seconds of a step by phase", train, bars, bars, duration)]
+    return [bar_card("Time per phase", "seconds of a step", "time/", train, bars, bars, duration)]
 
 
 def waiting_cards(train: Sequence[Record]) -> list[Card]:
@@ -228,7 +232,7 @@ def lag_cards(train: Sequence[Record]) -> list[Card]:
         name: (color, [100 * value for value in values])
         for color, (name, values) in zip(COLORS, shares.items(), strict=False)
     }
-    return [bar_card("Lag", explanation, "Tokens of a step by lag", train, bars, bars, InPercent(1))]
+    return [bar_card("Lag", explanation, LAG, train, bars, bars, InPercent(1))]
 
 
 def _share(record: Record, lags: Sequence[int]) -> float:
@@ -242,23 +246,31 @@ def column(train: Sequence[Record], key: str) -> list[float]:
 def bar_card(
     title: str,
     explanation: str,
-    label: str,
+    key: str,
     train: Sequence[Record],
     bars: Bars,
     shown: Bars,
     write: Callable[[float | None], str],
 ) -> Card:
-    """Stacked `bars`, and a legend of all that is `shown`."""
+    """Stacked `bars`, and a legend of all that is `shown`; `key` is what the names of their metrics have in common."""
     steps = [float(r["step"]) for r in train]
     series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
     legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]
     texts = [[write(v) for v in values] for _, values in shown.values()]
-    return card(title, explanation, bar_chart(series, label=label, size=SMALL_SIZE), legend, texts)
+    svg = bar_chart(series, label=f"{title}, of each step", size=SMALL_SIZE)
+    return card(title, explanation, svg, legend, texts, [key])
 
 
 def legend_entry(name: str, color: str, last: str) -> dict[str, str]:
     return {"name": name, "color": f"var(--{color})" if color else "transparent", "last": last}
 
 
-def card(title: str, explanation: str, svg: str, legend: list[dict[str, str]], values: list[list[str]]) -> Card:
-    return {"title": title, "explanation": explanation, "svg": svg, "legend": legend, "values": values}
+def card(
+    title: str, explanation: str, svg: str, legend: list[dict[str, str]], values: list[list[str]], keys: Sequence[str]
+) -> Card:
+    """With `query`, by which the viewer shows these metrics alone."""
+    keys = keys or [""]
+    stem = keys[0].rpartition("/")[0]
+    shared = stem if stem and len(keys) > 1 and all(key.startswith(stem) for key in keys) else keys[0]
+    facts: Card = {"title": title, "explanation": explanation, "svg": svg, "legend": legend, "values": values}
+    return facts | {"query": f"?q={quote(shared)}"}

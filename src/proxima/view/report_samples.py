@@ -3,17 +3,22 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
+import pyarrow.parquet as pq
+
+from proxima.data import Episode
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, signed
 
 QUESTIONS = 5  # answered before and after
 SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
-IDENTITY = ("prompt_uid", "sample", "question", "answer", "text", "correct", "reward")
+IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
-CUT = 1500  # characters of a completion shown
+CUT, MESSAGE, MESSAGES = 1500, 400, 24  # characters of a completion and of a message shown; messages of an episode
+ENDS = {"turns": "the limit of turns", "tokens": "the limit of tokens", "context": "the context's length"}
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
@@ -23,7 +28,7 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     if not files:
         return None
     columns = (*IDENTITY, "error")
-    sets = [{r["prompt_uid"]: r for r in reversed(read_rows(file, columns))} for file in {files[0]: 0, files[-1]: 0}]
+    sets = [{r["prompt_uid"]: r for r in reversed(_rows(file, columns))} for file in {files[0]: 0, files[-1]: 0}]
     judged = any(row["correct"] is not None for s in sets for row in s.values())
     measure = "correct" if judged else "reward"
     changes = {uid: _change([s[uid][measure] for s in sets if uid in s]) for uid in sorted(sets[0])}
@@ -57,13 +62,14 @@ def _scored(row: Mapping[str, Any]) -> bool:
     return row["reward"] is not None or row["error"] is not None
 
 
-def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, str]:
+def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
     """An answer with its verdict, or with its reward."""
     verdict = {True: "right", False: "wrong", None: ""}[row["correct"]]
+    said = {"text": cut(row["text"]), "turns": _turns(row)}
     if row["reward"] is None:
-        return {"text": cut(row["text"]), "verdict": "", "mark": "no score" if _scored(row) else ""}
+        return {**said, "verdict": "", "mark": "no score" if _scored(row) else ""}
     mark = verdict or "not judged" if judged else f"reward {fixed(row['reward'], 3)}"
-    return {"text": cut(row["text"]), "verdict": verdict, "mark": mark}
+    return {**said, "verdict": verdict, "mark": mark}
 
 
 def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
@@ -71,7 +77,7 @@ def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, An
     steps, samples, unreadable = [], [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
-            rows = read_rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
+            rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
         except ValueError:
             unreadable.append(file.name)
             continue
@@ -81,6 +87,15 @@ def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, An
         steps.append(int(file.stem))
         samples.append([_sample(group) for group in select_groups(list(groups.values()))])
     return steps, samples, unreadable
+
+
+def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """A row a sample, that of its last path, and its episode where it has one. ValueError if the file is torn."""
+    rows = read_rows(file, columns)
+    if "episode" in pq.read_schema(file).names:
+        episodes = read_rows(file, ("episode",))
+        rows = [row | {"episode": of["episode"]} for row, of in zip(rows, episodes, strict=True)]
+    return [*{(row["prompt_uid"], row["sample"]): row for row in rows}.values()]
 
 
 def select_groups(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Sequence[Mapping[str, Any]]]:
@@ -122,17 +137,59 @@ def _spread(items: Sequence[Item], most: int) -> list[Item]:
 def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     completions = [
         {
+            "name": f"{row['prompt_uid']}.{row['sample']}.{row['turn']}",
             "text": cut(row["text"]),
+            "turns": _turns(row),
             "reward": "invalid" if row["reward"] is None else fixed(row["reward"]),
             "mark": {True: "right", False: "wrong", None: ""}[row["correct"]],
             "parts": "  ".join(f"{name} {fixed(value)}" for name, value in row["parts"].items()),
-            "note": row["error"] or _outcome(row),
+            "note": " · ".join([row["error"] or _outcome(row), *_ending(row)]),
         }
         for row in representative(group)
     ]
     first = {"uid": group[0]["prompt_uid"], "question": cut(group[0]["question"])}
     first["answer"] = answer_text(group[0]["answer"])
     return {**first, "completions": completions, "of": len(group)}
+
+
+def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The messages of an episode in order: what the model wrote, its calls, and what answered; empty without one."""
+    if row.get("episode") is None:
+        return []
+    spans = Episode.from_json(row["episode"]).spans
+    shown = [
+        {
+            "role": span.role,
+            "text": span.text if len(span.text) <= MESSAGE else span.text[:MESSAGE] + " …",
+            "calls": [call_text(call.name, call.arguments) for call in span.calls],
+            "unreadable": list(span.unreadable),
+            "error": span.error,
+            "reward": f"reward {signed(span.reward, 2)}" if span.reward else "",
+        }
+        for span in spans[:MESSAGES]
+    ]
+    if len(spans) > MESSAGES:
+        shown.append({**dict.fromkeys(shown[0], ""), "text": f"… {len(spans) - MESSAGES} further messages"})
+    return shown
+
+
+def _ending(row: Mapping[str, Any]) -> list[str]:
+    """What is unusual about an episode."""
+    if row.get("episode") is None:
+        return []
+    episode = Episode.from_json(row["episode"])
+    facts = {
+        f"cut by {ENDS.get(episode.cut)}": bool(episode.cut),
+        f"begun {episode.attempts} times": episode.attempts > 1,
+        f"{episode.forks} fork{'s' * (episode.forks > 1)}": bool(episode.forks),
+    }
+    return [text for text, holds in facts.items() if holds]
+
+
+def call_text(name: str, arguments: Mapping[str, Any]) -> str:
+    """`calculate(expression="3*4")`."""
+    values = ((f"{key}=" if key else "", json.dumps(value, ensure_ascii=False)) for key, value in arguments.items())
+    return f"{name}({', '.join(map(''.join, values))})"
 
 
 def _outcome(row: Mapping[str, Any]) -> str:

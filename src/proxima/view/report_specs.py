@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from proxima.view.formatting import count, fixed, rate, significant
+from proxima.view.formatting import count, duration, fixed, rate, significant
 
 RECENT = 10  # steps of the running acceptance rate
 SHARE = (0.0, 1.0)
@@ -21,6 +21,7 @@ class Curves:
         zero: the axis starts at 0.
         ends: of the axis, where the values have ends; what lies beyond is drawn at them.
         share_if_possible: the axis is 0 … 1 if all values lie there.
+        unusual: lines that are 0 throughout are left out.
         held_out: keys of the evaluations, drawn as dots, with their names.
     """
 
@@ -32,6 +33,7 @@ class Curves:
     smooth: bool = True
     ends: tuple[float, float] | None = None
     share_if_possible: bool = False
+    unusual: bool = False
     held_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -115,6 +117,40 @@ CURVES = (
         {"tokens_per_second/generate": "generate", "tokens_per_second/train": "train"},
         rate,
         "tokens per second",
+    ),
+)
+EPISODES = (  # of a task with an environment or tools
+    Curves(
+        "Turns",
+        {"episode/turns/mean": "mean", "episode/turns/max": "longest"},
+        tenths,
+        "messages of the model in an episode",
+        held_out={"episode/turns/mean": HELD_OUT},
+    ),
+    Curves(
+        "Tool calls",
+        {"episode/calls": "calls", "episode/unreadable": "unreadable", "episode/errors": "answered by an error"},
+        count,
+        "of all episodes of a step",
+        unusual=True,
+    ),
+    steady(
+        "Episodes that went wrong",
+        {
+            "episode/cut": "cut by a limit",
+            "episode/failed": "failed",
+            "episode/retried": "begun again",
+            "episode/forks": "forks",
+        },
+        count,
+        "of a step; failed ones have no score, and a fork is a further sequence to train on",
+        unusual=True,
+    ),
+    Curves(
+        "Where episodes wait",
+        {"time/turns": "for the model", "time/environment": "for environments"},
+        duration,
+        "seconds of a step, those of concurrent episodes added up",
     ),
 )
 MARGIN = "of the chosen completion minus that of the rejected one"

@@ -109,6 +109,7 @@ class SweepTable:
                 "state": Text(s.state.value, style=STYLES[s.state]),
                 "step": f"{s.step}/{s.run.steps}",
                 "reward": fixed(s.reward, 3),
+                **({"turns": fixed(s.turns, 1)} if played(self._progresses) else {}),
                 f"held-out {headline_of(self._progresses).name}": fixed(s.held_out, 3),
                 "eta": duration(s.remaining) if s.state is RunState.RUNNING and s.remaining is not None else "",
             }
@@ -189,6 +190,11 @@ def headline_of(progresses: Sequence[RunProgress]) -> Headline:
     return Headline.of([record for progress in progresses for record in progress.metrics.evals])
 
 
+def played(progresses: Sequence[RunProgress]) -> bool:
+    """Whether some run has episodes."""
+    return any(progress.turns is not None for progress in progresses)
+
+
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
     """A row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each as mean
     ± half the interval."""
@@ -203,6 +209,7 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
             f"{figure} before": [before for s in done if (before := dict(s.evaluated).get(0.0)) is not None],
             f"{figure} after": [s.held_out for s in done if s.evaluated and s.evaluated[-1][0] == s.step],
             "training reward": [s.reward for s in done],
+            **({"turns": [s.turns for s in done]} if played(progresses) else {}),
             "seconds": [s.seconds for s in done],
         }
         texts = {key: plus_minus(mean_over_seeds(v), 0 if key == "seconds" else 3) for key, v in measures.items()}

@@ -6,7 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from proxima.data import UserError
-from proxima.runtime.watch.timeline import ENGINE, PROMPTS, REWARDS, TRAINER, Lane, TimelineSpan, timeline_spans
+from proxima.runtime.watch.timeline import (
+    ENGINE,
+    EPISODES,
+    PROMPTS,
+    REWARDS,
+    TRAINER,
+    Lane,
+    TimelineSpan,
+    timeline_spans,
+    union,
+)
 from proxima.view.chart import Color, Drawing, chart_axes
 from proxima.view.formatting import count, significant
 
@@ -14,9 +24,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 STEPS = 6  # shown, unless others are asked for
-LANES = 48  # of prompts, at most
+LANES = 48  # of prompts, at most; with episodes half of them are these
+ENVIRONMENTS = Lane(1, 4)  # some episode waits for its environment; not in the file
 LEGEND = {  # colour: its name, and the spans that have it
-    "a": ("generate", ("generate", "generating")),
+    "a": ("generate", ("generate", "generating", "turn")),
+    "k4": ("environment", ("environment",)),
     "c": ("score", ("scoring",)),
     "b": ("train", ("train",)),
     "k6": ("publish, write", ("publish", "write")),
@@ -24,9 +36,9 @@ LEGEND = {  # colour: its name, and the spans that have it
     "e": ("queued", ("queued",)),
 }
 COLORS = {name: color for color, (_, names) in LEGEND.items() for name in names}
-NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
+NAMES = {TRAINER: "trainer", ENGINE: "engine", ENVIRONMENTS: "environments", REWARDS: "rewards"}
 WAITS = (TRAINER, "generate")  # until the last score
-WIDTH, MARGINS, TALL, THIN = 1080, (70, 10, 40, 38), 26, 7  # pixels: of the figure, around the axes, and of a lane
+WIDTH, MARGINS, TALL, THIN = 1080, (92, 10, 40, 38), 26, 7  # pixels: of the figure, around the axes, and of a lane
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class TimelineFigure(Drawing):
         begin, end = steps[shown[0]].start, steps[shown[-1]].end
         inside = [span for span in every if span.name in COLORS and span.start < end and span.end > begin]
         spans = [span._replace(start=max(span.start, begin), end=min(span.end, end)) for span in inside]
-        return cls(name, [(n, steps[n].end) for n in shown], begin, end, spans)
+        return cls(name, [(n, steps[n].end) for n in shown], begin, end, with_environments(spans))
 
     @property
     def title(self) -> str:
@@ -63,10 +75,14 @@ class TimelineFigure(Drawing):
     def rows(self) -> list[tuple[Lane, str, int]]:
         """The lanes with name and height in pixels, from the top; at most `LANES` of prompts."""
         used = {span.lane for span in self.spans}
-        prompts = sorted(lane for lane in used if lane.process == PROMPTS)
-        many = f"{LANES} of {count(len(prompts))}" if len(prompts) > LANES else "prompts"
-        named = [(lane, name, TALL) for lane, name in NAMES.items() if lane in used]
-        return [*named, *((lane, "" if i else many, THIN) for i, lane in enumerate(prompts[:LANES]))]
+        rows = [(lane, name, TALL) for lane, name in NAMES.items() if lane in used]
+        groups = {"episodes": EPISODES, "prompts": PROMPTS}
+        lanes = {name: sorted(lane for lane in used if lane.process == number) for name, number in groups.items()}
+        room = LANES // 2 if all(lanes.values()) else LANES
+        for name, own in lanes.items():
+            labels = {0: name} | ({2: f"{room} of {count(len(own))}"} if len(own) > room else {})
+            rows += [(lane, labels.get(i, ""), THIN) for i, lane in enumerate(own[:room])]
+        return rows
 
     @property
     def size(self) -> tuple[float, float]:
@@ -91,8 +107,9 @@ class TimelineFigure(Drawing):
         axes.vlines([end for _, end in self.steps], 0, top, color=color("muted"), linewidth=0.8)
         for number, end in self.steps:
             axes.text(end, -4, f"step {number}", ha="right", color=color("muted"))
+        gap = min(150.0, (WIDTH - MARGINS[0] - 150) / max(len(self.legend) - 1, 1))
         for i, (name, text) in enumerate(self.legend):
-            place = ((MARGINS[0] + 150 * i) / WIDTH, 1 - 13 / self.size[1])
+            place = ((MARGINS[0] + gap * i) / WIDTH, 1 - 13 / self.size[1])
             figure.text(*place, text, color=color(name), fontweight="bold")
         axes.xaxis.set_major_locator(MaxNLocator(8))
         axes.xaxis.set_major_formatter(lambda value, _: significant(value, 6))
@@ -105,6 +122,21 @@ class TimelineFigure(Drawing):
         words = [(name, text) for name, (text, _) in LEGEND.items() if name in shown]
         waits = any((span.lane, span.name) == WAITS for span in self.spans)
         return [*words, ("muted", "pale: the trainer waits")] if waits else words
+
+
+def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
+    """With a lane of the times in which some episode waits for its environment; where there are episodes, the engine
+    works while one of them waits for a turn, not as long as a prompt is played."""
+    played = [span for span in spans if span.lane.process == EPISODES]
+    if not played:
+        return [*spans]
+    lanes = {"turn": ENGINE, "environment": ENVIRONMENTS}
+    busy = [
+        TimelineSpan(name, lane, start, end, {})
+        for name, lane in lanes.items()
+        for start, end in union((span.start, span.end) for span in played if span.name == name)
+    ]
+    return [*(span for span in spans if span.lane != ENGINE), *busy]
 
 
 def timeline_of_run(file: Path, name: str, steps: str | None) -> TimelineFigure:

@@ -7,7 +7,7 @@ import pytest
 from proxima.data import UserError
 from proxima.engine.protocol import EngineSpec
 from proxima.lab.simulate import timed_engine, timed_parts, timed_replica
-from proxima.lab.simulate.distributions import LogNormal
+from proxima.lab.simulate.distributions import Constant, LogNormal
 from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TOKENS, TRAIN, simulated
 
 
@@ -51,6 +51,21 @@ class NoSlots(EngineSpec):
 class _ByUid:
     def draw(self, seed: int, uid: int, sample: int) -> float:
         return 30.0 if uid % 2 else 10.0
+
+
+def test_episodes_take_their_turns_and_their_environments():
+    """Three turns of 10 tokens, whose KV stays, each answered after 2 s; all episodes beside each other."""
+    times = replace(TIMES, turns=Constant(3.0), environment=Constant(2.0))
+    run = simulated("runtime.max_lag=0", times=times)
+    for record in run.steps:
+        assert record["time/generate"] == pytest.approx(PROMPTS * PREFILL + 3 * (DECODE + 2.0))
+        assert record["length/mean"] == 3 * TOKENS
+        assert record["time/environment"] == pytest.approx(8 * 3 * 2.0)
+        assert record["time/turns"] == pytest.approx(8 * (PROMPTS * PREFILL + 3 * DECODE))
+    assert run.figures == simulated("runtime.max_lag=0", times=times).figures
+    one = simulated("runtime.max_lag=1", times=replace(TIMES, turns=Constant(1.0)))
+    assert one.figures == simulated("runtime.max_lag=1").figures
+    assert simulated("runtime.max_lag=1", times=times).figures.max_lag == 1
 
 
 def test_lengths_are_cut_off_at_the_limit():

@@ -39,6 +39,7 @@ def test_empirical_gives_every_block_once_a_pass():
         (lambda: Times(step=-0.1), "step=-0.1 must be in"),
         (lambda: Times(step=0.0, sequence=0.0), "step=0.0 must be > 0"),
         (lambda: Times(update=1e9), "update=1000000000.0 must be in .0, 100,000"),
+        (lambda: Times(environment=Constant(1.0)), "environment=.* has no meaning without times.turns"),
         (lambda: Times(accepted=0.0), "accepted=0.0 must be a share"),
     ],
 )

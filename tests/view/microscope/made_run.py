@@ -154,6 +154,8 @@ class MadeRun:
             text = "".join(self.words_of(uid, rows["sample"][i], rows["length"][i]))
             parts = {"math": rows["reward"][i], "format": 0.1}
             found.append({**facts, "text": text, "parts": parts, "error": self.text("") or None})
+            if uid == 104:
+                found[-1]["episode"] = self.episode(rows["length"][i])
         question = self.text(f"What is {uid - 100} + {uid - 96}?")
         messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": question}]
         return {"uid": uid, "question": question, "messages": messages, "answer": "4", "completions": found}
@@ -225,7 +227,14 @@ class MadeRun:
         sizes = [n // 4, n // 8, n // 4, n // 8]
         sizes.append(n - sum(sizes))
         call = {"name": "search", "arguments": {"query": self.text("sum of 1 and 2")}}
-        plain = {"text": "", "state": None, "unreadable": [], "calls": [], "reward": 0.0}
+        plain = {
+            "text": self.text("it says"),
+            "error": False,
+            "state": None,
+            "unreadable": [],
+            "calls": [],
+            "reward": 0.0,
+        }
         spans = [
             {
                 **plain,
@@ -238,7 +247,8 @@ class MadeRun:
             }
             for i, size in enumerate(sizes)
         ]
-        paths = [{"turn": 1, "shared_tokens": sizes[0] + 3, "reward": 0.5}]
+        other = [{**span, "sampled": i == 2} for i, span in enumerate(spans[:3])]
+        paths = [{"turn": 1, "shared_tokens": sizes[0] + 3, "reward": 0.5, "spans": other}]
         return {"spans": spans, "reward": 1.0, "cut": "turns", "failure": "", "attempts": 2, "forks": 1, "paths": paths}
 
     def token(self, name, index):

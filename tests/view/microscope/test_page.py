@@ -23,6 +23,7 @@ ROUTES = {
     "trend": "0",
     "step": "0/step/3",
     "group": "0/step/3/group/103",
+    "played": "0/step/3/group/104",
     "completion": "0/step/3/completion/103.1.0",
     "episode": "0/step/3/completion/103.2.0?tint=policy_version",
     "compare": "0/compare?step=1&c=103.1.0&run2=1&step2=3",
@@ -219,7 +220,31 @@ def test_tints_have_signs_beside_colour(browser):
         page.visit("episode")
         assert page.locator(".tok[data-version]").count() >= 1 and page.locator(".tok.given").count() > 0
         assert "search(query=sum of 1 and 2)" in page.inner_text(".episode")
-        assert page.locator(".episode a").get_attribute("href") == "#/0/step/3/completion/103.2.1"
+        nodes = page.locator(".graph a")
+        assert nodes.count() == 5 + 2  # the messages, and what the other path has from its fork on
+        other = page.locator(".graph a[href]").first
+        assert other.get_attribute("href") == "#/0/step/3/completion/103.2.1"
+        assert other.get_attribute("aria-label").startswith("another path from token ")
+        assert "calls search, reward +0.25" in nodes.first.get_attribute("aria-label")
+        page.locator(".graph [role=button] >> nth=1").focus()
+        page.keyboard.press("Enter")  # the tool's answer: its first token
+        page.wait_for_url(f"**t={page.locator('.tok').count() // 4}*")
+
+
+@needs_browser
+def test_episodes_of_a_group_are_read_turn_by_turn(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("0/step/3/group/104")
+        cards = page.locator(".columns article")
+        assert cards.count() == 8 and page.locator(".columns button").count() == 0  # no words to compare
+        said = cards.first.locator(".turns li").all_inner_texts()
+        assert [text.split()[0] for text in said] == ["turn", "tool", "turn", "tool", "turn"]
+        assert "turn 0 reward +0.25" in said[0] and "→ search(query=sum of 1 and 2)" in said[0]
+        assert "unreadable call: no closing brace" in said[2]
+        assert "reward of the episode +1 · ended by the limit of turns · begun 2 times" in cards.first.inner_text()
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("Enter")
+        page.wait_for_url("**/completion/104.1.0*")
 
 
 @needs_browser

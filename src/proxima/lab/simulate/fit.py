@@ -2,7 +2,7 @@
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from proxima.data import UserError
+from proxima.data import Episode, UserError
 from proxima.lab.run_reader import Run, read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
-from proxima.runtime.watch.timeline import timeline_spans
+from proxima.runtime.watch.timeline import timeline_spans, union
 
 WARM_UP = 1  # first steps that are left out of all times where there are enough others
 INSTANTS = 4000  # of the run, at which completions that run are counted
@@ -34,22 +35,31 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a run generated for a prompt: tokens of the prompt and of each completion; `used`: a step trained on it."""
+    """What a run generated for a prompt: tokens of the prompt, and of each turn of each completion, of which there is
+    one without an environment; `used`: a step trained on it."""
 
     uid: int
     step: int
     prompt: int
-    lengths: tuple[int, ...]
+    turns: tuple[tuple[int, ...], ...]
     used: bool
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of the completions."""
+        return tuple(map(sum, self.turns))
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Start and end of generating and of scoring by uid, and of each publishing, in seconds of the run."""
+    """Start and end of generating and of scoring by uid, of each publishing, and of the turns and the answers of each
+    episode (uid, sample), in seconds of the run."""
 
     generating: Mapping[int, tuple[float, float]]
     scoring: Mapping[int, tuple[float, float]]
     publishing: Sequence[tuple[float, float]]
+    turns: Mapping[tuple[int, int], Sequence[tuple[float, float]]]
+    answers: Mapping[tuple[int, int], Sequence[tuple[float, float]]]
 
 
 def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
@@ -68,6 +78,8 @@ def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
     spans = _spans(Path(folder) / "timeline.json")
     fit = Fit()
     _fit_lengths(fit, rollouts)
+    if "episode/turns/mean" in steps[-1]:
+        _fit_episodes(fit, steps, rollouts, spans)
     _fit_trainer(fit, run, steps, rollouts)
     _fit_engine(fit, run, steps, rollouts, spans)
     _fit_rewards(fit, run, steps, spans)
@@ -94,13 +106,20 @@ def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
     for step in steps:
         if not folder.rollout_file(step).is_file():
             continue
-        table = read_table(folder.rollout_file(step), ["prompt_uid", "tokens", "prompt_tokens", "used"])
-        columns = [table["prompt_uid"], pc.list_value_length(table["tokens"])]
+        file = folder.rollout_file(step)
+        played = "episode" in pq.read_schema(file).names
+        names = ["prompt_uid", "sample", "tokens", "prompt_tokens", "used"]
+        table = read_table(file, [*names, "episode"] if played else names)
+        columns = [table["prompt_uid"], table["sample"], pc.list_value_length(table["tokens"])]
         columns += [pc.list_value_length(table["prompt_tokens"]), table["used"]]
-        for uid, length, prompt, used in zip(*(column.to_pylist() for column in columns), strict=True):
-            before = rollouts.get((step, uid))
-            lengths = (*(before.lengths if before else ()), length)
-            rollouts[step, uid] = Rollout(uid, step, prompt, lengths, used)
+        episodes = table["episode"].to_pylist() if played else [None] * len(table)
+        turns: dict[int, dict[int, tuple[int, ...]]] = {}
+        rows = zip(*(column.to_pylist() for column in columns), episodes, strict=True)
+        for uid, sample, length, prompt, used, episode in rows:
+            own = turns.setdefault(uid, {})
+            made = (length,) if episode is None else tuple(span.tokens for span in Episode.from_json(episode).turns)
+            own[sample] = own.get(sample, ()) + made  # of all paths
+            rollouts[step, uid] = Rollout(uid, step, prompt, tuple(own.values()), used)
     return sorted(rollouts.values(), key=lambda rollout: rollout.uid)
 
 
@@ -111,12 +130,17 @@ def _spans(file: Path) -> Spans | None:
     generating: dict[int, tuple[float, float]] = {}
     scoring: dict[int, tuple[float, float]] = {}
     publishing: list[tuple[float, float]] = []
+    turns: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    answers: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for span in timeline_spans(file):
         if span.name == "publish":
             publishing.append((span.start, span.end))
+        elif span.name in ("turn", "environment"):
+            episode = span.facts["prompt"], span.facts["sample"]
+            (turns if span.name == "turn" else answers).setdefault(episode, []).append((span.start, span.end))
         elif span.name in ("generating", "scoring") and "prompt" in span.facts:
             (generating if span.name == "generating" else scoring)[span.facts["prompt"]] = (span.start, span.end)
-    return Spans(generating, scoring, publishing)
+    return Spans(generating, scoring, publishing, turns, answers)
 
 
 # ---- fits ------------------------------------------------------------------------------------------------------------
@@ -128,6 +152,29 @@ def _fit_lengths(fit: Fit, rollouts: Sequence[Rollout]) -> None:
     together = sizes.pop() if len(sizes) == 1 else 1
     fit.values["length"] = {"kind": "empirical", "values": values, "together": together}
     fit.values["prompt_length"] = fmean(rollout.prompt for rollout in rollouts)
+
+
+def _fit_episodes(fit: Fit, steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> None:
+    """Turns, tokens of a turn, and seconds of the environment for each."""
+    sizes = {len(rollout.turns) for rollout in rollouts}
+    together = sizes.pop() if len(sizes) == 1 else 1
+    played = [turns for rollout in rollouts for turns in rollout.turns]
+    fit.values["turns"] = {
+        "kind": "empirical",
+        "values": [float(max(1, len(turns))) for turns in played],
+        "together": together,
+    }
+    lengths = [float(length) for turns in played for length in turns]
+    fit.values["length"] = {"kind": "empirical", "values": lengths, "together": 1}
+    if spans is not None and spans.turns:
+        waits = {key: sum(end - begin for begin, end in own) for key, own in spans.answers.items()}
+        values = [waits.get(key, 0.0) / len(own) for key, own in spans.turns.items()]
+        fit.values["environment"] = {"kind": "empirical", "values": values}
+    else:
+        waited = sum(r.get("time/environment", 0.0) for r in steps)
+        turns = sum(len(t) for rollout in rollouts for t in rollout.turns if rollout.step in {r["step"] for r in steps})
+        fit.values["environment"] = {"kind": "constant", "value": waited / max(1, turns)}
+    fit.notes.append("turns and their lengths are drawn apart from each other; KV of earlier turns is found again")
 
 
 def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[Rollout]) -> None:
@@ -170,11 +217,14 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
         prompts = {n: sum(rollout.prompt for rollout in rollouts if rollout.step == n) for n in numbers}
         fed = sum(r.get("tokens/trained", 0) for r in kept)
         prefill = sum(r["time/train"] for r in kept) / fed / 3 if fed else 0.0
-        seconds = [max(0.0, r["time/generate"] - prefill * prompts[int(r["step"])]) for r in kept]
+        worked = _engine_seconds(kept, rollouts, spans)
+        seconds = [max(0.0, worked[int(r["step"])] - prefill * prompts[int(r["step"])]) for r in kept]
         fit.values["prefill_token"] = prefill
         fit.notes.append("prefill_token is a third of what an update takes for a token: a forward without its backward")
         fit.notes.append("the run was synchronous: beside each other, on shared cores, engine and trainer are slower")
     elif spans is not None and (traced := [rollout for rollout in rollouts if rollout.uid in spans.generating]):
+        if spans.turns:
+            traced, spans = _turn_by_turn(traced, spans)
         decoded, tokens, seconds = _decoded_in_spans(traced, spans, slots)
         fit.values["prefill_token"] = 0.0
         fit.notes.append("prefill_token is 0: prefills are in the times of decode steps")
@@ -188,6 +238,32 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
     step, sequence = nonnegative_fit(decoded, tokens, seconds)
     if step + sequence > 0:
         fit.values.update(step=step, sequence=sequence)
+
+
+def _engine_seconds(steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> dict[int, float]:
+    """Seconds in which the engine generated, by step of a synchronous run: not those in which all wait for
+    environments."""
+    seconds = {int(r["step"]): float(r["time/generate"]) for r in steps}
+    if spans is None or not spans.turns:
+        return seconds
+    uids = {rollout.uid: rollout.step for rollout in rollouts}
+    moments: dict[int, list[tuple[float, float]]] = {}
+    for (uid, _), own in spans.turns.items():
+        moments.setdefault(uids.get(uid, -1), []).extend(own)
+    return seconds | {n: sum(b - a for a, b in union(moments[n])) for n in seconds if n in moments}
+
+
+def _turn_by_turn(rollouts: Sequence[Rollout], spans: Spans) -> tuple[list[Rollout], Spans]:
+    """Each turn as a prompt of its own, with the span in which it was waited for."""
+    made: list[Rollout] = []
+    generating = {}
+    for rollout in rollouts:
+        for sample, lengths in enumerate(rollout.turns):
+            for length, moment in zip(lengths, spans.turns.get((rollout.uid, sample), ()), strict=False):
+                if length:
+                    generating[len(made)] = moment
+                    made.append(Rollout(len(made), rollout.step, rollout.prompt, ((length,),), rollout.used))
+    return made, replace(spans, generating=generating)
 
 
 def _decoded_in_spans(rollouts: Sequence[Rollout], spans: Spans, slots: int) -> tuple[list[float], ...]:

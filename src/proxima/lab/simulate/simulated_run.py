@@ -17,6 +17,7 @@ from proxima.lab.simulate.timed_engine import Fleet, TimedEngine
 from proxima.lab.simulate.timed_parts import (
     RecordsInMemory,
     TimedAdvantage,
+    TimedEpisodes,
     TimedEvaluation,
     TimedPrompts,
     TimedRewards,
@@ -161,7 +162,11 @@ def _controller(
     rewards = TimedRewards(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)
     )
-    generator = GroupGenerator(Executor(engine), rewards, training_groups(config), clock.now)
+    executor = Executor(engine)
+    episodes = None if times.turns is None else TimedEpisodes(executor, times, config.seed)
+    generator = GroupGenerator(executor, rewards, training_groups(config), clock.now, episodes)
+    if episodes is not None:
+        episodes.listener = store.activity.played
     recorder = RolloutRecorder(store, prompts, observer)
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)

@@ -4,7 +4,9 @@ Each class implements a protocol of the house; advantages, selection, updates an
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
@@ -15,11 +17,15 @@ from torch import Tensor, nn
 from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
+from proxima.data.columns import Bools
 from proxima.data.random import SIMULATED_VERDICT, mix
+from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.lab.simulate.timed_engine import TimedEngine
+from proxima.lab.simulate.timed_replica import constant_column
 from proxima.lab.simulate.times import Times
 from proxima.model.compute_thread import Progress
-from proxima.rollout.generator import GroupGenerator
+from proxima.rollout.episodes.played import EpisodeTimes, next_arrival, sampled_turn
+from proxima.rollout.generator import EpisodeLife, GroupGenerator
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.activity import Activity
@@ -80,6 +86,75 @@ class TimedPrompts:
 
     def state(self) -> dict[str, Any]:
         return {"uid": self.uid}
+
+
+class TimedEpisodes:
+    """An `EpisodePlayer` whose environments only take time: an episode has as many turns as are drawn, each generated
+    by the engine and answered after a while."""
+
+    def __init__(self, engine: Engine, times: Times, seed: int) -> None:
+        self.engine, self.times, self.seed = engine, times, seed
+        self.listener: Callable[[EpisodeLife], None] = lambda life: None
+        self._taken = EpisodeTimes()
+
+    def taken(self) -> dict[str, float]:
+        return self._taken.taken()
+
+    def unfinished(self, running: Sequence[InFlight]) -> list[tuple[InFlight, Bools]]:
+        """None: nobody reads the tokens of a simulation."""
+        return []
+
+    async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
+        arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
+        by_key = {(request.prompt.uid, request.sample): request for request in requests}
+        clock = asyncio.get_running_loop().time
+        tasks: list[asyncio.Task[None]] = []
+        begin = clock()
+
+        async def first_turns() -> None:
+            async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
+                async for completion in stream:
+                    request = by_key[completion.prompt_uid, completion.sample]
+                    tasks.append(asyncio.create_task(play(request, completion)))
+
+        async def play(request: Request, first: Completion) -> None:
+            uid, sample = request.prompt.uid, request.sample
+            parts, waits = [first], [(begin, clock())]
+            for turn in range(1, round(self.times.turns.draw(self.seed, uid, sample))):
+                await self._answered(uid, sample, turn)
+                asked = clock()
+                parts.append(await sampled_turn(self.engine, replace(request, turn=turn)))
+                waits.append((asked, clock()))
+            await self._answered(uid, sample, 0)
+            self._taken.ended(EpisodeLife(uid, sample, begin, clock(), waits), self.listener)
+            arrivals.put_nowait(_joined(parts))
+
+        tasks.append(asyncio.create_task(first_turns()))
+        try:
+            for _ in requests:
+                yield await next_arrival(arrivals)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _answered(self, uid: int, sample: int, turn: int) -> None:
+        if self.times.environment is not None:
+            seconds = self.times.environment.draw(mix(self.seed, turn), uid, sample)
+            self._taken.environment += seconds
+            await asyncio.sleep(seconds)
+
+
+def _joined(parts: Sequence[Completion]) -> Completion:
+    """The turns of an episode as one completion."""
+    whole = sum(len(part.tokens) for part in parts)
+    return replace(
+        parts[-1],
+        turn=0,
+        tokens=constant_column(0, np.int32, whole),
+        sampled_log_prob=constant_column(0, np.float32, whole),
+        untruncated_log_prob=constant_column(0, np.float32, whole),
+        policy_version=np.concatenate([part.policy_version for part in parts]),
+    )
 
 
 class TimedRewards:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from proxima.data import Completion, FinishReason
 from proxima.data.columns import Ints
+from proxima.data.random import mix
 from proxima.engine.protocol import InFlight, Interrupt, Request
 from proxima.engine.scheduler import worth_admitting
 from proxima.lab.simulate.times import Times
@@ -72,7 +73,7 @@ class TimedReplica:
         groups: dict[int, TimedPrompt] = {}
         for request in requests:
             prompt = request.prompt
-            entry = groups.setdefault(prompt.uid, TimedPrompt(len(prompt.tokens), deque()))
+            entry = groups.setdefault(prompt.uid, TimedPrompt(len(prompt.tokens), deque(), filled=request.turn > 0))
             entry.completions.append(self._completion(request, sink))
         self.waiting.extend(groups.values())
         self.settle()
@@ -227,7 +228,8 @@ class TimedReplica:
 
     def _completion(self, request: Request, sink: "asyncio.Queue[Completion]") -> TimedCompletion:
         most = request.sampling.max_tokens
-        wanted = round(self.times.lengths(most).draw(self.seed, request.prompt.uid, request.sample))
+        seed = mix(self.seed, request.turn) if request.turn else self.seed
+        wanted = round(self.times.lengths(most).draw(seed, request.prompt.uid, request.sample))
         reason: FinishReason = "length" if wanted > most else "stop"
         return TimedCompletion(request, sink, max(1, min(wanted, most)), reason)
 

@@ -27,13 +27,15 @@ class Times:
 
     A decode step gives each of the n running completions one token and takes `step + sequence * n`. A prefill takes
     `prefill_token` for each token: of a prompt before its first completion, and under `engine.interrupt: recompute` of
-    all that run when weights are published. An update takes `update + update_token` for each token of the completions
-    of the groups that the step uses.
+    all that run when weights are published; a further turn of an episode finds the KV of those before it. An update
+    takes `update + update_token` for each token of the completions of the groups that the step uses.
     """
 
     length: Annotated[
-        Any, Slot(KINDS), "tokens of a completion, cut off at sampling.max_tokens; null: always as many as that"
+        Any, Slot(KINDS), "tokens of a completion, or of a turn, cut off at sampling.max_tokens; null: always as many"
     ] = None
+    turns: Annotated[Any, Slot(KINDS), "turns of an episode; null: prompts are answered at once"] = None
+    environment: Annotated[Any, Slot(KINDS), "that an environment takes after each turn; null: none"] = None
     prompt_length: Annotated[float, "tokens of a prompt"] = 100.0
     step: Annotated[float, "of a decode step, however many completions run"] = 0.02
     sequence: Annotated[float, "more of a decode step for each completion that runs"] = 0.0005
@@ -56,6 +58,10 @@ class Times:
         require(fast > 0, "step", self.step, "must be > 0 seconds where times.sequence is 0")
         require(0 < self.accepted <= 1, "accepted", self.accepted, "must be a share in (0, 1]")
         require(self.prompt_length >= 1, "prompt_length", self.prompt_length, "must be >= 1")
+        alone = self.environment is not None and self.turns is None
+        require(
+            not alone, "environment", self.environment, "has no meaning without times.turns", remedy="set times.turns"
+        )
         require(self.score is not None, "score", None, "must be a distribution", remedy="times.score.value=0 is none")
 
     def lengths(self, max_tokens: int) -> Distribution:

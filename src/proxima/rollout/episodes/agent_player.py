@@ -24,6 +24,7 @@ from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatMessage, ChatRefused, ChatRequest
 from proxima.rollout.episodes.played import (
     Attempts,
+    EpisodeTimes,
     PartialPaths,
     Played,
     failed_episode,
@@ -33,6 +34,7 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.generator import EpisodeLife
 
 MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # where a call begins
 
@@ -73,7 +75,7 @@ class AgentEpisode:
     request: Request
     talks: list[Talk] = field(default_factory=list)
     turns: int = 0  # asked for, of all conversations
-    waited: float = 0.0  # seconds for the policy
+    waits: list[tuple[float, float]] = field(default_factory=list)  # for the policy, from when to when
     cut: Cut = ""
     last: Talk | None = None  # that was answered last
     broken: Exception | None = None  # why no turn can follow
@@ -107,7 +109,8 @@ class AgentEpisodes:
         self._endpoint: ChatEndpoint | None = None
         self._playing: dict[tuple[int, int], AgentEpisode] = {}  # by uid and sample, until it is yielded
         self._users = 0
-        self._seconds = 0.0
+        self.times = EpisodeTimes()
+        self.listener: Callable[[EpisodeLife], None] = lambda life: None
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         """The paths of the episodes that are played, with what the engine has of their turns: its `in_flight`."""
@@ -121,10 +124,9 @@ class AgentEpisodes:
             )
         ]
 
-    def taken(self) -> float:
-        """Seconds that agents took since the last call, all episodes together, without their wait for the policy."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def taken(self) -> dict[str, float]:
+        """See `EpisodePlayer`; agents' seconds are without their wait for the policy."""
+        return self.times.taken()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it ends the agents that still play.
@@ -200,7 +202,11 @@ class AgentEpisodes:
                 raise
             reward = None  # it did not survive the limit: what it has done until then is scored
         finally:
-            self._seconds += max(0.0, clock() - began - episode.waited)
+            waited = sum(end - begin for begin, end in episode.waits)
+            self.times.environment += max(0.0, clock() - began - waited)
+            self.times.ended(
+                EpisodeLife(request.prompt.uid, request.sample, began, clock(), episode.waits), self.listener
+            )
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken
@@ -275,7 +281,7 @@ class AgentEpisodes:
         clock = asyncio.get_running_loop().time
         began = clock()
         completion = await sampled_turn(self.engine, request)
-        episode.waited += clock() - began
+        episode.waits.append((began, clock()))
         turn = played.add(completion)
         talk.numbers.append(request.turn)
         names = [tool["function"]["name"] for tool in asked.tools]

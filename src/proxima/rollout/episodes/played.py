@@ -1,7 +1,7 @@
 """An episode while it is played, and the completion that it becomes."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,6 +15,7 @@ from proxima.data.episode import Cut
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
+from proxima.rollout.generator import EpisodeLife
 
 COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
 PartialPaths = list[tuple[InFlight, Bools]]  # each with which of its tokens the model wrote
@@ -249,6 +250,24 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 
 # ---- what players have in common -------------------------------------------------------------------------------------
+
+
+class EpisodeTimes:
+    """What the episodes of a player waited for, until somebody asks."""
+
+    def __init__(self) -> None:
+        self.environment = self.turns = 0.0
+
+    def ended(self, life: EpisodeLife, listener: Callable[[EpisodeLife], None]) -> None:
+        """An episode is over, whatever came of it."""
+        self.turns += sum(end - begin for begin, end in life.turns)
+        listener(life)
+
+    def taken(self) -> dict[str, float]:
+        """See `EpisodePlayer`."""
+        seconds = {"time/environment": self.environment, "time/turns": self.turns}
+        self.environment = self.turns = 0.0
+        return seconds
 
 
 class Attempts:

@@ -23,6 +23,7 @@ from proxima.environment.tool_calls import ToolFormat, read_calls
 from proxima.rollout.episodes.conversation import Conversation, TurnTemplate
 from proxima.rollout.episodes.played import (
     Attempts,
+    EpisodeTimes,
     PartialPaths,
     Played,
     PlayedTurn,
@@ -33,6 +34,7 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.rollout.generator import EpisodeLife
 from proxima.task.prompts import EVAL_UID, with_system
 
 T = TypeVar("T")
@@ -79,7 +81,8 @@ class Episodes:
 
     def __init__(self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules) -> None:
         self.engine, self.hosts, self.template, self.rules = engine, hosts, template, rules
-        self.seconds = 0.0
+        self.times = EpisodeTimes()
+        self.listener: Callable[[EpisodeLife], None] = lambda life: None
         self.playing: dict[tuple[int, int], Played] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
@@ -91,10 +94,9 @@ class Episodes:
             for path in played.so_far(by_key.get((uid, sample, len(played.turns))))
         ]
 
-    def taken(self) -> float:
-        """Seconds that environments took since the last call, all episodes together."""
-        seconds, self.seconds = self.seconds, 0.0
-        return seconds
+    def taken(self) -> dict[str, float]:
+        """See `EpisodePlayer`."""
+        return self.times.taken()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it leaves no environment behind.
@@ -138,6 +140,9 @@ class GroupTable:
         self.tasks: set[asyncio.Task[None]] = set()
         self.open: set[Instance] = set()  # instances that nobody has ended
         self.opening: Prompt | None = None  # of the first that opened
+        self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waited for
+        self.clock = asyncio.get_running_loop().time
+        self.began = self.clock()
 
     def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Do it beside the others; what it raises is delivered."""
@@ -172,10 +177,11 @@ class GroupTable:
                 self.start(self._play, request, each, None)
         if not played:
             return
-        first = [each.next_request(self.room(each)) for each in played.values()]
+        first, asked = [each.next_request(self.room(each)) for each in played.values()], self.clock()
         async with aclosing(self.player.engine.generate(first)) as stream:  # type: ignore[type-var]
             async for completion in stream:
                 each = played.pop(completion.sample)
+                self.turns[completion.sample].append((asked, self.clock()))
                 self.start(self._play, each.request, each, completion)
         if played:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
@@ -187,15 +193,18 @@ class GroupTable:
             try:
                 if not isinstance(begun, Played):
                     raise begun
-                self.deliver(await self._to_end(begun, first, attempts.made))
-                return
+                return self._ended(request, await self._to_end(begun, first, attempts.made))
             except (EnvironmentFailure, GivenUp) as failure:
                 if isinstance(begun, Played):
                     self._drop(begun.instance)
                 if not attempts.again(failure):
-                    self.deliver(failed_episode(request, str(failure), attempts.made))
-                    return
+                    return self._ended(request, failed_episode(request, str(failure), attempts.made))
             begun = await self._begin(request)
+
+    def _ended(self, request: Request, completion: Completion) -> None:
+        life = EpisodeLife(request.prompt.uid, request.sample, self.began, self.clock(), self.turns[request.sample])
+        self.player.times.ended(life, self.player.listener)
+        self.deliver(completion)
 
     async def _begin(self, request: Request) -> Played | Exception:
         """A fresh environment and its opening; or why there is none."""
@@ -207,7 +216,7 @@ class GroupTable:
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)
-        self.player.seconds += instance.seconds
+        self.player.times.environment += instance.seconds
         try:
             messages = self._opening(instance.opening, prompt)
             conversation = Conversation(self.player.template, messages, self.rules.settings.forks)
@@ -242,9 +251,10 @@ class GroupTable:
     # ---- turns -------------------------------------------------------------------------------------------------------
 
     async def _to_end(self, played: Played, first: Completion | None, attempts: int) -> Completion:
-        completion, over, cut = first, False, ""
+        completion, over = first, False
+        cut: Cut = ""
         while not over:
-            completion = completion or await sampled_turn(self.player.engine, played.next_request(self.room(played)))
+            completion = completion or await self._turn(played.next_request(self.room(played)))
             over, cut = await self.advance(played, completion)
             completion = None
         return played.completion(cut=cut, reward=await self.reward(played), attempts=attempts)
@@ -286,6 +296,13 @@ class GroupTable:
         of_turns = [turn.reward for turn in played.turns]
         return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
 
+    async def _turn(self, request: Request) -> Completion:
+        """A further turn of the model."""
+        asked = self.clock()
+        completion = await sampled_turn(self.player.engine, request)
+        self.turns[request.sample].append((asked, self.clock()))
+        return completion
+
     async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
         """What a call of an environment returns.
 
@@ -294,7 +311,7 @@ class GroupTable:
         """
         before, limit = instance.seconds, self.rules.settings.seconds
         result = await call
-        self.player.seconds += instance.seconds - before
+        self.player.times.environment += instance.seconds - before
         if instance.seconds > limit:
             raise EnvironmentFailure(f"its environment took longer than {limit:g} s (episode.seconds)")
         return result

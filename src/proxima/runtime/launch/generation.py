@@ -51,9 +51,15 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
     return rewards
 
 
-def player_of(world: "World | AgentWorld | None", engine: Engine, folder: Path | None) -> EpisodePlayer | None:
-    """What plays the episodes of a task, with a log in a folder; None for one without."""
-    return None if world is None else world.player(engine, folder and folder / ENVIRONMENTS_LOG)
+def player_of(
+    world: "World | AgentWorld | None", engine: Engine, folder: Path | None, services: RunServices | None = None
+) -> EpisodePlayer | None:
+    """What plays the episodes of a task, with a log in a folder; None for one without. The timeline of the run has
+    them."""
+    player: EpisodePlayer | None = None if world is None else world.player(engine, folder and folder / ENVIRONMENTS_LOG)
+    if player is not None and services is not None:
+        player.listener = services.store.activity.played
+    return player
 
 
 def make_generator(
@@ -72,7 +78,7 @@ def make_generator(
         services.observer.warning(note)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
-    player = player_of(data.world, executor, services.store.folder.path)
+    player = player_of(data.world, executor, services.store.folder.path, services)
     return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
 
 
@@ -143,7 +149,7 @@ def make_evaluation(
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
         if held_out.prompts:
-            player = player_of(held_out.world, training.engine, services.store.folder.path)
+            player = player_of(held_out.world, training.engine, services.store.folder.path, services)
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)
     if "" not in sets:
         return None

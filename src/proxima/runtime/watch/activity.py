@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from proxima.rollout.generator import EpisodeLife
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.timeline import ENGINE, REWARDS, TRAINER, Lane, Timeline
+from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Activity:
         self.moved_at = self.now()
         self._lives: dict[int, PromptLife] = {}  # of these, and of those that wait for their step
         self._free: list[int] = []  # lanes
+        self._episode_lanes: list[float] = []  # until when each has an episode
         self._busy_since: dict[Lane, float] = {}
         self._counted = {"running": 0, "queue": 0}
         if spent:
@@ -119,6 +121,25 @@ class Activity:
                 if self.timeline.has_room(at):
                     self._write(uid, life, at)
         self._changed(at)
+
+    def played(self, life: EpisodeLife) -> None:
+        """Note an episode that has ended: its turns, and its environment between them."""
+        begin, end = life.begin - self._start, life.end - self._start
+        if not self.timeline.has_room(self.moved()):
+            return
+        number = next((i for i, until in enumerate(self._episode_lanes) if until <= begin), len(self._episode_lanes))
+        self._episode_lanes[number : number + 1] = [end]
+        lane, facts = Lane(EPISODES, number + 1), {"prompt": life.uid, "sample": life.sample}
+        self.timeline.span(f"episode {life.uid}.{life.sample}", begin, end, lane, **facts)
+        at = begin
+        for turn, moments in enumerate(sorted(life.turns)):
+            asked, answered = (max(at, moment - self._start) for moment in moments)  # agents may ask several at once
+            if asked > at:
+                self.timeline.span("environment", at, asked, lane, **facts)
+            self.timeline.span("turn", asked, answered, lane, **facts, turn=turn)
+            at = answered
+        if end > at:
+            self.timeline.span("environment", at, end, lane, **facts)
 
     def _changed(self, at: float) -> None:
         for lane, name, waiting in ((ENGINE, "generating", self.generating), (REWARDS, "scoring", self.scoring)):

@@ -7,7 +7,7 @@ since the run began, over all resumes.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ class Lane(NamedTuple):
     thread: int
 
 
-PROMPTS = 2
-PROCESSES = {1: "run", PROMPTS: "prompts"}
+PROMPTS, EPISODES = 2, 3
+PROCESSES = {1: "run", PROMPTS: "prompts", EPISODES: "episodes"}
 TRAINER, ENGINE, REWARDS = Lane(1, 1), Lane(1, 2), Lane(1, 3)
 NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
 
@@ -135,6 +135,17 @@ def timeline_spans(path: Path) -> Iterator[TimelineSpan]:
             start, lane = event["ts"] / 1e6, Lane(event["pid"], event["tid"])
             span = TimelineSpan(event["name"], lane, start, start + event["dur"] / 1e6, event.get("args", {}))
             yield span
+
+
+def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The intervals, ascending, those that touch as one."""
+    joined: list[tuple[float, float]] = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        else:
+            joined.append((start, end))
+    return joined
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:

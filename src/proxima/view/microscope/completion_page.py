@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.view.microscope.explained_tokens import READ, ExplainedRow, ExplainedTokens, explain_tokens, here, reason
-from proxima.view.microscope.step_file import StepFile
+from proxima.view.microscope.step_file import StepFile, short_episode
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
@@ -52,6 +52,7 @@ DERIVED = {
     "reference_log_prob": ("nats", "the model that the run began with, recomputed"),
     "loss_weight": ("", "gradient of the token relative to the policy gradient, before aggregation; 0: masked"),
 }
+PATH_SPAN = ("role", "tokens", "sampled", "turn", "calls", "unreadable", "error", "reward")  # of another path
 POLICIES = {
     "current": "log_prob",
     "behavior": "behavior_log_prob",
@@ -133,9 +134,11 @@ class CompletionPage:
             return None
         others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
         paths = []
-        for path in self.file.read(others, ("turn", "tokens")) if others else ():
+        for path in self.file.read(others, ("turn", "tokens", "episode")) if others else ():
             shared = first_difference(self.row["tokens"], path["tokens"])["first_difference"]
-            paths.append({"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)})
+            spans = (short_episode(path["episode"]) or {"spans": []})["spans"]
+            at = {"turn": path["turn"], "shared_tokens": min(shared or 0, len(self.row["tokens"]) - 1)}
+            paths.append(at | {"spans": [{name: span[name] for name in PATH_SPAN} for span in spans]})
         return {**json.loads(self.row["episode"]), "paths": paths}
 
     def token(self, token: int) -> dict[str, Any]:

@@ -33,6 +33,7 @@ SCALARS = (
 )
 TEXTS = ("question", "answer")  # the same for a whole group
 GROUP = ("sample", "turn", "text", "reward", "parts", "advantage", "outcome", "finish_reason", "correct", "error")
+MESSAGE = 240  # characters of a message that a view of several episodes shows
 REQUIRED = {*SCALARS, *TEXTS, "tokens", "policy_version", "sampled_log_prob", "behavior_log_prob", "log_prob", "keep"}
 
 
@@ -157,10 +158,11 @@ class StepFile:
         rows = [row for row, value in enumerate(self.table["prompt_uid"]) if value == uid]
         if not rows:
             raise UserError(f"{self.path.name} has no prompt {uid}")
-        read = self.read(rows, (*GROUP, *TEXTS))
+        read = self.read(rows, (*GROUP, *TEXTS, "episode"))
         texts = {name: read[0][name] for name in TEXTS}
         completions = [
-            {name: values.get(name) for name in GROUP} | {"length": self.table["length"][row]}
+            {name: values.get(name) for name in GROUP}
+            | {"length": self.table["length"][row], "episode": short_episode(values.get("episode"))}
             for values, row in zip(read, rows, strict=True)
         ]
         messages = [{"role": "user", "content": texts["question"]}]
@@ -228,3 +230,14 @@ class StepFile:
             hits = np.logical_or(*(hit.to_numpy(zero_copy_only=False).astype(bool) for hit in either))
             found += (start + hits.nonzero()[0]).tolist()
         return found
+
+
+def short_episode(text: str | None) -> dict[str, Any] | None:
+    """An episode with the beginnings of its messages; None where there is none."""
+    if text is None:
+        return None
+    episode = json.loads(text)
+    cut = (
+        {**s, "text": s["text"] if len(s["text"]) <= MESSAGE else s["text"][:MESSAGE] + "…"} for s in episode["spans"]
+    )
+    return {**episode, "spans": list(cut)}

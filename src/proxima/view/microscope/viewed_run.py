@@ -12,7 +12,7 @@ from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.step_file import StepFile
 
-MOST_LANES = 4000  # spans of a timeline that are sent
+MOST_SPANS, MOST_LANES = 4000, 10  # spans of a timeline that are sent; lanes of prompts and of episodes
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # tables of steps that stay in memory
@@ -182,17 +182,21 @@ class ViewedRun:
         return Headline.of(evals).key
 
     def timeline(self) -> list[dict[str, Any]] | None:
-        """The last spans of timeline.json: who did what from when to when, seconds of the run; None without one."""
-        from proxima.runtime.watch.timeline import timeline_spans
+        """The last spans of timeline.json: who did what from when to when, seconds of the run, lane by lane; None
+        without one."""
+        from proxima.runtime.watch.timeline import PROCESSES, timeline_spans
+        from proxima.view.timeline_plot import NAMES, with_environments
 
         if not self.files.timeline.is_file():
             return None
-        spans = list(timeline_spans(self.files.timeline))[-MOST_LANES:]
+        last = list(timeline_spans(self.files.timeline))[-MOST_SPANS:]
+        leaves = with_environments([span for span in last if not span.name.startswith(("prompt ", "episode "))])
+        spans = sorted((span for span in leaves if span.lane.thread <= MOST_LANES), key=_place)
         return [
             {
                 "name": s.name,
-                "process": s.lane.process,
-                "thread": s.lane.thread,
+                "process": NAMES.get(s.lane) or PROCESSES.get(s.lane.process, "").removesuffix("s"),
+                "thread": "" if s.lane in NAMES else s.lane.thread,
                 "start": s.start,
                 "end": s.end,
                 "facts": s.facts,
@@ -203,6 +207,13 @@ class ViewedRun:
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _place(span: Any) -> tuple[int, int]:
+    """The stages first, in the order of their names' table, then episodes, then prompts."""
+    from proxima.view.timeline_plot import NAMES
+
+    return (0, list(NAMES).index(span.lane)) if span.lane in NAMES else (-span.lane.process + 9, span.lane.thread)
 
 
 def _is_number(value: Any) -> bool:

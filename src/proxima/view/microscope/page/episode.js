@@ -1,6 +1,6 @@
-// An episode of several turns: its messages in order, with roles, tools and rewards, and where other paths leave it.
+// An episode of several turns: its messages as a graph and in order, with roles, tools, rewards, and other paths.
 
-import { h } from "./dom.js";
+import { h, s } from "./dom.js";
 import { count, isNumber, plain, signed } from "./format.js";
 import { completionId, linkTo, stepPath } from "./router.js";
 
@@ -15,25 +15,70 @@ export function sectionsOf(episode) {
 }
 
 function callText(call) {
-  const values = Object.entries(call.arguments || {}).map(([name, value]) => `${name}=${plain(value)}`);
+  const values = Object.entries(call.arguments || {}).map(([name, value]) => `${name ? `${name}=` : ""}${plain(value)}`);
   return `${call.name}(${values.join(", ")})`;
 }
 
 const ENDS = { turns: "ended by the limit of turns", tokens: "ended by the limit of tokens", context: "ended by the context's length" };
 
-/** The messages as a list; each goes to its first token. */
+/** What a message called, and what was wrong with it. */
+function callsOf(span) {
+  return [(span.calls || []).map((call) => h("code", { class: "call" }, `→ ${callText(call)}`)), (span.unreadable || []).map((why) => h("p", { class: "bad" }, `✕ unreadable call: ${why}`))];
+}
+
+function factsOf(episode) {
+  return [episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "", episode.attempts > 1 ? `begun ${episode.attempts} times` : ""].filter(Boolean).join(" · ");
+}
+
+/** The messages in short form, to be read beside those of others. */
+export function shortTurns(episode) {
+  const facts = factsOf(episode);
+  return h("div", { class: "text" }, facts ? h("p", { class: "muted" }, facts) : null, h("ol", { class: "turns" }, episode.spans.map((span) => h("li", { class: span.role === "assistant" ? "model" : span.error ? "given bad" : "given" },
+    h("b", {}, span.role === "assistant" ? `turn ${span.turn}` : span.error ? `✕ ${span.role}` : span.role), span.reward ? ` reward ${signed(span.reward)}` : "", h("p", {}, span.text), callsOf(span)))));
+}
+
+const GAP = 26;
+
+/** A node for each message, left to right; what leaves this path is below it. The model's are round. */
+function graph(sections, paths, linkOf, onselect) {
+  const parts = [], wide = [sections.length];
+  const node = (span, x, y, act, about) => {
+    const wrong = span.error || (span.unreadable || []).length, calls = (span.calls || []).map((call) => call.name);
+    const label = [about, span.role, `turn ${span.turn}`, `${count(span.tokens)} tokens`, calls.length ? `calls ${calls.join(", ")}` : "", wrong ? "error" : "", span.reward ? `reward ${signed(span.reward)}` : ""].filter(Boolean).join(", ");
+    const shape = span.role === "assistant" ? s("circle", { cx: x, cy: y, r: 9 }) : s("rect", { x: x - 7, y: y - 7, width: 14, height: 14 });
+    parts.push(s("a", { ...act, class: span.sampled ? "model" : "given", "aria-label": label }, s("title", {}, label), shape, s("text", { x, y: y + 4 }, wrong ? "!" : calls.length ? "ƒ" : span.role === "assistant" ? span.turn : "")));
+  };
+  const edge = (x, y, to, below) => parts.unshift(s("path", { d: `M${x} ${y}L${to} ${below}` }));
+  const at = (i) => 14 + i * GAP;
+  sections.forEach(({ span, start }, i) => {
+    if (i) edge(at(i - 1), 14, at(i), 14);
+    const act = () => onselect(start);
+    node(span, at(i), 14, { role: "button", tabindex: 0, onclick: act, onkeydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); event.stopPropagation(); act(); } } });
+  });
+  paths.forEach((path, row) => {
+    const y = 14 + (row + 1) * GAP;
+    let end = 0;
+    (path.spans || []).forEach((span, i, all) => {
+      end += span.tokens;
+      if (end <= path.shared_tokens) return;
+      const first = end - span.tokens <= path.shared_tokens;
+      if (i) edge(at(i - 1), first ? 14 : y, at(i), y);
+      node(span, at(i), y, { href: linkOf(path) }, `another path from token ${count(path.shared_tokens)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`);
+      wide.push(all.length);
+    });
+  });
+  const width = 2 + GAP * Math.max(...wide), height = 28 + paths.length * GAP;
+  return s("svg", { class: "graph", width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `Graph of ${sections.length} messages and ${paths.length} other paths` }, parts);
+}
+
+/** The graph, and the messages as a list; each goes to its first token. */
 export function episodePanel(episode, route, parts, onselect) {
   if (!episode) return null;
-  const paths = episode.paths || [], sections = sectionsOf(episode);
-  const items = sections.map(({ start, span }) => {
-    const end = start + span.tokens, forks = paths.filter((path) => path.shared_tokens >= start && path.shared_tokens < end);
-    return h("li", { class: span.sampled ? "model" : "given" },
+  const paths = episode.paths || [], sections = sectionsOf(episode), facts = factsOf(episode);
+  const linkOf = (path) => linkTo(`${stepPath(route.run, route.step)}/completion/${completionId(parts.uid, path.sample ?? parts.sample, path.turn)}`);
+  const items = sections.map(({ start, span }) => h("li", { class: span.sampled ? "model" : "given" },
       h("button", { type: "button", onclick: () => onselect(start) }, h("b", {}, span.role), ` turn ${span.turn}`, h("span", { class: "muted" }, ` ${count(span.tokens)} tokens`), span.reward ? h("span", {}, ` reward ${signed(span.reward)}`) : null),
-      (span.calls || []).map((call) => h("code", { class: "call" }, `→ ${callText(call)}`)),
-      (span.unreadable || []).map((why) => h("p", { class: "bad" }, `✕ unreadable call: ${why}`)),
-      forks.map((path) => h("a", { class: "fork", href: linkTo(`${stepPath(route.run, route.step)}/completion/${completionId(parts.uid, path.sample ?? parts.sample, path.turn)}`) }, `↳ another path from token ${count(path.shared_tokens)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`)));
-  });
-  const facts = [isNumber(episode.reward) ? `reward of the episode ${signed(episode.reward)}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "",
-    episode.attempts > 1 ? `begun ${episode.attempts} times` : "", episode.forks && !paths.length ? `${episode.forks} other paths` : ""].filter(Boolean);
-  return h("details", { class: "episode", open: true }, h("summary", {}, `Episode of ${sections.filter((one) => one.span.sampled).length} turns`), facts.length ? h("p", { class: "muted" }, facts.join(" · ")) : null, h("ol", {}, items));
+      callsOf(span)));
+  return h("details", { class: "episode", open: true }, h("summary", {}, `Episode of ${sections.filter((one) => one.span.role === "assistant").length} turns`), facts ? h("p", { class: "muted" }, facts) : null,
+    h("div", { class: "scroll" }, graph(sections, paths, linkOf, onselect)), h("ol", {}, items));
 }

@@ -5,6 +5,7 @@ import { get } from "./api.js";
 import { count, figure, plain, signed, words } from "./format.js";
 import { completionId, go, linkTo, remember, stepPath } from "./router.js";
 import { differing, wordsOf } from "./difference.js";
+import { shortTurns } from "./episode.js";
 import { outcomeWords } from "./step.js";
 import { noteField } from "./notes.js";
 
@@ -12,7 +13,7 @@ const SHOWN = 24000; // characters of an answer; the rest is in the view of its 
 
 class Group {
   constructor(route, group) {
-    Object.assign(this, { route, group });
+    Object.assign(this, { route, group, played: group.completions.some((one) => one.episode) });
     this.path = stepPath(route.run, route.step);
     this.at = Math.max(0, group.completions.findIndex((one) => `${one.sample}.${one.turn || 0}` === route.query.at));
     const best = group.completions.reduce((found, one, i, all) => ((one.reward ?? -Infinity) > (all[found].reward ?? -Infinity) ? i : found), 0);
@@ -21,7 +22,7 @@ class Group {
     this.watch = new IntersectionObserver((seen) => seen.forEach((one) => { if (one.isIntersecting) this.fill(one.target); }), { rootMargin: "200px" });
     this.place = h("div", { class: "columns", role: "list", tabindex: 0, "aria-label": "Completions; arrow keys move, Enter opens one, b compares with it" });
     this.place.addEventListener("keydown", (event) => { if (event.target === this.place && event.key === "Enter") { event.preventDefault(); this.open(this.at); } });
-    this.element = h("div", { class: "frame group" }, this.head(), h("p", { class: "explain" }, h("mark", { class: "differs" }, "marked"), " words are not in the one it is compared with; the pale beginning is the same. ", h("b", {}, "◆"), " is where they part."), this.place);
+    this.element = h("div", { class: "frame group" }, this.head(), this.played ? null : h("p", { class: "explain" }, h("mark", { class: "differs" }, "marked"), " words are not in the one it is compared with; the pale beginning is the same. ", h("b", {}, "◆"), " is where they part."), this.place);
     this.draw();
   }
 
@@ -35,7 +36,7 @@ class Group {
     this.watch.disconnect();
     this.cards = this.group.completions.map((one, i) => this.card(one, i));
     this.place.replaceChildren(...this.cards);
-    this.cards.forEach((card) => this.watch.observe(card));
+    this.cards.forEach((card, i) => { if (!this.group.completions[i].episode) this.watch.observe(card); });
     this.mark();
   }
 
@@ -45,12 +46,12 @@ class Group {
     const numbers = [["reward", figure(one.reward)], ["advantage", signed(one.advantage)], ["length", count(one.length)]];
     return h("article", { role: "listitem", "data-index": i, class: i === this.base ? "base" : null },
       h("h2", {}, h("a", { href: linkTo(`${this.path}/completion/${id}`) }, `sample ${one.sample}${one.turn ? `.${one.turn}` : ""}`), " ", h("span", { class: one.correct === true ? "good" : one.correct === false ? "bad" : "muted" }, verdict),
-        h("button", { type: "button", "aria-pressed": String(i === this.base), onclick: () => this.compareWith(i) }, i === this.base ? "compared with" : "compare with")),
+        this.played ? null : h("button", { type: "button", "aria-pressed": String(i === this.base), onclick: () => this.compareWith(i) }, i === this.base ? "compared with" : "compare with")),
       h("dl", { class: "strip" }, numbers.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
       parts.length > 1 || (parts.length === 1 && parts[0][1] !== one.reward) ? h("dl", { class: "strip parts" }, parts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, figure(value, 3))))) : null,
       h("p", { class: "muted" }, [outcomeWords(one.outcome || ""), one.finish_reason ? `ended: ${words(one.finish_reason)}` : ""].filter(Boolean).join(" · ")),
       one.error ? h("p", { class: "bad" }, `✕ ${one.error}`) : null,
-      h("p", { class: "text" }));
+      one.episode ? shortTurns(one.episode) : h("p", { class: "text" }));
   }
 
   /** The text with its differences; when the card comes into sight. */
@@ -74,6 +75,7 @@ class Group {
   }
 
   compareWith(i) {
+    if (this.played) return;
     this.base = i;
     const one = this.group.completions[i], scroll = this.place.scrollLeft;
     remember({ base: `${one.sample}.${one.turn || 0}` });

@@ -7,7 +7,7 @@ import { scaleOf } from "./chart.js";
 const BARS_WIDTH = 420, BARS_HEIGHT = 118, BARS_LEFT = 6, BARS_RIGHT = 6, BARS_TOP = 14, BARS_BOTTOM = 16, BINS = 24;
 
 /** One bin for each value where there are few, else 24 of one width: [[low, high], …], both inclusive. */
-export function binsOf(values) {
+function binsOf(values) {
   const range = extent(values);
   if (!range) return [];
   const distinct = [...new Set(values.filter(isNumber))].sort((a, b) => a - b);
