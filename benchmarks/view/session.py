@@ -56,7 +56,9 @@ def click(draw: random.Random, rows: dict[str, list[Any]]) -> list[tuple[str, di
         (1, [f"api/0/step/1/search?q=add {sample}", "api/0/step/1/search?q=numbers.*think&regex=1"]),
     ]
     (paths,) = draw.choices([paths for _, paths in views], [weight for weight, _ in views])
-    return [(path.partition("?")[0], dict(p.split("=") for p in path.partition("?")[2].split("&") if p)) for path in paths]
+    return [
+        (path.partition("?")[0], dict(p.split("=") for p in path.partition("?")[2].split("&") if p)) for path in paths
+    ]
 
 
 def browsed(address: str, draw: random.Random, rows: dict[str, list[Any]]) -> None:

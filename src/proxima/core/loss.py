@@ -134,8 +134,8 @@ class Loss:
 
 @dataclass(frozen=True)
 class PolicyLoss(Loss):
-    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; with `selected` of the batch; and,
-    where the check is left to the caller, its `invalid_tokens`."""
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected`, as the batch has it;
+    and, where the check is left to the caller, its `invalid_tokens`."""
 
     keep: Tensor
     invalid: Tensor | None = None
@@ -192,7 +192,9 @@ def policy_loss(
     for spec in penalties:
         loss = loss + spec(batch)
     numerator = aggregate(loss, batch)
-    return PolicyLoss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid, batch.selected)
+    return PolicyLoss(
+        numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid, batch.selected
+    )
 
 
 def as_list(specs: Any) -> list[Any]:

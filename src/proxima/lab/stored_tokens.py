@@ -175,10 +175,7 @@ class StoredTokens:
             top_k_divergence=self._column("top_k_divergence"),
         )
         return TokenReasons(
-            batch=batch,
-            surrogate=self.specs.surrogate,
-            corrections=self.specs.corrections,
-            recorded=self._mask("keep"),
+            batch=batch, surrogate=self.specs.surrogate, corrections=self.specs.corrections, recorded=self._mask("keep")
         )
 
     @property

@@ -123,9 +123,11 @@ def make_step(
                 advantage=float(columns["advantage"][own.start]),
                 trajectory=trajectory,
                 statistics=TokenStatistics(
-                    log_prob=columns["log_prob"][own], keep=keep.numpy()[own], entropy=columns["entropy"][own],
+                    log_prob=columns["log_prob"][own],
+                    keep=keep.numpy()[own],
+                    entropy=columns["entropy"][own],
                     **{name: values[own] for name, values in optional.items()},
-                ),  # fmt: skip
+                ),
             )
         groups.append(Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores)))
     write_rollouts(folder / "rollouts" / f"{step:06d}.parquet", step, groups, records)

@@ -25,11 +25,7 @@ from tests.train.episodes import forked, group_of, model, path, seen
 from tests.view.microscope.stored_run import make_step
 
 DRAWN = 1000
-CASES = [
-    (name, spec, ())
-    for name, cls in sorted(SURROGATES.items())
-    for spec in variants_of(cls()).values()
-]
+CASES = [(name, spec, ()) for name, cls in sorted(SURROGATES.items()) for spec in variants_of(cls()).values()]
 CASES += [
     (f"cppo with {name}", SURROGATES["cppo"](), (spec,))
     for name, cls in sorted(CORRECTIONS.items())

@@ -60,7 +60,15 @@ def ask(tmp_path_factory):
         yield ask
 
 
-PATHS = ("", "/group/0", "/group/3", "/completion/0.0.0", "/completion/3.3.0", "/search?q=add", "/completion/1.1.0/token/0")
+PATHS = (
+    "",
+    "/group/0",
+    "/group/3",
+    "/completion/0.0.0",
+    "/completion/3.3.0",
+    "/search?q=add",
+    "/completion/1.1.0/token/0",
+)
 
 
 def test_a_parquet_file_that_is_damaged_or_cut_while_it_is_open(ask):
@@ -103,7 +111,14 @@ def test_other_files_of_a_run_that_are_damaged(file, content, ask):
     before = damaged.read_bytes() if damaged.exists() else None
     try:
         damaged.write_bytes(content)
-        for path in ("trend", "state", "timeline", "step/2", "step/2/completion/0.0.0", "step/2/completion/0.0.0/token/1"):
+        for path in (
+            "trend",
+            "state",
+            "timeline",
+            "step/2",
+            "step/2/completion/0.0.0",
+            "step/2/completion/0.0.0/token/1",
+        ):
             status, _ = ask(f"/api/1/{path}")
             assert status == 200 or file != "summary.json", path
         status, runs = ask("/api/runs")
@@ -130,7 +145,7 @@ def test_a_name_with_newlines_that_is_no_utf8(ask):
         ("/api/0/step/1/completion/0.0.0/token/%00", 404),
         ("/api/0/step/1/completion/%ff.0.0", 404),
         ("/api/0/step/1/search?q=%ff%00&regex=1", 200),
-        ("/api/0/step/1/completion/0.0.0/compare?run=0&step=%D9%A1", 404),
+        ("/api/0/step/1/completion/0.0.0/compare?run=0&step=%F0%9F", 404),
         ("/%2e%2e/config.yaml%00", 404),
     ],
 )

@@ -429,10 +429,7 @@ def _kl_cov(spec: Any, b: PolicyBatch) -> Band:
         return "no token is dropped; its covariance of A and log π is not among the highest of the batch"
 
     return _weighted(
-        b,
-        "log-ratio, whose size is the pull on selected tokens",
-        {"log_ratio_to_proximal": log_ratio},
-        words,
+        b, "log-ratio, whose size is the pull on selected tokens", {"log_ratio_to_proximal": log_ratio}, words
     )
 
 

@@ -154,8 +154,9 @@ class TokenProcess:
 
     def begin(self) -> "subprocess.Popen[bytes]":
         if self._process is None:
-            command = [sys.executable, "-c", f"from {__name__} import answer_questions; answer_questions()"]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
         return self._process
 
     def end(self) -> None:
@@ -163,3 +164,7 @@ class TokenProcess:
             self._process.kill()
             self._process.communicate()
         self._process = None
+
+
+if __name__ == "__main__":
+    answer_questions()

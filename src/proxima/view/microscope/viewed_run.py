@@ -89,7 +89,7 @@ class ViewedRun:
         path = self.files.rollout_file(number)
         try:
             file = self._read(path, lambda: StepFile(path))
-        except FileNotFoundError:
+        except OSError:
             raise UserError(
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
@@ -134,6 +134,8 @@ class ViewedRun:
                 self.step(step)
         except UserError as error:
             return str(error)
+        except Exception as error:  # of a damaged file: Arrow's own, and those of what it makes of wrong bytes
+            return " ".join(f"step {steps[-1]}: {type(error).__name__}: {error}".split())[:300]
         return None
 
     def last_step(self) -> int:
