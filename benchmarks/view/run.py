@@ -1,9 +1,9 @@
 """`proxima view` in Chromium: the first paint of a large step, its filters, a long answer, and the server's memory."""
 
 import os
-import random
 import shutil
 import sys
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -13,6 +13,8 @@ from subprocess import run as run_process
 from typing import Any
 
 from benchmarks.harness import CACHE, HERE, Spread, finish, need_model, parser, table
+from benchmarks.view.beside import beside
+from benchmarks.view.session import session
 
 LIMITS = {"first paint of the step": 1.0, "filter by length": 0.3, "filter by text": 0.3, "open the long answer": 0.5}
 #: Ends after the frame that follows: what was asked for is in the document, and painted.
@@ -22,39 +24,46 @@ SHOWN = """(wanted) => new Promise((done) => {
   look();
 })"""
 ROWS = ".lists section:last-child .space .row:not(.none)"
-MB = 2**20
 
 
 def main() -> None:
     p = parser(__doc__, repeats=5)
     p.add_argument("--shape", default="2048x4096", metavar="COMPLETIONSxTOKENS", help="(default: %(default)s)")
     p.add_argument("--long", type=int, default=32_000, help="tokens of an answer (default: %(default)s)")
-    p.add_argument("--clicks", type=int, default=600, help="of the session (default: %(default)s)")
+    p.add_argument("--seconds", type=float, default=60, help="of the session (default: %(default)s)")
+    p.add_argument("--steps", type=int, default=20, help="of the training with an open page (default: %(default)s)")
+    p.add_argument("--only", choices=["timings", "session", "training"], help="of the three measurements")
     o = p.parse_args()
-    completions, tokens = map(int, o.shape.split("x"))
     model = need_model(o.model)
-    runs = [made_run(completions, tokens, model), made_run(8, o.long, model)]
-    with server(runs) as (process, address):
-        found = timings(address, o.repeats) if shutil.which("chromium") and find_spec("playwright") else {}
-        memory = session(process.pid, address, o.clicks)
-    seconds = {name: Spread(values) for name, values in found.items()}
-    rows = [[name, spread.text(".3f"), f"{LIMITS.get(name, '')}"] for name, spread in seconds.items()]
-    print(f"{o.shape} tokens; an answer of {o.long:,}; seconds, median [min-max] of {o.repeats}\n")
-    print(table(["what", "seconds", "at most"], rows))
-    for name, values in memory.items():
-        print(f"\nMemory, {name}, at each tenth of {o.clicks} clicks, MB: {', '.join(map(str, values))}")
-    finish(
-        {
-            "claim": "view",
-            "seconds": {name: spread.json() for name, spread in seconds.items()},
-            "limits": LIMITS,
-            "memory_mb": memory,
-            "clicks": o.clicks,
-            "shape": o.shape,
-            "long": o.long,
-        },
-        o.json_out,
-    )
+    result: dict[str, Any] = {"claim": "view", "shape": o.shape, "long": o.long}
+    if o.only != "training":
+        result |= served(o, model)
+    if o.only in (None, "training"):
+        result["training"] = beside(model, o.steps, o.threads)
+        ratio, error = (result["training"][name] for name in ("ratio", "standard_error"))
+        print(f"\nA step beside an open page takes {ratio:.4f} ± {error:.4f} of its time, {o.steps} pairs")
+    finish(result, o.json_out)
+
+
+def served(o: Namespace, model: str) -> dict[str, Any]:
+    """The timings in a browser, and the memory over a session."""
+    completions, tokens = map(int, o.shape.split("x"))
+    result: dict[str, Any] = {}
+    with server([made_run(completions, tokens, model), made_run(8, o.long, model)]) as (process, address):
+        if o.only in (None, "timings") and shutil.which("chromium") and find_spec("playwright"):
+            seconds = {name: Spread(values) for name, values in timings(address, o.repeats).items()}
+            result |= {"seconds": {name: spread.json() for name, spread in seconds.items()}, "limits": LIMITS}
+            rows = [[name, spread.text(".3f"), f"{LIMITS.get(name, '')}"] for name, spread in seconds.items()]
+            print(f"{o.shape} tokens; an answer of {o.long:,}; seconds, median [min-max] of {o.repeats}\n")
+            print(table(["what", "seconds", "at most"], rows))
+        if o.only in (None, "session"):
+            memory, clicks = session(process.pid, address, o.seconds)
+            result |= {"memory_mb": memory, "requests": clicks, "session_seconds": o.seconds}
+            both = [sum(two) for two in zip(*memory.values(), strict=True)]
+            for name, values in {**memory, "both": both}.items():
+                tenths = ", ".join(map(str, values[:: -(-len(values) // 10)]))
+                print(f"\nMemory, {name}, of {clicks} requests in {o.seconds:.0f} s, MB: {tenths}")
+    return result
 
 
 def made_run(completions: int, tokens: int, model: str) -> Path:
@@ -128,36 +137,3 @@ def filtered(page: Any, field: str, text: str) -> float:
         [field, text],
     )
     return float(page.evaluate(SHOWN, ROWS)) - start
-
-
-def session(pid: int, address: str, clicks: int) -> dict[str, list[int]]:
-    """Memory of the server and its processes after each tenth of many clicks, in MB: steps, groups, completions, tokens
-    and searches at random."""
-    import httpx
-    import psutil
-
-    draw, process = random.Random(0), psutil.Process(pid)
-    memory: dict[str, list[int]] = {"server": [], "its process with torch": []}
-    root, _, query = address.partition("?")
-    key = dict([part.split("=") for part in query.split("&") if part])
-    with httpx.Client(base_url=root, params=key, timeout=60) as client:
-        step = client.get("api/0/step/1").raise_for_status().json()
-        rows = list(zip(*(step["completions"][name] for name in ("uid", "sample", "turn")), strict=True))
-        for click in range(clicks):
-            uid, sample, turn = draw.choice(rows)
-            name = f"api/0/step/1/completion/{uid}.{sample}.{turn}"
-            choice = click % 5
-            if choice == 0:
-                client.get(f"api/0/step/1/group/{uid}").raise_for_status()
-            elif choice == 1 and click % 25 == 1:
-                client.get("api/0/step/1/search", params={"q": f"add {sample}"}).raise_for_status()
-            elif choice == 2:
-                client.get(f"api/1/step/1/completion/0.{draw.randrange(8)}.0").raise_for_status()
-            else:
-                client.get(name).raise_for_status()
-                client.get(f"{name}/token/{draw.randrange(step['completions']['length'][0])}").raise_for_status()
-            if (click + 1) % max(1, clicks // 10) == 0:
-                memory["server"].append(round(process.memory_info().rss / MB))
-                computing = (one.memory_info().rss for one in process.children(recursive=True))
-                memory["its process with torch"].append(round(sum(computing) / MB))
-    return memory

@@ -65,7 +65,7 @@ TINY = {  # the options of each
     "async_vs_sync": ["--seeds", "1", "--steps", "5"],
     "plan": [],
     "seeds": ["--seeds", "1", "--algorithms", "cppo", "--set", *SHORT_RUN],
-    "view": ["--shape", "8x20", "--long", "40", "--clicks", "10"],
+    "view": ["--shape", "8x20", "--long", "40", "--seconds", "1"],
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}

@@ -98,5 +98,7 @@ def divergence(b: PolicyBatch, kind: str, centre: str = "behavior") -> Tensor:
     assert other is not None and b.sampled is not None
     log_p, log_q = (torch.where(b.sampled, x.detach().to(b.log_prob.dtype), 0.0) for x in (other, b.log_prob))
     if kind.startswith("topk"):
+        if b.top_k_divergence is not None:
+            return torch.where(b.sampled, b.top_k_divergence, 0.0)
         log_p, log_q = _top_k_buckets(b, log_p, log_q)
     return torch.where(b.sampled, DIVERGENCES[kind](log_p, log_q), 0.0)

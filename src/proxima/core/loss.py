@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.metrics import Metrics, Peak, SumCount, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio
 from proxima.core.segment import segment_count, segment_mean
@@ -133,11 +134,12 @@ class Loss:
 
 @dataclass(frozen=True)
 class PolicyLoss(Loss):
-    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept, and, where the check is left to
-    the caller, its `invalid_tokens`."""
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected`, as the batch has it;
+    and, where the check is left to the caller, its `invalid_tokens`."""
 
     keep: Tensor
     invalid: Tensor | None = None
+    selected: Tensor | None = None
 
 
 def policy_loss(
@@ -190,7 +192,9 @@ def policy_loss(
     for spec in penalties:
         loss = loss + spec(batch)
     numerator = aggregate(loss, batch)
-    return PolicyLoss(numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid)
+    return PolicyLoss(
+        numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid, batch.selected
+    )
 
 
 def as_list(specs: Any) -> list[Any]:
@@ -247,7 +251,7 @@ def _geometric_mean(b: PolicyBatch, weight: Tensor) -> Tensor:
 
 def check_needs(spec: Spec, batch: PolicyBatch) -> None:
     """Raise NoFieldError naming the first tensor in `spec.needs` that the batch lacks, and what would supply it."""
-    for name in sorted(spec.needs):
+    for name in sorted(spec.needs if batch.top_k_divergence is None else spec.needs - TOP_K_NEEDS):
         if getattr(batch, name) is None:
             source = SUPPLIED_BY.get(name, "the caller must set it")
             raise NoFieldError(f"{type(spec).__name__} needs `{name}`, which the batch lacks: {source}.")

@@ -29,8 +29,8 @@ class TokenReasons:
     """The decisions about the tokens of some sequences of an optimizer batch.
 
     Args:
-        batch: their tokens, as `policy_loss` read them. What the whole batch decides it need not hold: `recorded` has
-            the outcome.
+        batch: their tokens, as `policy_loss` read them; of a part of an optimizer batch with what the surrogate
+            `selected` over all of it. What corrections decide over the whole batch is in `recorded`.
         surrogate, corrections: as for `policy_loss`.
         recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and what it
             decides is decided here.
@@ -61,11 +61,7 @@ class TokenReasons:
             b = b.with_loss_mask(b.loss_mask & corrected.keep) if spec.rejected == "drop" else b
         if not self.surrogate.whole_batch or b.selected is not None:
             return b
-        if self.recorded is None:
-            return replace(b, selected=self.surrogate.select_tokens(b))
-        without = band_of(self.surrogate, replace(b, selected=torch.zeros_like(b.loss_mask)))
-        assert without is not None
-        return replace(b, selected=self.accepted & without.keep & ~self.recorded)
+        return replace(b, selected=self.surrogate.select_tokens(b))
 
     @cached_property
     def accepted(self) -> Tensor:
@@ -90,10 +86,7 @@ class TokenReasons:
     @cached_property
     def weight(self) -> Tensor:
         """[N] −(∂loss/∂log π)/A, the gradient of a token relative to the policy gradient, before aggregation: 0 for a
-        masked token; NaN where A is 0, and where it depends on a selection that is not recorded. Corrections that
-        divide by a mean of the batch are left undivided."""
-        if self.recorded is not None and self.surrogate.whole_batch and (self.band is None or self.band.chosen is None):
-            return torch.full_like(self.batch.log_prob, torch.nan)
+        masked token; NaN where A is 0. Corrections that divide by a mean of the batch are left undivided."""
         leaf = self.reduced.log_prob.detach().clone().requires_grad_()
         product = torch.ones_like(leaf)
         for _, corrected in self.corrected:

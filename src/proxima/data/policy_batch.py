@@ -58,6 +58,7 @@ class PolicyBatch:
         token: [N] int, id of the token.
         top_k: [N, K] int, ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
+        top_k_divergence: [N] float, the surrogate's divergence, if it was measured already: it stands for all of these.
         teacher_log_prob: [N] float, nats, of a teacher whose distribution the policy is distilled from.
         bucket_log_prob, teacher_bucket_log_prob: [N, J] float, nats, of the tokens that have a bucket of their own in
             the divergence from the teacher: under π, with gradient, and under the teacher.
@@ -87,6 +88,7 @@ class PolicyBatch:
     top_k: Annotated[Tensor | None, "int N K"] = None
     top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
     behavior_top_k_log_prob: Annotated[Tensor | None, "float N K"] = None
+    top_k_divergence: Annotated[Tensor | None, "float N"] = None
     teacher_log_prob: Annotated[Tensor | None, "float N"] = None
     bucket_log_prob: Annotated[Tensor | None, "float N J"] = None
     teacher_bucket_log_prob: Annotated[Tensor | None, "float N J"] = None

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from proxima.core import CORRECTIONS, SURROGATES, interpolated_proximal
+from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.loss import Correction, Surrogate
 from proxima.core.proximal import segment_wise_log_prob
 from proxima.core.surrogate.band import reads_proximal
@@ -82,7 +83,7 @@ class StoredTokens:
     Args:
         row: of the rollouts, as `array_rows` gives it.
         specs: of the run. step: its number, from 1.
-        recomputed: columns [T] that are not stored, by name: `proximal_log_prob`, `top_k_log_prob` [T, K].
+        recomputed: columns [T] that are not stored, by name: `proximal_log_prob`.
     """
 
     row: Mapping[str, Any]
@@ -94,8 +95,8 @@ class StoredTokens:
     def proximal_log_prob(self) -> Tensor | None:
         """[T] nats; None where it is not stored."""
         current, behavior, specs = self._column("log_prob"), self._column("behavior_log_prob"), self.specs
-        if current is None:
-            return None
+        if current is None or self.row.get("proximal_log_prob") is not None:
+            return self._column("proximal_log_prob")
         if specs.proximal == "behavior":
             return behavior
         if specs.proximal == "loglinear" and behavior is not None:
@@ -144,10 +145,13 @@ class StoredTokens:
             return "the trainer made no forward of it"
         if self.specs.reads_proximal() and self.proximal_log_prob is None:
             return f"the proximal log-prob was recomputed and is not stored; {RECOMPUTE}"
-        assert self.specs.surrogate is not None
-        for name in sorted(self.specs.surrogate.needs - {"advantage", "proximal_log_prob", "token", "top_k"}):
-            if name != "behavior_top_k_log_prob" and self._column(name) is None:
-                return f"the surrogate reads {name}, which is not stored; {RECOMPUTE}"
+        surrogate = self.specs.surrogate
+        assert surrogate is not None
+        read = {"top_k_divergence"} if "top_k" in surrogate.needs else set()
+        read |= {"selected"} if surrogate.whole_batch else set()
+        for name in sorted(surrogate.needs - TOP_K_NEEDS - {"advantage", "proximal_log_prob"} | read):
+            if self._column(name) is None:
+                return f"the surrogate reads {name}, which this run did not store"
         return ""
 
     def reasons(self) -> TokenReasons | None:
@@ -167,40 +171,29 @@ class StoredTokens:
             loss_mask=self.sampled,
             sampled=self.sampled,
             cu_seqlens=torch.tensor([0, tokens]),
-            **self._top_k(),
+            selected=self._mask("selected"),
+            top_k_divergence=self._column("top_k_divergence"),
         )
-        recorded = None if self.row.get("keep") is None else torch.from_numpy(np.array(self.row["keep"], np.bool_))
         return TokenReasons(
-            batch=batch, surrogate=self.specs.surrogate, corrections=self.specs.corrections, recorded=recorded
+            batch=batch, surrogate=self.specs.surrogate, corrections=self.specs.corrections, recorded=self._mask("keep")
         )
-
-    def _top_k(self) -> dict[str, Tensor]:
-        """The ids and log-probs of the most probable tokens, where the surrogate reads them."""
-        assert self.specs.surrogate is not None
-        if "top_k" not in self.specs.surrogate.needs:
-            return {}
-        tokens = len(self.row["tokens"])
-        ids, behavior = (np.array(self.row[name]).reshape(tokens, -1) for name in ("top_k", "top_k_log_prob"))
-        return {
-            "token": torch.from_numpy(np.array(self.row["tokens"])),
-            "top_k": torch.from_numpy(ids),
-            "behavior_top_k_log_prob": torch.from_numpy(behavior),
-            "top_k_log_prob": torch.as_tensor(self.recomputed["top_k_log_prob"]),
-        }
 
     @property
     def sampled(self) -> Tensor:
         """[T] bool: of an episode, those that are trained in this path; else all."""
-        values = self.row.get("sampled")
-        tokens = len(self.row["tokens"])
-        return torch.ones(tokens, dtype=torch.bool) if values is None else torch.from_numpy(np.array(values, np.bool_))
+        values = self._mask("sampled")
+        return torch.ones(len(self.row["tokens"]), dtype=torch.bool) if values is None else values
 
     @property
     def _versions(self) -> Tensor:
         return torch.from_numpy(np.array(self.row["policy_version"]))
 
     def _column(self, name: str) -> Tensor | None:
-        """[T], of the row or, where it has none, recomputed; what is stored wins. The top K of π are never stored."""
-        value = None if name == "top_k_log_prob" else self.row.get(name)
+        """[T], of the row or, where it has none, recomputed; what is stored wins."""
+        value = self.row.get(name)
         value = self.recomputed.get(name) if value is None else value
         return None if value is None else torch.from_numpy(np.array(value, np.float32))
+
+    def _mask(self, name: str) -> Tensor | None:
+        value = self.row.get(name)
+        return None if value is None else torch.from_numpy(np.array(value, np.bool_))

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from proxima.core import CORRECTIONS, SURROGATES, TokenSum, policy_loss, precompute
+from proxima.core.divergence import divergence
 from proxima.data import Completion, Group, PolicyBatch, Prompt, Score, Trajectory
 from proxima.runtime.state.rollouts import write_rollouts
 from proxima.train.completion_record import CompletionRecord
@@ -47,7 +48,15 @@ def policy_batch(surrogate, lengths, seed=0, spread=0.4):
     behavior = -torch.rand(tokens, generator=draw) * 3 - 0.01
     current = (behavior + spread * torch.randn(tokens, generator=draw)).clamp(max=-1e-4)
     advantage = torch.randn(len(lengths), generator=draw).repeat_interleave(torch.tensor(lengths))
+    top_k = {}
+    if "top_k" in surrogate.needs:  # of each policy, three other tokens that share most of what is left
+        share = torch.randn(tokens, 4, generator=draw)
+        shares = {"behavior_top_k_log_prob": share, "top_k_log_prob": share + spread * torch.randn(4, generator=draw)}
+        top_k = {"token": torch.zeros(tokens, dtype=torch.long), "top_k": torch.arange(1, 4).expand(tokens, 3)}
+        for (name, logits), sampled in zip(shares.items(), (behavior, current), strict=True):
+            top_k[name] = logits.log_softmax(1)[:, :3] + (-torch.expm1(sampled)).log()[:, None]
     return PolicyBatch(
+        **top_k,
         log_prob=current,
         behavior_log_prob=behavior,
         proximal_log_prob=behavior,
@@ -60,14 +69,14 @@ def policy_batch(surrogate, lengths, seed=0, spread=0.4):
 
 
 def decided(batch, surrogate, corrections=()):
-    """`keep` [N], and the gradient of each token relative to −A, both of the whole batch at once."""
+    """`keep` [N], the gradient of each token relative to −A, and `selected`, all of the whole batch at once."""
     leaf = batch.log_prob.clone().requires_grad_()
     done = precompute(batch, surrogate=surrogate, correction=corrections)
     loss = policy_loss(
         replace(done.batch, log_prob=leaf), surrogate=surrogate, aggregate=TokenSum(), correction=corrections
     )
     (gradient,) = torch.autograd.grad(loss.numerator, leaf)
-    return loss.keep, -gradient / batch.advantage
+    return loss.keep, -gradient / batch.advantage, loss.selected
 
 
 def make_step(
@@ -78,7 +87,10 @@ def make_step(
     draw = np.random.default_rng(seed)
     lengths = [tokens if equal else int(draw.integers(1, tokens + 1)) for _ in range(prompts * samples)]
     batch = policy_batch(surrogate, lengths, seed)
-    keep, weight = decided(batch, surrogate, corrections)
+    keep, weight, selected = decided(batch, surrogate, corrections)
+    optional = {} if selected is None else {"selected": selected.numpy()}
+    if "top_k" in surrogate.needs:
+        optional["top_k_divergence"] = divergence(batch, surrogate.divergence).numpy()
     folder = Path(folder)
     (folder / "rollouts").mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(recipe(surrogate, corrections, model=model)))
@@ -111,7 +123,10 @@ def make_step(
                 advantage=float(columns["advantage"][own.start]),
                 trajectory=trajectory,
                 statistics=TokenStatistics(
-                    log_prob=columns["log_prob"][own], keep=keep.numpy()[own], entropy=columns["entropy"][own]
+                    log_prob=columns["log_prob"][own],
+                    keep=keep.numpy()[own],
+                    entropy=columns["entropy"][own],
+                    **{name: values[own] for name, values in optional.items()},
                 ),
             )
         groups.append(Group(prompt=prompt, completions=tuple(completions), scores=tuple(scores)))

@@ -11,7 +11,6 @@ import pytest
 
 from proxima.check import variants_of
 from proxima.core import CORRECTIONS, SURROGATES
-from proxima.core.surrogate import KlCov
 from proxima.core.surrogate.band import band_of
 from proxima.data import Completion, Episode, Trajectory, UserError
 from proxima.lab.stored_tokens import LossSpecs, StoredTokens
@@ -26,12 +25,7 @@ from tests.train.episodes import forked, group_of, model, path, seen
 from tests.view.microscope.stored_run import make_step
 
 DRAWN = 1000
-CASES = [
-    (name, spec, ())
-    for name, cls in sorted(SURROGATES.items())
-    for spec in variants_of(cls()).values()
-    if not {"top_k"} & spec.needs
-]
+CASES = [(name, spec, ()) for name, cls in sorted(SURROGATES.items()) for spec in variants_of(cls()).values()]
 CASES += [
     (f"cppo with {name}", SURROGATES["cppo"](), (spec,))
     for name, cls in sorted(CORRECTIONS.items())
@@ -70,9 +64,7 @@ def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
         assert answer["kept"] == answer["reason"].startswith("kept: "), answer["reason"]
         ratio = float((batch.log_prob[at] - batch.behavior_log_prob[at]).exp())
         assert answer["ratio"] == pytest.approx(ratio, rel=3e-7)  # the last bit of exp
-        if isinstance(surrogate, KlCov):
-            assert math.isnan(answer["gradient_weight"])  # which tokens it pulls is not stored
-        elif not any(getattr(spec, "normalise", False) for spec in corrections):
+        if not any(getattr(spec, "normalise", False) for spec in corrections):
             assert answer["gradient_weight"] == pytest.approx(float(weight[at]), rel=2e-6, abs=1e-7)
         for column, values in ({} if band is None else band.drawn()).items():
             there = float(values[at])

@@ -292,7 +292,7 @@ def _cispo(spec: Any, b: PolicyBatch) -> Band:
     )
 
 
-def _weighted(b: PolicyBatch, title: str, names: Mapping[str, Tensor], words: Words, note: str = "") -> Band:
+def _weighted(b: PolicyBatch, title: str, names: Mapping[str, Tensor], words: Words) -> Band:
     """A surrogate that drops no token."""
     lower, upper = _unbounded(b)
     (name, value), *more = names.items()
@@ -305,7 +305,6 @@ def _weighted(b: PolicyBatch, title: str, names: Mapping[str, Tensor], words: Wo
         names=(name, "", ""),
         columns={other: _shown(b, values) for other, values in more},
         free=words,
-        note=note,
     )
 
 
@@ -421,13 +420,16 @@ def _clip_cov(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _kl_cov(spec: Any, b: PolicyBatch) -> Band:
-    log_ratio = masked_log_ratio(b)
+    log_ratio, pulled = masked_log_ratio(b), _selected(spec, b)
+
+    def words(token: int) -> str:
+        if bool(pulled[token]):
+            size = "is among the highest of the batch, so that it is pulled towards π_prox"
+            return f"no token is dropped; its covariance of A and log π {size} by {spec.coefficient:g}"
+        return "no token is dropped; its covariance of A and log π is not among the highest of the batch"
+
     return _weighted(
-        b,
-        "log-ratio, whose size is the pull on selected tokens",
-        {"log_ratio_to_proximal": log_ratio},
-        lambda t: "no token is dropped; those of the highest covariance of A and log π are pulled towards π_prox",
-        note="Which tokens are pulled is decided over the whole batch and is not stored.",
+        b, "log-ratio, whose size is the pull on selected tokens", {"log_ratio_to_proximal": log_ratio}, words
     )
 
 

@@ -37,7 +37,14 @@ OF_SCORE = ("correct", "reward", "valid", "error", "parts")
 COMMON = ("step", "prompt_uid", "sample", "turn", "question", "answer", "text", "tokens", "finish_reason", *OF_SCORE)
 OF_ENGINE = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "temperature", "top_k", "top_k_log_prob")
 OF_TRAJECTORY = ("behavior_log_prob", "next_log_prob")  # one value a token, or null, as of the next ones
-OF_FORWARD = ("log_prob", "keep", "entropy")  # of the trainer's first forward
+OF_FORWARD = (
+    "log_prob",
+    "keep",
+    "entropy",
+    "proximal_log_prob",
+    "selected",
+    "top_k_divergence",
+)  # of the trainer's first forward
 OF_RECORD = (*OF_TRAJECTORY, *OF_FORWARD)
 OF_ADVANTAGE = ("advantage", "token_advantage", "token_reward")
 TRAINING = ("prompt_tokens", "baseline", *OF_ENGINE, *MASK_COLUMNS, "outcome", "used", *OF_RECORD, *OF_ADVANTAGE)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction import mismatch_metrics
+from proxima.core.divergence import divergence
 from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
@@ -172,6 +173,9 @@ class PolicyObjective(Objective[Trajectory]):
         policy = losses[0]
         assert isinstance(policy, PolicyLoss)
         columns = {"log_prob": outputs.need("log_prob"), "keep": policy.keep, "entropy": outputs.entropy}
+        columns |= {"proximal_log_prob": batch.proximal_log_prob, "selected": policy.selected}
+        if "top_k_log_prob" in self.surrogate.needs and (kind := getattr(self.surrogate, "divergence", None)):
+            columns["top_k_divergence"] = divergence(self._policy_batch(batch, outputs), kind)
         return {name: values for name, values in (columns | {INVALID: policy.invalid}).items() if values is not None}
 
     def _policy_batch(self, batch: PackedBatch, outputs: TokenOutputs) -> PolicyBatch:

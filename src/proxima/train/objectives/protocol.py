@@ -28,11 +28,17 @@ class TokenStatistics:
         log_prob: [T] float32, nats, of the current policy.
         keep: [T] bool, the loss kept the token.
         entropy: [T] float32, nats; None where it was not computed.
+        proximal_log_prob: [T] float32, nats; None where it follows from the other columns.
+        selected: [T] bool, what the surrogate selected over the whole update; None where it does not.
+        top_k_divergence: [T] float32, of a surrogate that measures it by top-k; else None.
     """
 
     log_prob: Floats
     keep: Bools
     entropy: Floats | None = None
+    proximal_log_prob: Floats | None = None
+    selected: Bools | None = None
+    top_k_divergence: Floats | None = None
 
 
 class Measured:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -21,6 +20,7 @@ from proxima.data.jsonl import dumps
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note
+from proxima.view.microscope.resident_memory import release_memory
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
@@ -38,7 +38,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",  # the address may hold the key
     "Cache-Control": "no-store",
 }
-MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 4
+MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 2
 Answer = Callable[..., Any]
 
 
@@ -78,7 +78,7 @@ class MicroscopeApp:
                 Route("/api/{run:int}/notes", self._answering(self.notes), methods=["GET", "POST"]),
                 Route("/{path:path}", self._answering(self.file)),
             ],
-            exception_handlers={HTTPException: _refused},
+            exception_handlers={HTTPException: _refused, Exception: _failed},
         )
         self.asgi.router.redirect_slashes = False  # it would answer whoever asks, with the `Host` that was sent
 
@@ -94,7 +94,7 @@ class MicroscopeApp:
             except UserError as error:
                 value = _error(404, str(error))
             except Exception as error:  # of one file: the others are shown
-                value = _error(500, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+                value = await _failed(request, error)
             if self.key and request.query_params.get("key"):
                 value.set_cookie(COOKIE, self.key, httponly=True, samesite="strict")
             return value
@@ -104,8 +104,10 @@ class MicroscopeApp:
     def _made(self, answer: Answer, request: Request) -> Response:
         """The response, made in the reader's thread, with its JSON."""
         value = answer(request)
-        pa.default_memory_pool().release_unused()
-        return value if isinstance(value, Response) else _json(value)
+        response = value if isinstance(value, Response) else _json(value)
+        del value
+        release_memory()
+        return response
 
     def admit(self, request: Request) -> None:
         """Raise HTTPException for whoever may not ask: a page of another site, by a name that resolves to this machine
@@ -230,6 +232,10 @@ def _json(value: Any, status: int = 200) -> Response:
 
 def _error(status: int, reason: str) -> Response:
     return _json({"error": " ".join(reason.split())}, status)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return _error(500, f"{type(error).__name__}: {error}"[:300])
 
 
 async def _refused(request: Request, error: Exception) -> Response:

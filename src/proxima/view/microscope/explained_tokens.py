@@ -3,26 +3,29 @@
 The server itself stays small, and a model that is loaded for `--recompute` is not in it.
 """
 
-import multiprocessing
 import os
+import pickle
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
+
+from proxima.view.microscope.resident_memory import one_arena, release_memory
 
 if TYPE_CHECKING:
     from proxima.lab.stored_tokens import StoredTokens
 
 READ = (
     "tokens", "prompt_tokens", "temperature", "outcome", "advantage", "token_advantage", "log_prob", "keep", "entropy",
-    "behavior_log_prob", "next_log_prob", "policy_version", "top_k", "top_k_log_prob", "sampled",
+    "behavior_log_prob", "next_log_prob", "proximal_log_prob", "policy_version", "sampled", "selected",
+    "top_k_divergence",
 )  # fmt: skip
-KEPT = 4  # completions whose words may be asked for
+KEPT = 2  # completions whose words may be asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,22 +98,30 @@ def _recomputed(folder: str) -> Any:
     return _WEIGHTS[folder]
 
 
-def _begin() -> None:
-    """Imports what the first question needs. The process ends with the server, however that ends, and not before."""
+def answer_questions() -> None:
+    """What the process does: answers until its standard input ends, with the server, however that ends."""
+    one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_server, daemon=True).start()
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # nothing that a library prints is among the answers
     import torch
 
     import proxima.lab.stored_tokens  # noqa: F401
 
     torch.set_num_threads(1)  # the others are the training's
-
-
-def _end_with_server() -> None:
-    server = multiprocessing.parent_process()
-    assert server is not None
-    server.join()
-    os._exit(0)
+    release_memory()
+    while True:
+        try:
+            function, arguments = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            return
+        try:
+            answer = function(*arguments)
+        except Exception as error:
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        pickle.dump(answer, answers)
+        answers.flush()
+        release_memory()
 
 
 def here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -120,27 +131,40 @@ def here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass(eq=False)
 class TokenProcess:
-    """Calls `explain_tokens` and `reason` in another process, which begins with the server."""
+    """Calls `explain_tokens` and `reason` in another process, which begins with the server. Both read what the other
+    has written, and nobody else writes there."""
 
-    _pool: ProcessPoolExecutor | None = None
+    _process: subprocess.Popen[bytes] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        try:
-            return self.begin().submit(function, *arguments).result()
-        except BrokenProcessPool:  # killed for its memory, it may be: the next question begins another
-            self.end()
-            raise
-
-    def begin(self) -> ProcessPoolExecutor:
         with self._lock:
-            if self._pool is None:
-                self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=_begin)
-                self._pool.submit(here, str)
-            return self._pool
+            process = self.begin()
+            assert process.stdin is not None and process.stdout is not None
+            try:
+                pickle.dump((function, arguments), process.stdin)
+                process.stdin.flush()
+                answer = pickle.load(process.stdout)
+            except (OSError, EOFError) as error:  # killed for its memory, it may be: the next question begins another
+                self.end()
+                raise RuntimeError("the process that explains tokens has ended; ask again") from error
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def begin(self) -> "subprocess.Popen[bytes]":
+        if self._process is None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
+        return self._process
 
     def end(self) -> None:
-        with self._lock:
-            if self._pool is not None:
-                self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+        self._process = None
+
+
+if __name__ == "__main__":
+    answer_questions()

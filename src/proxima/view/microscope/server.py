@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow as pa
 import uvicorn
 
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.app import MicroscopeApp
+from proxima.view.microscope.resident_memory import one_arena, release_memory, without_pandas
 from proxima.view.microscope.viewed_run import ViewedRun
 
 BACKLOG, KEY_BYTES = 64, 16
@@ -78,6 +80,10 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
         limit_concurrency=BACKLOG,
         timeout_graceful_shutdown=1,
     )
+    pa.set_memory_pool(pa.system_memory_pool())  # one heap, which gives back what is free
+    without_pandas()
+    one_arena()
+    release_memory()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the other process, too
     app.tokens.begin()
     try:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from proxima.data import UserError
 from proxima.data.flow import Key
+from proxima.data.jsonl import utf8
 from proxima.runtime.state.completion_columns import array_rows, torn_file
 
 FORMAT = "rollouts 5"
@@ -62,7 +63,8 @@ class StepFile:
     @cached_property
     def _parquet(self) -> pq.ParquetFile:
         try:
-            return pq.ParquetFile(self.path, pre_buffer=False)
+            plain = utf8(str(self.path)) == str(self.path)  # Arrow opens no other names
+            return pq.ParquetFile(self.path if plain else self.path.open("rb"), pre_buffer=False)
         except FileNotFoundError:
             raise UserError(
                 f"{self.path.name} does not exist: the step is not finished, or its file was deleted"

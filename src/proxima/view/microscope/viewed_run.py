@@ -64,9 +64,12 @@ class ViewedRun:
     def records(self) -> list[dict[str, Any]]:
         """metrics.jsonl. Raises: UserError if a line is damaged."""
         try:
-            return self._read(self.files.metrics, self.files.read_metrics)
+            records = self._read(self.files.metrics, self.files.read_metrics)
         except FileNotFoundError:
             return []
+        if not all(isinstance(r.get("step"), int) and isinstance(r.get("kind"), str) for r in records):
+            raise UserError("metrics.jsonl has a line without kind and step; restore the file, or delete the line")
+        return records
 
     def _read(self, file: Path, read: Callable[[], Value]) -> Value:
         """What `read` makes of a file, made again only where the file has changed. FileNotFoundError without it."""
@@ -86,7 +89,7 @@ class ViewedRun:
         path = self.files.rollout_file(number)
         try:
             file = self._read(path, lambda: StepFile(path))
-        except FileNotFoundError:
+        except OSError:
             raise UserError(
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
@@ -101,7 +104,7 @@ class ViewedRun:
         problem, steps = self.problem(), 0
         if problem is None or self.files.metrics.is_file():
             try:
-                steps = max((int(r["step"]) for r in self.records() if r.get("kind") == "train"), default=0)
+                steps = self.last_step()
             except UserError as error:
                 problem = str(error)
         return {
@@ -131,7 +134,13 @@ class ViewedRun:
                 self.step(step)
         except UserError as error:
             return str(error)
+        except Exception as error:  # of a damaged file: Arrow's own, and those of what it makes of wrong bytes
+            return " ".join(f"step {steps[-1]}: {type(error).__name__}: {error}".split())[:300]
         return None
+
+    def last_step(self) -> int:
+        """That metrics.jsonl has, 0 without one. Raises: UserError for a damaged file."""
+        return max((int(r["step"]) for r in self.records() if r["kind"] == "train"), default=0)
 
     def summary(self) -> dict[str, Any]:
         """summary.json; empty while the run goes on, or where it is damaged."""
@@ -143,8 +152,7 @@ class ViewedRun:
     def state(self) -> dict[str, Any]:
         """What a page asks again and again of a run that goes on."""
         steps = self.rollout_steps()
-        last = max((int(r["step"]) for r in self.records() if r.get("kind") == "train"), default=0)
-        return {"step": last, "running": not self.summary(), "steps": steps}
+        return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
 
     def trend(self) -> dict[str, Any]:
         """Every number of metrics.jsonl by step, the evaluations, and what the recipe says."""

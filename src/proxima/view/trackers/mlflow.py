@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from proxima.lab.run_reader import flat
@@ -23,11 +24,14 @@ class Mlflow(Tracker):
         project: the experiment.
         name: of the run; null: the run folder's.
         uri: of the server or database; null: MLFLOW_TRACKING_URI, or mlflow's default.
+        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
     name: str | None = None
     uri: str | None = None
+    sample_every: int = 0
 
     package = extra = "mlflow"
 
@@ -66,6 +70,9 @@ class MlflowSession:
         now = int(time.time() * 1000)
         named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in metrics.items()]
         self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
+
+    def log_page(self, file: Path, step: int) -> None:
+        self.client.log_artifact(self.identity, str(file), "samples")
 
     def finish(self, summary: Record) -> None:
         for name, value in flat(dict(summary)):

@@ -33,6 +33,9 @@ class TrackerSession(Protocol):
         """The numbers of a step. Those of an evaluation come in a call of their own, as `eval/accuracy`, after those of
         the step."""
 
+    def log_page(self, file: Path, step: int) -> None:
+        """A page of the step, HTML of some hundred kB; only for trackers that have the field `sample_every`."""
+
     def finish(self, summary: Record) -> None:
         """The run has ended; `summary` is the content of summary.json. Called also where `log` has raised."""
 
@@ -47,6 +50,10 @@ class Tracker:
         """Why no run can be tracked here, with the remedy, or None; asked before the model is loaded."""
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}: pip install 'proxima-rl[{self.extra}]'"
+        if (every := getattr(self, "sample_every", 0)) < 0:
+            return f"sample_every={every} must be >= 0"
+        if every and find_spec("starlette") is None:
+            return "sample_every needs starlette: pip install 'proxima-rl[serve]'"
         return None
 
     def open(self, run: TrackedRun) -> TrackerSession:

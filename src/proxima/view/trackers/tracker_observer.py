@@ -1,10 +1,14 @@
 """An observer for each tracker: a queue, and a thread that empties it into the tool."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from proxima.config.describe import kind_of
@@ -17,6 +21,7 @@ from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 PATIENCE = 30.0  # seconds that a tool may take for one call, and at the end of the run for all that waits
 NOT_METRICS = ("kind", "label", "step")
+NICE = 10  # of the process that writes a page: a training goes first
 
 
 class TrackerObserver(Observer):
@@ -64,6 +69,9 @@ class TrackerObserver(Observer):
 
     def step(self, record: Record, sample: Sample | None) -> None:
         self._later_log(record)
+        number, every = int(record["step"]), getattr(self.tracker, "sample_every", 0)
+        if every and sample is not None and number % every == 0:
+            self._later(lambda: self._log_page(number, sample.uid))
 
     def ending(self) -> Mapping[str, str]:
         """Where the run is, when all that was logged has arrived, or the tool does not answer."""
@@ -131,6 +139,27 @@ class TrackerObserver(Observer):
             self.failed += 1
             raise
         self._remember(logged={**self._state.get("logged", {}), kind: step})
+
+    def _log_page(self, step: int, uid: int) -> None:
+        """What `proxima view --export` shows of a prompt, written by a process of its own."""
+        if self._session is None:
+            return
+        with TemporaryDirectory() as place:
+            command = [sys.executable, "-m", "proxima", "view", str(self._file.parents[1].resolve())]
+            process = subprocess.Popen(
+                [*command, "--export", f"{step}/{uid}"], cwd=place, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+            os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+            try:
+                _, said = process.communicate(timeout=self.patience)
+            finally:
+                process.kill()
+                process.wait()
+            if process.returncode:
+                raise RuntimeError(f"proxima view --export {step}/{uid}: {said.strip()}")
+            for file in Path(place).glob("*.html"):
+                self._session.log_page(file, step)
 
     def _finish(self, summary: Record, ended: threading.Event) -> None:
         try:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from proxima.runtime.watch.observer import Record
@@ -17,12 +18,15 @@ class Trackio(Tracker):
         name: of the run; null: the run folder's.
         group: lists runs together.
         space_id: `user/space` to log to; null: TRACKIO_SPACE_ID, or this machine (TRACKIO_DIR).
+        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
     name: str | None = None
     group: str | None = None
     space_id: str | None = None
+    sample_every: int = 0
 
     package = extra = "trackio"
 
@@ -56,6 +60,9 @@ class TrackioSession:
         # It keeps `time` for itself, and would rename ours with a warning.
         self.run.log({{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}, step=step)
         self.last = step
+
+    def log_page(self, file: Path, step: int) -> None:
+        self.run.log_artifact(str(file), name=file.stem, type="sample")
 
     def finish(self, summary: Record) -> None:
         facts = {f"summary/{name}": value for name, value in summary.items() if isinstance(value, str | int | float)}

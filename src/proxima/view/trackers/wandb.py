@@ -22,6 +22,8 @@ class Wandb(Tracker):
         group: lists runs together.
         tags: to filter by.
         mode: null: WANDB_MODE, or online.
+        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+            (`proxima view --export`); 0: none.
     """
 
     project: str = "proxima"
@@ -30,6 +32,7 @@ class Wandb(Tracker):
     group: str | None = None
     tags: tuple[str, ...] = ()
     mode: Literal["online", "offline"] | None = None
+    sample_every: int = 0
 
     package = extra = "wandb"
 
@@ -87,6 +90,11 @@ class WandbSession:
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         self.run.log(dict(metrics), step=step)
+
+    def log_page(self, file: Path, step: int) -> None:
+        import wandb
+
+        self.run.log({"sample": wandb.Html(file, inject=False)}, step=step)  # its style sheet would be refused
 
     def finish(self, summary: Record) -> None:
         self.run.summary.update({f"summary/{name}": value for name, value in summary.items()})

@@ -1,0 +1,83 @@
+"""The steps of a training while its page is open and follows it, and the same steps of another without one, in turn."""
+
+import os
+import shutil
+import signal
+import statistics
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+from benchmarks.harness import CACHE, Side
+from proxima.view.microscope.viewer_process import ViewerProcess
+
+STEPS = 100_000  # that it has to do; it is ended before
+SHAPE = ["prompts_per_step=4", "completions_per_prompt=4", "updates_per_step=1", "warmup_steps=0"]
+SETTINGS = [f"train.steps={STEPS}", *(f"train.{setting}" for setting in SHAPE), "eval=null", "checkpoint.every=1000"]
+
+
+def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
+    """Seconds of each step, alone and viewed, and the ratio of their sums, with its standard error over the pairs."""
+    import psutil
+
+    places = {name: CACHE / "view-training" / name for name in ("alone", "viewed")}
+    seconds: dict[str, list[float]] = {name: [] for name in places}
+    with ExitStack() as stack:
+        sides = {}
+        for name, folder in places.items():
+            settings = {"folder": str(folder), "set": [*SETTINGS, f"model.path={model}", f"runtime.threads={threads}"]}
+            sides[name] = Side(name, "view.trainer", settings, threads=threads)
+            stack.callback(sides[name].close)
+        viewer = ViewerProcess(places["viewed"])
+        stack.callback(viewer.end)
+        browser = stack.enter_context(live_page(viewer.address()))
+        watching = [psutil.Process(viewer.process.pid), *browser]
+        for pair in range(steps + 1):
+            for name in ("alone", "viewed") if pair % 2 else ("viewed", "alone"):
+                with still(watching, when=name == "alone"):
+                    took = sides[name].once()["seconds"]
+                if pair:
+                    seconds[name].append(took)
+    ratios = [viewed / alone for alone, viewed in zip(seconds["alone"], seconds["viewed"], strict=True)]
+    whole = sum(seconds["viewed"]) / sum(seconds["alone"])
+    error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
+    found = {"ratio": whole, "standard_error": error, "median_ratio": statistics.median(ratios)}
+    return {name: round(value, 4) for name, value in found.items()} | {
+        "browser": bool(browser),
+        "seconds": {name: [round(value, 4) for value in values] for name, values in seconds.items()},
+    }
+
+
+@contextmanager
+def live_page(address: str) -> Iterator[list[Any]]:
+    """The page of the run in a Chromium on this machine, which follows it; its processes. None where there is none."""
+    if not (shutil.which("chromium") and find_spec("playwright")):
+        yield []
+        return
+    import psutil
+    from playwright.sync_api import sync_playwright
+
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with sync_playwright() as driver:
+        before = set(psutil.Process().children(recursive=True))
+        opened = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"], env=kept)
+        page = opened.new_page()
+        page.goto(f"{address}#/0")
+        page.wait_for_selector("#live:has-text('step')")
+        started = set(psutil.Process().children(recursive=True)) - before
+        yield [one for one in started if "chrom" in one.name()]
+        opened.close()
+
+
+@contextmanager
+def still(processes: list[Any], *, when: bool) -> Iterator[None]:
+    """Stops processes, and those that they began, meanwhile."""
+    stopped = [one for each in processes for one in (each, *each.children(recursive=True))] if when else []
+    for one in stopped:
+        one.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for one in stopped:
+            one.send_signal(signal.SIGCONT)

@@ -1,0 +1,42 @@
+"""What the processes of the viewer hold in memory: no more than they use. Of glibc and Linux; elsewhere nothing."""
+
+import ctypes
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+M_ARENA_MAX, MADV_DONTNEED = -8, 4
+
+
+class _NoPandas:
+    """A finder of modules that finds no pandas."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def without_pandas() -> None:
+    """pyarrow does without pandas, which it would load when it first makes an array of numpy: 35 MB."""
+    sys.meta_path.insert(0, _NoPandas())
+
+
+def one_arena() -> None:
+    """Threads share the heap, so that what one has freed serves the others. To be called before they begin."""
+    with suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
+def release_memory() -> None:
+    """What is not in use goes back to the system: free heap, and the mapping of code that is not running, of torch some
+    60 MB. What is called again is mapped again, from the page cache, in milliseconds. Only pages of files that are
+    executable and can't be written to, so that nothing is lost."""
+    with suppress(AttributeError, OSError, TypeError):
+        libc = ctypes.CDLL(None)
+        libc.malloc_trim(ctypes.c_size_t(0))
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            place, rights, *_, file = line.split(maxsplit=5)
+            if rights == "r-xp" and ".so" in file:
+                start, end = (int(edge, 16) for edge in place.split("-"))
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), MADV_DONTNEED)
