@@ -136,15 +136,19 @@ class CachingDecoder:
         return self._run(tokens, position, attend), cached, spans
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
-        count = len(tokens)
-        rows = torch.arange(count, device=self.device)
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, first: Tensor | None = None) -> Tensor:
+        """As `Decoder.step`. With `first` [slots + 1] int64, slot s has the rows first[s] … first[s + 1] - 1, tokens that
+        follow one another; each has the bits of a step of its own. Rows beyond the last repeat it.
+        """
+        rows = torch.arange(len(tokens) if first is None else len(first) - 1, device=self.device)
+        if first is not None:
+            rows = F.pad(rows.repeat_interleave(first.diff()), (0, len(tokens) - int(first[-1])), value=len(rows) - 1)
         reach = reach_of(position, cache.capacity)
         masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, kv.to(self.dtype))
-            key, value = cache.read(layer, count, reach)
+            key, value = cache.read(layer, len(tokens) if first is None else rows, reach)
             if window not in masks:
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)

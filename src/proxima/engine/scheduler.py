@@ -144,6 +144,11 @@ class Scheduler:
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
+    @property
+    def detail(self) -> dict[str, Any]:
+        """Of `Health`."""
+        return {}
+
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
         """Add requests; `sink` gets each completion, and marks the caller.
 
@@ -302,20 +307,26 @@ class Scheduler:
                 self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
         self._rebuild = False
 
-    def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
+    def _sample(self, logits: Tensor, batch: RunningBatch) -> list[int]:
         """Draw one token for each request of the batch, and finish those that end with it."""
         tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
         self.generated_tokens += len(tokens)
-        if len(batch.sampled) < len(batch.uniform) and self.stop_tokens.isdisjoint(tokens):
-            return
-        self._write()
+        if len(batch.sampled) == len(batch.uniform) or not self.stop_tokens.isdisjoint(tokens):
+            self._write()
+            self._finish(self._ended(batch.requests, tokens))
+        return tokens
+
+    def _ended(
+        self, requests: Sequence[RunningRequest], tokens: Sequence[int]
+    ) -> list[tuple[RunningRequest, FinishReason]]:
+        """Those that end with their last token, which the table has."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
-        for running, token in zip(batch.requests, tokens, strict=True):
+        for running, token in zip(requests, tokens, strict=True):
             if token in self.stop_tokens or self._has_stop_string(running):
                 finished.append((running, "stop"))
             elif self.table.is_full(running.line):
                 finished.append((running, "length"))
-        self._finish(finished)
+        return finished
 
     def _has_stop_string(self, running: RunningRequest) -> bool:
         stop = running.request.sampling.stop
