@@ -162,16 +162,16 @@ class FastDecoder(CachingDecoder):
         return F.silu(gate).mul_(up)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, first: Tensor | None = None) -> Tensor:
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, drafts: Tensor | None = None) -> Tensor:
         if self.kernels is None:
-            return super().step(tokens, position, cache, first)
+            return super().step(tokens, position, cache, drafts)
         turns = self._rotary(int(position.max()) + 1)
         x = self.embedding[tokens]
         delta: Tensor | None = None
         hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
         for layer, held in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
-            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen, first)
+            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen, drafts)
             delta = layer.out(seen, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)

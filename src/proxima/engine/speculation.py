@@ -6,25 +6,28 @@ runs the last token and its draft, and each position then draws its token with i
 tokens a step gives, never which ones, and need no rejection sampling: where a row's bits do not depend on others, on a
 CPU, a completion is the same to the bit, log-probs included.
 
-Source: prompt lookup decoding (Saxena 2023); verification as in arXiv 2211.17192, with drafts that are certain. Differs:
-that draws anew where a draft is rejected; here the draw comes first.
+Source: prompt lookup decoding (Saxena 2023); arXiv 2211.17192 for drafts in general. Differs: that accepts a draft by
+its probability and draws anew where it does not; here the draw comes first.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import accumulate, count
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from proxima.engine.decoder import CachingDecoder, padded_rows
 from proxima.data import FinishReason
-from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler
+from proxima.data.columns import Ints
+from proxima.engine.decoder import ROWS, CachingDecoder, padded_rows
+from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
+from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
+from proxima.engine.token_table import Lines
 
-SIZES = (4, 3)  # of the n-grams that are looked up, the longer first
+NGRAM = 3  # tokens that must have occurred before
+CHEAP_ROWS = 16  # completions up to which more rows hardly take longer
 LONGEST_PAUSE = 64  # tokens without a draft after drafts that failed
 
 
@@ -49,8 +52,7 @@ class NgramDrafter:
         if self._unseen:
             self._compare(token)
         self._pause = max(0, self._pause - 1)
-        for size in SIZES:
-            self._after[tuple(self.tokens[-size:])] = len(self.tokens)
+        self._after[tuple(self.tokens[-NGRAM:])] = len(self.tokens)
         self.tokens.append(token)
 
     def _compare(self, token: int) -> None:
@@ -70,7 +72,7 @@ class NgramDrafter:
         """At most `room` tokens that may follow."""
         self._right, self._unseen = 0, []
         length = min(room, self.length)
-        place = None if self._pause else self._place()
+        place = None if self._pause else self._after.get(tuple(self.tokens[-NGRAM:]))
         if length < 1 or place is None:
             return ()
         found = self.tokens[place : place + length]
@@ -78,10 +80,6 @@ class NgramDrafter:
         found += [found[i % period] for i in range(len(found), length)]  # a text that repeats itself goes on so
         self._unseen = list(found)
         return found
-
-    def _place(self) -> int | None:
-        places = (self._after.get(tuple(self.tokens[-size:])) for size in SIZES)
-        return next((place for place in places if place is not None), None)
 
 
 class SpeculativeScheduler(Scheduler):
@@ -111,10 +109,16 @@ class SpeculativeScheduler(Scheduler):
         unwritten = 0 if self._batch is None else len(self._batch.sampled)
         drafts = [self._draft(running, unwritten) for running in self.running]
         self.steps += len(drafts)
-        if any(drafts):
+        if self._worth_verifying(sum(map(len, drafts))):
             self._verify(drafts)
         else:
             super()._decode()
+
+    def _worth_verifying(self, drafted: int) -> bool:
+        """Few rows cost what one does: reading the weights. Many cost more, which is won back if requests wait to take
+        the places of completions that end sooner, and if the tokens are not few."""
+        count = len(self.running)
+        return drafted > count // ROWS and (count <= CHEAP_ROWS or bool(self.waiting))
 
     def _draft(self, running: RunningRequest, unwritten: int) -> Sequence[int]:
         room = self.table.limit[running.line] - self.table.length[running.line] - unwritten - 1
@@ -132,43 +136,69 @@ class SpeculativeScheduler(Scheduler):
             self._drafters[running].append(token)
 
     def _verify(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Run every completion's last token and its draft at once, then draw from them place by place."""
+        """Run the last tokens and drafts at once, draw from all, and keep what follows tokens that the drafts had right."""
         self._write()
-        logits, routes, first = self._run(drafts)
-        going = list(zip(self.running, drafts, first, strict=False))
+        slots, lines = np.arange(len(drafts)), np.array([running.line for running in self.running])
+        sizes = np.array([len(draft) for draft in drafts])
+        begin = np.append(0, sizes.cumsum())  # of each slot's draft, among all drafted tokens
+        self.drafted += int(begin[-1])
+        slot = np.append(slots, slots.repeat(sizes))  # of each row
+        place = np.append(0 * slots, np.arange(begin[-1]) - begin[:-1].repeat(sizes) + 1)
+        at = self.table.length[lines][slot] + place
+        last = self.table.columns["tokens"][lines, self.table.length[lines] - 1]
+        tokens = np.concatenate([last, *(draft for draft in drafts if draft)]).astype(np.int64)
+        sampled, columns = self._drawn(tokens, self.table.prompt_length[lines][slot] + at - 1, begin, slot, at)
+        drawn, rows = columns["tokens"][0].tolist(), slots
+        ids = None if self.table.masks is None else mask_rows(sampled)
         finished: list[tuple[RunningRequest, FinishReason]] = []
-        for place in count():
-            requests = [running for running, *_ in going]
-            rows = torch.tensor([row + place for *_, row in going], device=logits.device)
-            batch = self._batch = RunningBatch.of(requests, self.table, logits.device)
-            if routes is not None:
-                batch.routes.append(routes[rows])
-            tokens = batch.draw(logits[rows], self.top_k, self.table.masks is not None)
-            self.generated_tokens += len(tokens)
-            self._write()
-            self._follow(requests, tokens)
-            finished += (ended := self._ended(requests, tokens))
+        for after in count(1):
+            requests, own = [self.running[i] for i in slot[rows]], [drawn[row] for row in rows]
+            self._append(lines[slot[rows]], {name: column[:, rows] for name, column in columns.items()})
+            if ids is not None and self.table.masks is not None:
+                parts = [ids[row] for row in rows]
+                counts = np.array([[len(part) for part in parts]])
+                self.table.masks.append(lines[slot[rows]], np.concatenate(parts), counts)
+            self.generated_tokens += len(own)
+            self._follow(requests, own)
+            finished += (ended := self._ended(requests, own))
             over = {running for running, _ in ended}
-            right = [
-                list(draft[place : place + 1]) == [token] for (_, draft, _), token in zip(going, tokens, strict=True)
+            going = [
+                i
+                for i, running, token in zip(slot[rows], requests, own, strict=True)
+                if running not in over and [token] == [*drafts[i][after - 1 : after]]
             ]
-            going = [each for each, is_right in zip(going, right, strict=True) if is_right and each[0] not in over]
             self.accepted += len(going)
             if not going:
                 break
-        slots = {running: slot for slot, running in enumerate(self.running)}
-        self._finish(sorted(finished, key=lambda pair: slots[pair[0]]))
+            rows = len(slots) + begin[going] + after - 1
+        order = {running: i for i, running in enumerate(self.running)}
+        self._finish(sorted(finished, key=lambda pair: order[pair[0]]))
 
-    def _run(self, drafts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None, list[int]]:
-        """Logits and routes of each completion's last token and of its draft, and where the rows of each begin."""
-        device, sizes = self.cache.device, np.array([1 + len(draft) for draft in drafts])
-        first = [0, *accumulate(sizes.tolist())]
-        self.drafted += first[-1] - len(drafts)
-        ends = np.array([self._length(running) for running in self.running])
-        last = [int(self.table.tokens(running.line)[-1]) for running in self.running]
-        tokens = torch.tensor([t for token, draft in zip(last, drafts, strict=True) for t in (token, *draft)])
-        position = torch.from_numpy(np.repeat(ends - 1 - np.array(first[:-1]), sizes) + np.arange(first[-1]))
-        padding = (0, padded_rows(first[-1]) - first[-1])
-        rows = [F.pad(column, padding, value=int(column[-1])).to(device) for column in (tokens, position)]
-        hidden = self.decoder.step(*rows, self.cache, torch.tensor(first, device=device))
-        return self.decoder.logits(hidden[: first[-1]]), self.decoder.routes, first
+    def _drawn(
+        self, tokens: Lines, position: Lines, begin: Lines, slot: Lines, at: Lines
+    ) -> tuple[Sampled, dict[str, np.ndarray]]:
+        """What each row draws after its token, as `Sampled` and as columns of the table [1, rows]."""
+        device, count = self.cache.device, len(tokens)
+        padding = padded_rows(count) - count
+        rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
+        hidden = self.decoder.step(*rows, self.cache, torch.from_numpy(begin).to(device))
+        routes = self.decoder.routes
+        settings = SamplingRows.of([running.request.sampling for running in self.running], device)
+        uniform = self.table.uniform[[self.running[i].line for i in slot], at]
+        sampled = sample_tokens(
+            self.decoder.logits(hidden[:count]),
+            settings.of_rows(torch.from_numpy(slot).to(device)),
+            torch.from_numpy(uniform).to(device),
+            self.top_k,
+            masks=self.table.masks is not None,
+        )
+        columns = sampled_columns([sampled])
+        if routes is not None:
+            columns["routed_experts"] = routes[None, :count].cpu().numpy()
+        return sampled, columns
+
+
+def mask_rows(sampled: Sampled) -> list[Ints]:
+    """The tokens that could be drawn, by row."""
+    ids, counts = mask_columns([sampled])
+    return np.split(ids, counts[0].cumsum()[:-1])

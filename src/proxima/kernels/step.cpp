@@ -121,18 +121,20 @@ void norm(float *x, const bf16 *delta, const float *weight, float eps, bf16 *out
 }
 
 void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps, const float *turns,
-            const int64_t *position, const int64_t *first, bf16 *keys, bf16 *values, bf16 *out, float scale, long slots,
+            const int64_t *position, const int64_t *drafts, bf16 *keys, bf16 *values, bf16 *out, float scale, long slots,
             long kv_heads, long capacity, int threads) {
     const long own = (GROUP + 2) * HEAD_DIM * kv_heads;  // numbers a row of qkv
 #pragma omp parallel num_threads(threads)
     {
         std::vector<float> scores(GROUP * (capacity + LANES));
         std::vector<bf16> weights(scores.size());
-#pragma omp for schedule(dynamic, first ? 1 : 8)
+#pragma omp for schedule(dynamic, drafts ? 1 : 8)
         for (long item = 0; item < slots * kv_heads; item++) {
-            const long slot = item / kv_heads, h = item % kv_heads, end = first ? first[slot + 1] : slot + 1;
+            const long slot = item / kv_heads, h = item % kv_heads;
+            const long begin = drafts ? drafts[slot] : 0, end = drafts ? drafts[slot + 1] : 0;
             bf16 *held_keys = keys + item * capacity * HEAD_DIM, *held_values = values + item * capacity * HEAD_DIM;
-            for (long r = first ? first[slot] : slot; r < end; r++) {
+            for (long own_row = begin - 1; own_row < end; own_row++) {  // the last token's row, then those of its draft
+                const long r = own_row < begin ? slot : slots + own_row;
                 const long at = position[r], length = at + 1, room = (length + LANES - 1) / LANES * LANES;
                 const float *turn = turns + at * HEAD_DIM;
                 const bf16 *query = qkv + r * own + h * GROUP * HEAD_DIM;
