@@ -44,8 +44,9 @@ def main() -> None:
             for i in range(min(8, rows))
         ]
         before, completions, start, prefill.seconds = _counts(engine), [], clock(), 0.0
-        for at in range(0, count, rows):
-            completions += asyncio.run(collect(engine, requests[at : at + rows]))
+        at_once = count if rows == engine.scheduler.slots else rows  # the engine has no fewer slots than eight
+        for at in range(0, count, at_once):
+            completions += asyncio.run(collect(engine, requests[at : at + at_once]))
         seconds = clock() - start - prefill.seconds
         counts = {name: value - before[name] for name, value in _counts(engine).items()}
         made = b"".join(c.tokens.tobytes() + c.sampled_log_prob.tobytes() for c in completions)

@@ -136,7 +136,7 @@ class SpeculativeScheduler(Scheduler):
             self._drafters[running].append(token)
 
     def _verify(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Run the last tokens and drafts at once, draw from all, and keep what follows tokens that the drafts had right."""
+        """Run the last tokens and drafts at once, draw from all, and keep what follows right tokens of drafts."""
         self._write()
         slots, lines = np.arange(len(drafts)), np.array([running.line for running in self.running])
         sizes = np.array([len(draft) for draft in drafts])
