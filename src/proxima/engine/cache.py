@@ -68,10 +68,11 @@ class KVCache:
         for part, held in enumerate(self.layers[layer]):
             held[rows, :, position] = kv[:, part]
 
-    def read(self, layer: int, rows: int, reach: int) -> tuple[Tensor, Tensor]:
-        """Views [rows, H_kv, reach, D] of keys and values."""
-        keys, values = self.layers[layer]
-        return keys[:rows, :, :reach], values[:rows, :, :reach]
+    def read(self, layer: int, rows: "int | Tensor", reach: int) -> tuple[Tensor, Tensor]:
+        """Keys and values [n, H_kv, reach, D]: views of the first `rows`, copies of these [n]."""
+        own = slice(rows) if isinstance(rows, int) else rows
+        keys, values = self.layers[layer][:, :, :, :reach]
+        return keys[own], values[own]
 
 
 class KeptPrefixes:

@@ -139,15 +139,20 @@ class CachingDecoder:
         return self._run(tokens, position, attend), cached, spans
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
-        count = len(tokens)
-        rows = torch.arange(count, device=self.device)
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, drafts: Tensor | None = None) -> Tensor:
+        """As `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
+        the next tokens of slot s, and have the bits of steps of their own. Rows beyond repeat the first.
+        """
+        rows = torch.arange(len(tokens) if drafts is None else len(drafts) - 1, device=self.device)
+        if drafts is not None:
+            rows = torch.cat([rows, rows.repeat_interleave(drafts.diff())])
+            rows = F.pad(rows, (0, len(tokens) - len(rows)))
         reach = reach_of(position, cache.capacity)
         masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, kv.to(self.dtype))
-            key, value = cache.read(layer, count, reach)
+            key, value = cache.read(layer, len(tokens) if drafts is None else rows, reach)
             if window not in masks:
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)

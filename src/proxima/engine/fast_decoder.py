@@ -162,16 +162,16 @@ class FastDecoder(CachingDecoder):
         return F.silu(gate).mul_(up)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, drafts: Tensor | None = None) -> Tensor:
         if self.kernels is None:
-            return super().step(tokens, position, cache)
+            return super().step(tokens, position, cache, drafts)
         turns = self._rotary(int(position.max()) + 1)
         x = self.embedding[tokens]
         delta: Tensor | None = None
         hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
         for layer, held in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
-            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen)
+            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen, drafts)
             delta = layer.out(seen, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)
@@ -179,11 +179,11 @@ class FastDecoder(CachingDecoder):
 
     def _buffers(self, rows: int) -> Sequence[Tensor]:
         """Of a step, kept for the next one: fresh memory costs more than what is computed in it."""
-        if not self.buffers or len(self.buffers[0]) != rows:
+        if not self.buffers or len(self.buffers[0]) < rows:
             queries, width = self.heads * self.head_dim, self.embedding.shape[1]
             widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width
             self.buffers = [torch.empty(rows, width, dtype=self.dtype) for width in widths]
-        return self.buffers
+        return [buffer[:rows] for buffer in self.buffers]
 
     def _rotary(self, length: int) -> Tensor:
         """[≥ length, D/2] complex64: cos + i sin of every position, grown on demand."""

@@ -2,8 +2,9 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Literal, get_args
 
 import numpy as np
@@ -52,6 +53,8 @@ class Local(EngineSpec):
             `algorithm.behavior: sampled`.
         routed_experts: of a mixture of experts, those that each token was sent to come with it, for
             `algorithm.routing_replay: rollout`.
+        num_speculative_tokens: most tokens that an n-gram draft from a completion's own text adds to a step; 0: none.
+            The completions are the same; where texts repeat themselves they come sooner.
         interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
             or `finish` them under the old weights before the new ones are loaded.
     """
@@ -65,6 +68,7 @@ class Local(EngineSpec):
     top_k_log_probs: int = 0
     sampling_mask: bool = False
     routed_experts: bool = False
+    num_speculative_tokens: int = 0
     interrupt: Interrupt = "recompute"
 
     @property
@@ -79,6 +83,12 @@ class Local(EngineSpec):
         require(self.dtype in ("bfloat16", "float32"), "dtype", self.dtype, "must be bfloat16 or float32")
         require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
+        require(
+            0 <= self.num_speculative_tokens <= 64,
+            "num_speculative_tokens",
+            self.num_speculative_tokens,
+            "must be in [0, 64]; 0 is none",
+        )
         modes = get_args(Interrupt)
         require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
 
@@ -99,11 +109,14 @@ class Local(EngineSpec):
         return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
 
 
-def check_decoder(model: nn.Module, kind: str, routes: bool = False) -> None:
+def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int = 0) -> None:
     """Raise UserError if `fast` is asked for and this architecture has no fast path; FieldError if `routes` are, and it
-    is no mixture of experts."""
+    is no mixture of experts, or tokens of drafts, and no decoder keeps its keys and values."""
     if kind == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
+    if supports(model) and (reason := unpackable(model)):
+        bound = f"must be 0: this model {reason}, and each token of a draft would cost a pass over the whole text"
+        require(not drafts, "engine.num_speculative_tokens", drafts, bound)
     if routes:
         from proxima.model.routing import check_mixture
 
@@ -308,6 +321,7 @@ class LocalEngine:
             running=len(scheduler.running),
             waiting=sum(len(entry.requests) for entry in list(scheduler.waiting)),
             tokens=scheduler.generated_tokens,
+            detail=scheduler.detail,
         )
 
 
@@ -319,7 +333,13 @@ def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
 
 
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:
-    return Scheduler(
+    check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
+    scheduler: Callable[..., Scheduler] = Scheduler
+    if spec.num_speculative_tokens:
+        from proxima.engine.speculation import SpeculativeScheduler
+
+        scheduler = partial(SpeculativeScheduler, most=spec.num_speculative_tokens)
+    return scheduler(
         make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts),
         loaded.tokenizer,
         slots=padded_rows(spec.slots),

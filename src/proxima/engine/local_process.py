@@ -91,7 +91,7 @@ class ProcessEngine:
     ) -> None:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
-        check_decoder(loaded.model, spec.decoder, spec.routed_experts)
+        check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
         if os.name != "posix":
             raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
         self._device = loaded.model.device
@@ -163,7 +163,7 @@ class ProcessEngine:
         if supervisor.ready:
             with suppress(TimeoutError, UserError):
                 health: Health = await asyncio.wait_for(supervisor.ask("health"), HEALTH_SECONDS)
-                return replace(health, detail=detail)
+                return replace(health, detail=health.detail | detail)
         return Health(ok=False, version=self._version, waiting=supervisor.outstanding, detail=detail)
 
     def close(self) -> None:

@@ -139,6 +139,11 @@ class Scheduler:
         self._batch: RunningBatch | None = None  # the steps that the table lacks
         self._rebuild = False
 
+    @property
+    def detail(self) -> dict[str, Any]:
+        """Of `Health`."""
+        return {}
+
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
         """Add requests; `sink` gets each completion, and marks the caller.
 
@@ -299,20 +304,26 @@ class Scheduler:
                 self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
         self._rebuild = False
 
-    def _sample(self, logits: Tensor, batch: RunningBatch) -> None:
+    def _sample(self, logits: Tensor, batch: RunningBatch) -> list[int]:
         """Draw one token for each request of the batch, and finish those that end with it."""
         tokens = batch.draw(logits, self.top_k, self.table.masks is not None)
         self.generated_tokens += len(tokens)
-        if len(batch.sampled) < len(batch.uniform) and self.stop_tokens.isdisjoint(tokens):
-            return
-        self._write()
+        if len(batch.sampled) == len(batch.uniform) or not self.stop_tokens.isdisjoint(tokens):
+            self._write()
+            self._finish(self._ended(batch.requests, tokens))
+        return tokens
+
+    def _ended(
+        self, requests: Sequence[RunningRequest], tokens: Sequence[int]
+    ) -> list[tuple[RunningRequest, FinishReason]]:
+        """Those that end with their last token, which the table has."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
-        for running, token in zip(batch.requests, tokens, strict=True):
+        for running, token in zip(requests, tokens, strict=True):
             if token in self.stop_tokens or self._has_stop_string(running):
                 finished.append((running, "stop"))
             elif self.table.is_full(running.line):
                 finished.append((running, "length"))
-        self._finish(finished)
+        return finished
 
     def _has_stop_string(self, running: RunningRequest) -> bool:
         stop = running.request.sampling.stop
@@ -323,14 +334,17 @@ class Scheduler:
         change."""
         batch, self._batch = self._batch, None
         if batch is not None and batch.sampled:
-            columns = _columns(batch.sampled)
+            columns = sampled_columns(batch.sampled)
             if batch.routes:
                 columns["routed_experts"] = torch.stack(batch.routes).cpu().numpy()
-            if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
-                raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
-            self.table.append(batch.lines, self.version, columns)
+            self._append(batch.lines, columns)
             if self.table.masks is not None:
-                self.table.masks.append(batch.lines, *_mask_columns(batch.sampled))
+                self.table.masks.append(batch.lines, *mask_columns(batch.sampled))
+
+    def _append(self, lines: Lines, columns: dict[str, np.ndarray]) -> None:
+        if not all(np.isfinite(columns[name]).all() for name in ("untruncated_log_prob", "sampled_log_prob")):
+            raise NotFiniteError("the model's probabilities are NaN where a token is drawn")
+        self.table.append(lines, self.version, columns)
 
     def _open(self, request: Request, sink: Sink) -> RunningRequest:
         prompt, most = request.prompt, request.sampling.max_tokens
@@ -388,7 +402,7 @@ def worth_admitting(free: int, slots: int) -> bool:
     return free == slots or free >= max(1, slots // 8)
 
 
-def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
+def sampled_columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
     """[steps, n] or [steps, n, top_k]: what several steps have sampled, as columns of the table."""
     columns = {"tokens": [step.token for step in sampled]}
     for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
@@ -396,7 +410,7 @@ def _columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
     return {name: torch.stack(values).cpu().numpy() for name, values in columns.items() if values}
 
 
-def _mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
+def mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
     """[M] the ids that could be drawn, step by step and row by row, and [steps, n] how many."""
     ids = torch.cat([step.mask_ids for step in sampled if step.mask_ids is not None])
     counts = torch.stack([step.mask_counts for step in sampled if step.mask_counts is not None])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.kernels.compiled import PRODUCTS, functions, library, unavailable
 
-ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfpppppfnnn", "swiglu": "ppnn"}
+ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfppppppfnnn", "swiglu": "ppnn"}
 
 
 class StepKernels:
@@ -37,6 +37,7 @@ class StepKernels:
         position: Tensor,
         layer: Tensor,
         out: Tensor,
+        drafts: Tensor | None = None,
     ) -> Tensor:
         """Norm and turn queries and keys, write keys and values into the cache, and attend to it: [n, H * D].
 
@@ -46,11 +47,14 @@ class StepKernels:
             turns: [length, D / 2] complex64, the rotary embedding of each position; pairs are neighbours.
             position: [n] int64, of each row's token.
             layer: [2, slots, H_kv, capacity, D] of `KVCache`; row r is slot r.
+            drafts: [slots + 1] int64, of each slot the rows after the first `slots` that are its next tokens: from
+                slots + drafts[s] to slots + drafts[s + 1] - 1; None: there are none. Rows beyond are left out.
         """
         keys, values = layer
         _, kv_heads, capacity, dim = keys.shape
-        sizes = len(qkv), kv_heads, capacity
-        self._calls["attend"](qkv, *norms, eps, turns, position, keys, values, out, dim**-0.5, *sizes)
+        slots = len(qkv) if drafts is None else len(drafts) - 1
+        sizes = slots, kv_heads, capacity
+        self._calls["attend"](qkv, *norms, eps, turns, position, drafts, keys, values, out, dim**-0.5, *sizes)
         return out
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:

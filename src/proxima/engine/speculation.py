@@ -1,0 +1,204 @@
+"""Speculative decoding with n-gram drafts: several tokens of a completion in one step, the same ones as without.
+
+A draft is what followed when the last tokens of a completion occurred before, in its own prompt or answer. One forward
+runs the last token and its draft, and each position then draws its token with its own random number, as without a draft
+(`data.random`); the tokens of the draft count as long as they are those that were drawn. So the drafts decide how many
+tokens a step gives, never which ones, and need no rejection sampling: where a row's bits do not depend on others, on a
+CPU, a completion is the same to the bit, log-probs included.
+
+Source: prompt lookup decoding (Saxena 2023); arXiv 2211.17192 for drafts in general. Differs: that accepts a draft by
+its probability and draws anew where it does not; here the draw comes first.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from proxima.data import FinishReason
+from proxima.data.columns import Ints
+from proxima.engine.decoder import ROWS, CachingDecoder, padded_rows
+from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
+from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
+from proxima.engine.token_table import Lines
+
+NGRAM = 3  # tokens that must have occurred before
+CHEAP_ROWS = 16  # completions up to which more rows hardly take longer
+LONGEST_PAUSE = 64  # tokens without a draft after drafts that failed
+
+
+class NgramDrafter:
+    """The tokens of one completion, its prompt first, and what may follow them.
+
+    Drafts become longer with each that is right to its end, up to `most` tokens, and as short as what was right of
+    them; after one without a right token there is none for 1, 2, 4 … tokens.
+    """
+
+    def __init__(self, tokens: Iterable[int], most: int) -> None:
+        self.most, self.length = most, 1
+        self.tokens: list[int] = []
+        self._after: dict[tuple[int, ...], int] = {}  # where the latest occurrence of an n-gram ends
+        self._unseen: list[int] = []  # what is left of the last draft
+        self._right = self._failures = self._pause = 0
+        for token in tokens:
+            self.append(token)
+
+    def append(self, token: int) -> None:
+        """The next token of the completion."""
+        if self._unseen:
+            self._compare(token)
+        self._pause = max(0, self._pause - 1)
+        self._after[tuple(self.tokens[-NGRAM:])] = len(self.tokens)
+        self.tokens.append(token)
+
+    def _compare(self, token: int) -> None:
+        if token == self._unseen.pop(0):
+            self._right += 1
+            if self._unseen:
+                return
+            self.length, self._failures = min(self.most, 2 * self._right), 0
+            return
+        self._unseen.clear()
+        self.length = max(1, self._right)
+        self._failures = 0 if self._right else self._failures + 1
+        if self._failures:
+            self._pause = min(LONGEST_PAUSE, 1 << self._failures)
+
+    def draft(self, room: int) -> Sequence[int]:
+        """At most `room` tokens that may follow."""
+        self._right, self._unseen = 0, []
+        length = min(room, self.length)
+        place = None if self._pause else self._after.get(tuple(self.tokens[-NGRAM:]))
+        if length < 1 or place is None:
+            return ()
+        found = self.tokens[place : place + length]
+        period = len(self.tokens) - place
+        found += [found[i % period] for i in range(len(found), length)]  # a text that repeats itself goes on so
+        self._unseen = list(found)
+        return found
+
+
+class SpeculativeScheduler(Scheduler):
+    """A scheduler whose steps verify drafts. A step without any is a plain one.
+
+    Args:
+        most: tokens of a draft.
+        settings: of the scheduler.
+
+    `steps`: how often a completion was advanced; `drafted`: tokens of drafts; `accepted`: those of them that saved a
+    step.
+    """
+
+    decoder: CachingDecoder
+
+    def __init__(self, *args: Any, most: int, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.most = most
+        self.steps = self.drafted = self.accepted = 0
+        self._drafters: WeakKeyDictionary[RunningRequest, NgramDrafter] = WeakKeyDictionary()
+
+    @property
+    def detail(self) -> dict[str, Any]:
+        return {"speculation": {name: getattr(self, name) for name in ("steps", "drafted", "accepted")}}
+
+    def _decode(self) -> None:
+        unwritten = 0 if self._batch is None else len(self._batch.sampled)
+        drafts = [self._draft(running, unwritten) for running in self.running]
+        self.steps += len(drafts)
+        if self._worth_verifying(sum(map(len, drafts))):
+            self._verify(drafts)
+        else:
+            super()._decode()
+
+    def _worth_verifying(self, drafted: int) -> bool:
+        """Few rows cost what one does: reading the weights. Many cost more, which is won back if requests wait to take
+        the places of completions that end sooner, and if the tokens are not few."""
+        count = len(self.running)
+        return drafted > count // ROWS and (count <= CHEAP_ROWS or bool(self.waiting))
+
+    def _draft(self, running: RunningRequest, unwritten: int) -> Sequence[int]:
+        room = self.table.limit[running.line] - self.table.length[running.line] - unwritten - 1
+        return self._drafters[running].draft(int(room))
+
+    def _sample(self, logits: Tensor, batch: RunningBatch) -> list[int]:
+        tokens = super()._sample(logits, batch)
+        self._follow(batch.requests, tokens)
+        return tokens
+
+    def _follow(self, requests: Sequence[RunningRequest], tokens: Sequence[int]) -> None:
+        for running, token in zip(requests, tokens, strict=True):
+            if running not in self._drafters:
+                self._drafters[running] = NgramDrafter(running.request.prompt.tokens.tolist(), self.most)
+            self._drafters[running].append(token)
+
+    def _verify(self, drafts: Sequence[Sequence[int]]) -> None:
+        """Run the last tokens and drafts at once, draw from all, and keep what follows right tokens of drafts."""
+        self._write()
+        slots, lines = np.arange(len(drafts)), np.array([running.line for running in self.running])
+        sizes = np.array([len(draft) for draft in drafts])
+        begin = np.append(0, sizes.cumsum())  # of each slot's draft, among all drafted tokens
+        self.drafted += int(begin[-1])
+        slot = np.append(slots, slots.repeat(sizes))  # of each row
+        place = np.append(0 * slots, np.arange(begin[-1]) - begin[:-1].repeat(sizes) + 1)
+        at = self.table.length[lines][slot] + place
+        last = self.table.columns["tokens"][lines, self.table.length[lines] - 1]
+        tokens = np.concatenate([last, *(draft for draft in drafts if draft)]).astype(np.int64)
+        sampled, columns = self._drawn(tokens, self.table.prompt_length[lines][slot] + at - 1, begin, slot, at)
+        drawn, rows = columns["tokens"][0].tolist(), slots
+        ids = None if self.table.masks is None else mask_rows(sampled)
+        finished: list[tuple[RunningRequest, FinishReason]] = []
+        for after in count(1):
+            requests, own = [self.running[i] for i in slot[rows]], [drawn[row] for row in rows]
+            self._append(lines[slot[rows]], {name: column[:, rows] for name, column in columns.items()})
+            if ids is not None and self.table.masks is not None:
+                parts = [ids[row] for row in rows]
+                counts = np.array([[len(part) for part in parts]])
+                self.table.masks.append(lines[slot[rows]], np.concatenate(parts), counts)
+            self.generated_tokens += len(own)
+            self._follow(requests, own)
+            finished += (ended := self._ended(requests, own))
+            over = {running for running, _ in ended}
+            going = [
+                i
+                for i, running, token in zip(slot[rows], requests, own, strict=True)
+                if running not in over and [token] == [*drafts[i][after - 1 : after]]
+            ]
+            self.accepted += len(going)
+            if not going:
+                break
+            rows = len(slots) + begin[going] + after - 1
+        order = {running: i for i, running in enumerate(self.running)}
+        self._finish(sorted(finished, key=lambda pair: order[pair[0]]))
+
+    def _drawn(
+        self, tokens: Lines, position: Lines, begin: Lines, slot: Lines, at: Lines
+    ) -> tuple[Sampled, dict[str, np.ndarray]]:
+        """What each row draws after its token, as `Sampled` and as columns of the table [1, rows]."""
+        device, count = self.cache.device, len(tokens)
+        padding = padded_rows(count) - count
+        rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
+        hidden = self.decoder.step(*rows, self.cache, torch.from_numpy(begin).to(device))
+        routes = self.decoder.routes
+        settings = SamplingRows.of([running.request.sampling for running in self.running], device)
+        uniform = self.table.uniform[[self.running[i].line for i in slot], at]
+        sampled = sample_tokens(
+            self.decoder.logits(hidden[:count]),
+            settings.of_rows(torch.from_numpy(slot).to(device)),
+            torch.from_numpy(uniform).to(device),
+            self.top_k,
+            masks=self.table.masks is not None,
+        )
+        columns = sampled_columns([sampled])
+        if routes is not None:
+            columns["routed_experts"] = routes[None, :count].cpu().numpy()
+        return sampled, columns
+
+
+def mask_rows(sampled: Sampled) -> list[Ints]:
+    """The tokens that could be drawn, by row."""
+    ids, counts = mask_columns([sampled])
+    return np.split(ids, counts[0].cumsum()[:-1])

@@ -1,0 +1,207 @@
+"""Speculative decoding: the completions are those of plain decoding, to the bit, whatever the drafts are."""
+
+import asyncio
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from proxima.data import FieldError
+from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling, WeightUpdate
+from proxima.engine.local import collect
+from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
+from tests.engine.helpers import engine, prompt, requests, run
+from tests.engine.test_local import drain, steps, trainer_log_prob, wide_model
+from tests.model.families import make
+from tests.model.rows import loaded
+
+
+def drafter_that_knows(given, asked, draw, monkeypatch):
+    """Drafts are then parts of what comes, of any length, some with a wrong token anywhere."""
+    texts = [tuple(r.prompt.tokens) + tuple(c.tokens) for r, c in zip(asked, given, strict=True)]
+
+    def draft(self, room):
+        so_far = tuple(self.tokens)
+        fitting = [text[len(so_far) :] for text in texts if text[: len(so_far)] == so_far]
+        length = draw.randint(0, min(room, self.most))
+        found = list(draw.choice(fitting)[:length]) if fitting else []
+        return [token if draw.random() < 0.8 else draw.randint(0, 258) for token in found]
+
+    monkeypatch.setattr(NgramDrafter, "draft", draft)
+
+
+SAMPLINGS = [
+    Sampling(max_tokens=24),
+    Sampling(max_tokens=40, temperature=0.7, stop=("a", "é!", "xyz")),
+    Sampling(max_tokens=33, top_k=5, top_p=0.9),
+    Sampling(max_tokens=1, min_p=0.05),
+    Sampling(max_tokens=30, temperature=0.0),
+    Sampling(max_tokens=60, temperature=1.3, top_k=40, stop=("\n",)),
+]
+
+
+@pytest.fixture(autouse=True)
+def every_draft_is_run(monkeypatch):
+    monkeypatch.setattr(SpeculativeScheduler, "_worth_verifying", lambda self, drafted: drafted > 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("kind", "decoder"), [("llama", "fast"), ("qwen3", "general"), ("gpt2", "general")])
+def test_every_draft_gives_the_same_completions(kind, decoder, dtype, monkeypatch):
+    """Prompts, samplings, lengths, slots, top-k log-probs, masks and drafts at random."""
+    draw = random.Random(0)
+    for top_k, masks, slots, most in ((0, False, 8, 3), (4, True, 24, 1), (0, True, 64, 9)):
+        prompts = [prompt(i, draw.randint(1, 30)) for i in range(16)]
+        asked = [
+            Request(prompt=p, sample=s, sampling=draw.choice(SAMPLINGS), seed=draw.randint(0, 9))
+            for p in prompts
+            for s in range(4)
+        ]
+        settings = {"slots": slots, "top_k_log_probs": top_k, "sampling_mask": masks, "max_length": 80}
+        plain = run(engine(kind, decoder, dtype, **settings), asked)
+        with monkeypatch.context() as patched:
+            drafter_that_knows(plain, asked, draw, patched)
+            found = engine(kind, decoder, dtype, num_speculative_tokens=most, **settings)
+            assert run(found, asked) == plain
+        counts = found.scheduler.detail["speculation"]
+        assert 0 < counts["accepted"] < counts["drafted"]
+        made = sum(len(c.tokens) for c in plain)
+        assert found.scheduler.generated_tokens == made == counts["steps"] + counts["accepted"] + len(asked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_at_real_sizes_too(dtype, threads, monkeypatch):
+    """With the kernels of the machine, where it has any."""
+    model, before = wide_model(), torch.get_num_threads()
+    asked = [
+        Request(prompt=prompt(i, 3 + 19 * i), sample=s, sampling=Sampling(max_tokens=40), seed=3)
+        for i in range(6)
+        for s in range(3)
+    ]
+    try:
+        torch.set_num_threads(threads)
+        plain = run(LocalEngine(model, Local(slots=16, dtype=dtype)), asked)
+        drafter_that_knows(plain, asked, random.Random(1), monkeypatch)
+        found = LocalEngine(model, Local(slots=8, dtype=dtype, num_speculative_tokens=5))
+        assert run(found, asked) == plain
+        assert found.scheduler.accepted > 100
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_routes_are_those_of_the_accepted_tokens(monkeypatch):
+    asked = requests(4, 3, max_tokens=24)
+    plain = run(LocalEngine(make("Qwen3-MoE"), Local(dtype="float32", slots=8, routed_experts=True)), asked)
+    drafter_that_knows(plain, asked, random.Random(2), monkeypatch)
+    drafting = Local(dtype="float32", slots=8, routed_experts=True, num_speculative_tokens=4)
+    found = LocalEngine(make("Qwen3-MoE"), drafting)
+    assert run(found, asked) == plain and found.scheduler.accepted > 50
+
+
+def repetitive(count=4, samples=3, **sampling):
+    """Prompts whose continuation a tiny model repeats, at a low temperature."""
+    asked = requests(count, samples, **({"temperature": 0.05, "max_tokens": 60} | sampling))
+    return [replace(r, prompt=replace(r.prompt, tokens=np.tile(r.prompt.tokens, 3))) for r in asked]
+
+
+def test_text_that_repeats_itself_takes_fewer_steps():
+    asked = repetitive(samples=1, temperature=0.0, max_tokens=150)
+    plain = run(engine("qwen3"), asked)
+    found = engine("qwen3", num_speculative_tokens=8)
+    assert run(found, asked) == plain
+    health = asyncio.run(found.health())
+    counts = health.detail["speculation"]
+    assert counts["accepted"] > 0.5 * counts["drafted"] and counts["steps"] < 0.8 * health.tokens
+
+
+def test_turns_continue_from_kept_keys_and_values():
+    def turns(found):
+        first = [replace(r, continues=True) for r in repetitive(2, 2)]
+        given = run(found, first)
+        second = [
+            replace(r, turn=1, prompt=replace(r.prompt, tokens=np.concatenate([r.prompt.tokens, c.tokens, [7, 8, 9]])))
+            for r, c in zip(first, given, strict=True)
+        ]
+        return [given, run(found, second)]
+
+    assert turns(engine(num_speculative_tokens=6)) == turns(engine())
+
+
+@pytest.mark.parametrize("interrupt", ["recompute", "keep"])
+def test_weights_published_midway(interrupt):
+    """Tokens say which weights sampled them, with the log-probs of these; a caller may leave, a prompt be aborted."""
+
+    async def go():
+        found, asked = engine(num_speculative_tokens=6, interrupt=interrupt), repetitive(5, 4, max_tokens=80)
+        task = asyncio.ensure_future(drain(found.generate(asked)))
+        for version, seed in ((1, 11), (2, 12)):
+            await steps(found, 2)
+            await found.pause()
+            running = await found.in_flight()
+            assert all(len(part.tokens) == len(part.policy_version) for part in running)
+            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            await found.resume()
+        await found.abort(4)
+        made = {c.key: c for c in await task}
+        return found, asked, [made[r.key] for r in asked]
+
+    found, asked, given = asyncio.run(go())
+    assert found.scheduler.accepted > 20
+    assert [c.finish_reason == "abort" for c in given] == [False] * 16 + [True] * 4
+    assert any(len(set(c.policy_version)) > 1 for c in given)
+    assert all(list(c.policy_version) == sorted(c.policy_version) for c in given)
+    if interrupt == "recompute":
+        version = torch.tensor([v for c in given for v in c.policy_version])
+        expected = torch.stack([trainer_log_prob("llama", asked, given, seed=seed) for seed in (0, 11, 12)])
+        found_ = torch.tensor([x for c in given for x in c.untruncated_log_prob])
+        torch.testing.assert_close(found_, expected.gather(0, version[None])[0], rtol=0, atol=1e-4)
+
+
+def test_another_process_does_the_same():
+    asked = repetitive()
+    made = ProcessEngine(loaded("llama"), LocalProcess(slots=8, dtype="float32", num_speculative_tokens=8))
+    try:
+
+        async def both():
+            return await collect(made, asked), await made.health()
+
+        given, health = asyncio.run(both())
+        assert given == run(engine(), asked)
+        assert health.detail["speculation"]["accepted"] > 0 and health.detail["pid"]
+    finally:
+        made.close()
+
+
+def test_a_drafter_knows_what_followed():
+    drafter = NgramDrafter([1, 2, 3, 4, 5, 9, 1, 2, 3], most=4)
+    assert list(drafter.draft(9)) == [4]
+    drafter.append(4)
+    assert list(drafter.draft(9)) == [5, 9] and list(drafter.draft(1)) == [5] and not drafter.draft(0)
+
+
+def test_right_drafts_grow_and_wrong_ones_pause():
+    text, drafter, lengths = [5, 6, 7] * 40, NgramDrafter([5, 6, 7] * 3, most=8), []
+    for _ in range(5):
+        draft = drafter.draft(100)
+        lengths.append(len(draft))
+        for token in text[len(drafter.tokens) :][: len(draft) + 1]:
+            drafter.append(token)
+    assert lengths == [1, 2, 4, 8, 8]
+    drafted = []
+    for i in range(200):
+        drafter.append((6, 6, 6, 1000 + i)[i % 4])  # the same three, and never the same after them
+        drafted.append(bool(drafter.draft(100)))
+    assert 0 < sum(drafted) < 20
+
+
+def test_refusals():
+    with pytest.raises(FieldError, match=r"num_speculative_tokens=65 must be in \[0, 64\]; 0 is none"):
+        Local(num_speculative_tokens=65)
+    message = "engine.num_speculative_tokens=4 must be 0: this model .*, and each token of a draft would cost a pass"
+    for build in (LocalEngine, ProcessEngine):
+        spec = {LocalEngine: Local, ProcessEngine: LocalProcess}[build](num_speculative_tokens=4)
+        with pytest.raises(FieldError, match=message):
+            build(make("Mamba"), spec)
