@@ -17,7 +17,7 @@ ALGORITHM = (
 )
 SECTIONS = (
     *("model", "task", "data", "sft", "reward_model", "preference", "reward", "algorithm", "critic", "engine"),
-    *("sampling", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
+    *("sampling", "episode", "train", "eval", "checkpoint", "runtime", "seed", "monitor"),
 )
 WIDTH = 130
 TITLES = {  # of the lists of a draft
@@ -31,6 +31,7 @@ TITLES = {  # of the lists of a draft
 Fields = dict[str, Sourced]
 EMPTY: dict[str, Any]  # slots that a recipe may leave out, as they stand where one waits
 EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
+EMPTY |= {"task.environment": None, "task.tools": []}
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,10 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
     for keyword in call.keywords:
         if keyword.arg == "reward_funcs":
             options["reward_funcs"] = _functions(tree, keyword.value, constants)
+        if keyword.arg in ("tools", "environment_factory"):
+            options[keyword.arg] = _references(tree, keyword.value)
+        if keyword.arg == "rollout_func":
+            options["rollout_func"] = ast.unparse(keyword.value)[:80]
         if keyword.arg == "processing_class":
             options["processing_class"] = _tokenizer(tree, keyword.value, options.get("model_name_or_path"), constants)
         if keyword.arg == "peft_config" and (made := _made_by(tree, keyword.value, "LoraConfig")) is not None:
@@ -157,6 +161,22 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
             homes |= {alias.name: item.module or "" for alias in item.names if alias.asname in (None, alias.name)}
     items = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
     return [_named(item, homes, constants) for item in items]
+
+
+def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
+    """`module:name` for each item of a list, or the only one, that the file imports; any other as text."""
+    node, places = _assigned(tree, node), dict[str, str]()
+    for item in ast.walk(tree):
+        if isinstance(item, ast.ImportFrom) and item.module and not item.level:
+            places |= {alias.asname or alias.name: f"{item.module}:{alias.name}" for alias in item.names}
+        elif isinstance(item, ast.Import):
+            places |= {f"{alias.asname or alias.name}.": f"{alias.name}:" for alias in item.names}
+    texts = [ast.unparse(item) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
+    owners = [text.rpartition(".") for text in texts]
+    found = [places.get(text) or places.get(f"{o[0]}.", "") + o[2] for text, o in zip(texts, owners, strict=True)]
+    return [
+        place if ":" in place else text[:80] for place, text in zip(found, texts, strict=True) if text != "None"
+    ] or None
 
 
 def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxima.config.problems import one_problem
-from proxima_peers.convert import common, trackers
+from proxima_peers.convert import common, episodes, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
@@ -62,6 +62,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o)
+    episodes.turns(d, o, "rollout.config.max_turns", "rollout.config.env.max_turns")
     trackers.unirl(d, o)
     return d
 
