@@ -173,6 +173,8 @@ def test_every_leaf_of_an_example_is_converted_or_listed(example):
     for name, peer in (
         ("verl_dapo.yaml", "verl"),
         ("trl_grpo.py", "trl"),
+        ("verl_tools.yaml", "verl"),
+        ("trl_tools.py", "trl"),
         ("areal_async.yaml", "areal"),
         ("unirl_cppo.yaml", "unirl"),
     ):

@@ -8,7 +8,7 @@
     verl_reward.py, verl_dapo.py, trl_rewards.py     what scores a completion
     known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
-    episodes.py    `task.environment`, `task.tools` and `episode`
+    multi_turn.py    `task.environment`, `task.tools` and `episode`
     rollout_servers.py    `engine` where the peer generates with a server
     openrlhf.py    the refusal of a peer that is not read
     draft.py     the recipe under construction, and its text

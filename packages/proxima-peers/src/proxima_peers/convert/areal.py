@@ -1,6 +1,6 @@
 """AReaL: its actor and rollout YAML."""
 
-from proxima_peers.convert import common, episodes, trackers
+from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.areal_policies import policies, segment_wise
 from proxima_peers.convert.draft import Draft, Fields
@@ -41,7 +41,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o)
-    episodes.turns(d, o, "max_turns", "agent_run_args.max_turns")
+    multi_turn.workflow_turns(d, o, "max_turns", "agent_run_args.max_turns")
     trackers.areal(d, o)
     return d
 

@@ -168,15 +168,22 @@ def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
     node, places = _assigned(tree, node), dict[str, str]()
     for item in ast.walk(tree):
         if isinstance(item, ast.ImportFrom) and item.module and not item.level:
-            places |= {alias.asname or alias.name: f"{item.module}:{alias.name}" for alias in item.names}
+            for alias in item.names:
+                name = alias.asname or alias.name
+                places |= {name: f"{item.module}:{alias.name}"}
+                if name.islower():  # it may be a module
+                    places |= {f"{name}.": f"{item.module}.{alias.name}:"}
         elif isinstance(item, ast.Import):
             places |= {f"{alias.asname or alias.name}.": f"{alias.name}:" for alias in item.names}
     texts = [ast.unparse(item) for item in (node.elts if isinstance(node, ast.List | ast.Tuple) else [node])]
-    owners = [text.rpartition(".") for text in texts]
-    found = [places.get(text) or places.get(f"{o[0]}.", "") + o[2] for text, o in zip(texts, owners, strict=True)]
-    return [
-        place if ":" in place else text[:80] for place, text in zip(found, texts, strict=True) if text != "None"
-    ] or None
+    return [_reference(text, places)[:80] for text in texts if text != "None"] or None
+
+
+def _reference(text: str, places: Mapping[str, str]) -> str:
+    owner, dot, name = text.rpartition(".")
+    if text in places:
+        return places[text]
+    return f"{places[owner + dot]}{name}" if owner + dot in places else text
 
 
 def _named(node: ast.expr, homes: Mapping[str, str], constants: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from proxima.config.tree import FILL_IN
-from proxima_peers.convert import common, episodes, trackers
+from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.adapter import PEFT_TARGETS, LoraNames, lora
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
@@ -57,8 +57,8 @@ def convert(o: Options) -> Draft:
     made = _batch(d, o)
     _training(d, o, made)
     _evaluation(d, o, made, columns)
-    episodes.trl(d, o, (longest, o.origin("max_completion_length")))
-    episodes.held_out(d)
+    multi_turn.trl_episodes(d, o, (longest, o.origin("max_completion_length")))
+    multi_turn.held_out(d)
     trackers.trl(d, o)
     return d
 

@@ -90,8 +90,11 @@ def rewards(d: Draft, o: Options) -> None:
     if weights is not None and functions and len(weights) != len(functions):
         d.lacks("reward_weights", f"{weights}: {len(weights)} for {len(functions)} rewards")
         weights = None
+    if o.given("environment_factory"):
+        _of_environment(d, alone=not functions)
     if not functions:
-        common.reward(d)
+        if not o.given("environment_factory"):
+            common.reward(d)
         if weights is not None:
             d.lacks("reward_weights", f"{weights}: they are the `weight` of each entry of `reward`")
     how = o.get("multi_objective_aggregation", default="sum_then_normalize")
@@ -104,6 +107,15 @@ def rewards(d: Draft, o: Options) -> None:
     for name, function_of in OPTIONS.items():
         if not any(function.name == function_of for function in functions):
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
+
+
+def _of_environment(d: Draft, alone: bool) -> None:
+    """An environment's `get_reward` is a reward of weight 1 beside the functions, where it has that method."""
+    if alone:
+        d.append("reward", "environment", "the get_reward of environment_factory")
+    else:
+        why = "where its class has get_reward, TRL adds that with weight 1: add {kind: environment}"
+        d.wait("reward", "environment_factory", why)
 
 
 def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from proxima.config.problems import one_problem
-from proxima_peers.convert import common, episodes, trackers
+from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.adapter import LoraNames, lora
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
@@ -62,7 +62,7 @@ def convert(o: Options) -> Draft:
     _batch(d, o)
     _training(d, o)
     _evaluation(d, o)
-    episodes.turns(d, o, "rollout.config.max_turns", "rollout.config.env.max_turns")
+    multi_turn.workflow_turns(d, o, "rollout.config.max_turns", "rollout.config.env.max_turns")
     trackers.unirl(d, o)
     return d
 

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from proxima.config.tree import FILL_IN
-from proxima_peers.convert import common, episodes, trackers
+from proxima_peers.convert import common, multi_turn, trackers
 from proxima_peers.convert.draft import Draft, Fields
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.rollout_servers import verl_engine
@@ -56,8 +56,8 @@ def convert(o: Options) -> Draft:
     _lora(d, o)
     verl_engine(d, o)
     _evaluation(d, o, columns)
-    episodes.verl(d, o, (longest, o.origin(*LONGEST)))
-    episodes.held_out(d)
+    multi_turn.verl_episodes(d, o, (longest, o.origin(*LONGEST)))
+    multi_turn.held_out(d)
     trackers.verl(d, o)
     return d
 

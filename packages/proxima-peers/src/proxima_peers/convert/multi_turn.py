@@ -35,7 +35,7 @@ RAISED = "TRL tells the model whatever a tool raises; here so for wrong calls, a
 SWAPPED = f"TRL swaps in a chat template that keeps what the model saw. {FORKS}"
 
 
-def trl(d: Draft, o: Options, longest: tuple[int, str]) -> None:
+def trl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
     """`tools`, `environment_factory`, `max_tool_calling_iterations`; a `rollout_func` is an agent."""
     if o.given("rollout_func"):
         d.wait(WORLD, "rollout_func", f"{o.get('rollout_func')}: {AGENT}")
@@ -60,17 +60,20 @@ def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
     """Functions or a class by their modules; what is made in the script is to fill in."""
     written = o.get(option)
     texts = [str(text) for text in written] if isinstance(written, list) else [str(written)]
-    named = [text for text in texts if re.fullmatch(r"[\w.]+:\w+", text)]
-    if path == TOOLS:
-        d.put(path, named, o.origin(option))
-    elif len(texts) == len(named) == 1:
-        d.put(path, named[0], o.origin(option))
-        named = texts
-    else:
-        named = []
+    named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
+    d.put(path, named if path == TOOLS else named[0], o.origin(option))
     if rest := [text for text in texts if text not in named]:
-        why = "in a file of its own, name it as MODULE:NAME; an import of the script would run it"
-        d.wait(path, option, f"{', '.join(rest)}: {why}")
+        why = "put it into a file of its own, for an import of the script would run it, and name it"
+        several = "; several are a task of the kind mix" if path == WORLD and "{" in rest[0] else ""
+        d.wait(path, option, f"{', '.join(rest)}: {why}{several}")
+
+
+REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def _identifier(text: str) -> str:
+    last = text.rpartition(".")[2]
+    return last if last.isidentifier() else "NAME"
 
 
 # ---- verl ------------------------------------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ CODE = {  # option: place, what it is here
 }
 
 
-def verl(d: Draft, o: Options, longest: tuple[int, str]) -> None:
+def verl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
     """`multi_turn.*` and the agent loop."""
     on, loop = o.flag(f"{MULTI}enable"), str(o.get(LOOP, default=OFF))
     if not on and loop == OFF:
@@ -125,11 +128,7 @@ def _verls_code(d: Draft, o: Options, loop: str) -> None:
     """The files of tools and interactions, which are code of the user's."""
     named = False
     for option, (path, what) in CODE.items():
-        names = (
-            (MULTI + option, f"data.{option}")
-            if option.endswith("tool_path") or "tool_config" in option
-            else (MULTI + option,)
-        )
+        names = (MULTI + option, f"data.{option}")
         if o.given(*names):
             named = True
             value = o.get(*names)
@@ -158,11 +157,12 @@ def _verls_turns(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 # ---- AReaL, UniRL ----------------------------------------------------------------------------------------------------
 
 
-def turns(d: Draft, o: Options, *names: str) -> None:
+def workflow_turns(d: Draft, o: Options, *names: str) -> None:
     """`max_turns` of a workflow, which is code: messages of the model at most, as here; 1 is no episode."""
     if (most := o.whole(*names, default=1, least=1)) > 1:
         d.put("episode.turns", most, o.origin(*names))
         d.wait(WORLD, o.origin(*names).removeprefix("from "), f"{most}: {WORKFLOW}")
+        held_out(d)
     else:
         d.drops_given(o, "off, or neutral", *names)
 
