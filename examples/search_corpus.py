@@ -16,14 +16,11 @@ LAST = "Adler Bloom Carver Drake Ellis Frost Grant Hale Irving Joyce Kerr Lowell
 OWN = {
     "job": "baker painter farmer lawyer nurse pilot tailor barber butcher dentist plumber carpenter teacher doctor",
     "instrument": "piano violin guitar flute drums trumpet harp cello banjo organ clarinet saxophone tuba fiddle",
-    "animal": "dog cat horse rabbit parrot snake turtle goat donkey pig sheep cow duck fox",
+    "pet": "dog cat horse rabbit parrot snake turtle goat donkey pig sheep cow duck fox",
 }
-PASSAGE = "{name} works as a {job}, plays the {instrument}, and has a {animal} at home."
-QUESTIONS = {
-    "job": "What is the job of {name}?",
-    "instrument": "Which instrument does {name} play?",
-    "animal": "Which animal does {name} have?",
-}
+QUESTION = "What is the {kind} of {name}?"
+QUERY = "{kind} {name}"
+PASSAGE = "The {kind} of {name} is {value}."
 
 
 def people() -> list[dict[str, str]]:
@@ -35,14 +32,11 @@ def people() -> list[dict[str, str]]:
 
 
 def main(folder: Path) -> None:
-    """`passages.jsonl`, one for each person, and `train.jsonl` and `test.jsonl`, three questions for each."""
-    known = people()
-    asked = [[_question(kind, person) for kind in QUESTIONS] for person in known]
-    parts = {
-        "train": [row for rows in asked[HELD_OUT:] for row in rows],
-        "test": [row for rows in asked[:HELD_OUT] for row in rows],
-    }
-    parts["passages"] = [{"text": PASSAGE.format(**person)} for person in known]
+    """`passages.jsonl`, three for each person, and `train.jsonl` and `test.jsonl`, a question on each passage."""
+    facts = [{"name": p["name"], "kind": kind, "value": p[kind]} for p in people() for kind in OWN]
+    held_out = HELD_OUT * len(OWN)
+    parts = {"train": list(map(_row, facts[held_out:])), "test": list(map(_row, facts[:held_out]))}
+    parts["passages"] = [{"text": PASSAGE.format(**fact)} for fact in facts]
     folder.mkdir(parents=True, exist_ok=True)
     for name, rows in parts.items():
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -51,19 +45,20 @@ def main(folder: Path) -> None:
 
 def shown() -> list[dict[str, str]]:
     """How it is done, before each question: the small model calls no tool of which it has only read."""
-    ann = {"name": "Ann Lee", "job": "tailor", "instrument": "harp", "animal": "pig"}
-    max_ = {"name": "Max Bay", "job": "farmer", "instrument": "flute", "animal": "cat"}
     messages = []
-    for kind, person in (("animal", ann), ("job", max_)):
-        said = [QUESTIONS[kind], "```search\n{name}\n```", f"[1] {PASSAGE}", f"{{{kind}}}"]
+    for fact in (
+        {"name": "Ann Lee", "kind": "pet", "value": "pig"},
+        {"name": "Max Bay", "kind": "job", "value": "farmer"},
+    ):
+        said = (QUESTION, f"```search\n{QUERY}\n```", f"[1] {PASSAGE}", "{value}")
         for i, text in enumerate(said):
-            messages.append({"role": ("user", "assistant")[i % 2], "content": text.format(**person)})
+            messages.append({"role": ("user", "assistant")[i % 2], "content": text.format(**fact)})
     return messages
 
 
-def _question(kind: str, person: dict[str, str]) -> dict[str, Any]:
-    asked = {"role": "user", "content": QUESTIONS[kind].format(**person)}
-    return {"messages": [*shown(), asked], "answer": person[kind]}
+def _row(fact: dict[str, str]) -> dict[str, Any]:
+    asked = {"role": "user", "content": QUESTION.format(**fact)}
+    return {"messages": [*shown(), asked], "answer": fact["value"]}
 
 
 if __name__ == "__main__":

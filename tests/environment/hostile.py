@@ -98,7 +98,7 @@ def changes_process():
 
 
 def limits_itself():
-    for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+    for kind in (resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
 
 

@@ -18,7 +18,7 @@ from tests.runtime.episode_world import MARK, episode_recipe, go, kill_workers, 
 from tests.runtime.interruptions import PLACES, Died, die_at
 from tests.runtime.kill_after import kill_after
 from tests.runtime.test_async_run import assert_whole
-from tests.runtime.tiny_run import Watcher, assert_same, traces
+from tests.runtime.tiny_run import Watcher, assert_same, changed, traces
 from tests.warm import address
 
 
@@ -144,8 +144,16 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
         assert all("no answer" in row["error"] and row["reward"] is None and not row["tokens"] for row in rows)
         used, dropped = stored_groups(file)
         assert sum(not s.valid for group in (*used, *(g for g, _ in dropped)) for s in group.scores) == len(rows)
+        assert all(row["error"].endswith("; see environments.log") for row in rows)
+        uids = {f" prompt {row['prompt_uid']} sample {row['sample']}] RuntimeError: no answer" for row in rows}
+        assert all(uid in (tmp_path / "run" / "environments.log").read_text() for uid in uids)
         failed += len(rows)
     assert failed
+    before = (tmp_path / "run" / "environments.log").read_bytes()
+    assert go(tmp_path / "run", changed(tree, {"train__steps": 4}), resume=True).status == "done"
+    assert (tmp_path / "run" / "environments.log").read_bytes().startswith(before)
+    assert go(tmp_path / "run", changed(tree, {"task__environment__fail_on": 0}), overwrite=True).status == "done"
+    assert (tmp_path / "run" / "environments.log").read_bytes() == b""
 
 
 def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):

@@ -206,16 +206,22 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
         raise FieldError(where, value, f"must be {form}", remedy=f"as {example}, from this folder or PYTHONPATH")
     try:
         module = import_user_module(module_name)
+        made = getattr(module, name, None)
     except ModuleNotFoundError as error:
         bound = f"can't be imported: there is no module {error.name!r}"
         raise FieldError(where, value, bound, remedy="put its folder on PYTHONPATH, or install it") from error
     except Exception as error:
-        raise FieldError(where, value, f"can't be imported: {_line(error)}") from error
-    made = getattr(module, name, None)
+        raise FieldError(where, value, f"can't be imported: {_line(error)}", remedy=_remedy(error)) from error
     if not callable(made):
         names = [key for key, known in vars(module).items() if callable(known) and not key.startswith("_")]
         raise FieldError(where, value, f"has no {name!r}", remedy=suggestion(name, names))
     return made  # type: ignore[no-any-return]
+
+
+def _remedy(error: Exception) -> str:
+    if isinstance(error, MemoryError):
+        return "raise episode.memory_mb"
+    return "is the network or the server there that it needs?" if isinstance(error, OSError) else ""
 
 
 def _line(error: Exception) -> str:
@@ -237,7 +243,7 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
         error.field = f"environment.{error.field}"
         raise
     except Exception as error:
-        raise FieldError("environment", kind, f"can't be made: {_line(error)}") from error
+        raise FieldError("environment", kind, f"can't be made: {_line(error)}", remedy=_remedy(error)) from error
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
