@@ -10,7 +10,6 @@ from tests.runtime.interruptions import PLACES, Died, die_at
 from tests.runtime.test_async_run import assert_whole
 from tests.runtime.tiny_run import assert_same
 
-AGENT = {"kind": "agent", "run": "tests.rollout.episodes.agent_functions:asks_a_helper"}
 SYNCHRONOUS = {
     "an engine of its own": {"engine__kind": "local_process", "engine__threads": 1},
     "dynamic sampling": {
@@ -20,11 +19,10 @@ SYNCHRONOUS = {
             "dynamic_sampling": {"max_num_gen_batches": 8, "oversample": 1.5},
         }
     },
-    "pruning": {"algorithm": {"preset": "grpo", "selection": [{"kind": "prune", "rate": 0.5, "allocate": True}]}},
+    "pruning": {"algorithm": {"preset": "grpo", "selection": [{"kind": "prune", "rate": 0.5}]}},
     "returns of turns": {"algorithm": {"preset": "grpo", "advantage": {"kind": "turn_returns"}}},
     "states in common": {"algorithm": {"preset": "grpo", "advantage": {"kind": "gigpo"}}},
     "a critic": {"algorithm": {"preset": "ppo", "advantage": {"kind": "gae"}}, "critic": {"kind": "head"}},
-    "an agent from outside": {"task__environment": AGENT, "eval__task__environment": AGENT},
 }
 
 
@@ -46,7 +44,6 @@ ASYNCHRONOUS = {
     "train": {"runtime__over_age": "train"},
     "drop": {"runtime__over_age": "drop"},
     "the next policy": {"algorithm": NEXT},
-    "an agent from outside": {"task__environment": AGENT, "eval__task__environment": AGENT, "algorithm": NEXT},
 }
 
 
@@ -62,14 +59,3 @@ def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, 
     if "algorithm" in ASYNCHRONOUS[mode]:
         assert sum(record["next/written"] for record in records) > 0
         assert all(record["next/missing_fraction"] < 0.2 for record in records)
-
-
-def test_a_resumed_replay_is_the_unbroken_one(tiny_model, tmp_path):
-    tree = episode_recipe(tiny_model("llama"), eval__task=None, eval__every=0)
-    assert go(tmp_path / "source", tree).status == "done"
-    tree |= {"rollouts": str(tmp_path / "source")}
-    assert go(tmp_path / "unbroken", tree).status == "done"
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree, observer=die_at(*PLACES["after step 1"]))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
