@@ -12,7 +12,7 @@ its probability and draws anew where it does not; here the draw comes first.
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,10 +21,14 @@ from torch import Tensor
 
 from proxima.data import FinishReason
 from proxima.data.columns import Ints
-from proxima.engine.decoder import ROWS, CachingDecoder, padded_rows
+from proxima.engine.decoder import ROWS, padded_rows
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
 from proxima.engine.token_table import Lines
+
+if TYPE_CHECKING:
+    from proxima.engine.fast_decoder import FastDecoder
+    from proxima.engine.general_decoder import GeneralDecoder
 
 NGRAM = 3  # tokens that must have occurred before
 CHEAP_ROWS = 16  # completions up to which more rows hardly take longer
@@ -93,7 +97,7 @@ class SpeculativeScheduler(Scheduler):
     step.
     """
 
-    decoder: CachingDecoder
+    decoder: "FastDecoder | GeneralDecoder"
 
     def __init__(self, *args: Any, most: int, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -181,7 +185,7 @@ class SpeculativeScheduler(Scheduler):
         device, count = self.cache.device, len(tokens)
         padding = padded_rows(count) - count
         rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
-        hidden = self.decoder.step(*rows, self.cache, torch.from_numpy(begin).to(device))
+        hidden = self.decoder.step(rows[0], rows[1], self.cache, torch.from_numpy(begin).to(device))
         routes = self.decoder.routes
         settings = SamplingRows.of([running.request.sampling for running in self.running], device)
         uniform = self.table.uniform[[self.running[i].line for i in slot], at]
