@@ -21,7 +21,7 @@ from torch import Tensor
 
 from proxima.data import FinishReason
 from proxima.data.columns import Ints
-from proxima.engine.decoder import ROWS, padded_rows
+from proxima.engine.decoder import padded_rows
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
 from proxima.engine.token_table import Lines
@@ -119,10 +119,11 @@ class SpeculativeScheduler(Scheduler):
             super()._decode()
 
     def _worth_verifying(self, drafted: int) -> bool:
-        """Few rows cost what one does: reading the weights. Many cost more, which is won back if requests wait to take
-        the places of completions that end sooner, and if the tokens are not few."""
+        """Rows in the place of padding cost nothing, a few more little, because a step reads all weights anyway. Many
+        cost more, which is won back if requests wait to take the places of completions that end sooner."""
         count = len(self.running)
-        return drafted > count // ROWS and (count <= CHEAP_ROWS or bool(self.waiting))
+        enough = count + drafted <= padded_rows(count) or drafted > count // 4
+        return drafted > 0 and enough and (count <= CHEAP_ROWS or bool(self.waiting))
 
     def _draft(self, running: RunningRequest, unwritten: int) -> Sequence[int]:
         room = self.table.limit[running.line] - self.table.length[running.line] - unwritten - 1
