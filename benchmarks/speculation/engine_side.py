@@ -29,7 +29,7 @@ def main() -> None:
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
         return tuple(
             ids[settings["tokens"] - engine.scheduler.max_length :]
-        )  # all of it, but for the tests' tiny model
+        )  # all, but of a tiny model
 
     def once() -> dict[str, Any]:
         nonlocal seed
