@@ -27,9 +27,7 @@ def main() -> None:
 
     def chat(messages: list[dict[str, str]]) -> tuple[int, ...]:
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return tuple(
-            ids[settings["tokens"] - engine.scheduler.max_length :]
-        )  # all, but of a tiny model
+        return tuple(ids[settings["tokens"] - engine.scheduler.max_length :])  # all, but of a tiny model
 
     def once() -> dict[str, Any]:
         nonlocal seed
