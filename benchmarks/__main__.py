@@ -33,6 +33,7 @@ CLAIMS = (
     "ranks",
     "where",
     "decode_vs_hf",
+    "speculation",
     "step_vs_trl",
     "offline_vs_trl",
     "async_vs_sync",

@@ -26,7 +26,8 @@ def main() -> None:
     prefill = engine.scheduler.decoder.prefill = Timed(engine.scheduler.decoder.prefill)
 
     def chat(messages: list[dict[str, str]]) -> tuple[int, ...]:
-        return tuple(loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        return tuple(ids[settings["tokens"] - engine.scheduler.max_length :])  # all, but of a tiny model
 
     def once() -> dict[str, Any]:
         nonlocal seed

@@ -8,9 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from proxima.check import check_law
+from proxima.check.engine_case import EngineUnderTest, tiny_model
+from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.data import FieldError
 from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling, WeightUpdate
 from proxima.engine.local import collect
+from proxima.engine.protocol import EngineSetup
 from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
 from tests.engine.helpers import engine, prompt, requests, run
 from tests.engine.test_local import drain, steps, trainer_log_prob, wide_model
@@ -158,6 +162,17 @@ def test_weights_published_midway(interrupt):
         expected = torch.stack([trainer_log_prob("llama", asked, given, seed=seed) for seed in (0, 11, 12)])
         found_ = torch.tensor([x for c in given for x in c.untruncated_log_prob])
         torch.testing.assert_close(found_, expected.gather(0, version[None])[0], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("law", sorted(law.name for law in ENGINE_LAWS))
+def test_the_laws_of_engines_hold(law, monkeypatch):
+    """Of frequencies too; a draft comes with every token that was there before."""
+    monkeypatch.setattr("proxima.engine.speculation.NGRAM", 1)
+    monkeypatch.setattr("proxima.engine.speculation.LONGEST_PAUSE", 0)
+    (found,) = (one for one in ENGINE_LAWS if one.name == law)
+    spec = Local(slots=16, dtype="float32", sampling_mask=law == "sampling_masks", num_speculative_tokens=3)
+    case = EngineUnderTest(spec, EngineSetup.of(tiny_model()), tiny_model, dtype="float32")
+    assert check_law(found, case).status == "passed"
 
 
 def test_another_process_does_the_same():

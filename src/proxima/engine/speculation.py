@@ -12,7 +12,7 @@ its probability and draws anew where it does not; here the draw comes first.
 
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,10 +21,14 @@ from torch import Tensor
 
 from proxima.data import FinishReason
 from proxima.data.columns import Ints
-from proxima.engine.decoder import ROWS, CachingDecoder, padded_rows
+from proxima.engine.decoder import padded_rows
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
 from proxima.engine.token_table import Lines
+
+if TYPE_CHECKING:
+    from proxima.engine.fast_decoder import FastDecoder
+    from proxima.engine.general_decoder import GeneralDecoder
 
 NGRAM = 3  # tokens that must have occurred before
 CHEAP_ROWS = 16  # completions up to which more rows hardly take longer
@@ -93,7 +97,7 @@ class SpeculativeScheduler(Scheduler):
     step.
     """
 
-    decoder: CachingDecoder
+    decoder: "FastDecoder | GeneralDecoder"
 
     def __init__(self, *args: Any, most: int, **settings: Any) -> None:
         super().__init__(*args, **settings)
@@ -115,10 +119,11 @@ class SpeculativeScheduler(Scheduler):
             super()._decode()
 
     def _worth_verifying(self, drafted: int) -> bool:
-        """Few rows cost what one does: reading the weights. Many cost more, which is won back if requests wait to take
-        the places of completions that end sooner, and if the tokens are not few."""
+        """Rows in the place of padding cost nothing, a few more little, because a step reads all weights anyway. Many
+        cost more, which is won back if requests wait to take the places of completions that end sooner."""
         count = len(self.running)
-        return drafted > count // ROWS and (count <= CHEAP_ROWS or bool(self.waiting))
+        enough = count + drafted <= padded_rows(count) or drafted > count // 4
+        return drafted > 0 and enough and (count <= CHEAP_ROWS or bool(self.waiting))
 
     def _draft(self, running: RunningRequest, unwritten: int) -> Sequence[int]:
         room = self.table.limit[running.line] - self.table.length[running.line] - unwritten - 1
@@ -181,7 +186,7 @@ class SpeculativeScheduler(Scheduler):
         device, count = self.cache.device, len(tokens)
         padding = padded_rows(count) - count
         rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
-        hidden = self.decoder.step(*rows, self.cache, torch.from_numpy(begin).to(device))
+        hidden = self.decoder.step(rows[0], rows[1], self.cache, torch.from_numpy(begin).to(device))
         routes = self.decoder.routes
         settings = SamplingRows.of([running.request.sampling for running in self.running], device)
         uniform = self.table.uniform[[self.running[i].line for i in slot], at]
