@@ -50,7 +50,9 @@ def smaller(config: Any, root: Path) -> list[str]:
         kind = {"PreparedTask": "prepared", "Gsm8kTask": "gsm8k", "Jsonl": "jsonl"}.get(type(task).__name__, "parquet")
         place = places[kind].parent / "test.parquet" if kind == "parquet" and slot == "eval.task" else places[kind]
         values |= (
-            {f"{slot}.path": place} if kind != "parquet" else {slot: json.dumps({"kind": kind, "path": str(place)} | _world(task))}
+            {f"{slot}.path": place}
+            if kind != "parquet"
+            else {slot: json.dumps({"kind": kind, "path": str(place)} | _world(task))}
         )
     for i, reward in enumerate(config.reward):
         if isinstance(reward, Overlong):
