@@ -10,7 +10,7 @@ from proxima.lab.run_reader import Metrics, Points
 from proxima.lab.sweep_plan import PlannedRun
 from proxima.runtime.watch.observer import Record
 
-RECENT = 20  # the median duration of this many steps estimates the rest
+RECENT = 5  # the median duration of this many steps estimates the rest; steps get longer as completions do
 
 
 class RunState(StrEnum):

@@ -339,10 +339,11 @@ def why_unknown(record: Record) -> str:
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
-    """Seconds left without evaluations: the remaining steps times the median of the last twenty."""
+    """Seconds left without evaluations: the remaining steps times the median of the last five, for steps get longer as
+    completions do."""
     if info is None or not steps or record["step"] >= info.steps:
         return None
-    return float(statistics.median(steps[-20:]) * (info.steps - record["step"]))
+    return float(statistics.median(steps[-5:]) * (info.steps - record["step"]))
 
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:
