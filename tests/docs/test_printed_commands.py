@@ -80,6 +80,7 @@ FENCES = {  # page → what its reader has saved under a name, and words of that
     "docs/rewards.md": {"my_reward.py": "def brevity"},
 }
 FILES = {  # page → what else its reader has: a run of the quickstart, or a copy of one of our files
+    "docs/environments.md": {"runs/mine": "run"},
     "docs/evaluation.md": {"runs/mine": "run", "runs/a": "run", "runs/b": "run"},
     "docs/laboratory.md": {"runs/first": "run", "runs/second": "run", "runs/add-1": "run"},
     "docs/migration.md": {"run.yaml": "packages/proxima-peers/tests/examples/verl_dapo.yaml"},

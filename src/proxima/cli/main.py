@@ -166,15 +166,15 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     return run_command(command, arguments)
 
 
-LOADING = dict.fromkeys(FAMILIES, "reading") | dict.fromkeys(("eval", "generate", "chat"), "loading model of")
+SLOW = {*FAMILIES, "eval", "generate", "chat"}  # commands that import libraries and load a model
 
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
     """On a terminal, say at once what takes seconds: reading the recipe, importing libraries, loading the model."""
     silent = getattr(arguments, "quiet", False) or getattr(arguments, "as_json", False) or not stream.isatty()
-    if arguments.command in LOADING and not silent:
+    if arguments.command in SLOW and not silent:
         given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None) or "the recipe"
-        print(f"{LOADING[arguments.command]} {given} …", file=stream, flush=True)
+        print(f"reading {given} …", file=stream, flush=True)
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:

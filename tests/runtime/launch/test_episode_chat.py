@@ -1,0 +1,148 @@
+"""Chats and episodes with tools: real environments, and an engine that says what it is told to."""
+
+import json
+
+import pytest
+
+from proxima.cli.main import main
+from proxima.config import resolve
+from proxima.config.schema import PlayedConfig
+from proxima.data import Completion, UserError
+from proxima.engine.protocol import Sampling
+from proxima.runtime.launch import inference
+from proxima.runtime.launch.episode_chat import EpisodeChat, make_table, play_episodes
+from tests.rollout.episodes.test_player import ids
+from tests.tiny import tiny_tokenizer
+
+TOOL = ["task.kind=arithmetic", "task.tools=[proxima.environment.calculator:calculate]"]
+GAME = ["task={kind: seeds, count: 3, environment: {kind: guess, low: 1, high: 2, guesses: 2}}"]
+XML = "<function=calculate><parameter=expression>6*7</parameter></function>"
+CALL = "```calculate\n6*7\n```"
+END = tiny_tokenizer().eos_token_id
+
+
+class Says:
+    """An engine; a text that ends with "…" is cut off, an exception is raised after a token."""
+
+    def __init__(self, *texts):
+        self.texts, self.contexts = [*texts], []
+
+    async def generate(self, requests):
+        for request in requests:
+            self.contexts.append(tiny_tokenizer().decode(request.prompt.tokens))
+            text = self.texts.pop(0)
+            if isinstance(text, BaseException):
+                raise text
+            cut = text.endswith("…")
+            text = text.removesuffix("…")
+            made = Completion.of_text(
+                request.prompt.uid,
+                request.sample,
+                text,
+                [*ids(text), *([] if cut else [END])],
+                "length" if cut else "stop",
+            )
+            object.__setattr__(made, "turn", request.turn)
+            yield made
+
+    async def in_flight(self):
+        return []
+
+
+class Heard(list):
+    def opening(self, text):
+        self.append(("opening", text))
+
+    def piece(self, text):
+        self.append(("piece", text))
+
+    def turn(self, turn):
+        self.append(([call.name for call in turn.calls], [message["content"] for message, _ in turn.answers]))
+
+    def over(self, reward):
+        self.append(("over", reward))
+
+
+@pytest.fixture
+def table(tiny_model):
+    made = []
+
+    def make(*words, row=0):
+        path = f"model.path={tiny_model('llama')}"
+        # the template of the tiny model knows no tools: what it is told of them fills its context
+        config = resolve({}, [path, "episode={turns: 2, tool_format: code, workers: 1}", *words], root=PlayedConfig)
+        made.append(make_table(config.config, row))
+        object.__setattr__(made[-1].world.rules, "context", 2000)
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.world.close()
+
+
+@pytest.fixture
+def proxima(capsys):
+    return lambda *words: (main([str(word) for word in words]), *capsys.readouterr())
+
+
+@pytest.fixture
+def roomy(monkeypatch):
+    from proxima.runtime.launch import episode_chat
+
+    whole = episode_chat.load_tokenizer_and_context
+    monkeypatch.setattr(episode_chat, "load_tokenizer_and_context", lambda model: (whole(model)[0], 2000))
+
+
+def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, roomy):
+    heard, engine = Heard(), Says(CALL, "42", CALL, CALL, "Yes.", "Hm…", KeyboardInterrupt(), "ok", "new")
+    chat = EpisodeChat(table(*TOOL), engine, Sampling(max_tokens=40), 0, heard)
+    assert chat.ask("6*7?", 0) == ""
+    assert heard == [("piece", CALL), (["calculate"], ["42"]), ("piece", "42"), ([], [])]
+    assert chat.ask("Again?", 0) == "turns"
+    assert chat.ask("Sure?", 0) == ""
+    assert engine.contexts[-1].endswith("user\n42\nSure?<|im_end|>\n<|im_start|>assistant\n")
+    assert engine.contexts[-1].startswith(engine.contexts[0]) and engine.contexts[-1].count(CALL) == 3
+    assert chat.ask("Long?", 0) == "tokens"
+    with pytest.raises(KeyboardInterrupt):
+        chat.ask("lost", 0)
+    chat.ask("and?", 0)
+    assert "lost" not in engine.contexts[-1] and "Hm<|im_end|>\n<|im_start|>user\nand?" in engine.contexts[-1]
+    with pytest.raises(UserError, match="no room"):
+        chat.ask("x" * 2000, 0)
+    chat.new()
+    chat.ask("6*7?", 0)
+    assert engine.contexts[-1] == engine.contexts[0]
+
+
+def test_the_environment_asks_and_judges(table):
+    heard = Heard()
+    chat = EpisodeChat(table(*GAME), Says("1", "2", "none…"), Sampling(max_tokens=40), 0, heard)
+    assert chat.table.writes and chat.play(0) == ""
+    assert heard[0] == ("opening", "Guess a number from 1 to 2. I answer higher or lower.")
+    assert heard[-1][0] == "over" and heard[-1][1] in (0.5, 1.0)
+    with pytest.raises(UserError, match="writes the question itself"):
+        chat.ask("hello", 0)
+    with pytest.raises(UserError, match="--row 3: the task has rows 0"):
+        chat.play(3)
+
+
+def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
+    engine = Says(CALL, "42")
+    (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)
+    assert made.text == "42" and made.episode.reward is None and [s.role for s in made.episode.spans][1] == "user"
+    monkeypatch.setattr(inference, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
+    words = ("generate", tiny_model("llama"), "6*7?", "--tools", "proxima.environment.calculator:calculate")
+    code, out, err = proxima(*words)
+    assert code == 0, err
+    assert out.startswith("user    6*7?\nmodel   ") and out.rstrip().endswith("model   42"), out
+    (row,) = json.loads(proxima(*words, "--json")[1])["completions"]
+    assert sum(row["sampled"]) == len(row["sampled"]) - row["episode"]["spans"][1]["tokens"]
+
+
+def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):
+    monkeypatch.setattr(inference, "local_engine", lambda *_, **__: pytest.fail("loads"))
+    model = tiny_model("llama")
+    code, out, err = proxima("chat", model, "--tools", "nowhere:lookup")
+    assert (code, out) == (2, "") and err.startswith("error: task.tools=") and err.count("\n") == 1
+    code, _, err = proxima("chat", model, "--row", "1")
+    assert code == 2 and err == ("error: --row is for a run whose task has an environment or tools; leave it out\n")
