@@ -605,7 +605,7 @@ def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     assert (best["name"], worst["name"], page.data["samples"][0][0]["of"]) == ("7.1.1", "7.0.0", 2)  # a row a sample
     assert [turn["role"] for turn in worst["turns"]] == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert [turn["calls"] for turn in worst["turns"][:2]] == [["add(a=1)"], []]
-    assert worst["turns"][2]["unreadable"] == ["no brace"] and worst["turns"][2]["reward"] == "reward -0.50"
+    assert worst["turns"][2]["unreadable"] == ["no brace"] and worst["turns"][2]["reward"] == "reward −0.50"
     assert worst["turns"][3]["error"] and worst["note"].endswith("cut by the limit of turns · begun 2 times")
     assert best["note"].endswith("begun 2 times · 1 fork")
     shown = folder.report.read_text(encoding="utf-8").partition("held-out questions</h2>")[2].partition("</section>")[0]
