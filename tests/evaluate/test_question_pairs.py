@@ -1,9 +1,11 @@
 """Two results compared by what their answers have: accuracy, reward, a part of it, length."""
 
+from dataclasses import replace
+
 import pytest
 
-from proxima.data import Score, UserError
-from proxima.evaluate import compare_results, metrics_of, read_result
+from proxima.data import Episode, Score, Span, ToolCall, UserError
+from proxima.evaluate import compare_results, eval_metrics, metrics_of, read_result
 from proxima.runtime.state.rollouts import write_evals
 from tests.evaluate.test_eval_metrics import group
 
@@ -20,6 +22,21 @@ def results(tmp_path, *sides):
         write_evals(folder / "000004-after.parquet", 4, [group(uid, (text[uid], s)) for uid, s in enumerate(scores)])
         found.append(read_result(tmp_path / str(i)))
     return found
+
+
+def test_turns_and_calls_of_episodes_are_compared_and_their_length_is_what_the_model_wrote(tmp_path):
+    said = Span(role="assistant", tokens=1, sampled=True, calls=(ToolCall(name="add"),))
+    spans = (said, Span(role="tool", tokens=1), replace(said, turn=1, calls=()))
+    plain, played = group(0, ("abc", Score(value=1.0))), Episode(spans=spans, reward=1.0)
+    completion = replace(plain.completions[0], sampled=(True, False, True), episode=played)
+    folder = tmp_path / "evals"
+    folder.mkdir()
+    write_evals(folder / "000004-after.parquet", 4, [replace(plain, completions=(completion,))])
+    question = read_result(tmp_path).suites["held-out"][0]
+    assert [question.values(name) for name in ("turns", "calls", "length")] == [(2.0,), (1.0,), (2.0,)]
+    metrics = eval_metrics([replace(plain, completions=(completion,))], samples=1)
+    assert metrics["episodes"]["episode/turns/mean"] == 2 and metrics["episodes"]["episode/calls"] == 1
+    assert "episodes" not in eval_metrics([plain], samples=1)
 
 
 def test_rewards_are_compared_where_nothing_is_right_or_wrong(tmp_path):

@@ -103,6 +103,18 @@ def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
     assert comparison(mixed).figures == ()
 
 
+def test_runs_with_environments_show_their_turns(tmp_path):
+    played = [step(n, **{"episode/turns/mean": float(n), "episode/calls": 4.0, "episode/failed": 0}) for n in (1, 2)]
+    make_sweep(tmp_path / "s", {"grpo": {1: ([step(1), step(2)], {})}, "cppo": {1: (played, {})}})
+    found = comparison(tmp_path / "s")
+    assert found.figures == ("turns", "calls", "failed") and not found.offline
+    grpo, cppo = found.rows()
+    assert grpo.figures["turns"] is None and cppo.figures["turns"].mean == 2.0 and cppo.reward.mean == 0.5
+    values = page_values(found)
+    assert values["head"][5:9] == ["training reward", "turns", "calls", "failed"]
+    assert {"Turns", "Tool calls"} <= {chart["title"] for chart in values["charts"]}
+
+
 def test_a_pairing_needs_common_seeds(tmp_path):
     cells = {
         "a": {1: (curve([0.1, 0.5]), {}), 2: (curve([0.1, 0.6]), {})},

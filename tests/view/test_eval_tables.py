@@ -56,6 +56,22 @@ def test_one_set():
     ]
 
 
+def test_episodes_have_turns_and_calls():
+    """A set with an environment beside one without."""
+    played = {"episode/turns/mean": 2.46, "episode/calls": 1204.0, "episode/unreadable": 3.0}
+    suites = {"sums": facts(episodes=played, truncated=0.0, invalid=2), "gsm8k": facts(truncated=0.06)}
+    lines = results_table(result(**suites), {"sums": 62.0, "gsm8k": 62.0}, io.StringIO()).splitlines()
+    assert lines[3:6] == [
+        "         n  greedy         95 %  length  turns  calls    cut  no answer  failed    time",
+        "sums   200   0.125  0.086–0.178   181.4    2.5  1,204  0.0 %      0.0 %       2  1m 02s",
+        "gsm8k  200   0.125  0.086–0.178   181.4      –      –  6.0 %      0.0 %       0  1m 02s",
+    ]
+    assert "sums: 3 tool calls could not be read, and the model was told so" in lines
+    assert "gsm8k: 6.0 % of the answers reached the limit of 512 tokens; raise --max-tokens" in lines
+    often = results_table(result(sums=facts(episodes=played, truncated=0.5)), {}, io.StringIO())
+    assert "50.0 % of the episodes reached a limit; raise --max-tokens, episode.turns or episode.tokens" in often
+
+
 def test_several_samples_and_what_to_mind():
     def figure(value):
         return {"value": value, "low": value - 0.1, "high": value + 0.1, "method": "bootstrap", "questions": 30}

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.data import Score
+from proxima.data import Completion, Episode, Group, Score, Span, ToolCall
 from proxima.data import atomic_files as files
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import write_evals, write_rollouts
+from proxima.train.completion_record import CompletionRecord
 from proxima.view.chart import write_figure
 from proxima.view.curve import LearningCurve
 from proxima.view.microscope import PORT
@@ -560,6 +561,73 @@ def test_the_report_of_ppo_has_the_critic(tmp_path):
     assert legend == ["critic", "prompt&#39;s mean"] or legend == ["critic", "prompt's mean"]
     assert ends == (-1, 1) and shown["Value loss"][0] == [["0.25"] * 3]
     assert shown["Values"][:2] == ([["0.500"] * 3, ["0.750"] * 3], ["critic", "returns"])
+
+
+def played(uid, reward, forked=False, failure=""):
+    """An episode of the group `uid`: a call, its answer, a call that can't be read, its answer, and an end."""
+    facts = {"prompt_uid": uid, "sample": int(forked), "finish_reason": "stop", "temperature": 1.0}
+    spans = (
+        Span(
+            role="assistant", tokens=2, text="let me", sampled=True, calls=(ToolCall(name="add", arguments={"a": 1}),)
+        ),
+        Span(role="tool", tokens=1, text="<b>2</b>"),
+        Span(role="assistant", tokens=1, text="{", sampled=not forked, turn=1, unreadable=("no brace",), reward=-0.5),
+        Span(role="tool", tokens=1, text="error: no brace", turn=1, error=True),
+        Span(role="assistant", tokens=1, text="It is 2.", sampled=True, turn=2, reward=reward),
+    )
+    episode = Episode(spans=spans, reward=reward, cut="turns", attempts=2, forks=int(forked), failure=failure)
+    values = {"sampled_log_prob": (-0.5,) * 6, "untruncated_log_prob": (-0.5,) * 6, "policy_version": (0,) * 6}
+    sampled = tuple(span.sampled for span in spans for _ in range(span.tokens))
+    main = Completion(
+        **facts, **values, tokens=(1,) * 6, text="It is 2.", sampled=sampled, episode=episode, turn=int(forked)
+    )
+    if not forked:
+        return main
+    older = replace(main, turn=0, episode=replace(episode, spans=spans[:3], reward=None), tokens=(1,) * 4,
+                    sampled=(False, False, False, True), sampled_log_prob=(-0.5,) * 4,
+                    untruncated_log_prob=(-0.5,) * 4, policy_version=(0,) * 4, text="{")  # fmt: skip
+    return replace(main, earlier=(older,))
+
+
+def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
+    folder = make_run(tmp_path / "run", steps=1)
+    prompt = group(7, ["x"], [True]).prompt
+    completions = (played(7, 0.25), played(7, 1.0, forked=True))
+    scores = tuple(Score(value=value, parts={"environment": value}) for value in (0.25, 1.0))
+    groups = [Group(prompt=prompt, completions=completions, scores=scores)]
+    paths = [path for completion in completions for path in completion.paths]
+    outcomes = {path.key: CompletionRecord(outcome="skipped_zero_advantage", advantage=0.0) for path in paths}
+    write_rollouts(folder.rollout_file(1), 1, groups, outcomes)
+    for label in ("before", "after"):
+        write_evals(folder.eval_file(int(label == "after"), label), 1, groups)
+    page = Page(write_report(folder.path))
+    best, worst = page.data["samples"][0][0]["completions"]
+    assert (best["name"], worst["name"], page.data["samples"][0][0]["of"]) == ("7.1.1", "7.0.0", 2)  # a row a sample
+    assert [turn["role"] for turn in worst["turns"]] == ["assistant", "tool", "assistant", "tool", "assistant"]
+    assert [turn["calls"] for turn in worst["turns"][:2]] == [["add(a=1)"], []]
+    assert worst["turns"][2]["unreadable"] == ["no brace"] and worst["turns"][2]["reward"] == "reward −0.50"
+    assert worst["turns"][3]["error"] and worst["note"].endswith("cut by the limit of turns · begun 2 times")
+    assert best["note"].endswith("begun 2 times · 1 fork")
+    shown = folder.report.read_text(encoding="utf-8").partition("held-out questions</h2>")[2].partition("</section>")[0]
+    assert "<code>→ add(a=1)</code>" in shown and "&lt;b&gt;2&lt;/b&gt;" in shown and '<li class="tool error">' in shown
+
+
+def test_the_report_of_episodes_has_their_charts_and_links_to_each_in_the_viewer(tmp_path):
+    facts = {"episode/turns/mean": 2.5, "episode/turns/max": 3, "episode/calls": 12, "episode/unreadable": 1}
+    facts |= {f"episode/{name}": 0 for name in ("errors", "failed", "retried", "forks")}
+    facts |= {"episode/cut": 4, "time/turns": 90.0, "time/environment": 6.0}
+    folder = RunFolder(tmp_path / "run")
+    shown, _ = charts_of(folder, [record(step) | facts for step in (1, 2)])
+    assert shown["Turns"][:2] == ([["2.5"] * 2, ["3.0"] * 2], ["mean", "longest"])
+    assert shown["Tool calls"][:2] == ([["12"] * 2, ["1"] * 2], ["calls", "unreadable"])  # no line that is always 0
+    assert shown["Episodes that went wrong"][:2] == ([["4"] * 2], ["cut by a limit"])
+    assert shown["Where episodes wait"][0] == [["1m 30s"] * 2, ["6.0 s"] * 2]
+    links = dict(
+        re.findall(r'<h3>([^<]*)</h3>(?:(?!</figcaption>).)*href="([^"]*)"', folder.report.read_text(), re.DOTALL)
+    )
+    viewer = f"http://127.0.0.1:{PORT}/#/0?q="
+    assert links["Turns"] == f"{viewer}episode/turns" and links["Masked"] == f"{viewer}masked_fraction"
+    assert links["Time per phase"] == f"{viewer}time/" and links["Where episodes wait"] == f"{viewer}time"
 
 
 def example(step, **more):
