@@ -15,6 +15,8 @@ from proxima.environment.calculator import calculate
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools
+from proxima.rollout.episodes.played import with_instructions
+from proxima.task.prompts import with_system
 
 
 def main(count: int, path: Path) -> None:
@@ -22,7 +24,6 @@ def main(count: int, path: Path) -> None:
     config = resolve(find_recipe("cpu/tools")).config
     with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
         told = describe_tools(hosts.interface.schemas, config.episode.tool_format)
-    system = {"role": "system", "content": f"{config.data.system}\n\n{told}"}
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -30,10 +31,9 @@ def main(count: int, path: Path) -> None:
             first, second = row.metadata["operands"]
             expression = f"{first} {row.metadata['operator']} {second}"
             chat = [
-                system,
-                *row.messages,
+                *with_instructions(with_system(row.messages, config.data.system), told),
                 {"role": "assistant", "content": f"```calculate\n{expression}\n```"},
-                {"role": "tool", "content": calculate(expression)},
+                {"role": "user", "content": calculate(expression)},  # as a template that knows no tools is shown it
                 {"role": "assistant", "content": row.answer},
             ]
             file.write(json.dumps({"messages": chat}) + "\n")
