@@ -6,7 +6,7 @@ import time
 from importlib.util import find_spec
 from typing import Any
 
-MB, EVERY, PAUSE = 2**20, 10.0, 0.2  # seconds between two readings, and between two clicks
+MB, EVERY, PAUSE = 2**20, 10.0, 0.05  # seconds between two readings, and between two clicks
 BROWSER_EVERY = 60.0
 
 
@@ -75,6 +75,7 @@ def browsed(address: str, draw: random.Random, rows: dict[str, list[Any]]) -> No
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"], env=kept)
         page = browser.new_page()
+        page.set_default_timeout(600_000)
         for route in ("0", "0/step/1", f"0/step/1/group/{uid}", f"0/step/1/completion/{uid}.{sample}.0?t=7"):
             page.goto(f"{address}#/{route}")
             page.wait_for_selector("#view > *")

@@ -134,7 +134,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class PolicyLoss(Loss):
-    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected`, as the batch has it;
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected` of the batch;
     and, where the check is left to the caller, its `invalid_tokens`."""
 
     keep: Tensor

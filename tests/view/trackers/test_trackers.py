@@ -199,7 +199,7 @@ def test_the_page_of_a_prompt_goes_with_the_run(tmp_path):
 
 
 def test_who_takes_no_page_says_so(tiny_model):
-    with pytest.raises(proxima.UserError, match=r"monitor.0.sample_every.*unknown"):
+    with pytest.raises(proxima.UserError, match=r"monitor.0.sample_every=5.*'tensorboard' has no field"):
         resolve(recipe(tiny_model("llama"), monitor=[{"kind": "tensorboard", "sample_every": 5}]))
     assert Mlflow(sample_every=-1).problem() is not None
 
