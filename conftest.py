@@ -40,6 +40,9 @@ SLOW = frozenset(
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not select
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow ones; those that wait come first: xdist gives the first part of the list to one worker, which waits
+    while the others compute."""
+    items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
             item.add_marker(pytest.mark.slow)

@@ -130,6 +130,7 @@ def test_a_connection_that_stays_broken(monkeypatch):
         submit_command.follow_job(FakeClient("RUNNING", None, breaks=9), "job", "how to follow")
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(SECONDS)
 def test_jobs_of_a_cluster(recipe, here, monkeypatch):
     """The jobs run a package that stands in for proxima: what is tested is the way there and back."""

@@ -6,7 +6,7 @@ import pytest
 from tests.engine.http.ranked_run import RankedRun, ServerProgram
 from tests.ports import kept_port
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
 
 
 def recipe(model, engine):

@@ -17,6 +17,9 @@ from tests.warm import LAUNCHER, WarmPopen
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 240.0  # of a run, on a machine with other work
+PATIENCE = (
+    5  # seconds after which torchrun kills a rank that a SIGTERM did not end, as one that is stopped; 30 by default
+)
 COMMAND = ("-m", "proxima.cli.main", "train")
 
 
@@ -32,6 +35,7 @@ def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
 def started(words: list[str], *, ranks: int = 2, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """`torchrun` of the command; everything that it started is gone afterwards."""
     run = [*LAUNCHER, "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    run += ["--shutdown-timeout", str(PATIENCE)]
     with output.open("wb") as file:
         process = WarmPopen([*run, *COMMAND, *words], cwd=ROOT, env=environment(), stdout=file, stderr=file)
     try:

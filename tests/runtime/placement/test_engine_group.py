@@ -55,6 +55,7 @@ def test_how_rank_0_finds_them(monkeypatch):
     assert placed_engine(other) is other
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 def test_a_server_whose_actor_is_killed_costs_no_step(tiny_model, tmp_path):
     program = tmp_path / "vllm"
@@ -122,6 +123,7 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
     assert group.devices(lambda: None) == [("4",), ("5",), ("0",), ("1",)]
 
 
+@pytest.mark.waits
 @pytest.mark.slow
 def test_servers_sleep_during_each_update_of_a_run_that_shares_its_devices(tiny_model, tmp_path):
     program, calls = tmp_path / "vllm", tmp_path / "calls"

@@ -46,6 +46,7 @@ def test_a_rank_that_is_killed_is_named_before_torchrun_says_anything(tiny_model
     assert '"status": "failed"' in (tmp_path / "run" / "summary.json").read_text()
 
 
+@pytest.mark.waits
 @pytest.mark.parametrize(("how", "words"), [("stop", "has given no sign of life for"), ("sleep", "did nothing for")])
 def test_a_rank_that_hangs_is_named_and_ends_the_run(tiny_model: Tiny, tmp_path: Path, how: str, words: str) -> None:
     placement = {"placement__timeout": 8.0}
@@ -105,6 +106,7 @@ def test_an_error_that_one_node_has_is_told_by_rank_0(tiny_model: Tiny, tmp_path
     assert ends[1][1:] == ("", "")
 
 
+@pytest.mark.waits
 def test_a_rank_that_never_comes(tiny_model: Tiny, tmp_path: Path) -> None:
     words = ranked(tiny_model(), tmp_path / "run", placement__timeout=3.0)
     [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "3"})])

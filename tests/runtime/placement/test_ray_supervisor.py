@@ -112,6 +112,7 @@ def driver(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
         process.communicate()
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(SECONDS)
 def test_a_cluster_of_its_own(driver, tmp_path):
     process = driver("add_up", {"env": {"EXTRA": "yes"}})
@@ -130,6 +131,7 @@ def test_a_cluster_of_its_own(driver, tmp_path):
     require_gone([*below, first["pid"], second["pid"]])
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(2 * SECONDS)
 def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path):
     process = driver("wait")
@@ -153,6 +155,7 @@ def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path):
     require_gone(below, 180)
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(2 * SECONDS)
 def test_nodes_of_a_cluster(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")

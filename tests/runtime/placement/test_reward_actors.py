@@ -16,7 +16,7 @@ from tests.reward.test_pool import HANGS, code, found, regex
 from tests.reward.test_runner import THOUGHT
 
 ray, psutil = pytest.importorskip("ray"), pytest.importorskip("psutil")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
 
 
 @pytest.fixture(scope="module", autouse=True)
