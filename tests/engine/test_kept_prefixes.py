@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.engine.cache import KeptPrefixes
+from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import Request, WeightUpdate
 from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
 from tests.engine.test_decoders import PAIRS

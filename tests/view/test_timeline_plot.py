@@ -2,7 +2,7 @@
 
 import re
 
-from proxima.rollout.generator import EpisodeLife
+from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, EPISODES, TRAINER, Lane, Timeline, TimelineSpan, timeline_spans
 from proxima.view.chart import svg_file

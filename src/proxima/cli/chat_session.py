@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from proxima.cli.generate import MODEL, Inference, ModelAsked, model_asked, table_of, warn
+from proxima.cli.generate import MODEL, Inference, ModelAsked, model_asked, open_table, warn
 from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
@@ -40,7 +40,7 @@ def chat(
     """
     inference.sampling(MOST)  # refuses before anything is read
     asked = model_asked(model, inference)
-    with table_of(asked, row or 0) as table:
+    with open_table(asked, row or 0) as table:
         if table is not None:
             return EpisodeTalk(asked, table, inference, row).run()
         if row is not None:

@@ -100,7 +100,7 @@ def complete_prompts(
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)
     asked = model_asked(model, inference)
-    with table_of(asked) as table:
+    with open_table(asked) as table:
         completions, seconds = _completed(asked, table, prompts, samples, inference)
     tokens = sum(int(path.tokens.size if path.sampled is None else path.sampled.sum()) for path in _paths(completions))
     rate = tokens / seconds if seconds else 0.0
@@ -215,7 +215,7 @@ def _plays(run: str) -> bool:
 
 
 @contextmanager
-def table_of(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
+def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
     """What plays the episodes of a model that has tools or an environment, before its weights load; else None."""
     if asked.played is None:
         yield None

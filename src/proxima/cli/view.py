@@ -34,7 +34,7 @@ def view(
     """Serve the page until a signal."""
     require_server("view")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
-    plain = key is None or re.fullmatch(r"[\w.~-]+", key, re.ASCII)
+    plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))
     require(plain, "--key", key, "must have letters, digits and . _ ~ - alone: it is a part of the address")
     if export is not None:
         return _export(runs, export, recompute)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Cut = Literal["", "turns", "tokens", "context"]
 
@@ -87,3 +87,14 @@ def _span(values: Mapping[str, Any]) -> Span:
     calls: Sequence[Mapping[str, Any]] = values["calls"]
     made = tuple(ToolCall(**call) for call in calls)
     return Span(**{**values, "calls": made, "unreadable": tuple(values["unreadable"])})
+
+
+class EpisodeLife(NamedTuple):
+    """From when to when an episode was played, all attempts together, and waited for each turn of the model; the rest
+    was its environment's. Seconds of the event loop's clock."""
+
+    uid: int
+    sample: int
+    begin: float
+    end: float
+    turns: Sequence[tuple[float, float]]

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
-from proxima.engine.cache import KeptPrefixes
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
+from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import InFlight, Request
 from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
 from proxima.engine.token_table import Lines, TokenTable

@@ -4,10 +4,11 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.data.columns import Bools
+from proxima.data.episode import EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request, Sampling
 
 
@@ -60,17 +61,6 @@ class RolloutListener:
 
     def scored(self, group: Group) -> None:
         """The scores of a group of a training batch are final."""
-
-
-class EpisodeLife(NamedTuple):
-    """From when to when an episode was played, all attempts together, and waited for each turn of the model; the rest
-    was its environment's. Seconds of the event loop's clock."""
-
-    uid: int
-    sample: int
-    begin: float
-    end: float
-    turns: Sequence[tuple[float, float]]
 
 
 class EpisodePlayer(Protocol):

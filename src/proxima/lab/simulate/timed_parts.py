@@ -18,6 +18,7 @@ from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import NoPolicyGradient
 from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
 from proxima.data.columns import Bools
+from proxima.data.episode import EpisodeLife
 from proxima.data.random import SIMULATED_VERDICT, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.lab.simulate.timed_engine import TimedEngine
@@ -25,7 +26,7 @@ from proxima.lab.simulate.timed_replica import constant_column
 from proxima.lab.simulate.times import Times
 from proxima.model.compute_thread import Progress
 from proxima.rollout.episodes.played import EpisodeTimes, next_arrival, sampled_turn
-from proxima.rollout.generator import EpisodeLife, GroupGenerator
+from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.activity import Activity

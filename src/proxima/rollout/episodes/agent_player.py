@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from proxima.data import Completion, Message, Prompt, ToolCall, UserError
-from proxima.data.episode import Cut
+from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.agents import AgentJob, Agents
 from proxima.environment.hosts import EnvironmentFailure
@@ -34,7 +34,6 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.generator import EpisodeLife
 
 MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # where a call begins
 

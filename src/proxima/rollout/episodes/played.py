@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from proxima.data import Completion, Episode, Message, Prompt, SamplingMask, Span, ToolCall
 from proxima.data.columns import Bools, Ints
-from proxima.data.episode import Cut
+from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
-from proxima.rollout.generator import EpisodeLife
 
 COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
 PartialPaths = list[tuple[InFlight, Bools]]  # each with which of its tokens the model wrote

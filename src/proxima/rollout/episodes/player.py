@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from proxima.data import Completion, Message, Prompt, UserError
-from proxima.data.episode import Cut
+from proxima.data.episode import Cut, EpisodeLife
 from proxima.data.random import EPISODE_SEED, mix
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import Answer, EnvironmentFailure, Hosts, Instance
@@ -34,7 +34,6 @@ from proxima.rollout.episodes.played import (
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
-from proxima.rollout.generator import EpisodeLife
 from proxima.task.prompts import EVAL_UID, with_system
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.rollout.generator import EpisodeLife
+from proxima.data.episode import EpisodeLife
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, Lane, Timeline
 

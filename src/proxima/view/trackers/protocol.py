@@ -35,6 +35,7 @@ class TrackerSession(Protocol):
 
     def log_page(self, file: Path, step: int) -> None:
         """A page of the step, HTML of some hundred kB; only for trackers that have the field `sample_every`."""
+        return None
 
     def finish(self, summary: Record) -> None:
         """The run has ended; `summary` is the content of summary.json. Called also where `log` has raised."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.runtime.watch.observer import Record
-from proxima.view.trackers.protocol import TrackedRun, Tracker
+from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class TensorBoard(Tracker):
         return session
 
 
-class TensorBoardSession:
+class TensorBoardSession(TrackerSession):
     """The event files of a run."""
 
     def __init__(self, place: Path) -> None:
