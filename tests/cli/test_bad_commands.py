@@ -261,7 +261,9 @@ def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
-    for module in ("model.model_source", "runtime.launch.inference", "model"):
+    # "model" last: a module that was first imported with that patch would keep it
+    users = ("model.model_source", "runtime.launch.inference", "runtime.launch.teacher", "runtime.state.export")
+    for module in (*users, "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
 
 

@@ -27,7 +27,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 LAYOUTS = sorted(FOLDER.glob("layouts/*.yaml"))  # to be laid over a recipe
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *LAYOUTS})
-SMALL = {"quickstart", "gsm8k", "gsm8k_cppo"}
+SMALL = {"quickstart", "gsm8k", "gsm8k_cppo", "search"}
 PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
 
 

@@ -123,11 +123,12 @@ def test_text_that_repeats_itself_takes_fewer_steps():
 
 def test_turns_continue_from_kept_keys_and_values():
     def turns(found):
-        first = [replace(r, continues=True) for r in repetitive(2, 2)]
+        first = [replace(r, shared=(len(r.prompt.tokens),)) for r in repetitive(2, 2)]
         given = run(found, first)
+        longer = [np.concatenate([r.prompt.tokens, c.tokens, [7, 8, 9]]) for r, c in zip(first, given, strict=True)]
         second = [
-            replace(r, turn=1, prompt=replace(r.prompt, tokens=np.concatenate([r.prompt.tokens, c.tokens, [7, 8, 9]])))
-            for r, c in zip(first, given, strict=True)
+            replace(r, turn=1, prompt=replace(r.prompt, tokens=tokens), shared=(*r.shared, len(tokens)))
+            for r, tokens in zip(first, longer, strict=True)
         ]
         return [given, run(found, second)]
 

@@ -126,7 +126,7 @@ class World:
         self.scripts, self.openings, self.seconds = scripts, openings, seconds
         self.opened, self.alive, self.rows = 0, 0, []
 
-    async def open(self, row, seed):
+    async def open(self, row, seed, label=""):
         number, self.opened = self.opened, self.opened + 1
         self.rows.append((row, seed))
         script = self.scripts[min(number, len(self.scripts) - 1)]

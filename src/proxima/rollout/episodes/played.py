@@ -75,12 +75,12 @@ class Played:
         if max_tokens < sampling.max_tokens:
             sampling = replace(sampling, max_tokens=max_tokens)
         tokens = prompt.tokens
-        self.contexts = [seen for seen in self.contexts if _begins(tokens, seen)] + [tokens]
-        shared = tuple(len(seen) for seen in self.contexts)
+        shared = (*(len(seen) for seen in self.contexts if _begins(tokens, seen)), len(tokens))
         return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
     def add(self, completion: Completion) -> PlayedTurn:
-        """A turn of the model."""
+        """A turn of the model, asked for or, in an episode that is begun again, sampled before."""
+        self.contexts.append(self.conversation.context)
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
