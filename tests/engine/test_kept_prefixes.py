@@ -133,3 +133,21 @@ def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():
     together = by_request(run(engine(), again), again)
     alone = [run(engine(), [request])[0] for request in again]
     assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
+
+
+@pytest.mark.parametrize("shared", [(2, 2, 5), (2, 5, 5), (5, 2), (0, 2, 5), (2, 5, 10_000)])
+def test_lengths_that_repeat_or_are_none_count_once_or_not(shared):
+    """An agent that asks again after the same messages names their length twice."""
+    asked, found = requests(2, 2, max_tokens=4), engine()
+    given = run(engine(), [replace(request, shared=(2, 5)) for request in asked])
+    for _ in range(2):
+        assert run(found, [replace(request, shared=shared) for request in asked]) == given
+    prefixes = found.scheduler.prefixes
+    assert prefixes.positions == sum(kv.shape[3] for kv in prefixes._kept.values())
+
+
+def test_turns_of_one_episode_in_one_call_keep_their_prompts():
+    one, other = requests(2, 1, max_tokens=4)
+    asked = [replace(one, turn=1), replace(other, prompt=replace(other.prompt, uid=one.prompt.uid), turn=2)]
+    alone = [run(engine(), [request])[0] for request in asked]
+    assert by_request(run(engine(), asked), asked) == alone

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxima.data import ToolCall
+from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from tests.environment.hostile import END, RESET, RESPOND
@@ -438,3 +439,23 @@ def test_no_process_outlives_the_run():
 def test_bad_limits(field):
     with pytest.raises(ValueError, match=f"{field}=0 must be >"):
         HostLimits(**{field: 0})
+
+
+def test_two_workers_that_find_the_log_full_rename_it_once(tmp_path, monkeypatch):
+    """The second has opened the file that the first renames."""
+    path = tmp_path / "environments.log"
+    path.write_text("much\n")
+    fstat = os.fstat
+
+    def others_first(file):
+        monkeypatch.setattr(os, "fstat", fstat)
+        os.replace(path, f"{path}.1")
+        path.write_text("new\n")
+        return fstat(file)
+
+    monkeypatch.setattr(host_process, "LOG_BYTES", 4)
+    monkeypatch.setattr(os, "fstat", others_first)
+    log = host_process.Log()
+    log.path, log.left = str(path), 100
+    log.write(b"mine\n")
+    assert (path.read_text(), Path(f"{path}.1").read_text()) == ("new\n", "much\nmine\n")

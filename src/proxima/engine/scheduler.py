@@ -150,7 +150,7 @@ class Scheduler:
         Raises:
             UserError: a prompt that leaves no room for one token; then no request is added.
         """
-        groups: dict[tuple[int, int], WaitingPrompt] = {}
+        groups: dict[tuple[int, bytes, tuple[int, ...]], WaitingPrompt] = {}
         for request in requests:
             prompt = request.prompt
             if len(prompt.tokens) >= self.max_length:
@@ -158,9 +158,11 @@ class Scheduler:
                     f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
                     f"{self.max_length}."
                 )
-            own = prompt.uid, request.sample if request.turn else -1
+            # an agent may ask twice after the same messages: each length counts once
+            shared = tuple(sorted({length for length in request.shared if 0 < length <= len(prompt.tokens)}))
+            own = prompt.uid, prompt.tokens.tobytes(), shared
             if own not in groups:
-                groups[own] = WaitingPrompt(prompt, deque(), shared=request.shared)
+                groups[own] = WaitingPrompt(prompt, deque(), shared=shared)
             groups[own].requests.append((request, sink))
         self.waiting.extend(groups.values())
 

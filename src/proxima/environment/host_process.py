@@ -7,6 +7,7 @@ are JSON values; an exception is the failure of the episode, in one line.
 import asyncio
 import builtins
 import faulthandler
+import fcntl
 import importlib
 import inspect
 import io
@@ -66,11 +67,18 @@ class Log(io.RawIOBase):
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
             try:
                 if os.fstat(file).st_size > LOG_BYTES:
-                    os.replace(self.path, f"{self.path}.1")
+                    self._rename(file)
                 os.write(file, text if self.left > 0 else text + CUT)
             finally:
                 os.close(file)
         return len(data)
+
+    def _rename(self, file: int) -> None:
+        """Unless another worker did: a second one would replace what was renamed by what is new."""
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self.path is not None and os.path.samestat(os.stat(self.path), os.fstat(file)):
+                os.replace(self.path, f"{self.path}.1")
 
     def begin(self, label: str) -> None:
         """A call, whatever an earlier one has made of the output."""
