@@ -11,21 +11,21 @@
 # VLLM=path                 with ENGINE=vllm: the program of a vLLM that is already installed
 # MODEL=path make demo      takes a model that is already here: a folder or a .gguf file; nothing is downloaded
 # GSM8K=folder SOLUTIONS=file STEPS=2 make classic    data that is already here; fewer steps
-# WORKERS=5 make test       test processes; 3 unless said otherwise: one per core, and one for tests that wait
+# WORKERS=4 make test       test processes; 2 unless said otherwise
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo classic test check lint style types fast bench docs clean
 
 PYTHON  ?= python3
-WORKERS ?= 3
+WORKERS ?= 2
 MODEL   ?=
 ENGINE  ?=
 VLLM    ?=
 BIN     := .venv/bin
 # The versions that the tests ran with; docs/install.md has torch for a CPU or a GPU.
 INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --constraint constraints.txt --editable
-# Test processes with two threads each fight over the cores; with one thread each they do not. Bytecode is written, because
+# Two test processes with two threads each fight over the cores; one thread each does not. Bytecode is written, because
 # many tests start processes that would compile every module anew.
 SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 # Every test run writes checkpoints and waits for the disk; in memory, where a gigabyte is free, it does not wait.

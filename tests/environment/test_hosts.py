@@ -459,3 +459,12 @@ def test_two_workers_that_find_the_log_full_rename_it_once(tmp_path, monkeypatch
     log.path, log.left = str(path), 100
     log.write(b"mine\n")
     assert (path.read_text(), Path(f"{path}.1").read_text()) == ("new\n", "much\nmine\n")
+
+
+def test_line_ends_alone_are_bounded_with_their_labels(tmp_path):
+    log, path = host_process.Log(), tmp_path / "environments.log"
+    log.path, log.label, log.left = str(path), b"[1 prompt 2 sample 3] ", 1000
+    assert log.write(b"\n" * 70_000) == 70_000
+    assert path.stat().st_size == 1000 + len(host_process.CUT) and path.read_bytes().endswith(host_process.CUT)
+    log.write(b"more\n")
+    assert path.stat().st_size == 1000 + len(host_process.CUT)

@@ -105,9 +105,9 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     given = []
     before = NextPolicy.__init__
 
-    def watched(self, engine, held, trainer=None, entries=(), file=None):
+    def watched(self, engine, held, trainer=None, entries=(), *others):
         given.extend(entries)
-        before(self, engine, held, trainer, entries, file)
+        before(self, engine, held, trainer, entries, *others)
 
     monkeypatch.setattr(NextPolicy, "__init__", watched)
     assert go(folder, config, resume=True).status == "done"

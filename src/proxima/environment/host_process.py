@@ -61,7 +61,7 @@ class Log(io.RawIOBase):
         if self.path is None or self.left <= 0:
             return len(data)
         lines = bytes(data[: self.left]).splitlines(keepends=True)
-        text = b"".join(self.label + line for line in lines)[len(self.label) * self.inside :]
+        text = b"".join(self.label + line for line in lines)[len(self.label) * self.inside :][: self.left]
         self.inside, self.left = not text.endswith(b"\n"), self.left - len(text)
         with suppress(OSError):
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)

@@ -4,13 +4,13 @@ The server itself stays small, and a model that is loaded for `--recompute` is n
 """
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -102,7 +102,7 @@ def answer_questions() -> None:
     """What the process does: answers until its standard input ends, with the server, however that ends."""
     one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    answers = os.fdopen(os.dup(1), "wb")
+    questions, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # nothing that a library prints is among the answers
     import torch
 
@@ -112,15 +112,14 @@ def answer_questions() -> None:
     release_memory()
     while True:
         try:
-            function, arguments = pickle.load(sys.stdin.buffer)
+            function, arguments = questions.recv()
         except EOFError:
             return
         try:
             answer = function(*arguments)
         except Exception as error:
             answer = RuntimeError(f"{type(error).__name__}: {error}")
-        pickle.dump(answer, answers)
-        answers.flush()
+        answers.send(answer)
         release_memory()
 
 
@@ -135,16 +134,15 @@ class TokenProcess:
     has written, and nobody else writes there."""
 
     _process: subprocess.Popen[bytes] | None = None
+    _pipes: tuple[Connection, Connection] | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
-            process = self.begin()
-            assert process.stdin is not None and process.stdout is not None
+            questions, answers = self.begin()
             try:
-                pickle.dump((function, arguments), process.stdin)
-                process.stdin.flush()
-                answer = pickle.load(process.stdout)
+                questions.send((function, arguments))
+                answer = answers.recv()
             except (OSError, EOFError) as error:  # killed for its memory, it may be: the next question begins another
                 self.end()
                 raise RuntimeError("the process that explains tokens has ended; ask again") from error
@@ -152,18 +150,25 @@ class TokenProcess:
             raise answer
         return answer
 
-    def begin(self) -> "subprocess.Popen[bytes]":
+    def begin(self) -> tuple[Connection, Connection]:
+        """What takes questions and gives answers; the process begins if it has not."""
         if self._process is None:
-            self._process = subprocess.Popen(
+            self._process = process = subprocess.Popen(
                 [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
-        return self._process
+            assert process.stdin is not None and process.stdout is not None
+            questions = Connection(os.dup(process.stdin.fileno()), readable=False)
+            self._pipes = questions, Connection(os.dup(process.stdout.fileno()), writable=False)
+        assert self._pipes is not None
+        return self._pipes
 
     def end(self) -> None:
-        if self._process is not None:
+        if self._process is not None and self._pipes is not None:
+            for pipe in self._pipes:
+                pipe.close()
             self._process.kill()
             self._process.communicate()
-        self._process = None
+        self._process = self._pipes = None
 
 
 if __name__ == "__main__":
