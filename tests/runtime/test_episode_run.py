@@ -1,11 +1,13 @@
 """Runs whose completions are episodes: what they store, and what is left of them after kills."""
 
+import gc
 import json
 import random
 import threading
 import time
 import uuid
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -29,10 +31,11 @@ def mark(monkeypatch):
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     yield value
+    gc.collect()  # what a run that died in this process still holds
     deadline = time.monotonic() + 20
     while (left := marked(value)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert left == []
+    assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []  # what they are
 
 
 @pytest.fixture(scope="module")
