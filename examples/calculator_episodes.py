@@ -7,6 +7,7 @@ recipes/cpu/tools.yaml, whose held-out questions are not among them.
 import json
 import sys
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from proxima.config import resolve
@@ -20,14 +21,15 @@ from proxima.task.prompts import with_system
 
 
 def main(count: int, path: Path) -> None:
-    """`count` chats, one a line: system message with the tool, question, call, result, answer."""
+    """`count` chats, one a line, at most one of each question: system message with the tool, question, call, result,
+    answer."""
     config = resolve(find_recipe("cpu/tools")).config
     with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
         told = describe_tools(hosts.interface.schemas, config.episode.tool_format)
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
-        for row in (rows[i] for i in range(count)):
+        for row in islice(rows, count):
             first, second = row.metadata["operands"]
             expression = f"{first} {row.metadata['operator']} {second}"
             chat = [

@@ -269,7 +269,7 @@ def test_a_note_is_saved_and_listed(browser):
         page.click(".note summary")
         page.fill(".note textarea", "why <b>this</b> one?")
         page.click("text=save the note")
-        page.wait_for_selector("text=saved")
+        page.wait_for_selector("text=note ●")
         assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
         page.visit("0")
         page.click(".notes a")

@@ -34,9 +34,10 @@ export function noteField(run, name) {
   text.addEventListener("input", () => { state.textContent = text.value === saved ? "" : "not saved"; });
   text.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(); });
   field.file = async (other) => {
+    if (name !== other) text.value = saved = "";
     name = other;
     const notes = await notesOf(run);
-    if (name !== other) return;
+    if (name !== other || text.value !== saved) return; // typed before the notes came
     text.value = saved = notes[name] || "";
     state.textContent = "";
     summary.textContent = saved ? "note ●" : "note";
