@@ -286,7 +286,9 @@ class Shell:
                 assert importlib.util.find_spec(words[1]) is not None, words[1]
             return
         assert (self.top / words[0]).is_file(), words[0]
-        if not look and words[0].endswith(("_pairs.py", "_corpus.py", "_episodes.py")):  # tests/examples runs the others
+        if not look and words[0].endswith(
+            ("_pairs.py", "_corpus.py", "_episodes.py")
+        ):  # tests/examples runs the others
             self.patch.setattr(sys, "argv", words)
             try:
                 runpy.run_path(words[0], run_name="__main__")
