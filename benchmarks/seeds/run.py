@@ -16,7 +16,7 @@ AT_LEAST = 0.85
 def main() -> None:
     p = parser(__doc__, repeats=1)  # a run is deterministic: there is nothing to repeat
     p.add_argument(
-        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the first algorithm (default: %(default)s)"
+        "--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5], help="of the first algorithm (default: %(default)s)"
     )
     p.add_argument(
         "--algorithms", nargs="+", default=["cppo", "grpo", "dppo", "drpo"], help="presets (default: %(default)s)"

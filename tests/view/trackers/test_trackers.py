@@ -186,7 +186,7 @@ def test_the_page_of_a_prompt_goes_with_the_run(tmp_path):
     """Of every second step, written by `proxima view --export`; what is wrong with it is the tracker's failure."""
     place, spec, warnings = tmp_path / "mine", recorder.Recorder(sample_every=2), []
     make_step(place, SURROGATES["cppo"](), prompts=2, samples=2, tokens=5, step=2)
-    observer = TrackerObserver(spec, warnings.append)
+    observer = TrackerObserver(spec, warnings.append, patience=300.0)
     observer.started(info(place, steps=3))
     for number in (1, 2, 4):
         observer.step(step(number), sample(uid=1))

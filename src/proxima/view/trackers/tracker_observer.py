@@ -20,6 +20,7 @@ from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
 PATIENCE = 30.0  # seconds that a tool may take for one call, and at the end of the run for all that waits
+PAGE_PATIENCE = 600.0  # seconds for the page of a prompt
 NOT_METRICS = ("kind", "label", "step")
 NICE = 10  # of the process that writes a page: a training goes first
 
@@ -151,9 +152,11 @@ class TrackerObserver(Observer):
                 text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
             )  # fmt: skip
             os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
+            self._busy_since = None  # beside a training that takes every core, it may be slow; the tool isn't to blame
             try:
-                _, said = process.communicate(timeout=self.patience)
+                _, said = process.communicate(timeout=PAGE_PATIENCE)
             finally:
+                self._busy_since = self.clock.now()
                 process.kill()
                 process.wait()
             if process.returncode:
