@@ -25,11 +25,13 @@ README, BENCHMARKS, RESULTS = "README.md", "benchmarks/README.md", "benchmarks/r
 
 STEP, BARE = ("step_vs_trl", "ratio", ".1f"), ("step_vs_trl", "ratio_nothing_skipped", ".1f")
 DECODE, LONG = ("decode_vs_hf", "ratio", ".1f"), ("shared_prompt", "shapes/256x64/ratio", ".1f")
+VLLM = ("vllm_throughput/results/2026-11-23_2-cores.json", "ratios/local engine", ".1f")
 GRADED = ("math_reward", "per_second/0", ".0f")
 MASK, PRUNED = ("cppo_mask", "shapes/4096x256/ratio", ".0f"), ("pruned_update", "ratio/P=0.875", ".1f")
 FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     (README, "| a whole step of the demo | TRL 1.16 GRPOTrainer | {} ({} with nothing skipped) |", (STEP, BARE)),
     (README, "| decode, 64 rows x 64 tokens | `generate` of transformers 5.23 | {} |", (DECODE,)),
+    (README, "| generation, 32 at once, one thread | a vLLM 0.32 server on the CPU | {} |", (VLLM,)),
     (README, "| the prompt computed for each completion | {} |", (LONG,)),
     (README, "| CPPO's mask, 4,096 x 256 tokens | a loop over sequences | {} |", (MASK,)),
     (README, "| an update with 7 of 8 completions pruned | all completions | {} |", (PRUNED,)),
@@ -62,7 +64,11 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     ),
     (BENCHMARKS, "| {} × as fast (packing alone", (("columns", "ratio", ".1f"),)),
     (BENCHMARKS, "| {} × (float32), ", (("weight_handover", "ratio", ".1f"),)),
-    (BENCHMARKS, "| {} × | 7, plus the environment of vLLM", (("vllm_throughput", "ratio", ".2f"),)),
+    (
+        BENCHMARKS,
+        "| {} ×; the local engine {} × | 7, plus the environment of vLLM",
+        (("vllm_throughput", "ratio", ".2f"), VLLM),
+    ),
     (BENCHMARKS, "| {}; the goal of 5 % is out of reach |", (("step_overhead", "ratio", ".0%"),)),
     (BENCHMARKS, "5 times less | {} × and {} × | 2 |", (("pruned_update", "ratio/P=0.5", ".1f"), PRUNED)),
     (
