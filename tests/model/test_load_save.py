@@ -4,6 +4,8 @@ model."""
 import io
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -298,3 +300,26 @@ def test_a_tilde_is_the_home_folder(tiny_model, monkeypatch):
     monkeypatch.setenv("HOME", str(folder.parent))
     assert load_config(f"~/{folder.name}").model_type == "llama"
     assert load(f"~/{folder.name}").parameters == load(str(folder)).parameters
+
+
+SHAPES_AFTER_SHAPES = """
+import ctypes, torch
+from proxima.model.load import bound_product_caches
+bound_product_caches()
+names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = type("Heap", (ctypes.Structure,), {"_fields_": [(name, ctypes.c_size_t) for name in names]})
+weight = torch.ones(1536, 576, dtype=torch.bfloat16)
+for rows in range(300, 800):
+    torch.nn.functional.linear(torch.ones(rows, 576, dtype=torch.bfloat16), weight)
+    if rows % 250 == 0:
+        print(libc.mallinfo2().uordblks >> 20)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
+def test_shapes_of_products_fill_no_memory():
+    """Each would take a megabyte in two caches of 1,024: a run of fifty steps held twice what it needs."""
+    done = subprocess.run([sys.executable, "-c", SHAPES_AFTER_SHAPES], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after - before < 40

@@ -1,5 +1,6 @@
 """Loads a causal language model from a hub name, a folder, or a GGUF file."""
 
+import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe sha
     from proxima.model.parallel.sharding import Sharding
 
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
+PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's, and that of torch around it
+SHAPES = 128  # of products that these remember
 
 
 def load(
@@ -148,6 +151,15 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
     return load_weights(AutoModelForCausalLM, path, **place, **ranks, **extra)[0]
 
 
+def bound_product_caches() -> None:
+    """Have torch remember the code of `SHAPES` products in bf16 on a CPU, unless the environment says how many. Each
+    takes a megabyte, packed batches bring a dozen new shapes each, and torch would remember 1,024 in each of two
+    caches: gigabytes, the more as the heap between them becomes fragmented. The layers of a model have the same
+    shapes, so a pass needs a dozen."""
+    for name in PRODUCT_CACHES:
+        os.environ.setdefault(name, str(SHAPES))  # read at the first product
+
+
 def load_weights(
     reader: Any,
     path: str,
@@ -167,6 +179,7 @@ def load_weights(
     Raises:
         FieldError: as `load`.
     """
+    bound_product_caches()
     if sharding is not None:
         from proxima.model.parallel.slices import load_sliced
 
