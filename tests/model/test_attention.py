@@ -47,7 +47,7 @@ def test_what_paths_begin_with_is_run_once_and_changes_no_log_prob(kind, path):
     with torch.no_grad():
         found = runner(batch).log_prob
         expected = reference(tiny(kind), trajectories)
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    torch.testing.assert_close(found[batch.sampled], expected[batch.sampled], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("path", "share"), PATHS)

@@ -204,8 +204,7 @@ def _hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tens
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
-    responses = sum(parent >= 0 for parent in batch.parents)
-    if responses * 2 != len(batch.parents):
+    if 2 * sum(parent >= 0 for parent in batch.parents) != len(batch.parents):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
     return packed_states(backbone, batch, **more)
 
@@ -231,8 +230,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor
 
 def _longest(batch: PackedBatch) -> int:
     """Tokens of the longest sequence that is fed."""
-    lengths = (end - start for start, end in pairwise(batch.edges))
-    return max((own + seen for own, seen in zip(lengths, batch.seen, strict=True)), default=0)
+    return max((b - a + seen for (a, b), seen in zip(pairwise(batch.edges), batch.seen, strict=True)), default=0)
 
 
 def _hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:

@@ -242,7 +242,8 @@ class TrainStack:
     ) -> UpdateResult:
         before = 0.0 if self._one_pass else self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
+        cuts = ([each.sequences for each in cut] for part in own for cut in self._micro_batches(part))
+        total = sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
         result = UpdateResult()
         state = _Accumulator(
             result,
@@ -371,9 +372,6 @@ class TrainStack:
 
     def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
-
-    def _fed(self, occurrences: Sequence[Occurrence]) -> int:
-        return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
 
     def _micro_batches(self, run: Sequence[Occurrence]) -> list[list[Occurrence]]:
         cuts = self._cuts([occurrence.sequences for occurrence in run])
