@@ -7,11 +7,11 @@ SIDES = {"once a path": False, "once": True}
 
 def main() -> None:
     p = parser(__doc__, repeats=5)
-    shapes = {"nargs": "+", "default": ["4x100x100", "4x50x200", "8x50x100"], "metavar": "TURNSxTHOUGHTxANSWER"}
+    shapes = {"nargs": "+", "default": ["4x50x200", "8x50x100"], "metavar": "TURNSxTHOUGHTxANSWER"}
     p.add_argument("--shapes", help="turns, and tokens of each (default: %(default)s)", **shapes)
     p.add_argument("--prompt", type=int, default=100, help="tokens of the prompt (default: %(default)s)")
     p.add_argument("--message", type=int, default=40, help="tokens behind a thought (default: %(default)s)")
-    p.add_argument("--completions", type=int, default=2, help="episodes in the batch (default: %(default)s)")
+    p.add_argument("--completions", type=int, default=1, help="episodes in the batch (default: %(default)s)")
     o = p.parse_args()
     model, rows, measured = need_model(o.model), [], {}
     for shape in o.shapes:
