@@ -14,7 +14,7 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
     of the others, which no loss or metric reads, are 0. A batch without a sampled token has one row run, so that every
     rank joins in the passes of a sharded head."""
     count = max(1, sum(batch.sampled_of))
-    rows = torch.nonzero_static(batch.sampled, size=count, fill_value=0).squeeze(1)
+    rows = torch.argsort((~batch.sampled).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
     found = token_log_prob(hidden.index_select(0, rows), others=None if others is None else others[rows], **settings)
 
