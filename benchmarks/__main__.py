@@ -17,6 +17,7 @@ CLAIMS = (
     "advantage_scan",
     "cppo_mask",
     "shared_prompt",
+    "shared_paths",
     "pruned_update",
     "correction_cost",
     "math_reward",

@@ -56,6 +56,11 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
         (DECODE, ("decode_vs_hf", "tok_per_s/local engine/0 over gemm_limit_tok_per_s", ".0%")),
     ),
     (BENCHMARKS, "| {} × (40 + 12 tokens), {} × (256 + 64) |", (("shared_prompt", "shapes/40x12/ratio", ".1f"), LONG)),
+    (
+        BENCHMARKS,
+        "| {} × (4 turns), {} × (8 turns; ",
+        (("shared_paths", "shapes/4x50x200/ratio", ".1f"), ("shared_paths", "shapes/8x50x100/ratio", ".1f")),
+    ),
     (BENCHMARKS, "| {} × and {} × as fast | 1 |", (MASK, ("cppo_mask", "shapes/256x16384/ratio", ".1f"))),
     (
         BENCHMARKS,

@@ -1,6 +1,7 @@
 """The batch arithmetic, the memory and the time, and the table of values."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from proxima.config.explanation import as_json, header_of
 from proxima.config.memory_size import memory_of
 from proxima.config.model_size import critic_facts, model_facts
 from proxima.config.step_size import StepSize
+from proxima.engine.protocol import Request, Sampling
 from tests.config.conftest import BASE
+from tests.engine.helpers import engine, prompt
 
 
 def batch(recipe, *overrides, prompt=40):
@@ -165,6 +168,29 @@ def test_memory_adds_up(recipe, tiny_model):
     for kl in ("algorithm.reference_kl=k3", "algorithm.reward_kl.estimator=k3"):
         more = resolve(recipe(), [*overrides, kl]).config
         assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
+
+
+@pytest.mark.parametrize("bound", ["model.max_length=100", "episode.tokens=60"])
+def test_what_the_engine_keeps_of_earlier_turns_is_in_the_memory(recipe, tiny_model, bound):
+    """Two turns of eight conversations, as long as they may be: what is kept is trimmed to the figure."""
+    folder = tiny_model("llama")
+    played = [f"model.path={folder}", "sampling.max_tokens=12", "engine={kind: local, dtype: float32, slots: 8}"]
+    config = resolve(recipe(), [*played, "task={kind: arithmetic, environment: calculator}", bound]).config
+    facts = model_facts(str(folder))
+    name = "kept KV of earlier turns"
+    found = memory_of(config, facts, batch_of(config, 40))
+    assert found[name] == found["KV cache"] == 2 * facts.layers * facts.kv_width * 128 * 8 * 4
+    assert name not in memory_of(resolve(recipe(), played).config, facts, batch_of(config, 40))
+    scheduler = engine(slots=8, max_length=100).scheduler
+    for length in (40, 90):
+        for uid in range(16):
+            asked = Request(prompt=prompt(uid, length), sample=0, sampling=Sampling(max_tokens=12), seed=1)
+            scheduler.enqueue([replace(asked, shared=(length,))], lambda completion: None)
+        while scheduler.running or scheduler.waiting:
+            scheduler.step()
+        kept = scheduler.prefixes._kept.values()
+        assert 0 < sum(kv.nbytes for kv in kept) <= found[name]
+    assert sum(kv.nbytes for kv in kept) > 0.9 * found[name]
 
 
 def test_a_teacher_is_in_memory_and_time(recipe, tiny_model):

@@ -1,13 +1,15 @@
 """The packed layout: where each token lies, at which position, what predicts it; and what is refused."""
 
 from dataclasses import replace
+from itertools import pairwise, takewhile
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxima.data import Trajectory, pack
+from proxima.data import Trajectory, pack, shared_paths
 
 
 def trajectory(prompt=(1, 2, 3), tokens=(10, 11), group=0, **facts):
@@ -19,7 +21,7 @@ def test_the_layout_of_a_shared_prompt():
     b = pack(rows)
     assert b.tokens.tolist() == [1, 2, 3, 10, 11, 20, 4, 5, 30]  # the last token of a response is not fed
     assert b.position.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2]
-    assert b.segment_cu.tolist() == [0, 3, 5, 6, 8, 9] and b.parent.tolist() == [-1, 0, 0, -1, 3]
+    assert b.edges == (0, 3, 5, 6, 8, 9) and b.parents == (-1, 0, 0, -1, 3)
     assert b.predict.tolist() == [2, 3, 4, 2, 5, 7, 8] and b.target.tolist() == [10, 11, 12, 20, 21, 30, 31]
     assert b.cu_seqlens.tolist() == [0, 3, 5, 7] and b.group.tolist() == [0, 0, 1] and b.sequences == 3
 
@@ -28,26 +30,36 @@ def test_the_layout_without_sharing():
     b = pack([trajectory((1, 2), (10, 11)), trajectory((1, 2), (20,))], share_prompt=False)
     assert b.tokens.tolist() == [1, 2, 10, 1, 2]
     assert b.position.tolist() == [0, 1, 2, 0, 1]
-    assert b.segment_cu.tolist() == [0, 2, 3, 5, 5] and b.parent.tolist() == [-1, 0, -1, 2]
+    assert b.edges == (0, 2, 3, 5, 5) and b.parents == (-1, 0, -1, 2)
     assert b.predict.tolist() == [1, 2, 4] and b.target.tolist() == [10, 11, 20]
+
+
+def test_the_layout_of_paths_that_begin_alike(monkeypatch):
+    monkeypatch.setattr(shared_paths, "LEAST_SHARED", 2)
+    responses = ((10, 11, 12), (10, 11, 13, 14), (10, 11, 13, 15), (10, 11, 13), (10, 20))
+    b = pack([trajectory((1, 2), tokens, sampled=(True,) * len(tokens)) for tokens in responses])
+    assert b.tokens.tolist() == [1, 2, 10, 11, 13, 10]
+    assert b.position.tolist() == [0, 1, 2, 3, 4, 2]
+    assert b.edges == (0, 2, 4, 5, 5, 5, 6) and b.parents == (-1, 0, 1, 2, 3, 0)
+    assert b.seen == (0, 2, 4, 5, 4, 2) and b.prompts == [(0, 2)] * 5
+    assert [sum(e - s for s, e in spans) for spans in b.contexts()] == [*b.seen]
+    assert b.predict.tolist() == [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 1, 5]
+    apart = pack([trajectory((1, 2), tokens) for tokens in responses])  # no paths of episodes
+    assert apart.parents == (-1, 0, 0, 0, 0, 0)
 
 
 def test_empty_and_length_one_responses():
     b = pack([trajectory(tokens=()), trajectory(tokens=(10,)), trajectory(tokens=())])
     assert b.tokens.tolist() == [1, 2, 3] and b.predict.tolist() == [2] and b.target.tolist() == [10]
-    assert (
-        b.cu_seqlens.tolist() == [0, 0, 1, 1]
-        and b.parent.tolist() == [-1, 0, 0, 0]
-        and b.segment_cu.tolist() == [0, 3, 3, 3, 3]
-    )
+    assert b.cu_seqlens.tolist() == [0, 0, 1, 1] and b.parents == (-1, 0, 0, 0) and b.edges == (0, 3, 3, 3, 3)
     nothing = pack([])
     assert nothing.sequences == 0 and len(nothing.tokens) == len(nothing.target) == 0
-    assert nothing.segment_cu.tolist() == nothing.cu_seqlens.tolist() == [0]
+    assert list(nothing.edges) == nothing.cu_seqlens.tolist() == [0]
 
 
 def test_a_group_that_comes_back_later_is_laid_out_again():
     b = pack([trajectory(group=0), trajectory((9,), group=1), trajectory(group=0)])
-    assert b.parent.tolist() == [-1, 0, -1, 2, -1, 4]
+    assert b.parents == (-1, 0, -1, 2, -1, 4)
 
 
 def test_two_prompts_in_one_group_are_refused():
@@ -61,7 +73,7 @@ def test_two_prompts_in_one_group_are_refused_without_sharing_too():
 
 
 def test_equal_prompts_of_two_groups_are_not_shared():
-    assert pack([trajectory(group=0), trajectory(group=1)]).parent.tolist() == [-1, 0, -1, 2]
+    assert pack([trajectory(group=0), trajectory(group=1)]).parents == (-1, 0, -1, 2)
 
 
 @pytest.mark.parametrize("name", ["behavior_log_prob", "proximal_log_prob", "reference_log_prob"])
@@ -98,29 +110,31 @@ def test_facts_of_the_tokens_and_of_the_sequences():
 
 @st.composite
 def groups(draw):
-    rows = []
+    rows, episodes = [], draw(st.booleans())
+    ids = st.integers(100, 101) if episodes else st.integers(100, 200)
     for group in range(draw(st.integers(1, 4))):
         prompt = draw(st.lists(st.integers(0, 50), min_size=1, max_size=5))
-        for tokens in draw(st.lists(st.lists(st.integers(100, 200), max_size=5), min_size=1, max_size=4)):
-            rows.append(trajectory(prompt, tokens, group))
+        for tokens in draw(st.lists(st.lists(ids, max_size=5), min_size=1, max_size=4)):
+            rows.append(trajectory(prompt, tokens, group, sampled=(False,) * len(tokens) if episodes else None))
+            rows[-1] = replace(rows[-1], loss_mask=rows[-1].sampled)
     return rows
 
 
 @given(rows=groups(), share=st.booleans())
 def test_every_response_token_is_predicted_from_all_before_it(rows, share):
-    """Law of the layout: going back from `predict` through segment and parent gives exactly prompt + response so
+    """Law of the layout: what a segment continues, and the segment up to `predict`, are exactly prompt + response so
     far."""
-    b = pack(rows, share_prompt=share)
-    cut, parent = b.segment_cu.tolist(), b.parent.tolist()
-    segment_of = torch.repeat_interleave(torch.arange(len(parent)), b.segment_cu.diff()).tolist()
+    with mock.patch.object(shared_paths, "LEAST_SHARED", 1):
+        b = pack(rows, share_prompt=share)
+    cut, parent, contexts = b.edges, b.parents, b.contexts()
+    segment_of = [g for g, (start, end) in enumerate(pairwise(cut)) for _ in range(start, end)]
     n = 0
     for row in rows:
         for t, token in enumerate(row.tokens):
             at = int(b.predict[n])
             own = segment_of[at]
             seen = b.tokens[cut[own] : at + 1].tolist()
-            if parent[own] >= 0:
-                seen = b.tokens[cut[parent[own]] : cut[parent[own] + 1]].tolist() + seen
+            seen = [token for start, end in contexts[own] for token in b.tokens[start:end].tolist()] + seen
             assert seen == [*row.prompt_tokens, *row.tokens[:t]]
             assert int(b.position[at]) == len(seen) - 1 and int(b.target[n]) == token
             n += 1
@@ -130,4 +144,7 @@ def test_every_response_token_is_predicted_from_all_before_it(rows, share):
         len(next(r for r in rows if r.group == g).prompt_tokens) * (1 if share else sum(r.group == g for r in rows))
         for g in {r.group for r in rows}
     )
-    assert parent.count(-1) == prompts and len(b.tokens) == fed
+    fed_alike = (zip(a.tokens[:-1], b.tokens[:-1], strict=False) for a, b in pairwise(rows) if a.group == b.group)
+    alike = [pair for pairs in fed_alike for pair in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    saved = len(alike) if share and rows[0].sampled is not None else 0
+    assert parent.count(-1) == prompts and len(b.tokens) == fed - saved

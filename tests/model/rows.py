@@ -41,6 +41,29 @@ def rows(*shapes: tuple[int, tuple[int, ...]], temperature: tuple[float, ...] = 
     return out
 
 
+def forked(**facts) -> list[Trajectory]:
+    """The paths of episodes of two prompts: they leave each other at several places, one where the other ends, and the
+    last of a prompt at once. Tokens that they share are in the loss of some, and of several."""
+    first, second, third = ids(20, 1), ids(17, 2), ids(5, 3)
+    responses = (first[:18], first + ids(6, 4), first + second + third + ids(4, 5), first + second + ids(30, 6))
+    responses = (*responses, first + second + ids(30, 6)[:9] + ids(1, 7), ids(9, 8))
+    return [
+        Trajectory(
+            prompt_tokens=ids(7, 1000 + group),
+            tokens=tokens,
+            group=group,
+            uid=group,
+            sample=i,
+            temperature=(1.0, 0.7)[i % 2],
+            sampled=(mask := tuple((t + i) % 3 > 0 for t in range(len(tokens)))),
+            loss_mask=mask,
+            **facts,
+        )
+        for group in range(2)
+        for i, tokens in enumerate(responses[group:])
+    ]
+
+
 MIXED = ((7, (5, 0, 1, 9)), (1, (3, 3)), (18, (2,)), (4, (1, 17, 4)))
 
 

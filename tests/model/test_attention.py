@@ -7,7 +7,7 @@ import torch
 
 from proxima.data import pack
 from proxima.model.attention import ATTENTION
-from tests.model.rows import MIXED, ids, loaded, policy, reference, rows
+from tests.model.rows import MIXED, forked, ids, loaded, policy, reference, rows
 from tests.model.varlen_reference import stand_in
 from tests.tiny import KINDS, tiny
 
@@ -36,6 +36,18 @@ def test_log_probs_equal_one_sequence_at_a_time(kind, path, share):
         expected = reference(tiny(kind), trajectories)
     assert found.shape == (45,) and found.dtype == torch.float32
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("path", ["packed", "varlen", "mask"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_paths_begin_with_is_run_once_and_changes_no_log_prob(kind, path):
+    runner, trajectories = policy(kind, attention=path), forked()
+    batch = runner.pack(trajectories)
+    assert len(batch.tokens) < 0.6 * sum(map(len, trajectories)) and min(batch.parents) == -1
+    with torch.no_grad():
+        found = runner(batch).log_prob
+        expected = reference(tiny(kind), trajectories)
+    torch.testing.assert_close(found[batch.sampled], expected[batch.sampled], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("path", "share"), PATHS)

@@ -12,7 +12,7 @@ from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.families import FAMILIES, REFUSED, make
-from tests.model.rows import plain_log_prob, rows
+from tests.model.rows import forked, plain_log_prob, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
@@ -39,9 +39,10 @@ def requests(count: int = 6) -> list[Request]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
     """Log-probs and gradients of a packed batch with shared prompts, against one sequence at a time."""
-    trajectories, found, alone = rows(*SHAPES), Policy(make(family)), make(family).model
+    trajectories, found, alone = [*rows(*SHAPES), *forked()], Policy(make(family)), make(family).model
     expected = torch.cat([plain_log_prob(alone, row) for row in trajectories])
-    given = found(found.pack(trajectories)).log_prob
+    batch = found.pack(trajectories)
+    given, expected = found(batch).log_prob[batch.sampled], expected[batch.sampled]
     assert (given - expected).abs().max() < 3e-5  # nats
     signs = torch.tensor([1.0, -2.0]).repeat(len(expected))[: len(expected)]
     (expected * signs).sum().backward()
@@ -50,6 +51,22 @@ def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
         assert (mine.grad is None) == (theirs.grad is None), name
         if mine.grad is not None and theirs.grad is not None:
             assert (mine.grad - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max() + 1e-5, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_paths_that_share_what_they_begin_with_train_as_apart(family):
+    given = []
+    for share in (True, False):
+        policy = Policy(make(family), share_prompt=share)
+        batch = policy.pack(forked())
+        log_prob = policy(batch).log_prob
+        (log_prob * batch.loss_mask * torch.linspace(-1, 1, len(log_prob))).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])
+        given.append((len(batch.tokens), log_prob.detach(), gradient))
+    (few, shared, its_gradient), (many, apart, gradient) = given
+    assert few < 0.6 * many or policy.attention == "padded"
+    assert (shared - apart).norm() <= 1e-5 * apart.norm()
+    assert (its_gradient - gradient).norm() <= 1e-5 * gradient.norm()
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,9 +7,10 @@ import pytest
 import torch
 import transformers as hf
 
-from proxima.data import Trajectory
+from proxima.data import Trajectory, pack
 from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
+from tests.model.rows import forked
 from tests.tiny import tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
@@ -46,9 +47,12 @@ def model_of(kind: str) -> hf.PreTrainedModel:
     return model
 
 
-def run(model: hf.PreTrainedModel, compute: torch.dtype = torch.bfloat16) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    model: hf.PreTrainedModel, compute: torch.dtype = torch.bfloat16, **settings
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probs, and the gradient of their weighted sum by all weights."""
-    policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=compute)
+    loaded = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny")
+    policy = Policy(loaded, compute_dtype=compute, **settings)
     log_prob = policy(policy.pack(trajectories())).log_prob
     (log_prob * torch.linspace(-1, 1, len(log_prob))).sum().backward()
     grads = [parameter.grad.double().flatten() for parameter in model.parameters()]
@@ -87,14 +91,41 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
 
 
-def test_sequences_are_alone():
+@pytest.mark.parametrize("items", [trajectories(), forked()])
+def test_sequences_are_alone(items):
     model = model_of("llama")
-    items = trajectories()
     policy = Policy(LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="tiny"), compute_dtype=torch.bfloat16)
     with torch.no_grad():
         together = policy(policy.pack(items)).log_prob
         apart = torch.cat([policy(policy.pack([item])).log_prob for item in items])
     torch.testing.assert_close(together, apart, atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_paths_that_share_what_they_begin_with_train_as_apart(kind, monkeypatch):
+    monkeypatch.setitem(globals(), "trajectories", forked)
+    model, calls, fused = model_of(kind), [], fused_backbone.fused_states
+    monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
+    given = {share: run(model, share_prompt=share) for share in (True, False)}
+    truth = run(deepcopy(model).double(), torch.float64)
+    assert len(calls) == 2 and calls[0] is not None
+    for shared, apart, exact in zip(given[True], given[False], truth, strict=True):
+        assert 0 < distance(shared, exact) < 1.1 * distance(apart, exact) < 0.1
+
+
+def test_the_kernel_sees_each_response_whole_behind_its_prompt():
+    batch, apart = pack(forked()), pack(forked(), share_prompt=False)
+    whole = fused_backbone._WholeResponses.of(batch)
+    assert fused_backbone._WholeResponses.of(apart) is None
+    assert torch.equal(batch.tokens[whole.rows][whole.own], batch.tokens)
+    prompts = [g for g, parent in enumerate(whole.parents) if parent < 0]
+    assert len(prompts) == 2 and {*whole.parents} == {-1, *prompts}
+    responses = [g for g, parent in enumerate(whole.parents) if parent >= 0]
+    segments, theirs = (
+        batch.tokens[whole.rows].tensor_split(whole.edges[1:-1]),
+        apart.tokens.tensor_split(apart.edges[1:-1]),
+    )
+    assert [segments[g].tolist() for g in responses] == [each.tolist() for each in theirs[1::2]]
 
 
 def test_other_models_go_through_their_modules():

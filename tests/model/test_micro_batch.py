@@ -4,17 +4,18 @@ import pytest
 
 from proxima.data import pack
 from proxima.model.micro_batch import micro_batches, tokens_fed
+from tests.model.rows import forked
 from tests.train.helpers import trajectories
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])
-@pytest.mark.parametrize("budget", [1, 20, 33, 10_000])
+@pytest.mark.parametrize("budget", [1, 20, 33, 70, 10_000])
 def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prompt, budget):
-    items = trajectories()
-    cuts = micro_batches([(item,) for item in items], budget, share_prompt=share_prompt)
-    assert [i for cut in cuts for i in cut] == list(range(len(items)))
-    for cut in cuts:
-        members = [items[i] for i in cut]
-        fed = tokens_fed([(item,) for item in members], share_prompt=share_prompt)
-        assert fed == len(pack(members, share_prompt=share_prompt).tokens)
-        assert fed <= budget or len(cut) == 1
+    for items in (trajectories(), forked()):
+        cuts = micro_batches([(item,) for item in items], budget, share_prompt=share_prompt)
+        assert [i for cut in cuts for i in cut] == list(range(len(items)))
+        for cut in cuts:
+            members = [items[i] for i in cut]
+            fed = tokens_fed([(item,) for item in members], share_prompt=share_prompt)
+            assert fed == len(pack(members, share_prompt=share_prompt).tokens)
+            assert fed <= budget or len(cut) == 1

@@ -10,6 +10,7 @@ from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.routing import check_mixture, split_chosen
 from tests.model.families import FAMILIES, make
+from tests.model.rows import forked
 
 BOTH = frozenset({"routed_experts", "expert_load"})
 FORMS = [("Qwen3-MoE", False), ("Qwen3-MoE", True), ("Mixtral", False)]
@@ -193,3 +194,23 @@ def test_other_models_are_refused():
         check_mixture(FAMILIES["Qwen3"][1], "algorithm.routing_replay", "rollout")
     with pytest.raises(FieldError, match="deepseek_v3"):
         check_mixture(FAMILIES["DeepSeek-V3"][1], "algorithm.router_balance", 0.1)
+
+
+def test_paths_share_tokens_that_were_sent_to_the_same_experts():
+    """Of a path whose third token went elsewhere, everything from there on is computed with its own experts."""
+    p, apart, plain = policy(), policy(share_prompt=False), forked()
+    whole = apart.pack(plain)
+    drawn_of = drawn(len(whole.target)).numpy()
+    own = np.split(drawn_of, np.cumsum(whole.tokens_of)[:-1])
+    routed = [replace(item, routed_experts=ids) for item, ids in zip(plain, own, strict=True)]
+    assert len(p.pack(routed).tokens) == len(p.pack(plain[:1] + plain[6:7]).tokens) + sum(
+        len(item.tokens) - 1 for item in (*plain[1:6], *plain[7:])
+    )
+    first = [own[0] if i == 0 else np.concatenate([own[3][:40], ids[40:]]) for i, ids in enumerate(own)]
+    routed = [replace(item, routed_experts=ids[: len(item.tokens)]) for item, ids in zip(plain, first, strict=True)]
+    assert len(p.pack(routed).tokens) < len(apart.pack(routed).tokens) - 100
+    shared, alone = (model(model.pack(routed), BOTH) for model in (p, apart))
+    torch.testing.assert_close(shared.log_prob, alone.log_prob, rtol=0, atol=1e-5)
+    theirs = gradients(apart, alone.log_prob.sin().sum())
+    for name, gradient in gradients(p, shared.log_prob.sin().sum()).items():
+        torch.testing.assert_close(gradient, theirs[name], rtol=0, atol=1e-5 * float(theirs[name].abs().max()) + 1e-7)

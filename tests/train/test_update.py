@@ -13,7 +13,7 @@ from proxima.data import NotFiniteError
 from proxima.model import Policy
 from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, LogProbStage
-from tests.model.rows import loaded
+from tests.model.rows import forked, loaded
 from tests.tiny import KINDS
 from tests.train.helpers import (
     ADVANTAGES,
@@ -47,6 +47,34 @@ def test_the_gradient_is_that_of_plain_forwards(kind):
             for budget in (12, 10_000):
                 t = trainer(kind, share_prompt=share, skip_zero_advantage=skip, tokens_per_micro_batch=budget)
                 assert_close(gradients(t, items), expected, 3e-5)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
+    """Tokens that several paths have in the loss count in each, with its advantage; the stages keep the order."""
+    items = [  # in an order of no use for sharing
+        replace(item, advantage=ADVANTAGES[i], policy_version=(0,) * len(item.tokens), behavior_log_prob=moved)
+        for i, item in enumerate([*forked()[::2], *forked()[1::2]])
+        for moved in [-5 - 0.05 * np.arange(len(item.tokens)) % 1]
+    ]
+    found = {}
+    for share in (True, False):
+        for budget in (130, 10_000):
+            t = trainer(kind, share_prompt=share, tokens_per_micro_batch=budget)
+            scored = np.concatenate(t.log_prob(items))
+            seen = {}
+            t.optimizer.step = lambda t=t, seen=seen: seen.update(
+                {name: p.grad.clone() for name, p in t.model.model.named_parameters()}
+            )
+            result = t.update([list(range(len(items)))], items)
+            del result.metrics["loss"]
+            found[share, budget] = scored, seen, result
+    scored, seen, result = found[False, 10_000]
+    for other_scored, other_seen, other in found.values():
+        np.testing.assert_allclose(other_scored, scored, rtol=0, atol=1e-5)
+        assert_close(other_seen, seen, 1e-5)
+        assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6, nan_ok=True)
+    assert found[True, 10_000][2].tokens < 0.6 * result.tokens
 
 
 @pytest.mark.parametrize(

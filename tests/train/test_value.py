@@ -13,7 +13,7 @@ from proxima.data import pack
 from proxima.model import Policy
 from proxima.model.scalar_model import make_value_head
 from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
-from tests.model.rows import MIXED, loaded, policy, rows
+from tests.model.rows import MIXED, forked, loaded, policy, rows
 from tests.tiny import tiny
 from tests.train.helpers import trajectories
 
@@ -93,7 +93,8 @@ def test_a_critic_without_values_is_a_named_error():
 @pytest.mark.parametrize("share", [True, False])
 def test_a_truncated_completion_bootstraps_from_the_state_after_its_last_token(share):
     model = with_head(share_prompt=share)
-    items = [replace(item, truncated=i % 2 == 0) for i, item in enumerate(rows(*MIXED))]
+    plain = [*rows(*MIXED), *(replace(item, group=item.group + len(MIXED)) for item in forked())]
+    items = [replace(item, truncated=i % 2 == 0) for i, item in enumerate(plain)]
     stack = TrainStack(model, tokens_per_micro_batch=40)
     filled = stack.fill([ValueStage(model)], items)
     for item in filled:

@@ -6,6 +6,7 @@ from typing import Any
 
 from proxima.config.model_size import ModelFacts, model_facts
 from proxima.config.schema import RunConfig
+from proxima.config.sections.episode_section import is_played, tasks_of
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.config.training_memory import (
@@ -21,10 +22,17 @@ from proxima.config.training_memory import (
     training_memory,
 )
 from proxima.engine import ENGINES
+from proxima.engine.cache import ROUND
 from proxima.reward import REWARDS
 
 ENGINE_COPY = "engine's copy of the weights"
-ENGINE = (ENGINE_COPY, "KV cache", "weights shared with the engine's process", "reward models")
+ENGINE = (
+    ENGINE_COPY,
+    "KV cache",
+    "kept KV of earlier turns",
+    "weights shared with the engine's process",
+    "reward models",
+)
 """What rank 0 alone holds, beside what is trained."""
 HANDED = ("new weights, for the servers to read", "perturbed copy of them, for servers that return")
 """What it holds in host memory, whatever its device."""
@@ -115,13 +123,27 @@ def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dic
     engine, element = config.engine, _weight_bytes(config, config.engine)
     master = model.parameters * BYTES[config.model.dtype]
     handed = 0 if _here(engine) or getattr(engine, "weight_folder", None) else master
-    row = math.ceil(batch.longest / 64) * 64
+    local, played = ENGINES.holds(engine, "local", "local_process"), any(map(is_played, tasks_of(config).values()))
+    cache = 2 * model.layers * model.kv_width * _row(config, batch, played) * _slots(config, batch) * element
     return {
         ENGINE_COPY: model.parameters * element if engine.needs_weights else 0,
         **dict.fromkeys(HANDED, handed),
         "weights shared with the engine's process": master if ENGINES.holds(engine, "local_process") else 0,
-        "KV cache": 2 * model.layers * model.kv_width * row * _slots(config, batch) * element,
+        "KV cache": cache,
+        "kept KV of earlier turns": cache if local and played else 0,  # `Scheduler` keeps as much as all rows have
     }
+
+
+def _row(config: RunConfig, batch: StepSize, played: bool) -> int:
+    """Tokens that a row of the cache has room for: those of a prompt and its completion, or of an episode. What an
+    environment answers counts where a limit of the recipe is one of it, too."""
+    longest = batch.longest
+    if played:
+        prompt, own = batch.longest - config.sampling.max_tokens, config.episode.tokens
+        bounds = [config.model.max_length, None if own is None else prompt + own]
+        turns = prompt + config.episode.turns * config.sampling.max_tokens
+        longest = min((bound for bound in bounds if bound is not None), default=turns)
+    return math.ceil(longest / ROUND) * ROUND
 
 
 def _slots(config: RunConfig, batch: StepSize) -> int:

@@ -1,4 +1,4 @@
-"""Trajectories laid out for one forward pass: no padding, and a shared prompt only once.
+"""Trajectories laid out for one forward pass: no padding, and what neighbours begin with only once.
 
     tokens   | prompt 0 | response 0.0 | response 0.1 | prompt 1 | response 1.0 | …        axis L, what the model is fed
     segment  |    0     |      1       |      2       |    3     |      4       | …
@@ -6,9 +6,13 @@
     targets        | response 0.0 | response 0.1 | response 1.0 | …
     axis N, what the loss is about
 
-A response token attends to its parent and to its own segment up to itself. Its position continues from its parent's
+A response token attends to its prompt and to its own segment up to itself. Its position continues from the prompt's
 length, so the model computes what it would for the sequence alone. The last token of a response predicts nothing and is
 not fed.
+
+The paths of episodes also share what their responses begin with: a path is fed from where it leaves its neighbour, its
+parent, and attends to the tokens before. Axis N has all tokens of every response all the same: several targets may be
+predicted by one hidden state, each with its own place in the loss.
 """
 
 from collections.abc import Sequence
@@ -34,8 +38,6 @@ class PackedBatch:
 
     Args:
         tokens, position: [L] int64, ids and positions in their own sequence.
-        segment_cu: [G+1] int64, 0 … L; segment g is `segment_cu[g]:segment_cu[g+1]`. Segments may be empty.
-        parent: [G] int64, the segment that a segment continues, or -1. A parent has no parent.
         predict: [N] int64, index in L of the hidden state that predicts response token n (law: log_prob[t] is of token
             t given all before).
         target: [N] int64, the response token ids.
@@ -47,15 +49,16 @@ class PackedBatch:
             shared prompt has those of its first response. None: they choose everywhere.
         tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
             sampled, and how many are in the loss; on the host.
-        edges, parents: `segment_cu` and `parent`, on the host; `sampling_mask_edges`: `sampling_mask_cu` likewise.
+        edges: on the host, 0 … L; segment g is `edges[g]:edges[g+1]`. Segments may be empty.
+        parents: of each segment, the one that it continues, or -1 for a prompt; see `contexts`.
+        seen: of each segment, how many tokens come before it in its sequence.
+        sampling_mask_edges: `sampling_mask_cu`, on the host.
         newest_version: the largest of `policy_version`, on the host; -1 without one.
         the rest: see `PolicyBatch`.
     """
 
     tokens: Annotated[Tensor, "int L"]
     position: Annotated[Tensor, "int L"]
-    segment_cu: Annotated[Tensor, "int G+1"]
-    parent: Annotated[Tensor, "int G"]
     predict: Annotated[Tensor, "int N"]
     target: Annotated[Tensor, "int N"]
     temperature: Annotated[Tensor, "float N"]
@@ -69,6 +72,7 @@ class PackedBatch:
     in_loss_of: tuple[int, ...]
     edges: tuple[int, ...]
     parents: tuple[int, ...]
+    seen: tuple[int, ...]
     sampling_mask_edges: tuple[int, ...] = ()
     newest_version: int = -1
     behavior_log_prob: Annotated[Tensor | None, "float N"] = None
@@ -100,7 +104,19 @@ class PackedBatch:
     @property
     def prompts(self) -> list[tuple[int, int]]:
         """Of each sequence, where its prompt begins and ends in L."""
-        return [(self.edges[p], self.edges[p + 1]) for p in self.parents if p >= 0]
+        return [spans[0] for spans in self.contexts() if spans]
+
+    def contexts(self) -> list[list[tuple[int, int]]]:
+        """Of each segment, the spans of L with the tokens before it, in order: the first `seen` of its parent's
+        sequence. A prompt has none, a response that shares its prompt alone has that."""
+        out: list[list[tuple[int, int]]] = []
+        for parent, left in zip(self.parents, self.seen, strict=True):
+            out.append([])
+            for start, end in (*out[parent], self.edges[parent : parent + 2]) if parent >= 0 else ():
+                if left > 0:
+                    out[-1].append((start, min(end, start + left)))
+                left -= end - start
+        return out
 
     def to(self, device: torch.device | str) -> "PackedBatch":
         """Every tensor on `device`; the batch itself if it is there."""
@@ -134,40 +150,37 @@ class PackedBatch:
 
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
-    """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`.
+    """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`, and
+    what `shared_response` counts.
     `routes`: with the `routed_experts` of those that have some.
 
     ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
     the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
-    opens = np.append(True, group[1:] != group[:-1])[: len(group)]  # another group than its neighbour's
-    for before, item, other in zip(trajectories, trajectories[1:], opens[1:], strict=False):
-        if not other and not np.array_equal(before.prompt_tokens, item.prompt_tokens):
-            raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
-    if not share_prompt:
-        opens[:] = True
+    opens, shared = _shared(trajectories, group, share_prompt)
 
-    # segments: each response, with its prompt before it where the prompt is laid out
+    # segments: the rest of each response, with its prompt before it where the prompt is laid out
     pieces: list[NDArray[Any]] = []
-    for item, own_prompt in zip(trajectories, opens, strict=True):
-        pieces += [item.prompt_tokens, item.tokens[:-1]] if own_prompt else [item.tokens[:-1]]
+    for item, own_prompt, start in zip(trajectories, opens, shared, strict=True):
+        pieces += [item.prompt_tokens, item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
     segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
     response = np.cumsum(1 + opens) - 1  # [S], the segment of each response
     prompt = (response - 1)[opens][np.cumsum(opens) - 1] if len(opens) else response  # [S], of its prompt
     parent = np.full(len(pieces), -1, np.int64)
-    parent[response] = prompt
-    start = np.zeros(len(pieces), np.int64)  # position of each segment's first token
-    start[response] = [len(item.prompt_tokens) for item in trajectories]
+    parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
+    seen = np.zeros(len(pieces), np.int64)  # position of each segment's first token
+    seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
     cu_seqlens = _prefix_sum(lengths)
     # token t of a response is predicted at t - 1 of its segment, the first at the end of its prompt
-    predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - cu_seqlens[:-1], lengths)
+    predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - shared - cu_seqlens[:-1], lengths)
     predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
+    for i in shared.nonzero()[0]:  # in order: the neighbour's may be those of the one before
+        own, neighbour = (slice(at, at + shared[i] + 1) for at in (cu_seqlens[i], cu_seqlens[i - 1]))
+        predict[own] = predict[neighbour]
     columns = {
         "tokens": _joined(pieces, np.int64),
-        "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - start, np.diff(segment_cu)),
-        "segment_cu": segment_cu,
-        "parent": parent,
+        "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - seen, np.diff(segment_cu)),
         "predict": predict,
         "target": _joined([item.tokens for item in trajectories], np.int64),
         "temperature": np.repeat(np.array([item.temperature for item in trajectories], np.float32), lengths),
@@ -179,7 +192,7 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     if routes:
         from proxima.data.routed_experts import packed_experts
 
-        columns |= packed_experts(trajectories, opens)
+        columns |= packed_experts(trajectories, opens, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])
@@ -194,9 +207,39 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         in_loss_of=in_loss_of,
         edges=tuple(segment_cu.tolist()),
         parents=tuple(parent.tolist()),
+        seen=tuple(seen.tolist()),
         sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
         newest_version=-1 if versions is None else int(versions.max(initial=-1)),
     )
+
+
+def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
+    """[T] the numbers in these spans, in order."""
+    return torch.cat([torch.arange(0), *(torch.arange(start, end) for start, end in spans)])
+
+
+def _shared(
+    trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """[S] which lay out their prompt, those of another group than their neighbour; and [S] `shared_response`."""
+    opens, shared = np.append(True, group[1:] != group[:-1])[: len(group)], np.zeros(len(group), np.int64)
+    for i in np.flatnonzero(~opens).tolist():
+        before, item = trajectories[i - 1 : i + 1]
+        if not np.array_equal(before.prompt_tokens, item.prompt_tokens):
+            raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
+        shared[i] = shared_response(before, item)
+    if not share_prompt:
+        opens[:], shared[:] = True, 0
+    return opens, shared
+
+
+def shared_response(before: Trajectory, item: Trajectory) -> int:
+    """`common_beginning` of two responses of one group, where they are paths of episodes; otherwise 0."""
+    if before.sampled is None or item.sampled is None:
+        return 0
+    from proxima.data.shared_paths import common_beginning
+
+    return common_beginning(before, item)
 
 
 def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:

@@ -93,15 +93,18 @@ class Trajectory(Columns):
         return self.uid, self.sample, self.turn
 
     def bare(self) -> "Trajectory":
-        """Prompt and response, and no other column."""
-        return Trajectory(group=self.group, prompt_tokens=self.prompt_tokens, tokens=self.tokens)
+        """Prompt and response, and no other column but `sampled`, by which paths are known."""
+        return self._of_tokens(self.tokens, self.sampled)
 
     def with_sentinel(self) -> "Trajectory":
-        """Prompt and response with one more token, and no other column. The last token of a packed response is not fed,
-        so the state that predicts the sentinel is the one after the response's last token; the sentinel's id (0) means
-        nothing."""
-        tokens = np.append(self.tokens, np.int32(0))
-        return Trajectory(group=self.group, prompt_tokens=self.prompt_tokens, tokens=tokens)
+        """As `bare`, with one more token. The last token of a packed response is not fed, so the state that predicts
+        the sentinel is the one after the response's last token; the sentinel's id (0) means nothing."""
+        sampled = None if self.sampled is None else np.append(self.sampled, False)
+        return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
+
+    def _of_tokens(self, tokens: Ints, sampled: Bools | None) -> "Trajectory":
+        prompt = self.prompt_tokens
+        return Trajectory(group=self.group, prompt_tokens=prompt, tokens=tokens, sampled=sampled, loss_mask=sampled)
 
     @classmethod
     def of(

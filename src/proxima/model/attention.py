@@ -1,8 +1,8 @@
-"""Attention over a packed batch: each response attends to its own prompt and itself, and nothing else.
+"""Attention over a packed batch: each segment attends to what comes before it in its sequence and to itself.
 
 `packed` is an attention function that any Hugging Face architecture calls through its attention interface: linear
 layers run on the packed axis, and only inside attention are segments padded, in buckets of similar lengths. It is
-exact, needs no [L, L] mask, and allows a shared prompt to be run once. The other paths use Hugging Face's own
+exact, needs no [L, L] mask, and allows what sequences share to be run once. The other paths use Hugging Face's own
 attention, for architectures that need it.
 """
 
@@ -14,8 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
 
 from proxima.data import PackedBatch, UserError
+from proxima.data.packed_batch import indices_of
 from proxima.data.transfer import to_device
 
 NAME = "proxima_packed"
@@ -30,8 +32,8 @@ class SegmentBlock:
 
     Args:
         query: [R, T] index into L, of the segment's own tokens; padding repeats token 0.
-        context: [R, C] index into L, of the parent's tokens; C = 0 for parents themselves.
-        own, seen: [R] lengths of the segments and of their parents.
+        context: [R, C] index into L, of the tokens before them in their sequences; C = 0 for prompts.
+        own, seen: [R] lengths of the segments and of these contexts.
     """
 
     query: Tensor
@@ -43,42 +45,40 @@ class SegmentBlock:
         """[R, 1, T, C + T] bool: True where a query attends. Padding attends to padding, so that no row is empty."""
         width, reach = self.query.shape[1], self.context.shape[1]
         step, past = (torch.arange(size, device=self.query.device) for size in (width, reach))
-        in_parent = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
+        in_context = (past < self.seen[:, None])[:, None, :].expand(-1, width, -1)
         in_self = (step <= step[:, None])[None].expand(len(self.own), -1, -1)
         if window is not None:
             position = self.seen[:, None] + step  # of the query, [R, T]
-            in_parent = in_parent & (position[:, :, None] - past < window)
+            in_context = in_context & (position[:, :, None] - past < window)
             in_self = in_self & (step[:, None] - step < window)[None]
-        return torch.cat([in_parent, in_self], dim=2)[:, None]
+        return torch.cat([in_context, in_self], dim=2)[:, None]
 
 
 class Segments:
     """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers. Of the batch
-    it reads `edges` and `parents` alone."""
+    it reads what is on the host alone."""
 
     def __init__(self, batch: PackedBatch) -> None:
-        parent = batch.parents
+        parent, seen, contexts = batch.parents, batch.seen, batch.contexts()
         spans = list(pairwise(batch.edges))
         device = batch.tokens.device
         buckets: dict[tuple[bool | int, ...], list[int]] = {}
         for g, (start, end) in enumerate(spans):
             if end > start:
-                seen = 0 if parent[g] < 0 else spans[parent[g]][1] - spans[parent[g]][0]
-                sizes = (max(SHORTEST, (n - 1).bit_length()) for n in (end - start, seen))
+                sizes = (max(SHORTEST, (n - 1).bit_length()) for n in (end - start, seen[g]))
                 buckets.setdefault((parent[g] < 0, *sizes), []).append(g)
         self.blocks: list[SegmentBlock] = []
         self.masks: dict[tuple[int, int | None], Tensor] = {}
         inverse = torch.zeros(batch.edges[-1], dtype=torch.long)
         offset = 0
         for members in buckets.values():
-            own = [spans[g] for g in members]
-            seen_spans = [spans[parent[g]] if parent[g] >= 0 else (0, 0) for g in members]
-            query = _rectangle(own)
-            for row, (start, end) in enumerate(own):
+            query = _rectangle([[spans[g]] for g in members])
+            for row, (start, end) in enumerate(spans[g] for g in members):
                 inverse[start:end] = torch.arange(end - start) + offset + row * query.shape[1]
             offset += query.numel()
-            lengths = [torch.tensor([e - s for s, e in rows]) for rows in (own, seen_spans)]
-            parts = (to_device(x, device) for x in (query, _rectangle(seen_spans), *lengths))
+            before = _rectangle([contexts[g] for g in members])
+            lengths = [[spans[g][1] - spans[g][0] for g in members], [seen[g] for g in members]]
+            parts = (to_device(x, device) for x in (query, before, *map(torch.tensor, lengths)))
             self.blocks.append(SegmentBlock(**dict(zip(("query", "context", "own", "seen"), parts, strict=True))))
         self.inverse = to_device(inverse, device)
 
@@ -95,12 +95,9 @@ class Segments:
         return self.masks[key]
 
 
-def _rectangle(spans: list[tuple[int, int]]) -> Tensor:
-    width = max(end - start for start, end in spans)
-    out = torch.zeros(len(spans), width, dtype=torch.long)
-    for row, (start, end) in enumerate(spans):
-        out[row, : end - start] = torch.arange(start, end)
-    return out
+def _rectangle(rows: list[list[tuple[int, int]]]) -> Tensor:
+    """[R, T] the indices of the spans of each row, padded with 0."""
+    return pad_sequence([indices_of(spans) for spans in rows], batch_first=True)
 
 
 def packed_attention(
@@ -141,7 +138,7 @@ def packed_attention(
 def attend_segments(
     segments: Segments, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, dropout: float = 0.0
 ) -> Tensor:
-    """[L, H, D]: each segment's tokens of q [L, H, D] attend to k, v [L, H_kv, D] of its parent and of itself."""
+    """[L, H, D]: each segment's tokens of q [L, H, D] attend to k, v [L, H_kv, D] of its context and of itself."""
     outputs = []
     for i, block in enumerate(segments.blocks):
         rows, width = block.query.shape
@@ -207,8 +204,7 @@ def _hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tens
 
 def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
-    responses = sum(parent >= 0 for parent in batch.parents)
-    if responses * 2 != len(batch.parents):
+    if 2 * sum(parent >= 0 for parent in batch.parents) != len(batch.parents):
         raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
     return packed_states(backbone, batch, **more)
 
@@ -217,13 +213,13 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor
     """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
     count = len(batch.tokens)
     device = batch.tokens.device
-    number = torch.arange(len(batch.parent), device=device)
-    segment = torch.repeat_interleave(number, batch.segment_cu.diff(), output_size=count)
-    order = torch.arange(count, device=device)
-    same = (segment[:, None] == segment) & (order[:, None] >= order)
-    allowed = same | (batch.parent[segment][:, None] == segment)
+    hidden = torch.ones(count, count, dtype=torch.bool)
+    for (start, end), context in zip(pairwise(batch.edges), batch.contexts(), strict=True):
+        hidden[start:end, indices_of(context)] = False
+        hidden[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
     dtype = next(backbone.parameters()).dtype
-    mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device).masked_fill_(~allowed, torch.finfo(dtype).min)
+    mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device)
+    mask.masked_fill_(to_device(hidden, device), torch.finfo(dtype).min)
     # an architecture with several kinds of layers needs one mask for each: windows are not supported here
     config: Any = backbone.config
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
@@ -234,8 +230,7 @@ def _hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor
 
 def _longest(batch: PackedBatch) -> int:
     """Tokens of the longest sequence that is fed."""
-    lengths = [end - start for start, end in pairwise(batch.edges)]
-    return max((n + (lengths[p] if p >= 0 else 0) for n, p in zip(lengths, batch.parents, strict=True)), default=0)
+    return max((b - a + seen for (a, b), seen in zip(pairwise(batch.edges), batch.seen, strict=True)), default=0)
 
 
 def _hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:

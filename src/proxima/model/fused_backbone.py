@@ -11,7 +11,8 @@ gradients of q, k, v and of g, u stay float32.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from torch.nn import functional as F
 from torch.nn.modules.module import _has_any_global_hook as any_module_hook
 
 from proxima.data import PackedBatch
+from proxima.data.packed_batch import indices_of
 from proxima.kernels.train_pass import HEAD, LANES, PackedSegments, TrainKernels, Turns, train_kernels
 
 FAMILIES = ("Llama", "Qwen2", "Qwen3")
@@ -34,15 +36,16 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     model: Any = backbone
     attention = model.layers[0].self_attn
     x = model.embed_tokens(batch.tokens)
-    cos, sin = (
-        turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, batch.position[None])
-    )
-    edges, parents = (torch.tensor(each, dtype=torch.long) for each in (batch.edges, batch.parents))
+    whole = _WholeResponses.of(batch)
+    position = batch.position if whole is None else batch.position[whole.rows]
+    cos, sin = (turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, position[None]))
+    layout = (batch.edges, batch.parents) if whole is None else (whole.edges, whole.parents)
+    edges, parents = (torch.tensor(each, dtype=torch.long) for each in layout)
     heads, kv_heads = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
     segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
     delta: Tensor | None = None
     for layer in model.layers:
-        run = partial(_layer_states, layer, kernels, cos, sin, segments)
+        run = partial(_layer_states, layer, kernels, cos, sin, segments, whole)
         again = layer.training and layer.gradient_checkpointing
         x, delta = layer._gradient_checkpointing_func(run, x, delta) if again else run(x, delta)
     states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
@@ -50,8 +53,8 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
 
 
 def _layer_states(
-    layer: Any, kernels: TrainKernels, cos: Tensor, sin: Tensor, segments: PackedSegments, x: Tensor,
-    delta: Tensor | None,
+    layer: Any, kernels: TrainKernels, cos: Tensor, sin: Tensor, segments: PackedSegments,
+    whole: "_WholeResponses | None", x: Tensor, delta: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """The residual stream after attention, and what the MLP adds to it."""
     modules = {**dict(layer.self_attn.named_children()), **dict(layer.mlp.named_children())}
@@ -59,9 +62,41 @@ def _layer_states(
     norms = [getattr(modules.get(name), "weight", None) for name in ("q_norm", "k_norm")]
     turns = Turns(cos, sin, None, None, getattr(modules.get("q_norm"), "variance_epsilon", 0.0))
     x, h = _normed(kernels, x, delta, layer.input_layernorm)
-    seen = _attention(kernels, qkv.product(kernels, h), *norms, turns, segments)
+    projected = qkv.product(kernels, h)
+    projected = projected if whole is None else projected.index_select(0, whole.rows)
+    seen = _attention(kernels, projected, *norms, turns, segments)
+    seen = seen if whole is None else seen.index_select(0, whole.own)
     x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
     return x, down.product(kernels, gate_up.product(kernels, h), gated=True)
+
+
+class _WholeResponses(NamedTuple):
+    """A batch for the attention kernel, in which each response continues its prompt and nothing else: what it shares
+    with other responses is laid out before it once more.
+
+    rows: [E] index into L of each of its tokens. own: [L] where the batch's tokens are there. edges, parents: as of
+    `PackedBatch`, of the same segments.
+    """
+
+    rows: Tensor
+    own: Tensor
+    edges: tuple[int, ...]
+    parents: tuple[int, ...]
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> "_WholeResponses | None":
+        """None where responses share prompts alone."""
+        if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
+            return None
+        parents = [*batch.parents]
+        rows, own, edges = list[Tensor](), list[Tensor](), [0]
+        for g, (span, context) in enumerate(zip(pairwise(batch.edges), batch.contexts(), strict=True)):
+            if (root := parents[g]) >= 0 and parents[root] >= 0:
+                parents[g] = parents[root]  # which is a prompt by now
+            rows.append(indices_of([*context[1:], span]))
+            edges.append(edges[-1] + len(rows[-1]))
+            own.append(torch.arange(edges[-1] - (span[1] - span[0]), edges[-1]))
+        return cls(torch.cat(rows), torch.cat(own), tuple(edges), tuple(parents))
 
 
 def _kernels(backbone: nn.Module) -> TrainKernels | None:

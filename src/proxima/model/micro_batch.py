@@ -3,20 +3,23 @@
 from collections.abc import Sequence
 
 from proxima.data import Trajectory
+from proxima.data.packed_batch import shared_response
+
+Items = Sequence[Sequence[Trajectory]]
 
 
-def micro_batches(items: Sequence[Sequence[Trajectory]], budget: int, *, share_prompt: bool = True) -> list[list[int]]:
+def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> list[list[int]]:
     """Indices of `items`, in order, split where the next item would exceed the budget.
 
     Args:
         items: the sequences of each item; they stay together.
-        budget: tokens of one forward pass. A shared prompt counts once for its neighbours; a single item above the
-            budget is a micro-batch of its own.
+        budget: tokens of one forward pass. What neighbours share counts once; a single item above the budget is a
+            micro-batch of its own.
     """
     out: list[list[int]] = []
     used = 0
     for i, item in enumerate(items):
-        cost = tokens_fed([item], share_prompt=share_prompt, before=items[i - 1][-1].group if i else None)
+        cost = tokens_fed([item], share_prompt=share_prompt, before=items[i - 1][-1] if i else None)
         if not out or used + cost > budget:
             out.append([])
             used, cost = 0, tokens_fed([item], share_prompt=share_prompt)
@@ -25,12 +28,13 @@ def micro_batches(items: Sequence[Sequence[Trajectory]], budget: int, *, share_p
     return out
 
 
-def tokens_fed(items: Sequence[Sequence[Trajectory]], *, share_prompt: bool = True, before: int | None = None) -> int:
+def tokens_fed(items: Items, *, share_prompt: bool = True, before: Trajectory | None = None) -> int:
     """Tokens that a micro-batch of these feeds the model: the length of its packed axis, without packing it. The last
-    token of a response is not fed: it predicts nothing. `before` is the group of the sequence in front of them."""
-    total, group = 0, before
+    token of a response is not fed: it predicts nothing. `before` is the sequence in front of them."""
+    total = 0
     for trajectory in (trajectory for item in items for trajectory in item):
-        shared = share_prompt and group == trajectory.group
-        total += max(0, len(trajectory.tokens) - 1) + (0 if shared else len(trajectory.prompt_tokens))
-        group = trajectory.group
+        total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
+        if share_prompt and before is not None and before.group == trajectory.group:
+            total -= len(trajectory.prompt_tokens) + shared_response(before, trajectory)
+        before = trajectory
     return total

@@ -1,7 +1,8 @@
 """The policy: log-probs of the response tokens of packed trajectories."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import TopTokens, log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.log_prob import TokenLogProbs, TopTokens, log_sum_square, token_log_prob, top_k_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharded import is_sharded, plain_type
@@ -87,6 +88,7 @@ class Policy(PackedModel):
 
     def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:
         """Log-probs of `batch.target` given all before, at `batch.temperature`; with gradient when grad is enabled.
+        Those of tokens that are not `sampled` mean nothing.
 
         Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1. With a
         `sampling_mask` in the batch it is of the distribution over these tokens, and so is `log_sum_square`; entropy
@@ -113,17 +115,14 @@ class Policy(PackedModel):
     def _outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor | None]:
         routing = self.routing(batch, needs)
         with self.autocast():
-            hidden = self.hidden(batch, routing)
-            outputs = token_log_prob(
+            hidden, score = self.hidden(batch, routing), self._scorer(batch)
+            outputs = score(
                 hidden,
-                target=batch.target,
-                temperature=batch.temperature,
                 **self._head(),
                 entropy="entropy" in needs or "entropy_gradient" in needs,
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
                 others_gradient=batch.bucket_token is not None,
-                kept=_kept(batch),
                 chunk=self.log_prob_chunk,
             )
         of_routers = {} if routing is None else routing.outputs(batch, needs)
@@ -137,6 +136,14 @@ class Policy(PackedModel):
             "log_sum_square": self._log_sum_square(hidden, batch) if "log_sum_square" in needs else None,
             **of_routers,
         }
+
+    def _scorer(self, batch: PackedBatch) -> Callable[..., TokenLogProbs]:
+        """`token_log_prob` of the batch's targets, of those that were sampled alone where that is known on the host."""
+        if batch.sampled_of == batch.tokens_of or batch.sampling_mask is not None or self.context is not None:
+            return partial(token_log_prob, target=batch.target, temperature=batch.temperature, kept=_kept(batch))
+        from proxima.model.sampled_rows import sampled_log_prob
+
+        return partial(sampled_log_prob, batch)
 
     @torch.no_grad()
     def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:

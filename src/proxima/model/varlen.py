@@ -1,7 +1,7 @@
 """Attention over a packed batch as one call a layer of torch's flash attention for sequences of unlike lengths.
 
 `packed` pads segments to rectangles and gives the kernel a mask; this gives it the lengths. A segment's queries attend
-to its keys, those of its parent followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
+to its keys, those of its context followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
+from proxima.data.packed_batch import indices_of
 from proxima.data.transfer import to_device
 
 
@@ -26,13 +27,12 @@ def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., T
         raise UserError("model.attention=varlen has no dropout; use model.attention=packed.")
     from torch.nn.attention.varlen import varlen_attn
 
-    spans = list(pairwise(batch.edges))
-    parents = [spans[parent] if parent >= 0 else (0, 0) for parent in batch.parents]
-    pairs = [(own, parent) for own, parent in zip(spans, parents, strict=True) if own[1] > own[0]]
+    contexts = zip(pairwise(batch.edges), batch.contexts(), batch.seen, strict=True)
+    rows = [(end - start, count, [*before, (start, end)]) for (start, end), before, count in contexts if end > start]
     device = batch.tokens.device
-    lengths = [end - start for (start, end), _ in pairs]
-    reaches = [length + end - start for length, (_, (start, end)) in zip(lengths, pairs, strict=True)]
-    seen = to_device(torch.cat([torch.arange(*span) for own, parent in pairs for span in (parent, own)]), device)
+    lengths = [length for length, _, _ in rows]
+    reaches = [length + count for length, count, _ in rows]
+    seen = to_device(indices_of([span for _, _, spans in rows for span in spans]), device)
     ends = to_device(_ends(lengths), device), to_device(_ends(reaches), device)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:

@@ -38,7 +38,7 @@ class EngineStage:
         return pack(trajectories, share_prompt=False)  # each prompt before its response: the requests are read off
 
     def __call__(self, batch: PackedBatch) -> Tensor:
-        prompts = np.split(batch.tokens.numpy(), batch.segment_cu[1:-1].tolist())[::2]
+        prompts = np.split(batch.tokens.numpy(), batch.edges[1:-1])[::2]
         edges = batch.cu_seqlens[1:-1].tolist()
         targets, temperatures = (np.split(x.numpy(), edges) for x in (batch.target, batch.temperature))
         requests = [

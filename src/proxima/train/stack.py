@@ -119,6 +119,11 @@ class TrainStack:
 
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory."""
+        order = _packing_order([(trajectory,) for trajectory in trajectories])
+        found, places = self._columns(stage, [trajectories[i] for i in order]), sorted(order, key=order.__getitem__)
+        return {name: [values[i] for i in places] for name, values in found.items()}
+
+    def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         if self.ranks.size == 1 or getattr(stage, "on_rank_zero", False):
             return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
         parts = self._split([(trajectory,) for trajectory in trajectories])
@@ -202,7 +207,8 @@ class TrainStack:
         """
         occurrences = [[Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
         active = [[each for each in part if each.has_tokens] for part in occurrences]
-        run = [[each for each in part if not objective.skippable(each.item)] for part in active]
+        kept = [[each for each in part if not objective.skippable(each.item)] for part in active]
+        run = [[part[i] for i in _packing_order([each.sequences for each in part])] for part in kept]
         parts = [self._split([each.sequences for each in part]) for part in run]
         whole = WholeUpdate(updates, run, parts, progress, should_continue, before_first)
         shares = [
@@ -236,7 +242,8 @@ class TrainStack:
     ) -> UpdateResult:
         before = 0.0 if self._one_pass else self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
-        total = sum(self._fed(cut) for part in own for cut in self._micro_batches(part))
+        cuts = ([each.sequences for each in cut] for part in own for cut in self._micro_batches(part))
+        total = sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
         result = UpdateResult()
         state = _Accumulator(
             result,
@@ -366,9 +373,6 @@ class TrainStack:
     def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
 
-    def _fed(self, occurrences: Sequence[Occurrence]) -> int:
-        return tokens_fed([occurrence.sequences for occurrence in occurrences], share_prompt=self.model.share_prompt)
-
     def _micro_batches(self, run: Sequence[Occurrence]) -> list[list[Occurrence]]:
         cuts = self._cuts([occurrence.sequences for occurrence in run])
         return [[run[i] for i in cut] for cut in cuts]
@@ -447,6 +451,15 @@ class TrainStack:
 
         restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
         self.updates = int(facts["updates"])
+
+
+def _packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
+    """In which items are packed: as they come, but for paths of episodes, of which neighbours share most."""
+    if all(sequence.sampled is None for sequence, *_ in items):
+        return range(len(items))
+    from proxima.data.shared_paths import sharing_order
+
+    return sharing_order([sequence for sequence, *_ in items])
 
 
 def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:

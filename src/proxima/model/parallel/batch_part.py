@@ -1,6 +1,7 @@
 """A packed batch cut along its axis of tokens, from what of it is on the host: nothing here waits for a device."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -44,11 +45,11 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
     """[N] `batch.predict`."""
-    edges, responses = batch.edges, [g for g, parent in enumerate(batch.parents) if parent >= 0]
+    segments = zip(pairwise(batch.edges), batch.contexts(), strict=True)
+    rows = ((context[0][1] - 1, [*context[1:], own]) for own, context in segments if context)
     places = [np.zeros(0, np.int64)]
-    for segment, count in zip(responses, batch.tokens_of, strict=True):
-        if count:
-            places += [np.array([edges[batch.parents[segment] + 1] - 1]), np.arange(count - 1) + edges[segment]]
+    for (prompt_end, spans), count in zip(rows, batch.tokens_of, strict=True):
+        places += [np.r_[prompt_end, *(np.arange(*span) for span in spans)][:count]]
     return np.concatenate(places)
 
 

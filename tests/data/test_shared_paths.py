@@ -1,0 +1,38 @@
+"""Which tokens of paths are fed once, and the order in which they are packed."""
+
+import numpy as np
+import pytest
+
+from proxima.data import Trajectory
+from proxima.data.shared_paths import LEAST_SHARED, common_beginning, sharing_order
+from proxima.model.micro_batch import tokens_fed
+from tests.model.rows import forked
+
+
+def test_paths_are_ordered_so_that_what_they_share_is_fed_once():
+    paths = forked()
+    mixed = [paths[i] for i in (7, 2, 5, 9, 0, 10, 3, 8, 1, 6, 4)]
+    order = sharing_order(mixed)
+    assert sorted(order) == [*range(11)] and mixed[order[0]].group == 1
+    beginnings = {(x.group, x.tokens[:n].tobytes()) for x in paths for n in range(1, len(x.tokens))}
+    few = 16  # tokens that begin nothing else, or less than is worth sharing
+    fed = tokens_fed([[mixed[i] for i in order]])
+    assert 14 + len(beginnings) <= fed < 14 + len(beginnings) + few < tokens_fed([mixed]) - 100
+
+
+@pytest.mark.parametrize(
+    ("alike", "expected"), [(40, 29), (20, 20), (LEAST_SHARED, LEAST_SHARED), (LEAST_SHARED - 1, 0)]
+)
+def test_what_two_paths_begin_with(alike, expected):
+    """The last token of a response is not fed, and what is sent to other experts is computed anew."""
+    place, draw = np.arange(50), np.random.default_rng(1)
+    one, other = (np.where(place < alike, 7, 8 + i)[: 30 + 20 * i] for i in range(2))
+    given = [Trajectory(group=0, prompt_tokens=[1], tokens=tokens) for tokens in (one, other)]
+    assert common_beginning(*given) == common_beginning(*given[::-1]) == expected
+    experts = draw.integers(0, 4, (50, 2, 2)).astype(np.int8)
+    sent = [Trajectory(**{**vars(x), "routed_experts": experts[: len(x.tokens)]}) for x in given]
+    assert common_beginning(*sent) == expected and common_beginning(given[0], sent[1]) == 0
+    experts = experts.copy()
+    experts[19] += 1  # where the token before is fed
+    elsewhere = Trajectory(**{**vars(given[1]), "routed_experts": experts})
+    assert common_beginning(sent[0], elsewhere) == min(18, expected)

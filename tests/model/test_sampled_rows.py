@@ -1,0 +1,37 @@
+"""The output head runs for the tokens that were sampled."""
+
+from dataclasses import replace
+
+import torch
+
+from tests.model.rows import forked, policy, rows
+
+
+def test_what_was_not_sampled_is_left_out_and_changes_nothing(monkeypatch):
+    runner, seen = policy("qwen3"), []
+    for name in ("sampled_rows", "policy"):
+        module = __import__(f"proxima.model.{name}", fromlist=[name])
+        whole = module.token_log_prob
+        monkeypatch.setattr(
+            module, "token_log_prob", lambda h, *a, _of=whole, **k: seen.append(len(h)) or _of(h, *a, **k)
+        )
+    needs = frozenset({"entropy_gradient"})
+    ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
+    given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
+    batch = runner.pack(given)
+    found = runner(batch, needs)
+    every = runner(replace(batch, sampled=torch.ones_like(batch.sampled), sampled_of=batch.tokens_of), needs)
+    assert seen == [sum(batch.sampled_of), len(batch.target)] and 0 < seen[0] < 0.7 * seen[1]
+    for name in ("log_prob", "entropy", "top_k_log_prob"):
+        ours, theirs = getattr(found, name), getattr(every, name)
+        torch.testing.assert_close(ours[batch.sampled], theirs[batch.sampled], rtol=0, atol=1e-6)
+        assert not ours[~batch.sampled].any() and ours.shape == theirs.shape
+
+
+def test_a_batch_in_which_nothing_was_sampled():
+    nothing = [
+        replace(row, sampled=[False] * len(row.tokens), loss_mask=[False] * len(row.tokens)) for row in rows((3, (4,)))
+    ]
+    runner = policy("llama")
+    out = runner(runner.pack(nothing)).log_prob
+    assert out.shape == (4,) and out.isfinite().all() and out.requires_grad
