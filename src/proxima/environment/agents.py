@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proxima.data import FieldError, require
+from proxima.data.user_code import user_module_file
 from proxima.environment.hosts import EnvironmentFailure
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
@@ -73,14 +74,12 @@ class AgentSpec:
         require(one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
+        missing = [name for name in ("uvicorn", "starlette") if user_module_file(name) is None]
+        kind, remedy = ("run", self.run) if self.run else ("command", self.command), "pip install 'proxima-rl[serve]'"
+        require(not missing, *kind, f"is served by {' and '.join(missing)}, not installed here", remedy=remedy)
         if self.run:
-            import importlib.util
-
             name = self.run.partition(":")[0]
-            try:
-                known = importlib.util.find_spec(name) is not None
-            except (ImportError, ValueError):
-                known = False
+            known = user_module_file(name) is not None  # imports nothing: the agent's packages are its worker's affair
             remedy = "run in its folder, or install it"
             require(known, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
 

@@ -219,3 +219,17 @@ def test_bad_specs(fields, field):
     with pytest.raises(FieldError) as error:
         AgentSpec(**fields)
     assert error.value.field == field
+
+
+def test_the_module_of_an_agent_is_found_in_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "agent_beside.py").write_text("raise SystemExit('imported')")
+    with pytest.raises(FieldError, match="can't be found"):
+        AgentSpec(run="agent_beside:play")
+    monkeypatch.chdir(tmp_path)
+    AgentSpec(run="agent_beside:play")
+
+
+def test_an_agent_without_the_packages_of_its_endpoint_is_refused(monkeypatch):
+    monkeypatch.setattr("proxima.environment.agents.user_module_file", lambda name: None)
+    with pytest.raises(FieldError, match=r"uvicorn and starlette.*proxima-rl\[serve\]"):
+        AgentSpec(command=("agent",))
