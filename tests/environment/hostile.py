@@ -102,6 +102,10 @@ def limits_itself():
         resource.setrlimit(kind, (0, 0))
 
 
+def opens_no_file():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
+
+
 def takes_builtins():
     builtins.len = None
 
@@ -207,6 +211,8 @@ RESPOND = {
     "prints forever": lambda: prints_forever() or "printing",
     "changes the process": lambda: changes_process() or "changed",
     "limits itself": lambda: limits_itself() or "limited",
+    "opens no file": lambda: opens_no_file() or "closed",
+    "opens too many files": lambda: [os.open(os.devnull, os.O_RDONLY) for _ in range(1 << 20)] and "opened",
     "lowers the recursion limit": lambda: sys.setrecursionlimit(40) or "lowered",
     "takes builtins": lambda: takes_builtins() or "taken",
     "takes sys.stdout": lambda: vars(sys).update(stdout=None, stderr=3) or "taken",
@@ -240,6 +246,17 @@ END = {
 }
 
 
+class Other:
+    """Has nothing that an environment has."""
+
+
+CLASS = {
+    "becomes another class": lambda environment: setattr(environment, "__class__", Other),
+    "takes a method of its class": lambda environment: setattr(Hostile, "respond", None),
+    "removes a method of its class": lambda environment: delattr(Hostile, "get_reward"),
+}
+
+
 class Hostile:
     def reset(self, kind, **columns):
         self.kind = kind
@@ -247,6 +264,8 @@ class Hostile:
         return RESET[kind]() if kind in RESET else None
 
     def respond(self, text):
+        if self.kind in CLASS:
+            CLASS[self.kind](self)
         return RESPOND.get(self.kind, RESPOND["good"])()
 
     def get_reward(self):

@@ -16,7 +16,7 @@ from proxima.data import ToolCall
 from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
-from tests.environment.hostile import END, RESET, RESPOND
+from tests.environment.hostile import CLASS, END, RESET, RESPOND
 
 QUESTION = ({"role": "user", "content": "What?"},)
 DONE = "done"  # the episode ends with its reward
@@ -71,6 +71,8 @@ OUTCOMES = {
     "prints forever": DONE,
     "changes the process": DONE,
     "limits itself": DONE,
+    "opens no file": "it left its worker without files to open",
+    "opens too many files": "it left its worker without files to open",
     "lowers the recursion limit": DONE,
     "takes builtins": "'NoneType' object is not callable",
     "takes sys.stdout": DONE,
@@ -98,6 +100,7 @@ OUTCOMES = {
     "end is a text": "get_reward is a value of type str, expected a number",
     "end exits": "its worker ended",
     "freeing hangs": TIME,
+    **dict.fromkeys(CLASS, "it changed its class Hostile"),
 }
 
 
@@ -157,7 +160,7 @@ def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
 
 
 def test_every_hostile_kind_has_an_outcome():
-    assert {*RESPOND, *RESET, *END, "freeing hangs"} - {"good"} == set(OUTCOMES)
+    assert {*RESPOND, *RESET, *END, *CLASS, "freeing hangs"} - {"good"} == set(OUTCOMES)
 
 
 def everything():
@@ -353,6 +356,27 @@ def test_output_goes_to_a_log_that_does_not_grow(tmp_path, monkeypatch):
     older = tmp_path / "environments.log.1"
     assert {file.name for file in tmp_path.iterdir()} == {log.name, older.name}
     assert 1 << 22 < older.stat().st_size < (1 << 22) + (1 << 17) and log.stat().st_size < 1 << 23
+
+
+def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(tmp_path):
+    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
+    logs = [tmp_path / name for name in ("a.log", "b.log", "empty.log")]
+
+    def files_open():
+        return len(os.listdir(f"/proc/{hosts._hosts[0]._worker._pid}/fd"))
+
+    try:
+        opened = []
+        for log, kind in zip([None, *logs, None], ["prints", "prints", "prints", "good", "prints"], strict=True):
+            hosts.log_to(log)
+            assert asyncio.run(play(hosts, kind)) == 1.0
+            opened.append(files_open())
+        hosts.log_to(logs[-1])
+    finally:
+        hosts.close()
+    assert opened == [opened[0], *[opened[0] + 1] * 3, opened[0]]
+    assert sorted(tmp_path.iterdir()) == logs[:2]  # in a.log and b.log what was printed then, and nothing later
+    assert all(log.stat().st_size < (1 << 16) + 200 for log in logs[:2])
 
 
 def test_the_first_reset_of_a_worker_may_take_longer(opened):

@@ -7,15 +7,15 @@ from typing import Optional
 
 import pytest
 
-from proxima.data import Score
+from proxima.data import Episode, Score, Span
 from proxima.reward import Function, Length
-from proxima.reward.signature import CallShape
+from proxima.reward.signature import CallShape, messages_of
 from tests.reward.make import completion, completions, prompt, runner
 
 SOURCE = """
 from __future__ import annotations
 import numpy as np
-from proxima.data import Score
+from proxima.data import Episode, Score, Span
 
 def objects(prompt, completion, level):
     return prompt.uid + len(completion.tokens) + level
@@ -76,6 +76,15 @@ def perhaps(prompt: str | None, completion: Optional[str]):
 
 def named(completion: str, path, values, count, positional, verl, arguments, grader):
     return path + values + count + positional + verl + arguments + grader
+
+def by_role(episode, gold="none"):
+    return {"value": len(episode), gold: sum(len(told["content"]) for told in episode if told["role"] == "assistant")}
+
+def verl_episode(solution_str, ground_truth, episode):
+    return len(solution_str) + len(episode)
+
+def trl_episode(completions, episode):
+    return [len(one) + 10 * len(told) for one, told in zip(completions, episode)]
 
 def everything(completion: str, prompt: str, **columns):
     return sum(columns.values())
@@ -156,6 +165,36 @@ def test_messages_where_the_row_holds_messages(file):
     )
     (error,) = values(in_workers(file, "trl_raises", "a", chat=True))
     assert error.endswith("(it got messages; chat: false passes texts)")
+
+
+def episode_of(*told, sampled=True, earlier=()):
+    """A completion of an episode with these messages, of which every second is the model's."""
+    spans = [
+        Span(role="user" if i % 2 else "assistant", tokens=1, text=text, sampled=sampled and not i % 2, turn=i // 2)
+        for i, text in enumerate(told)
+    ]
+    whole = completion(told[-1], tokens=len(told))
+    return replace(whole, sampled=[i % 2 == 0 for i in range(len(told))], episode=Episode(spans=spans), earlier=earlier)
+
+
+def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
+    played = replace(episode_of("first", "more", "last"), sample=1)
+    both = [completion("alone"), played]
+    for name, expected in {"by_role": [1.0, 3.0], "verl_episode": [5 + 1, 4 + 3], "trl_episode": [15.0, 34.0]}.items():
+        with runner(Function(path=f"{file}:{name}"), timeout=20.0) as made:
+            assert values(asyncio.run(made.score(prompt("2"), both))) == expected
+    assert values(Function(path=f"{file}:trl_episode", chat=True).score(prompt("2"), both)) == [11.0, 33.0]
+    call = CallShape.of(lambda episode: 0.0)
+    assert call.for_one(prompt("2", episode=5), played)["values"] == {"episode": 5}  # a column goes before
+    assert call.problem(()) is None and not call.gets_tokens
+
+
+def test_of_a_turn_that_the_template_rewrote_the_message_is_what_the_model_wrote():
+    rewritten = replace(episode_of("short", "more", "last").episode.spans[0], sampled=False)
+    old = episode_of("thought and short")
+    new = episode_of("short", "more", "last", earlier=(old,))
+    new = replace(new, episode=replace(new.episode, spans=(rewritten, *new.episode.spans[1:])))
+    assert [told["content"] for told in messages_of(new)] == ["thought and short", "more", "last"]
 
 
 def test_what_a_list_may_hold(file):

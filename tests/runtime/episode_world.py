@@ -1,15 +1,21 @@
 """Runs of seconds with an environment, in processes that can be found and killed."""
 
+import gc
 import json
 import os
 import random
 import signal
+import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
+from tests.warm import address
 
 MARK = "PROXIMA_TEST_MARK"  # a variable that all processes of a test inherit
 STOPS = list("aeiouAEIOU0123456789 ")  # single letters, so that a random model ends its turns
@@ -59,3 +65,17 @@ def whole(folder: Path) -> dict[str, Any]:
     for record in found["metrics"]:
         record.pop("episode/retried", None)
     return found
+
+
+@pytest.fixture
+def mark(monkeypatch):
+    """Of all processes of a test, which must leave none."""
+    address()  # of the server that forks, which outlives the test
+    value = uuid.uuid4().hex
+    monkeypatch.setenv(MARK, value)
+    yield value
+    gc.collect()  # what a run that died in this process still holds
+    deadline = time.monotonic() + 20
+    while (left := marked(value)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []  # what they are

@@ -1,13 +1,9 @@
 """Runs whose completions are episodes: what they store, and what is left of them after kills."""
 
-import gc
 import json
 import random
 import threading
-import time
-import uuid
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -16,26 +12,12 @@ from proxima.runtime.launch.eval_run import run_eval
 from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows, stored_groups
-from tests.runtime.episode_world import MARK, episode_recipe, go, kill_workers, marked, whole
+from tests.runtime.episode_world import episode_recipe, go, kill_workers, whole
+from tests.runtime.episode_world import mark as mark
 from tests.runtime.interruptions import PLACES, Died, die_at
 from tests.runtime.kill_after import kill_after
 from tests.runtime.test_async_run import assert_whole
 from tests.runtime.tiny_run import Watcher, assert_same, changed, traces
-from tests.warm import address
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """Of all processes of a test, which must leave none."""
-    address()  # of the server that forks, which outlives the test
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    yield value
-    gc.collect()  # what a run that died in this process still holds
-    deadline = time.monotonic() + 20
-    while (left := marked(value)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []  # what they are
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +138,7 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     assert go(tmp_path / "run", changed(tree, {"train__steps": 4}), resume=True).status == "done"
     assert (tmp_path / "run" / "environments.log").read_bytes().startswith(before)
     assert go(tmp_path / "run", changed(tree, {"task__environment__fail_on": 0}), overwrite=True).status == "done"
-    assert (tmp_path / "run" / "environments.log").read_bytes() == b""
+    assert not (tmp_path / "run" / "environments.log").exists()  # nothing was printed
 
 
 def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):

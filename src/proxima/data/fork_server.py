@@ -13,6 +13,7 @@ sandbox against somebody who can choose the code.
 """
 
 import ctypes
+import errno
 import importlib.util
 import json
 import logging
@@ -156,7 +157,8 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def serve(channel: socket.socket, jobs: Any) -> None:
-    """Run jobs until the socket closes, or until one exhausts memory or recursion: the state is then not trusted."""
+    """Run jobs until the socket closes, or until one exhausts memory, recursion or the number of open files: the state
+    is then not trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.register_at_fork(after_in_child=lambda: hang_up(channel))
     pid = os.getpid()
@@ -185,7 +187,7 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         return line.encode() + b"\n", False
     except BaseException as error:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        last = isinstance(error, (MemoryError, RecursionError))
+        last = isinstance(error, (MemoryError, RecursionError)) or getattr(error, "errno", None) == errno.EMFILE
         why = "above the worker's limit" if isinstance(error, MemoryError) and not str(error) else error
         message = " ".join(f"{type(error).__name__[:100]}: {why}".split())[:300]
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))

@@ -49,6 +49,7 @@ class Log(io.RawIOBase):
     that can't be written is nothing that an environment notices."""
 
     path: str | None = None
+    crashes: int | None = None  # the same file, kept open for what is written where a signal ends the worker
     label, left, inside = b"", 0, False
 
     def writable(self) -> bool:
@@ -86,12 +87,18 @@ class Log(io.RawIOBase):
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 
     def to(self, path: str | None) -> None:
-        """Write into this file from now on, also where a signal ends the worker."""
-        if path in (None, self.path):
+        """Write into this file from now on, also where a signal ends the worker; None: nowhere."""
+        if path == self.path:
             return
-        self.path = path
-        with suppress(OSError):
-            faulthandler.enable(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644))
+        faulthandler.disable()
+        if self.crashes is not None:
+            with suppress(OSError):  # an environment may have closed it
+                os.close(self.crashes)
+        self.path, self.crashes = path, None
+        if path is not None:
+            with suppress(OSError):
+                self.crashes = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+                faulthandler.enable(self.crashes)
 
     def close(self) -> None:
         """Not by an environment."""
@@ -163,7 +170,7 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
     offered = {**row, **own} if "row" in parameters else {**own, **row}
     everything = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
     named = {name: offered[name] for name in parameters if name in offered}
-    return _called(environment.reset, **{**(row if everything else {}), **named})
+    return _called(environment, environment.reset, **{**(row if everything else {}), **named})
 
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +180,7 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
     environment = _environments[number]
     function = _functions.get(tool) or tool_of(environment, tool)
     try:
-        result = _called(function, **arguments)
+        result = _called(environment, function, **arguments)
     except Exception as error:
         if not isinstance(error, TOLD) and type(error).__module__ not in TOLD_OF:
             raise
@@ -193,7 +200,7 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
 def respond(*, number: int, text: str) -> dict[str, Any]:
     """The environment's answer to a message that calls no tool."""
     environment = _environments[number]
-    return _answer(environment, _called(environment.respond, text), "respond")
+    return _answer(environment, _called(environment, environment.respond, text), "respond")
 
 
 def end(*, number: int) -> dict[str, Any]:
@@ -201,9 +208,9 @@ def end(*, number: int) -> dict[str, Any]:
     environment = _environments[number]
     value: float | None = None
     if callable(getattr(environment, "get_reward", None)):
-        value = _number(_called(environment.get_reward), "get_reward")
+        value = _number(_called(environment, environment.get_reward), "get_reward")
     elif (found := getattr(environment, "reward", None)) is not None:
-        value = _number(_called(found) if callable(found) else found, "reward")
+        value = _number(_called(environment, found) if callable(found) else found, "reward")
     del environment
     drop(number=number)
     return {"reward": value}
@@ -215,15 +222,24 @@ def drop(*, number: int) -> dict[str, Any]:
     return {}
 
 
-def _called(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+def _called(environment: Any, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """What a function or coroutine function returns. All coroutines of a worker run in one event loop, where what they
-    opened stays usable."""
+    opened stays usable. The class, which others in the worker share, is afterwards as it was."""
     global _runner
-    result = function(*arguments, **named)
-    if not inspect.isawaitable(result):
-        return result
-    _runner = _runner or asyncio.Runner()
-    return _runner.run(_awaited(result))
+    cls = type(environment)
+    methods = [(of, name, value) for of in cls.__mro__ for name, value in vars(of).items() if inspect.isfunction(value)]
+    try:
+        result = function(*arguments, **named)
+        if not inspect.isawaitable(result):
+            return result
+        _runner = _runner or asyncio.Runner()
+        return _runner.run(_awaited(result))
+    finally:
+        changed = [each for each in methods if vars(each[0]).get(each[1]) is not each[2]]
+        for of, name, value in changed:
+            setattr(of, name, value)
+        if changed or type(environment) is not cls:
+            raise BadAnswer(f"it changed its class {cls.__name__}")
 
 
 async def _awaited(result: Any) -> Any:
@@ -350,8 +366,17 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
                 _generators[number] = _generators_now()
             with suppress(Exception):  # it may have closed it
                 sys.stdout.flush()
+            _require_files()
 
     return run
+
+
+def _require_files() -> None:
+    """OSError, after which the worker ends, if it can open no more files."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        raise OSError(error.errno, "it left its worker without files to open") from None
 
 
 _JOBS = (load_environment, open_environment, call_tool, respond, end, drop)

@@ -244,6 +244,9 @@ class _Server:
             server, self._server = self._server, None
         if server is not None:
             server.close()
+        with suppress(OSError):  # a worker opens it before there is anything to write
+            if self.log is not None and not self.log.stat().st_size:
+                self.log.unlink()
 
 
 class _Host:

@@ -116,9 +116,10 @@ class Function(UserFunction):
         fn(data_source, solution_str, ground_truth, extra_info)     once per completion, as verl calls it
 
     `prompt` and `completion` are a `proxima.data.Prompt` and a `Completion`, or their texts if annotated `str`; if
-    neither name occurs, the first two parameters are these. Any other parameter is a column of the row, and `**columns`
-    are all of them; `answer` is the column that the task maps as such. A parameter without a default that is no column
-    is refused before the run.
+    neither name occurs, the first two parameters are these. `episode` gets the messages after the prompt, of model,
+    tools and environment, each with role and content. Any other parameter is a column of the row, and `**columns` are
+    all of them; `answer` is the column that the task maps as such. A parameter without a default that is no column is
+    refused before the run.
 
     The function returns a number; a bool, which sets `correct`; a `Score`; or a dict with `value`, optionally
     `correct`, and any other numbers, which are logged as parts `<name>/<key>`. One that gets lists returns a list of

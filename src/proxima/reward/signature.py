@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from proxima.data import Completion, Prompt
+from proxima.data import Completion, Prompt, Span
 
 LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; one of them says that the function takes lists
 PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}
+EPISODE = "episode"  # in each style: the messages after the prompt, if the function names it
 NOT_HERE = {  # what TRL passes beside the columns
     "trainer_state": "a reward depends on prompt and completion, not on the step, so that a resumed run equals another",
     "log_extra": "return a dict or a Score: its numbers are logged",
@@ -54,7 +55,7 @@ class CallShape:
         elif "solution_str" in by_name:
             style = "verl"
         leading: tuple[str, ...] = ()
-        if style == "each" and not by_name.intersection(PASSED["each"]):
+        if style == "each" and not by_name.intersection((*PASSED["each"], EPISODE)):
             leading = tuple(p.name for p in parameters if p.kind != p.KEYWORD_ONLY)[:2]
             leading += PASSED["each"][len(leading) :] if inspect.Parameter.VAR_POSITIONAL in kinds else ()
             if len(leading) < 2:
@@ -69,7 +70,7 @@ class CallShape:
             style=style,
             leading=leading,
             named=frozenset(p.name for p in rest),
-            required=frozenset(p.name for p in rest if p.default is p.empty).difference(PASSED[style]),
+            required=frozenset(p.name for p in rest if p.default is p.empty).difference((*PASSED[style], EPISODE)),
             everything=inspect.Parameter.VAR_KEYWORD in kinds,
             texts=frozenset(p.name for p in parameters if _is_text(p.annotation)),
         )
@@ -104,6 +105,8 @@ class CallShape:
         """What the worker needs to call the function with a completion. Of a prompt or completion passed as an object
         it gets the JSON, and the name of the parameter."""
         columns = self.columns(prompt)
+        if EPISODE in self.named:
+            columns = {EPISODE: messages_of(completion)} | columns
         if self.style == "verl":
             given = {"extra_info": {}} | columns | {"solution_str": completion.text}
             return {"values": self._chosen(given), "verl": True}
@@ -124,9 +127,11 @@ class CallShape:
         count = len(completions)
         values = {name: [value] * count for name, value in row_columns(prompt).items()}
         values.pop("prompt", None), values.pop("completion", None)
+        if EPISODE in self.named:
+            values = {EPISODE: list(map(messages_of, completions))} | values
         if prompt.chat if chat is None else chat:
             values["prompts"] = [list(prompt.messages)] * count
-            values["completions"] = [[{"role": "assistant", "content": completion.text}] for completion in completions]
+            values["completions"] = list(map(messages_of, completions))
         else:
             values["prompts"] = [prompt.question] * count
             values["completions"] = [completion.text for completion in completions]
@@ -142,6 +147,19 @@ def _is_text(annotation: Any) -> bool:
         inner = annotation.replace(" ", "").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")
         return inner in ("str", "str|None", "None|str")
     return annotation in (str, str | None)
+
+
+def messages_of(completion: Completion) -> list[dict[str, str]]:
+    """The messages after the prompt: of an episode all of them, those of the model as it wrote them, whatever a
+    template made of them later; else the completion's text alone."""
+    spans: dict[tuple[int, bool], Span] = {}
+    for path in completion.paths:
+        for span in path.episode.spans if path.episode is not None else ():
+            key = span.turn, span.role != "assistant"
+            if span.sampled or key not in spans:
+                spans[key] = span
+    told = [{"role": span.role, "content": span.text} for _, span in sorted(spans.items())]
+    return told or [{"role": "assistant", "content": completion.text}]
 
 
 class HasColumns(Protocol):

@@ -85,6 +85,8 @@ class AsyncCollector(Collector):
         self._errors: list[str] = []  # of engine calls that were repeated, since the last step
         self._stalls, self._stalled = 0, False
         self._paused, self._idle = False, IdleTime(generator.now)
+        if generator.episodes is not None:
+            generator.episodes.times.listener = self._track_idleness
         self._step_began = self._idle_before = 0.0
         self._tokens = 0  # generated since the step before began
 
@@ -373,4 +375,7 @@ class AsyncCollector(Collector):
         return sum(entry.stage in stages for entry in self._entries.values())
 
     def _track_idleness(self) -> None:
-        self._idle.update(self._paused or not self._count("generating"))
+        episodes = self.generator.episodes  # all of which may wait for their environments
+        self._idle.update(
+            self._paused or not self._count("generating") or (episodes is not None and not episodes.times.awaited)
+        )

@@ -4,12 +4,15 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.data.columns import Bools
 from proxima.data.episode import EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request, Sampling
+
+if TYPE_CHECKING:
+    from proxima.rollout.episodes.played import EpisodeTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class EpisodePlayer(Protocol):
     """What plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
 
     listener: Callable[[EpisodeLife], None]  # told of each episode that has ended
+    times: "EpisodeTimes"  # what its episodes wait for
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order."""

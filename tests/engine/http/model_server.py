@@ -84,7 +84,11 @@ class ModelVllm(FakeVllm):
             tokens.append(token)
             values.append(float(told[token]))
             top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
-            if stopped := token in sampling.get("stop_token_ids", ()):
+            text = self.tokenizer.decode(tokens) if sampling.get("stop") else ""
+            stopped = token in sampling.get("stop_token_ids", ()) or any(
+                stop in text for stop in sampling.get("stop", ())
+            )
+            if stopped:
                 break
         self.change = {"finish_reason": "stop"} if stopped else {}
         return tokens, values, top

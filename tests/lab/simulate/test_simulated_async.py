@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from proxima.lab.simulate.distributions import LogNormal
+from proxima.lab.simulate.distributions import Constant, LogNormal
 from tests.lab.simulate.simulated import DECODE, PREFILL, PROMPTS, TIMES, TRAIN, simulated
 
 KEEP = "engine.interrupt=keep"
@@ -33,6 +33,14 @@ def test_where_training_is_slower_it_sets_the_pace():
         assert record["time/step"] == pytest.approx(train + PUBLISH)
         assert record["idle/trainer"] == pytest.approx(0.0)
         assert record["idle/engine"] == pytest.approx(1 - GENERATE / (train + PUBLISH))
+
+
+def test_an_engine_whose_episodes_all_wait_for_their_environments_is_idle():
+    """Three turns, each answered after 2 s, of all episodes at once."""
+    run = simulated(KEEP, *overlapping(1), times=replace(TIMES, turns=Constant(3.0), environment=Constant(2.0)))
+    for record in run.steps[1:-2]:
+        idle = record["idle/engine"] * record["time/step"]
+        assert idle == pytest.approx(record["time/step"] - PROMPTS * PREFILL - 3 * DECODE) and idle > 5.99
 
 
 def test_an_engine_that_is_slow_to_stop_samples_meanwhile():

@@ -185,8 +185,9 @@ def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence
     fit.values.update(update=base, update_token=token)
     published = [r["time/publish"] for r in steps if "time/publish" in r]
     whole = fmean(published) if published else 0.0
-    # most steps of an overlapping run have no other idle time of the engine than that in which it is paused
-    idle = [r["idle/engine"] * r["time/step"] for r in steps if "idle/engine" in r]
+    # most steps of an overlapping run have no other idle time of the engine than that in which it is paused; not so
+    # those of episodes, in which it is idle while all wait for their environments
+    idle = [r["idle/engine"] * r["time/step"] for r in steps if "idle/engine" in r and "time/environment" not in r]
     paused = min(whole, float(np.quantile(idle, 0.25))) if idle else whole
     fit.values.update(pause=whole - paused, publish=paused)
     inside = fmean(r["time/step"] - sum(r.get(stage, 0.0) for stage in STAGES) for r in steps)

@@ -25,7 +25,7 @@ from proxima.lab.simulate.timed_engine import TimedEngine
 from proxima.lab.simulate.timed_replica import constant_column
 from proxima.lab.simulate.times import Times
 from proxima.model.compute_thread import Progress
-from proxima.rollout.episodes.played import EpisodeTimes, next_arrival, sampled_turn
+from proxima.rollout.episodes.played import EpisodeTimes, next_arrival, sampled_turn, sampled_turns
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -94,12 +94,12 @@ class TimedEpisodes:
     by the engine and answered after a while."""
 
     def __init__(self, engine: Engine, times: Times, seed: int) -> None:
-        self.engine, self.times, self.seed = engine, times, seed
+        self.engine, self.drawn, self.seed = engine, times, seed
         self.listener: Callable[[EpisodeLife], None] = lambda life: None
-        self._taken = EpisodeTimes()
+        self.times = EpisodeTimes()
 
     def taken(self) -> dict[str, float]:
-        return self._taken.taken()
+        return self.times.taken()
 
     def unfinished(self, running: Sequence[InFlight]) -> list[tuple[InFlight, Bools]]:
         """None: nobody reads the tokens of a simulation."""
@@ -113,7 +113,7 @@ class TimedEpisodes:
         begin = clock()
 
         async def first_turns() -> None:
-            async with aclosing(self.engine.generate(requests)) as stream:  # type: ignore[type-var]
+            async with aclosing(sampled_turns(self.engine, requests, self.times)) as stream:
                 async for completion in stream:
                     request = by_key[completion.prompt_uid, completion.sample]
                     tasks.append(asyncio.create_task(play(request, completion)))
@@ -121,13 +121,13 @@ class TimedEpisodes:
         async def play(request: Request, first: Completion) -> None:
             uid, sample = request.prompt.uid, request.sample
             parts, waits = [first], [(begin, clock())]
-            for turn in range(1, round(self.times.turns.draw(self.seed, uid, sample))):
+            for turn in range(1, round(self.drawn.turns.draw(self.seed, uid, sample))):
                 await self._answered(uid, sample, turn)
                 asked = clock()
-                parts.append(await sampled_turn(self.engine, replace(request, turn=turn)))
+                parts.append(await sampled_turn(self.engine, replace(request, turn=turn), self.times))
                 waits.append((asked, clock()))
             await self._answered(uid, sample, 0)
-            self._taken.ended(EpisodeLife(uid, sample, begin, clock(), waits), self.listener)
+            self.times.ended(EpisodeLife(uid, sample, begin, clock(), waits), self.listener)
             arrivals.put_nowait(_joined(parts))
 
         tasks.append(asyncio.create_task(first_turns()))
@@ -139,9 +139,9 @@ class TimedEpisodes:
                 task.cancel()
 
     async def _answered(self, uid: int, sample: int, turn: int) -> None:
-        if self.times.environment is not None:
-            seconds = self.times.environment.draw(mix(self.seed, turn), uid, sample)
-            self._taken.environment += seconds
+        if self.drawn.environment is not None:
+            seconds = self.drawn.environment.draw(mix(self.seed, turn), uid, sample)
+            self.times.environment += seconds
             await asyncio.sleep(seconds)
 
 

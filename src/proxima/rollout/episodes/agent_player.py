@@ -279,7 +279,7 @@ class AgentEpisodes:
         episode.turns += 1
         clock = asyncio.get_running_loop().time
         began = clock()
-        completion = await sampled_turn(self.engine, request)
+        completion = await sampled_turn(self.engine, request, self.times)
         episode.waits.append((began, clock()))
         turn = played.add(completion)
         talk.numbers.append(request.turn)

@@ -1,7 +1,7 @@
 """An episode while it is played, and the completion that it becomes."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -252,10 +252,18 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 
 class EpisodeTimes:
-    """What the episodes of a player waited for, until somebody asks."""
+    """What the episodes of a player waited for, until somebody asks; and `awaited`, the turns that the engine samples
+    now, with `listener` told when there are others."""
 
     def __init__(self) -> None:
         self.environment = self.turns = 0.0
+        self.awaited = 0
+        self.listener: Callable[[], None] = lambda: None
+
+    def await_turns(self, more: int) -> None:
+        """Note that so many more turns are awaited."""
+        self.awaited += more
+        self.listener()
 
     def ended(self, life: EpisodeLife, listener: Callable[[EpisodeLife], None]) -> None:
         """An episode is over, whatever came of it."""
@@ -308,9 +316,25 @@ def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, 
     return {**messages[0], "content": f"{messages[0]['content']}\n\n{text}"}, *messages[1:]
 
 
-async def sampled_turn(engine: Engine, request: Request) -> Completion:
+async def sampled_turns(
+    engine: Engine, requests: Sequence[Request], times: "EpisodeTimes"
+) -> AsyncGenerator[Completion, None]:
+    """The engine's answers, while `times` counts those that are awaited."""
+    left = len(requests)
+    times.await_turns(left)
+    try:
+        async with aclosing(engine.generate(requests)) as stream:  # type: ignore[type-var]
+            async for completion in stream:
+                left -= 1
+                times.await_turns(-1)
+                yield completion
+    finally:
+        times.await_turns(-left)
+
+
+async def sampled_turn(engine: Engine, request: Request, times: "EpisodeTimes") -> Completion:
     """The engine's answer to one request. RuntimeError if it gives none."""
-    async with aclosing(engine.generate([request])) as stream:  # type: ignore[type-var]
+    async with aclosing(sampled_turns(engine, [request], times)) as stream:
         async for completion in stream:
             return completion
     raise RuntimeError(f"the engine ended without turn {request.turn} of prompt {request.prompt.uid}")

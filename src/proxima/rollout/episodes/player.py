@@ -31,6 +31,7 @@ from proxima.rollout.episodes.played import (
     next_arrival,
     row_of,
     sampled_turn,
+    sampled_turns,
     with_instructions,
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
@@ -177,7 +178,7 @@ class GroupTable:
         if not played:
             return
         first, asked = [each.next_request(self.room(each)) for each in played.values()], self.clock()
-        async with aclosing(self.player.engine.generate(first)) as stream:  # type: ignore[type-var]
+        async with aclosing(sampled_turns(self.player.engine, first, self.player.times)) as stream:
             async for completion in stream:
                 each = played.pop(completion.sample)
                 self.turns[completion.sample].append((asked, self.clock()))
@@ -298,7 +299,7 @@ class GroupTable:
     async def _turn(self, request: Request) -> Completion:
         """A further turn of the model."""
         asked = self.clock()
-        completion = await sampled_turn(self.player.engine, request)
+        completion = await sampled_turn(self.player.engine, request, self.player.times)
         self.turns[request.sample].append((asked, self.clock()))
         return completion
 

@@ -227,7 +227,8 @@ class EpisodeChat:
                     f"the chat has {len(played.conversation.context)} tokens, which leaves no room for an answer"
                 )
             while not over:
-                completion = await sampled_turn(self.engine, played.next_request(group.room(played)))
+                request = played.next_request(group.room(played))
+                completion = await sampled_turn(self.engine, request, group.player.times)
                 over, cut = await group.advance(played, completion)
                 self.hears.turn(played.turns[-1])
             if played.turns[-1].done:
