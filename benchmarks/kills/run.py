@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks import harness
 
 OPERATIONS = ("rename", "replace", "fsync", "unlink", "remove", "rmdir", "mkdir", "link", "truncate", "ftruncate")
-HANGS = 300.0  # seconds after which a process of a run ends with the stacks of its threads
+HANGS = 600.0  # seconds after which a process of a run ends with the stacks of its threads
 AGAIN = 0.3  # share of the kills that are followed by another, during the resume
 
 
