@@ -68,10 +68,10 @@ def campaign(
         shutil.rmtree(whole)
         began = time.monotonic()
         runs.finish(whole)  # the first waited until the server had imported torch
-        seconds = time.monotonic() - began
+        killer = Killer(runs, VICTIMS[name], mark, time.monotonic() - began, stage)
         while sum(kills_of(done := lines(file, name)).values()) < kills:
-            killer = Killer(runs, VICTIMS[name], mark, seconds, random.Random(f"{seed} {name} {len(done)}"), stage)
-            run = killer.play(root / name / "run", whole if name == "sync" else None)
+            draws = random.Random(f"{seed} {name} {len(done)}")
+            run = killer.play(root / name / "run", whole if name == "sync" else None, draws)
             with file.open("a") as kept:
                 kept.write(json.dumps({"kind": name, "commit": commit, **run}) + "\n")
             print(f"  {name} {len(done) + 1}: {run}", file=sys.stderr, flush=True)
@@ -98,24 +98,23 @@ def noted_stage() -> mmap.mmap:
 
 
 class Killer:
-    """Kills processes of one run.
+    """Kills processes of one run after the other.
 
     Args:
         victims: of `trainer`, `workers` and `engine`.
-        mark: that the run's processes inherit.
-        seconds: that a run takes; one is killed about three times.
+        mark: that the runs' processes inherit.
+        seconds: that a run takes; one is killed about twice. Too much where the machine was busy: a run that was
+            not hit may lower it.
         stage: see `noted_stage`.
     """
 
-    def __init__(
-        self, runs: Killed, victims: Sequence[str], mark: str, seconds: float, draws: random.Random, stage: mmap.mmap
-    ) -> None:
-        self.runs, self.victims, self.mark, self.seconds, self.draws = runs, victims, mark, seconds, draws
-        self.stage = stage
-        self.hits: list[tuple[str, str]] = []  # what was killed, and in which stage
+    def __init__(self, runs: Killed, victims: Sequence[str], mark: str, seconds: float, stage: mmap.mmap) -> None:
+        self.runs, self.victims, self.mark, self.seconds, self.stage = runs, victims, mark, seconds, stage
+        self.hits: list[tuple[str, str]] = []  # what of this run was killed, and in which stage
 
-    def play(self, folder: Path, unbroken: Path | None) -> dict[str, Any]:
+    def play(self, folder: Path, unbroken: Path | None, draws: random.Random) -> dict[str, Any]:
         """A whole run: its hits, and what is wrong with it in the end."""
+        self.hits, self.draws = [], draws
         shutil.rmtree(folder, ignore_errors=True)
         wrong = []
         try:
@@ -136,10 +135,14 @@ class Killer:
         from tests.runtime.episode_world import kill_workers
 
         self.stage[:] = b"start".ljust(16)
-        pid = self.runs.start(folder)
+        pid, began = self.runs.start(folder), time.monotonic()
         while True:
-            time.sleep(2 / 3 * self.seconds * self.draws.random())
-            ended, status = os.waitpid(pid, os.WNOHANG)
+            moment, ended, status = time.monotonic() + self.seconds * self.draws.random(), 0, 0
+            while not ended and time.monotonic() < moment:
+                time.sleep(0.005)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended and not self.hits:
+                self.seconds = min(self.seconds, time.monotonic() - began)
             if status and not any(words in self.runs.errors.read_text() for words in REFUSED):
                 raise RuntimeError(f"ended with status {status}: {self.runs.errors.read_text()[-2500:]}")
             if ended:
