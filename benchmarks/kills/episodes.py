@@ -1,7 +1,11 @@
 """`python -m benchmarks.kills.episodes`: kill the trainer, the engine or the environments' workers of runs that play
 episodes, resume them, and look at what is left: of synchronous runs the bits of one that nobody killed, of asynchronous
-ones each prompt once, and no process."""
+ones each prompt once, and no process.
 
+Each run that ends is a line of a file, so that a campaign that was interrupted goes on where it stopped."""
+
+import json
+import mmap
 import os
 import random
 import shutil
@@ -10,9 +14,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +42,18 @@ def asynchronous(model: Path) -> dict[str, Any]:
 
 
 RECIPES = {"sync": synchronous, "async": asynchronous}
+VICTIMS = {"sync": ("trainer", "workers"), "async": ("trainer", "workers", "engine")}
 
 
 def campaign(
-    root: Path, kills: int, draws: random.Random, kinds: Sequence[str] = tuple(RECIPES), minutes: float = 600.0
+    root: Path, file: Path, kills: int, seed: int = 1, kinds: Sequence[str] = tuple(RECIPES)
 ) -> dict[str, Any]:
-    """`kills` of them in runs of each kind; of each, no run begins after `minutes`."""
+    """Runs of each kind until `kills` of its processes were killed, those of earlier sessions included.
+
+    Args:
+        root: a folder for the runs.
+        file: gets a line of JSON for each run.
+    """
     from proxima.engine import supervisor
     from tests.runtime.episode_world import MARK
     from tests.warm import address, forked_subprocess
@@ -51,68 +61,134 @@ def campaign(
     address()  # of the server that forks the engines, which outlives the campaign's runs
     supervisor.subprocess = forked_subprocess()  # type: ignore[misc]
     os.environ[MARK] = mark = uuid.uuid4().hex
-    killed, wrong, finished = Counter[str](), list[str](), 0
+    stage, commit = noted_stage(), harness.commit()
     for name in kinds:
-        runs, done = Killed(root / name, RECIPES[name]), 0
-        whole, folder = root / name / "whole", root / name / "run"
+        runs, whole = Killed(root / name, RECIPES[name]), root / name / "whole"
         runs.finish(whole)
         shutil.rmtree(whole)
         began = time.monotonic()
         runs.finish(whole)  # the first waited until the server had imported torch
-        seconds = time.monotonic() - began
-        while done < kills and time.monotonic() - began < 60 * minutes:
-            shutil.rmtree(folder, ignore_errors=True)
-            try:
-                again = True
-                while again:
-                    hit = kill(runs, folder, mark, seconds, draws)
-                    killed.update(f"{name} {what}" for what in hit)
-                    done += len(hit) - ("start refused" in hit)
-                    again = "trainer" in hit and draws.random() < AGAIN
-                runs.finish(folder)
-                check(folder, whole if name == "sync" else None)
-                finished += 1
-            except (RuntimeError, AssertionError, OSError, ValueError) as error:
-                wrong.append(f"{name} {done}: {str(error)[-300:]}")
-                done += 1
-            if left := left_of(mark):
-                wrong.append(f"{name} {done}: processes {left} are left")
-            print(f"  {dict(killed)}, wrong: {wrong}", file=sys.stderr, flush=True)
-    return {"kills": dict(killed), "runs_as_expected": finished, "wrong": wrong}
+        killer = Killer(runs, VICTIMS[name], mark, time.monotonic() - began, stage)
+        while sum(kills_of(done := lines(file, name)).values()) < kills:
+            draws = random.Random(f"{seed} {name} {len(done)}")
+            run = killer.play(root / name / "run", whole if name == "sync" else None, draws)
+            with file.open("a") as kept:
+                kept.write(json.dumps({"kind": name, "commit": commit, **run}) + "\n")
+            print(f"  {name} {len(done) + 1}: {run}", file=sys.stderr, flush=True)
+    return summary([line for name in kinds for line in lines(file, name)])
 
 
-def kill(runs: Killed, folder: Path, mark: str, seconds: float, draws: random.Random) -> list[str]:
-    """Start or resume the run and kill some of its processes again and again, until it ends or its trainer was killed.
+def noted_stage() -> mmap.mmap:
+    """Memory in which the runs that are forked from now on keep the stage of their loop."""
+    from proxima.runtime.watch.activity import Activity
+
+    noted, inner = mmap.mmap(-1, 16), Activity.stage
+
+    @contextmanager
+    def stage(self: Activity, name: str, **facts: Any) -> Iterator[None]:
+        try:
+            with inner(self, name, **facts):
+                noted[:] = name.encode().ljust(16)
+                yield
+        finally:
+            noted[:] = (self.stages[-1].name if self.stages else "between").encode().ljust(16)
+
+    Activity.stage = stage  # type: ignore[method-assign]
+    return noted
+
+
+class Killer:
+    """Kills processes of one run after the other.
 
     Args:
-        seconds: that a run takes; one is killed about three times.
-
-    Returns: what was killed: `trainer`, `engine`, `workers`; and `start refused` where the run said, before its first
-    step, that it can't begin.
+        victims: of `trainer`, `workers` and `engine`.
+        mark: that the runs' processes inherit.
+        seconds: that a run takes; one is killed about twice. Too much where the machine was busy: a run that was
+            not hit may lower it.
+        stage: see `noted_stage`.
     """
-    from tests.runtime.episode_world import kill_workers
 
-    pid, hit = runs.start(folder), list[str]()
-    while "trainer" not in hit:
-        time.sleep(2 / 3 * seconds * draws.random())
-        ended, status = os.waitpid(pid, os.WNOHANG)
-        if status and not any(words in runs.errors.read_text() for words in REFUSED):
-            raise RuntimeError(f"{hit} killed: ended with status {status}: {runs.errors.read_text()[-800:]}")
-        if ended:
-            return [*hit, *["start refused"] * bool(status)]
-        what = draws.choice(["trainer", "workers", "engine"])
-        if what == "engine":
-            for engine in (engines := commands(mark, "proxima.engine")):
-                with suppress(OSError):
-                    os.kill(engine, signal.SIGKILL)
-            hit += [what] * bool(engines)
-        elif what == "workers":
-            hit += [what] * bool(kill_workers(mark, draws))
-        else:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            hit.append(what)
-    return hit
+    def __init__(self, runs: Killed, victims: Sequence[str], mark: str, seconds: float, stage: mmap.mmap) -> None:
+        self.runs, self.victims, self.mark, self.seconds, self.stage = runs, victims, mark, seconds, stage
+        self.hits: list[tuple[str, str]] = []  # what of this run was killed, and in which stage
+
+    def play(self, folder: Path, unbroken: Path | None, draws: random.Random) -> dict[str, Any]:
+        """A whole run: its hits, and what is wrong with it in the end."""
+        self.hits, self.draws = [], draws
+        shutil.rmtree(folder, ignore_errors=True)
+        wrong = []
+        try:
+            while not (ended := self.kill(folder)) and self.draws.random() < AGAIN:
+                pass
+            if not ended:
+                self.runs.finish(folder)
+            check(folder, unbroken)
+        except (RuntimeError, AssertionError, OSError, ValueError) as error:
+            wrong.append(f"{type(error).__name__}: {error}"[-3000:])
+        if left := left_of(self.mark):
+            wrong.append(f"processes {left} are left")
+        return {"hits": self.hits, "wrong": wrong}
+
+    def kill(self, folder: Path) -> bool:
+        """Start or resume the run and kill some of its processes again and again, until it ends, which is returned, or
+        its trainer was killed, or it said, before its first step, that it can't begin."""
+        from tests.runtime.episode_world import kill_workers
+
+        self.stage[:] = b"start".ljust(16)
+        pid, began = self.runs.start(folder), time.monotonic()
+        while True:
+            moment, ended, status = time.monotonic() + self.seconds * self.draws.random(), 0, 0
+            while not ended and time.monotonic() < moment:
+                time.sleep(0.005)
+                ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended and not self.hits:
+                self.seconds = min(self.seconds, time.monotonic() - began)
+            if status and not any(words in self.runs.errors.read_text() for words in REFUSED):
+                raise RuntimeError(f"ended with status {status}: {self.runs.errors.read_text()[-2500:]}")
+            if ended:
+                self.hits += [("start refused", "start")] * bool(status)
+                return not status
+            what, stage, hit = self.draws.choice(self.victims), self.stage[:].decode().strip(), True
+            if what == "engine":
+                hit = bool(engines := commands(self.mark, "proxima.engine"))
+                for engine in engines:
+                    with suppress(OSError):
+                        os.kill(engine, signal.SIGKILL)
+            elif what == "workers":
+                hit = bool(kill_workers(self.mark, self.draws))
+            else:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            self.hits += [(what, stage)] * hit
+            if what == "trainer":
+                return False
+
+
+def lines(file: Path, kind: str) -> list[dict[str, Any]]:
+    """The runs of a kind so far."""
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [line for line in found if line["kind"] == kind]
+
+
+def kills_of(runs: Sequence[dict[str, Any]]) -> Counter[str]:
+    """How often what was killed."""
+    return Counter(f"{run['kind']} {what}" for run in runs for what, _ in run["hits"] if what != "start refused")
+
+
+def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Kills by victim, then by the stage that they hit; the runs, and what was wrong with them."""
+    stages = defaultdict[str, Counter[str]](Counter)
+    for run in runs:
+        for what, stage in run["hits"]:
+            stages[f"{run['kind']} {what}"][stage] += 1
+    return {
+        "kills": dict(kills_of(runs)),
+        "stages": stages,
+        "runs": len(runs),
+        "runs_as_expected": sum(not run["wrong"] for run in runs),
+        "wrong": [f"{run['kind']} {run['hits']}: {wrong}" for run in runs for wrong in run["wrong"]],
+        "commits": sorted({run["commit"] for run in runs}),
+    }
 
 
 def commands(mark: str, part: str) -> list[int]:
@@ -150,14 +226,16 @@ def left_of(mark: str) -> list[int]:
 
 def main() -> None:
     parser = harness.parser(__doc__, repeats=1)
-    parser.add_argument("--kills", type=int, default=50, help="of runs of each kind (default: %(default)s)")
+    parser.add_argument("--kills", type=int, default=100, help="in runs of each kind (default: %(default)s)")
     parser.add_argument("--kinds", nargs="+", default=[*RECIPES], choices=RECIPES, help="of runs (default: both)")
     parser.add_argument("--seed", type=int, default=1, help="of the moments (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=600.0, help="begin no run after (default: %(default)s)")
+    kept = harness.CACHE / "kills_episodes.jsonl"
+    parser.add_argument("--runs", type=Path, default=kept, help="file of the runs, which is continued (below .cache/)")
     options = parser.parse_args()
+    options.runs.parent.mkdir(parents=True, exist_ok=True)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = campaign(Path(place), options.kills, random.Random(options.seed), options.kinds, options.minutes)
+        found = campaign(Path(place), options.runs, options.kills, options.seed, options.kinds)
     print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(found["kills"].items())]))
     for line in [f"{len(found['wrong'])} wrong", *found["wrong"]]:
         print(line, file=sys.stderr)

@@ -1,5 +1,6 @@
 """Kill a run at random moments and file operations, resume it, and compare it with one that was not killed."""
 
+import faulthandler
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ from typing import Any
 from benchmarks import harness
 
 OPERATIONS = ("rename", "replace", "fsync", "unlink", "remove", "rmdir", "mkdir", "link", "truncate", "ftruncate")
+HANGS = 600.0  # seconds after which a process of a run ends with the stacks of its threads
 AGAIN = 0.3  # share of the kills that are followed by another, during the resume
 
 
@@ -47,6 +49,7 @@ class Killed:
         try:
             for stream in (1, 2):
                 os.dup2(os.open(self.errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+            faulthandler.dump_traceback_later(HANGS, exit=True, file=2)
             count = watch_operations(kill)
             status = self.go(folder, self.tree, resume=(folder / "run.sqlite").exists()).status
             self.counted.write_text(str(count[0]))
@@ -60,7 +63,7 @@ class Killed:
         """Run or resume to the end."""
         status = os.waitpid(self.start(folder), 0)[1]
         if status:
-            raise RuntimeError(f"ended with status {status}: {self.errors.read_text()[-800:]}")
+            raise RuntimeError(f"ended with status {status}: {self.errors.read_text()[-2500:]}")
 
 
 def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:

@@ -5,7 +5,6 @@ Of those that need a peer's environment the own side runs: a stand-in answers fo
 
 import importlib
 import json
-import random
 import sys
 from pathlib import Path
 from time import monotonic
@@ -18,6 +17,7 @@ from benchmarks.__main__ import CLAIMS
 from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
 from proxima.engine import supervisor
+from proxima.runtime.watch.activity import Activity
 from tests.benchmarks.processes import Subprocess
 from tests.runtime.episode_world import MARK
 
@@ -185,10 +185,14 @@ def test_it_runs(claim, measured):
 
 def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
     monkeypatch.setattr(episodes, "STEPS", 2)
-    monkeypatch.setenv(MARK, "")  # both are changed, for good
+    monkeypatch.setenv(MARK, "")  # all three are changed, for good
     monkeypatch.setattr(supervisor, "subprocess", supervisor.subprocess)
-    found = episodes.campaign(tmp_path, 1, random.Random(0), ["sync"])
-    assert found["wrong"] == [] and 1 <= found["runs_as_expected"] <= sum(found["kills"].values())
+    monkeypatch.setattr(Activity, "stage", Activity.stage)
+    earlier = {"kind": "sync", "commit": "earlier", "hits": [["trainer", "start"]], "wrong": []}
+    (file := tmp_path / "runs.jsonl").write_text(json.dumps(earlier) + "\n")
+    found = episodes.campaign(tmp_path, file, 2, kinds=["sync"])
+    assert found["wrong"] == [] and "earlier" in found["commits"] and sum(found["kills"].values()) >= 2
+    assert 2 <= found["runs"] == found["runs_as_expected"] == len(episodes.lines(file, "sync"))
 
 
 def test_kills_of_asynchronous_runs(measured, monkeypatch):

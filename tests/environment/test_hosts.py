@@ -406,6 +406,28 @@ def test_processes_that_others_kill_are_replaced(opened, how):
     assert asyncio.run(run()).messages[0]["content"] == "yes"
 
 
+def test_what_loses_the_process_above_it_ends_when_it_is_replaced(opened):
+    hosts = opened("NoReset", workers=2)
+
+    async def run():
+        first = await hosts.open({"messages": QUESTION}, seed=0)
+        above, worker = hosts._server._server._process, hosts._hosts[0]._worker._pid
+        left = {worker, parent(worker)}
+        os.kill(above.pid, signal.SIGKILL)
+        above.wait()
+        await hosts.open({"messages": QUESTION}, seed=0)  # in a worker that another process has started
+        with pytest.raises(EnvironmentFailure, match="between two calls|its worker died|its worker ended"):
+            await first.respond("")
+        return left
+
+    left = asyncio.run(run())
+    for _ in range(600):
+        if not left & everything().keys():
+            return
+        time.sleep(0.05)
+    raise AssertionError("the first worker, or what had started it, is left")
+
+
 def parent(pid):
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 

@@ -190,13 +190,20 @@ def running(pid):
 
 
 @pytest.mark.parametrize("which", ["fork server", "the process above it"])
+@pytest.mark.parametrize("pool", [{"workers": 2}], indirect=True, ids=["two"])
 def test_a_killed_fork_server_is_replaced(pool, which):
     assert found(asyncio.run(pool.run([regex("1")]))) == ["1"]
     above = pool._fork_server._process
-    os.kill(above.pid if which != "fork server" else children(above.pid)[0], signal.SIGKILL)
+    (fork_server,) = children(above.pid)
+    os.kill(above.pid if which != "fork server" else fork_server, signal.SIGKILL)
     above.wait()
     asyncio.run(pool.run([regex("2")]))  # the worker may outlive the fork server by this job, or be gone already
     assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
+    asyncio.run(pool.run([regex("4")] * 4))
+    deadline = time.monotonic() + 20
+    while running(fork_server) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not running(fork_server)
 
 
 HANGS_SHORT = regex("a" * 40 + "!", r"(?:a+)+$", cpu_seconds=0.1)

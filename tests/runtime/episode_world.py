@@ -1,6 +1,5 @@
 """Runs of seconds with an environment, in processes that can be found and killed."""
 
-import gc
 import json
 import os
 import random
@@ -74,7 +73,6 @@ def mark(monkeypatch):
     value = uuid.uuid4().hex
     monkeypatch.setenv(MARK, value)
     yield value
-    gc.collect()  # what a run that died in this process still holds
     deadline = time.monotonic() + 20
     while (left := marked(value)) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from proxima.config import EvaluateConfig, resolve
+from proxima.data import UserError
 from proxima.runtime.launch.eval_run import run_eval
 from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.state.folder import RunFolder
@@ -115,6 +116,19 @@ def test_asynchronously(seed, tiny_model, tmp_path, mark, warm_processes):
     assert go(tmp_path / "run", tree, resume=True, observer=Watcher(on)).status == "done"
     records = assert_whole(tmp_path / "run", steps=6)
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
+
+
+def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark, warm_processes):
+    tree = episode_recipe(tiny_model("llama"), engine__kind="local_process", engine__threads=1)
+    taken, threads = RunFolder(tmp_path / "taken"), set(threading.enumerate())
+    taken.begin()
+    with pytest.raises(UserError, match="another process") as refused:
+        go(taken.path, tree)
+    with pytest.raises(Died) as died:
+        go(tmp_path / "run", tree, observer=die_at("started", lambda info: True))
+    assert "proxima-engine" not in {thread.name for thread in set(threading.enumerate()) - threads}
+    assert marked(mark) == []
+    assert refused.tb and died.tb  # which hold all that the runs had, so that nothing is collected
 
 
 def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):

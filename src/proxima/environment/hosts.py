@@ -220,6 +220,8 @@ class _Server:
             if self._closed:
                 raise EnvironmentFailure("the workers of the environments are closed")
             if self._server is None or not self._server.alive:
+                if self._server is not None:
+                    self._server.close()  # where the process above it was killed, it still has its workers
                 options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
                 self._server = ForkServer(HOST_PROCESS, "environment", options)
             return self._server.fork(**limits)

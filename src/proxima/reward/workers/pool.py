@@ -131,6 +131,8 @@ class WorkerPool:
             if self._closed:
                 raise RuntimeError("the pool is closed")
             if self._fork_server is None or not self._fork_server.alive:
+                if self._fork_server is not None:
+                    self._fork_server.close()  # where the process above it was killed, it still has its workers
                 self._fork_server = ForkServer(GRADERS, "reward", self._options)
             worker = self._fork_server.fork()
             self.started += 1

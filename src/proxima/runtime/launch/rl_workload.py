@@ -9,7 +9,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
-from proxima.runtime.launch.inputs import check_replayed_rewards, input_hashes
+from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
 from proxima.runtime.launch.models import describe_model, load_model
 from proxima.runtime.launch.run_data import load_run_data
@@ -39,7 +39,6 @@ class RlWorkload:
 
             check_critic_tokens(config)
         self.data = load_run_data(config)
-        check_replayed_rewards(config)
         self.notes = self.data.notes
         self.restored = Restored()
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -111,14 +112,16 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or SystemClock()
-    with ranks_of(config) as ranks, quiet_transformers():
+    with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
             from proxima.runtime.placement.follower import follow
 
             return follow(lambda: _workload(config, stages, observer), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
-        workload = _workload(config, stages, observer)  # reads the data; its errors leave the folder untouched
+        # reads the data; its errors leave the folder untouched
+        workload = opened.enter_context(closing(_workload(config, stages, observer)))
+        opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
         try:
@@ -135,9 +138,6 @@ def train(
             message = f"{folder.path} was moved or deleted during the run"
             remedy = f"resume it where it is now (proxima {command_of(config)} FOLDER --resume), or start it again"
             raise UserError(message, remedy=remedy) from error
-        finally:
-            folder.release()
-            workload.close()
 
 
 def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
@@ -183,15 +183,14 @@ async def _run(
     clock: Clock,
 ) -> Summary:
     config, disk = work.config, Disk(folder.path, observer.warning)
-    resuming, checkpoint = mode != "new", None
-    hashes = cache(work.hashes)  # the files may be large
+    resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
     if resuming:
         checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
     await compute.run(_compare_files, hashes, folder, ranks)
     hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # beside the loading
     loaded = await compute.run(_load_weights, work, checkpoint, ranks)
-    with await disk.write(Journal, folder.journal, clock) as journal:  # from here on the folder contains a run
+    with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # the folder is a run now
         await disk.write(check_resume, journal, config)
         if hashing is not None:
             await disk.write(check_inputs, journal, await hashing)
@@ -204,6 +203,7 @@ async def _run(
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
         loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
+        opened.callback(loop.close)
         if checkpoint:
             await compute.run(_restore, checkpoint, loop.trained, ranks)
         model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
@@ -219,7 +219,7 @@ async def _run(
             status, error = _ending(problem, ranks, disk)
             raise
         finally:
-            loop.close()
+            opened.close()
             finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
             seconds = folder.elapsed() if finished_before else loop.now()
             summary = summarise_run(config, folder, journal, status, seconds, error)

@@ -12,6 +12,7 @@ from proxima.engine.protocol import EngineRequirements
 from proxima.model.pretrained import context_limit, load_config, load_tokenizer
 from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
+from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.placement.placed_engine import asks_engines
@@ -97,6 +98,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         from proxima.runtime.state.replay import stored_rollouts
 
         source = stored_rollouts(config, config.replayed, tokenizer)
+        check_replayed_rewards(config)
     else:
         rows = rows_of["task"]
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
