@@ -23,6 +23,7 @@ from proxima.runtime.placement.ray_supervisor import RankEnd, first_cause, is_ov
 psutil = pytest.importorskip("psutil")
 FUNCTIONS = "tests.runtime.placement.rank_functions"
 SECONDS = 240
+AGENTS = (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])
 RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # that Ray's agents look for a dead head; 60 without it
 
 
@@ -88,8 +89,8 @@ def require_gone(pids: list[int], seconds: float = 30.0) -> None:
 
 @pytest.fixture(scope="session")
 def last_to_go() -> Iterator[list[int]]:
-    """Processes that must be gone when all tests are: an agent of Ray's whose raylet is killed tries for a minute, which
-    no variable shortens, to tell the head."""
+    """Processes that must be gone when all tests are done: an agent of Ray's whose raylet is killed tries for a minute,
+    which no variable shortens, to tell the head."""
     pids = list[int]()
     yield pids
     require_gone(pids, 180)
@@ -158,7 +159,9 @@ def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path, last_to_go):
     process = driver("wait")
     pids = [rank["pid"] for rank in wait_for(lambda: records(tmp_path) if len(records(tmp_path)) == 2 else None)]
     below = psutil.Process(process.pid).children(recursive=True)
-    agents = {child.pid for child in below if child.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])}
+    agents = {
+        child.pid for child in below if child.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])
+    }
     assert len(alive(pids)) == len(agents) == 2
     process.kill()
     require_gone([*{child.pid for child in below} - agents, *pids], 30)
