@@ -18,6 +18,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -89,6 +90,10 @@ class Module:
     def room(self) -> str:
         return room_of(self.name)
 
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        return list(ast.walk(self.tree))
+
 
 def room_of(module: str) -> str:
     package, _, inside = module.partition(".")
@@ -108,6 +113,7 @@ class Unit:
     reached: bool = False
 
 
+@cache
 def read_modules() -> list[Module]:
     found = []
     for package in PACKAGES:
@@ -129,7 +135,7 @@ def short(module: Module) -> str:
 
 def oversized(modules: list[Module]) -> Iterator[tuple[str, str]]:
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (size := length(node)) > FUNCTION_LINES:
                 yield module.room, f"{short(module)}: function {node.name} has {size} lines"
             if isinstance(node, ast.ClassDef) and (count := constructor_parameters(node)) > PARAMETERS:
@@ -174,7 +180,7 @@ def constructor_parameters(node: ast.ClassDef) -> int:
 def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
     classes, functions, files = defaultdict(list), defaultdict(list), defaultdict(list)
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in module.nodes:
             if isinstance(node, ast.ClassDef):
                 classes[node.name.lstrip("_")].append(module)
         for node in module.tree.body:
@@ -276,7 +282,7 @@ def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
     docs/bias.md."""
     units: list[Unit] = []
     roots = {"main"} | names_in(ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")))
-    own_classes = {node.name for module in modules for node in ast.walk(module.tree) if isinstance(node, ast.ClassDef)}
+    own_classes = {node.name for module in modules for node in module.nodes if isinstance(node, ast.ClassDef)}
     for module in modules:
         for node in module.tree.body:
             if isinstance(node, Definition):

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
+from tests.warm import forked_subprocess
+
 SCRIPTS = Path(__file__).resolve().parent.parent / "scripts"
 
 
@@ -75,6 +77,7 @@ def test_demo_shows_every_probe_of_a_server(tmp_path):
 def test_demo_asks_the_untrained_model_again_with_room_to_finish(tmp_path, monkeypatch, tiny_model, capfd):
     demo = script("demo")
     monkeypatch.setattr(demo, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(demo, "subprocess", forked_subprocess())
     monkeypatch.setattr(demo, "RECIPE", str(SCRIPTS.parent / "recipes" / "quickstart.yaml"))
     monkeypatch.setattr(demo, "ROOM", {"--max-tokens": 5, "--limit": 3})
     monkeypatch.setenv("PYTHONPATH", str(SCRIPTS.parent / "src"))

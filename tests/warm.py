@@ -107,9 +107,11 @@ LAUNCHER = [sys.executable, "-c", "from tests.warm import torchrun; torchrun()"]
 
 def torchrun() -> None:
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
     subprocess_handler.Popen = WarmPopen
+    PContext.close.__defaults__ = (None, 3)  # seconds until a rank is killed that is stopped when another fails; 30
     run.main()
 
 

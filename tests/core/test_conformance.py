@@ -246,7 +246,7 @@ def test_two_thousand_random_batches(part: int) -> None:
         ready = precompute(b, surrogate=spec, correction=correction).batch
         if "derivative" not in spec.exempt_laws and bool(ready.loss_mask.any()):
             token = int(data.draw(st.sampled_from(ready.loss_mask.nonzero().flatten().tolist())))
-            require_slope(with_new_leaf(ready), token, spec, correction)
+            require_slope(with_new_leaf(ready), [token], spec, correction)
 
     check()
 

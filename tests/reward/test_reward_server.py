@@ -18,6 +18,7 @@ from proxima.reward import Http, ModelReward
 from proxima.reward.server.scorer_listener import open_socket
 from tests.reward.make import completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served
+from tests.warm import WarmPopen
 
 PROMPT = Prompt(uid=3, messages=MESSAGES, tokens=np.array([1], np.int32))
 TEXTS = ("4", "It is 4.", "")
@@ -127,7 +128,7 @@ def test_the_command(folder, monkeypatch):
     words = ["serve-reward", folder, "--port", "0", "--device", "cpu", "--token-env", "SCORER_TOKEN"]
     command = [sys.executable, "-m", "proxima.cli.main", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **pipes, text=True) as server:
+    with WarmPopen(command, **pipes, text=True) as server:
         line = server.stdout.readline()
         place = line.split(" on ")[1].split()[0].rstrip(",")
         answers = [post(place, request_of("4"), **headers) for headers in ({}, {"Authorization": "Bearer secret"})]

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import cache
+from itertools import accumulate, product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,23 +124,36 @@ def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
     return replace(b, **changes, log_prob=leaf)
 
 
-def batch_cases(repeats: int = 4) -> Iterator[BatchCase]:
-    """Cases of growing size, every `repeats` with another seed, spread and proximal policy."""
-    for size, lengths in enumerate(LENGTHS):
-        for repeat in range(repeats):
-            key = mix(size, repeat)
-            yield BatchCase(
-                make_batch(
-                    list(lengths),
-                    seed=key % 2**31,
-                    spread=SPREADS[repeat % len(SPREADS)],
-                    out_of_loss=(0.0, 0.3, 1.0)[key % 3] if repeat else 0.0,
-                    not_sampled=0.2 * (repeat % 2),
-                    proximal=CENTRES[repeat % len(CENTRES)],
-                ),
-                key,
-                (tuple(AGGREGATES)[(size + repeat) % len(AGGREGATES)],),
-            )
+def batch_cases() -> Iterator[BatchCase]:
+    """Cases of growing size, each with another seed, spread and proximal policy; their tensors are new at each call: a
+    spec that changes them spoils the cases of no other law."""
+    return (replace(case, batch=_copied(case.batch)) for case in _drawn_cases())
+
+
+@cache
+def _drawn_cases() -> tuple[BatchCase, ...]:
+    cases = []
+    for (size, lengths), (repeat, spread) in product(enumerate(LENGTHS), enumerate(SPREADS)):
+        key = mix(size, repeat)
+        batch = make_batch(
+            list(lengths),
+            seed=key % 2**31,
+            spread=spread,
+            out_of_loss=(0.0, 0.3, 1.0)[key % 3] if repeat else 0.0,
+            not_sampled=0.2 * (repeat % 2),
+            proximal=CENTRES[repeat % len(CENTRES)],
+        )
+        cases.append(BatchCase(batch, key, (tuple(AGGREGATES)[(size + repeat) % len(AGGREGATES)],)))
+    return tuple(cases)
+
+
+def _copied(b: PolicyBatch) -> PolicyBatch:
+    assert b.group is not None
+    columns = b.token_fields() | {"cu_seqlens": b.cu_seqlens, "group": b.group}
+    own: dict[str, Any] = {name: value.detach().clone() for name, value in columns.items()}
+    masks = {"edges": own["cu_seqlens"], "sampled_mask": own["sampled"], "loss_mask": own["loss_mask"]}
+    own["log_prob"].requires_grad_()
+    return replace(b, **own, host_counts=replace(b.counts, **masks))
 
 
 def smaller_batches(case: BatchCase) -> Iterator[BatchCase]:

@@ -132,24 +132,29 @@ def packing(spec: Any, case: BatchCase) -> None:
 
 def derivative(spec: Any, case: BatchCase) -> None:
     """The gradient is the derivative of the loss, except where a step crosses a kink or switches a mask."""
-    for token in case.batch.loss_mask.nonzero().flatten().tolist():
-        require_slope(case.batch, token, spec)
+    require_slope(case.batch, case.batch.loss_mask.nonzero().flatten().tolist(), spec)
 
 
-def require_slope(b: PolicyBatch, token: int, spec: Any, correction: Any = None) -> None:
-    """Raise `Violation` unless the gradient at a token equals a central difference; passes where the differences to
-    either side disagree, at a kink or where a mask switches."""
+def require_slope(b: PolicyBatch, tokens: list[int], spec: Any, correction: Any = None) -> None:
+    """Raise `Violation` unless the gradient at each of the tokens equals a central difference; passes where the
+    differences to either side disagree, at a kink or where a mask switches."""
+    if not tokens:
+        return
     how = {"surrogate": spec, "aggregate": TokenSum(), "correction": correction, "check": False}
-    middle = policy_loss(b, **how)
-    gradient = torch.autograd.grad(middle.numerator, b.log_prob, retain_graph=True)[0][token]
-    shift = torch.zeros_like(b.log_prob)
-    shift[token] = STEP
-    with torch.no_grad():
-        up, down = (policy_loss(with_new_leaf(b, log_prob=b.log_prob.detach() + s), **how) for s in (shift, -shift))
-    right, left = (up.numerator - middle.numerator.detach()) / STEP, (middle.numerator.detach() - down.numerator) / STEP
-    slope = (right + left) / 2
-    if float((right - left).abs()) <= 1e-3 * (1 + float(slope.abs())):
-        require_close(gradient, slope, f"gradient at token {token}, against a central difference", 1e-4, 1e-5)
+    numerator = policy_loss(b, **how).numerator
+    (gradient,), middle = torch.autograd.grad(numerator, b.log_prob), numerator.detach()
+    for token in tokens:
+        shift = torch.zeros_like(b.log_prob)
+        shift[token] = STEP
+        with torch.no_grad():
+            moved = (with_new_leaf(b, log_prob=b.log_prob.detach() + step) for step in (shift, -shift))
+            up, down = (policy_loss(x, **how).numerator for x in moved)
+        right, left = (up - middle) / STEP, (middle - down) / STEP
+        slope = (right + left) / 2
+        if float((right - left).abs()) <= 1e-3 * (1 + float(slope.abs())):
+            require_close(
+                gradient[token], slope, f"gradient at token {token}, against a central difference", 1e-4, 1e-5
+            )
 
 
 def zero_advantage(spec: Any, case: BatchCase) -> None:

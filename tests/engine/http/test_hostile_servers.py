@@ -389,7 +389,7 @@ def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any
 
 @contextmanager
 def engine_of(server: RawServer) -> Iterator[HttpEngine]:
-    seconds = {"idle_seconds": 0.5, "call_seconds": 1.0, "health_seconds": 0.01, "away_seconds": 1.0}
+    seconds = {"idle_seconds": 0.5, "call_seconds": 1.0, "health_seconds": 0.01, "away_seconds": 0.25}
     rules = CompletionRules(tokenizer=Words(), stop_tokens=(), vocabulary=VOCABULARY, max_length=64)
     engine = HttpEngine(Vllm(url=server.url, retries=2, **seconds), rules, NoSync())  # type: ignore[arg-type]
     try:

@@ -11,6 +11,7 @@ import pytest
 from proxima.cli.main import main
 from tests.engine.serve.programs import alive, ask, fake_program, pids
 from tests.ports import kept_port
+from tests.warm import WarmPopen
 
 RECIPE = """\
 model: {{path: {model}, max_length: 64}}
@@ -33,7 +34,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
     engine = f"engine={{kind: vllm, serve: {{executable: {program}, arguments: [--child, {tmp_path}/pids]}}}}"
     words = [sys.executable, "-m", "proxima.cli.main", "engine", "serve", recipe, engine]
     source = str(Path(__file__).resolve().parents[3] / "src")
-    command = subprocess.Popen(
+    command = WarmPopen(
         words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": source}, start_new_session=True
     )
     try:

@@ -68,12 +68,12 @@ def one_by_one(
     port = str(free_port())
     common = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
-    running = []
+    running: list[subprocess.Popen[str]] = []
     for rank, (words, own) in enumerate(commands):
         env = environment() | common | {"RANK": str(rank), "GROUP_RANK": str(rank), **own}
         arguments = [sys.executable, *COMMAND, *words]
         pipe = subprocess.PIPE
-        running.append(subprocess.Popen(arguments, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
+        running.append(WarmPopen(arguments, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
     try:
         return [(*process.communicate(timeout=seconds), process.returncode)[::-1] for process in running]  # type: ignore[misc]
     finally:

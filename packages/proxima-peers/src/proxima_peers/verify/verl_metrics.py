@@ -114,7 +114,8 @@ def weight_numbers(
         names: RAW or APPLIED.
         fractions_of_rows: count geometric weights beyond the bounds by sequence (0.7's rejections), not by token.
     """
-    statistics = {theirs: own(spec(b)).get(f"rollout_is_{ours}") for theirs, ours in names.items()}
+    ours_of = own(spec(b))
+    statistics = {theirs: ours_of.get(f"rollout_is_{ours}") for theirs, ours in names.items()}
     out: Metrics = {name: metric for name, metric in statistics.items() if metric is not None}
     rho = log_ratio_to(b, spec.towards)
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
