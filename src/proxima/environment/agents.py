@@ -75,8 +75,9 @@ class AgentSpec:
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
         missing = [name for name in ("uvicorn", "starlette") if user_module_file(name) is None]
-        kind, remedy = ("run", self.run) if self.run else ("command", self.command), "pip install 'proxima-rl[serve]'"
-        require(not missing, *kind, f"is served by {' and '.join(missing)}, not installed here", remedy=remedy)
+        field, value = ("run", self.run) if self.run else ("command", self.command)
+        bound = f"is served by {' and '.join(missing)}, not installed here"
+        require(not missing, field, value, bound, remedy="pip install 'proxima-rl[serve]'")
         if self.run:
             name = self.run.partition(":")[0]
             known = user_module_file(name) is not None  # imports nothing: the agent's packages are its worker's affair
