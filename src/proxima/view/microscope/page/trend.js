@@ -94,14 +94,17 @@ class Trend {
   choose() {
     const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
     remember({ q: this.find.value.trim() });
-    const names = ordered(Object.keys(this.trend.metrics)).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
+    const named = Object.keys(this.trend.metrics).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
+    const names = ordered(named).filter((name) => extent(this.trend.metrics[name])), drawn = this.charts;
     this.charts = [];
+    if (names.join() === this.names) return drawn.forEach(({ card, name }) => this.chart(card, name));
+    this.names = names.join();
     const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
       if (!one.isIntersecting) return;
       watch.unobserve(one.target);
       this.chart(one.target, one.target.dataset.name);
     }), { rootMargin: "300px" });
-    const cards = names.filter((name) => extent(this.trend.metrics[name])).map((name) => h("figure", { "data-name": name }));
+    const cards = names.map((name) => h("figure", { "data-name": name }));
     this.place.replaceChildren(...cards);
     cards.forEach((card) => watch.observe(card));
     this.said.textContent = `${count(cards.length)} of ${count(Object.keys(this.trend.metrics).length)} metrics`;
@@ -120,7 +123,7 @@ class Trend {
     const nearest = (event) => this.nearest(chart.stepAt(event));
     chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
     chart.svg.addEventListener("click", () => this.open());
-    this.charts.push({ chart, read, values });
+    this.charts.push({ card, name, chart, read, values });
     this.mark();
   }
 
@@ -165,7 +168,10 @@ class Trend {
 
   /** New steps of a running training. */
   async refresh() {
-    const trend = await getOrNull(`${this.route.run}/trend`);
+    const path = `${this.route.run}/trend`, { steps, metrics } = this.trend;
+    let trend = await getOrNull(path, { after: steps[steps.length - 1] ?? 0 });
+    if (trend && trend.before !== steps.length) trend = await getOrNull(path); // it went back to a checkpoint
+    else if (trend) joinTo(trend, steps, metrics);
     if (!trend) return;
     const atEnd = this.at === this.trend.rollout_steps.length - 1, step = this.step;
     this.trend = trend;
@@ -174,6 +180,13 @@ class Trend {
     this.choose();
     say(`step ${trend.steps[trend.steps.length - 1]}`);
   }
+}
+
+/** Put the steps that are known before those of an answer. */
+function joinTo(trend, steps, metrics) {
+  const none = (list) => list.map(() => null), more = trend.steps;
+  for (const name of new Set([...Object.keys(metrics), ...Object.keys(trend.metrics)])) trend.metrics[name] = [...(metrics[name] || none(steps)), ...(trend.metrics[name] || none(more))];
+  trend.steps = [...steps, ...more];
 }
 
 export async function trendView(route) {
