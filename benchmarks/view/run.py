@@ -99,7 +99,17 @@ def made_run(completions: int, tokens: int, model: str, steps: Sequence[int] = (
 @contextmanager
 def server(runs: list[Path], *options: str) -> Iterator[tuple[Popen[str], str]]:
     """`proxima view` in its own process, and its address."""
-    command = [sys.executable, "-m", "proxima.cli.main", "view", *map(str, runs), "--port", "0", "--no-browser", *options]
+    command = [
+        sys.executable,
+        "-m",
+        "proxima.cli.main",
+        "view",
+        *map(str, runs),
+        "--port",
+        "0",
+        "--no-browser",
+        *options,
+    ]
     process = Popen(command, stdout=PIPE, text=True, cwd=HERE.parent)
     try:
         assert process.stdout is not None

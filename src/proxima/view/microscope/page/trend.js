@@ -94,17 +94,14 @@ class Trend {
   choose() {
     const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
     remember({ q: this.find.value.trim() });
-    const named = Object.keys(this.trend.metrics).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
-    const names = ordered(named).filter((name) => extent(this.trend.metrics[name])), drawn = this.charts;
+    const names = ordered(Object.keys(this.trend.metrics)).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
     this.charts = [];
-    if (names.join() === this.names) return drawn.forEach(({ card, name }) => this.chart(card, name));
-    this.names = names.join();
     const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
       if (!one.isIntersecting) return;
       watch.unobserve(one.target);
       this.chart(one.target, one.target.dataset.name);
     }), { rootMargin: "300px" });
-    const cards = names.map((name) => h("figure", { "data-name": name }));
+    const cards = names.filter((name) => extent(this.trend.metrics[name])).map((name) => h("figure", { "data-name": name }));
     this.place.replaceChildren(...cards);
     cards.forEach((card) => watch.observe(card));
     this.said.textContent = `${count(cards.length)} of ${count(Object.keys(this.trend.metrics).length)} metrics`;
@@ -123,7 +120,7 @@ class Trend {
     const nearest = (event) => this.nearest(chart.stepAt(event));
     chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
     chart.svg.addEventListener("click", () => this.open());
-    this.charts.push({ card, name, chart, read, values });
+    this.charts.push({ chart, read, values });
     this.mark();
   }
 
@@ -182,11 +179,11 @@ class Trend {
   }
 }
 
-/** Put the steps that are known before those of an answer. */
-function joinTo(trend, steps, metrics) {
-  const none = (list) => list.map(() => null), more = trend.steps;
-  for (const name of new Set([...Object.keys(metrics), ...Object.keys(trend.metrics)])) trend.metrics[name] = [...(metrics[name] || none(steps)), ...(trend.metrics[name] || none(more))];
-  trend.steps = [...steps, ...more];
+/** Put the known steps before those of an answer. */
+function joinTo(now, steps, metrics) {
+  const of = (from, name, list) => from.metrics[name] || list.map(() => null);
+  for (const name in { ...metrics, ...now.metrics }) now.metrics[name] = [...of({ metrics }, name, steps), ...of(now, name, now.steps)];
+  now.steps = [...steps, ...now.steps];
 }
 
 export async function trendView(route) {
