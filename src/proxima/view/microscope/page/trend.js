@@ -167,7 +167,7 @@ class Trend {
   async refresh() {
     const path = `${this.route.run}/trend`, { steps, metrics } = this.trend;
     let trend = await getOrNull(path, { after: steps[steps.length - 1] ?? 0 });
-    if (trend && trend.before !== steps.length) trend = await getOrNull(path); // it went back to a checkpoint
+    if (trend && trend.before !== steps.length) trend = await getOrNull(path);
     else if (trend) joinTo(trend, steps, metrics);
     if (!trend) return;
     const atEnd = this.at === this.trend.rollout_steps.length - 1, step = this.step;
@@ -179,7 +179,6 @@ class Trend {
   }
 }
 
-/** Put the known steps before those of an answer. */
 function joinTo(now, steps, metrics) {
   const of = (from, name, list) => from.metrics[name] || list.map(() => null);
   for (const name in { ...metrics, ...now.metrics }) now.metrics[name] = [...of({ metrics }, name, steps), ...of(now, name, now.steps)];
