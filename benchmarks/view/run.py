@@ -4,7 +4,7 @@ import os
 import shutil
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness import CACHE, HERE, Spread, finish, need_model, parser, table
 from benchmarks.view.beside import beside
-from benchmarks.view.session import session
+from benchmarks.view.session import STEPS, Served, session
 
 LIMITS = {"first paint of the step": 1.0, "filter by length": 0.3, "filter by text": 0.3, "open the long answer": 0.5}
 #: Ends after the frame that follows: what was asked for is in the document, and painted.
@@ -57,32 +57,59 @@ def served(o: Namespace, model: str) -> dict[str, Any]:
             print(f"{o.shape} tokens; an answer of {o.long:,}; seconds, median [min-max] of {o.repeats}\n")
             print(table(["what", "seconds", "at most"], rows))
         if o.only in (None, "session"):
-            memory, clicks = session(process.pid, address, o.seconds)
-            result |= {"memory_mb": memory, "requests": clicks, "session_seconds": o.seconds}
-            both = [sum(two) for two in zip(*memory.values(), strict=True)]
-            for name, values in {**memory, "both": both}.items():
-                tenths = ", ".join(map(str, values[:: -(-len(values) // 10)]))
-                print(f"\nMemory, {name}, of {clicks} requests in {o.seconds:.0f} s, MB: {tenths}")
+            result |= remembered((process.pid, address), model, o.seconds)
     return result
 
 
-def made_run(completions: int, tokens: int, model: str) -> Path:
-    """A run folder with one step of random tokens, made once below .cache/."""
+def remembered(stored: Served, model: str, seconds: float) -> dict[str, Any]:
+    """The memory over a session beside a second server, with weights; of one that ended early, what it had read."""
+    readings: list[dict[str, Any]] = []
+    run, ended = made_run(32, 128, model, STEPS), ""
+    for step in STEPS:
+        place = run / "checkpoints" / f"{step:06d}" / "model"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not place.exists():
+            place.symlink_to(Path(model).resolve())
+    with server([run], "--recompute") as (process, address):
+        try:
+            session(stored, (process.pid, address), seconds, readings)
+        except (Exception, KeyboardInterrupt) as error:
+            ended = f"{type(error).__name__}: {error}"[:300]
+            print(f"The session ended early: {ended}", file=sys.stderr)
+    for name in readings[0]["mb"] if readings else ():
+        for part, kind in enumerate(("resident", "proportional")):
+            tenths = [reading["mb"][name][part] for reading in readings][:: -(-len(readings) // 10)]
+            print(f"\nMemory, {name}, {kind}, MB, over {readings[-1]['requests']:,} requests: {tenths}")
+    return {"session_seconds": seconds, "memory": readings} | ({"session_ended_by": ended} if ended else {})
+
+
+def made_run(completions: int, tokens: int, model: str, steps: Sequence[int] = (1,)) -> Path:
+    """A run folder with steps of random tokens, made once below .cache/."""
     place = CACHE / f"view-{completions}x{tokens}"
     if not place.exists():
         making = place.with_suffix(".making")
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(making, ignore_errors=True)
         words = ["-m", "tests.view.microscope.stored_run", str(making), str(completions), str(tokens), model]
-        run_process([sys.executable, *words], check=True, cwd=HERE.parent)
+        run_process([sys.executable, *words, *map(str, steps)], check=True, cwd=HERE.parent)
         making.rename(place)
     return place
 
 
 @contextmanager
-def server(runs: list[Path]) -> Iterator[tuple[Popen[str], str]]:
+def server(runs: list[Path], *options: str) -> Iterator[tuple[Popen[str], str]]:
     """`proxima view` in its own process, and its address."""
-    command = [sys.executable, "-m", "proxima.cli.main", "view", *map(str, runs), "--port", "0", "--no-browser"]
+    command = [
+        sys.executable,
+        "-m",
+        "proxima.cli.main",
+        "view",
+        *map(str, runs),
+        "--port",
+        "0",
+        "--no-browser",
+        *options,
+    ]
     process = Popen(command, stdout=PIPE, text=True, cwd=HERE.parent)
     try:
         assert process.stdout is not None

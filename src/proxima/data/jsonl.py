@@ -47,21 +47,21 @@ def _jsonable(value: Any) -> Any:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped; UserError,
     with file and line, if one before it is no JSON object."""
-    return [record for record, _ in _lines(path)]
+    return [record for record, _ in lines_from(path)]
 
 
 def complete_length(path: Path) -> int:
     """Bytes up to the end of the last complete line, where an interrupted writer resumes."""
-    return max((end for _, end in _lines(path)), default=0)
+    return max((end for _, end in lines_from(path)), default=0)
 
 
-def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
+    """The records from byte `start`, where a line begins, each with the byte after its line; else as `read_lines`."""
     if not path.exists():
         return
-    content, start, number = path.read_bytes(), 0, 0
+    content = path.read_bytes()
     while start < len(content):
         end = content.find(b"\n", start) + 1
-        number += 1
         if end == 0:
             return  # no newline: torn
         line, start = content[start:end], end
@@ -73,5 +73,6 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
             if start == len(content):
                 return  # torn by a power cut that kept the length and lost the data
             remedy = "restore the file or delete the line"
+            number = content.count(b"\n", 0, end)
             raise UserError(f"{path}:{number} is no JSON object ({error})", remedy=remedy) from error
         yield record, end

@@ -137,7 +137,9 @@ def make_step(
 
 
 if __name__ == "__main__":
-    place, completions, tokens, *model = sys.argv[1:]
-    samples, words = min(8, int(completions)), {"model": model[0], "ids_in": (300, 20_000)} if model else {}
+    place, completions, tokens, *words = sys.argv[1:]
+    samples = min(8, int(completions))
     shape = {"prompts": int(completions) // samples, "samples": samples, "tokens": int(tokens), "equal": True}
-    make_step(place, SURROGATES["cppo"](), **shape, **words)
+    of_model = {"model": words[0], "ids_in": (300, 20_000)} if words else {}
+    for step in words[1:] or [1]:
+        make_step(place, SURROGATES["cppo"](), step=int(step), **shape, **of_model)

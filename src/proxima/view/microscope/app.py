@@ -62,7 +62,7 @@ class MicroscopeApp:
         step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
         answers: dict[str, Answer] = {
             "/api/runs": lambda request: [run.about() for run in self.runs],
-            "/api/{run:int}/trend": lambda request: self._run(request).trend(),
+            "/api/{run:int}/trend": self.trend,
             "/api/{run:int}/state": lambda request: self._run(request).state(),
             "/api/{run:int}/timeline": lambda request: self._run(request).timeline(),
             step: self.step,
@@ -132,6 +132,9 @@ class MicroscopeApp:
 
     def _step(self, request: Request) -> StepFile:
         return self._run(request).step(request.path_params["step"])
+
+    def trend(self, request: Request) -> dict[str, Any]:
+        return self._run(request).trend(_number(request, "after") if "after" in request.query_params else 0)
 
     def step(self, request: Request) -> dict[str, Any]:
         run, number = self._run(request), request.path_params["step"]

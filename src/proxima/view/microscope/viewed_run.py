@@ -1,14 +1,17 @@
 """A run as the microscope reads it: what its folder has now, again at each question, and what its recipe says."""
 
 import json
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
 
 from proxima.data import UserError
+from proxima.data.jsonl import lines_from
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.step_file import StepFile
 
@@ -16,6 +19,32 @@ MOST_SPANS, MOST_LANES = 4000, 10  # spans of a timeline that are sent; lanes of
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # tables of steps that stay in memory
+LAST = 256  # bytes
+
+
+@dataclass(eq=False)
+class GrowingRecords:
+    """metrics.jsonl; of one that has grown, only what is new is parsed."""
+
+    file: Path
+    records: list[dict[str, Any]] = field(default_factory=list)
+    end: int = 0
+    last: bytes = b""  # before `end`; a file that was written anew has something else there
+
+    def __call__(self) -> list[dict[str, Any]]:
+        with self.file.open("rb") as file:
+            file.seek(self.end - len(self.last))
+            if file.read(len(self.last)) != self.last:
+                self.records, self.end, self.last = [], 0, b""
+            for record, end in lines_from(self.file, self.end):
+                if not (isinstance(record.get("step"), int) and isinstance(record.get("kind"), str)):
+                    reason = "metrics.jsonl has a line without kind and step; restore the file, or delete the line"
+                    raise UserError(reason)
+                self.records.append(record)
+                self.end = end
+            file.seek(max(0, self.end - LAST))
+            self.last = file.read(min(LAST, self.end))
+        return self.records
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,12 +93,13 @@ class ViewedRun:
     def records(self) -> list[dict[str, Any]]:
         """metrics.jsonl. Raises: UserError if a line is damaged."""
         try:
-            records = self._read(self.files.metrics, self.files.read_metrics)
+            return self._read(self.files.metrics, self._growing)
         except FileNotFoundError:
             return []
-        if not all(isinstance(r.get("step"), int) and isinstance(r.get("kind"), str) for r in records):
-            raise UserError("metrics.jsonl has a line without kind and step; restore the file, or delete the line")
-        return records
+
+    @cached_property
+    def _growing(self) -> GrowingRecords:
+        return GrowingRecords(self.files.metrics)
 
     def _read(self, file: Path, read: Callable[[], Value]) -> Value:
         """What `read` makes of a file, made again only where the file has changed. FileNotFoundError without it."""
@@ -82,7 +112,9 @@ class ViewedRun:
 
     def rollout_steps(self) -> list[int]:
         """The steps whose completions are stored."""
-        return sorted(int(file.stem) for file in self.files.rollouts.glob("[0-9]*.parquet") if file.stem.isdigit())
+        names = os.listdir(self.files.rollouts) if self.files.rollouts.is_dir() else []
+        stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
+        return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def step(self, number: int) -> StepFile:
         """The completions of a step. Raises: UserError, see `StepFile`."""
@@ -140,7 +172,7 @@ class ViewedRun:
 
     def last_step(self) -> int:
         """That metrics.jsonl has, 0 without one. Raises: UserError for a damaged file."""
-        return max((int(r["step"]) for r in self.records() if r["kind"] == "train"), default=0)
+        return next((int(r["step"]) for r in reversed(self.records()) if r["kind"] == "train"), 0)
 
     def summary(self) -> dict[str, Any]:
         """summary.json; empty while the run goes on, or where it is damaged."""
@@ -154,12 +186,15 @@ class ViewedRun:
         steps = self.rollout_steps()
         return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
 
-    def trend(self) -> dict[str, Any]:
-        """Every number of metrics.jsonl by step, the evaluations, and what the recipe says."""
-        train = [record for record in self.records() if record.get("kind") == "train"]
-        evals = [record for record in self.records() if record.get("kind") == "eval"]
+    def trend(self, after: int = 0) -> dict[str, Any]:
+        """Every number of metrics.jsonl by step, of the steps after `after`, and how many are before; the evaluations,
+        and what the recipe says."""
+        steps = [record for record in self.records() if record["kind"] == "train"]
+        train = [record for record in steps if record["step"] > after]
+        evals = [record for record in self.records() if record["kind"] == "eval"]
         names = sorted({name for record in train for name, value in record.items() if _is_number(value)})
         return {
+            "before": len(steps) - len(train),
             "steps": [record["step"] for record in train],
             "metrics": {
                 name: [record.get(name) if _is_number(record.get(name)) else None for record in train]

@@ -68,7 +68,9 @@ class MlflowSession:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in metrics.items()]
+        # A store of files has a folder `time` for `time/step`.
+        own = {{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}
+        named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in own.items()]
         self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
 
     def log_page(self, file: Path, step: int) -> None:

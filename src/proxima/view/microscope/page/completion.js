@@ -2,7 +2,7 @@
 
 import { h, say, terms } from "./dom.js";
 import { Columns, get, getOrNull, isFile } from "./api.js";
-import { count, figure, plain, signed, words } from "./format.js";
+import { count, figure, signed, words } from "./format.js";
 import { completionId, go, idParts, remember, stepPath } from "./router.js";
 import { Band } from "./band.js";
 import { episodePanel, sectionsOf } from "./episode.js";

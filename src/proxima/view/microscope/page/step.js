@@ -181,10 +181,10 @@ function rewardsByGroup(rows) {
 }
 
 export async function stepView(route) {
-  const trend = get(`${route.run}/trend`).catch(() => ({ rollout_steps: [+route.step] }));
+  const state = get(`${route.run}/state`).catch(() => ({ steps: [+route.step] }));
   const step = await get(stepPath(route.run, route.step));
   const view = new Step(route, step, []);
-  trend.then((known) => { view.steps = known.rollout_steps; });
+  state.then(({ steps }) => { view.steps = steps; });
   const keys = [
     { key: "n ArrowRight", text: "step after", run: () => view.beside(1) },
     { key: "p ArrowLeft", text: "step before", run: () => view.beside(-1) },

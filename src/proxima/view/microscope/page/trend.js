@@ -165,7 +165,10 @@ class Trend {
 
   /** New steps of a running training. */
   async refresh() {
-    const trend = await getOrNull(`${this.route.run}/trend`);
+    const path = `${this.route.run}/trend`, { steps, metrics } = this.trend;
+    let trend = await getOrNull(path, { after: steps[steps.length - 1] ?? 0 });
+    if (trend && trend.before !== steps.length) trend = await getOrNull(path);
+    else if (trend) joinTo(trend, steps, metrics);
     if (!trend) return;
     const atEnd = this.at === this.trend.rollout_steps.length - 1, step = this.step;
     this.trend = trend;
@@ -174,6 +177,12 @@ class Trend {
     this.choose();
     say(`step ${trend.steps[trend.steps.length - 1]}`);
   }
+}
+
+function joinTo(now, steps, metrics) {
+  const of = (from, name, list) => from.metrics[name] || list.map(() => null);
+  for (const name in { ...metrics, ...now.metrics }) now.metrics[name] = [...of({ metrics }, name, steps), ...of(now, name, now.steps)];
+  now.steps = [...steps, ...now.steps];
 }
 
 export async function trendView(route) {
