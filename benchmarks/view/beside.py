@@ -13,12 +13,13 @@ from benchmarks.harness import CACHE, Side
 from proxima.view.microscope.viewer_process import ViewerProcess
 
 STEPS = 100_000  # that it has to do; it is ended before
-SHAPE = ["prompts_per_step=4", "completions_per_prompt=4", "updates_per_step=1", "warmup_steps=0"]
-SETTINGS = [f"train.steps={STEPS}", *(f"train.{setting}" for setting in SHAPE), "eval=null", "checkpoint.every=1000"]
+SETTINGS = [f"train.steps={STEPS}", "train.warmup_steps=0", "eval=null", "checkpoint.every=1000"]
 
 
 def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
-    """Seconds of each step, alone and viewed, and the ratio of their sums, with its standard error over the pairs."""
+    """Seconds of each step, alone and viewed, and the ratio of their sums, with its standard error over the pairs; and
+    the CPU seconds of the viewed training, of the server and of the browser. The server's over the training's is the
+    most that it can take where all cores are busy, and is told by a few steps."""
     import psutil
 
     places = {name: CACHE / "view-training" / name for name in ("alone", "viewed")}
@@ -33,20 +34,36 @@ def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
         stack.callback(viewer.end)
         browser = stack.enter_context(live_page(viewer.address()))
         watching = [psutil.Process(viewer.process.pid), *browser]
+        parts = {"training": [sides["viewed"].process], "server": watching[:1], "browser": browser}
+        cpu = dict.fromkeys(parts, 0.0)
         for pair in range(steps + 1):
+            if pair == 1:
+                cpu = {part: -cpu_seconds(processes) for part, processes in parts.items()}
             for name in ("alone", "viewed") if pair % 2 else ("viewed", "alone"):
                 with still(watching, when=name == "alone"):
                     took = sides[name].once()["seconds"]
                 if pair:
                     seconds[name].append(took)
+        cpu = {part: round(cpu[part] + cpu_seconds(processes), 3) for part, processes in parts.items()}
     ratios = [viewed / alone for alone, viewed in zip(seconds["alone"], seconds["viewed"], strict=True)]
     whole = sum(seconds["viewed"]) / sum(seconds["alone"])
     error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
     found = {"ratio": whole, "standard_error": error, "median_ratio": statistics.median(ratios)}
     return {name: round(value, 4) for name, value in found.items()} | {
         "browser": bool(browser),
+        "cpu_seconds": cpu,
+        "server_over_training": round(cpu["server"] / cpu["training"], 4),
         "seconds": {name: [round(value, 4) for value in values] for name, values in seconds.items()},
     }
+
+
+def cpu_seconds(processes: list[Any]) -> float:
+    """Of these and all that they began and that still runs."""
+    import psutil
+
+    roots = [psutil.Process(each.pid) for each in processes]
+    every = {one for root in roots for one in (root, *root.children(recursive=True))}
+    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
 
 
 @contextmanager

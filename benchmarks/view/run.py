@@ -42,6 +42,8 @@ def main() -> None:
         result["training"] = beside(model, o.steps, o.threads)
         ratio, error = (result["training"][name] for name in ("ratio", "standard_error"))
         print(f"\nA step beside an open page takes {ratio:.4f} ± {error:.4f} of its time, {o.steps} pairs")
+        share, cpu = (result["training"][name] for name in ("server_over_training", "cpu_seconds"))
+        print(f"The server takes {share:.2%} of the training's CPU time; CPU seconds: {cpu}")
     finish(result, o.json_out)
 
 
