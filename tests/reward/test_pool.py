@@ -199,7 +199,8 @@ def test_a_killed_fork_server_is_replaced(pool, which):
     above.wait()
     asyncio.run(pool.run([regex("2")]))  # the worker may outlive the fork server by this job, or be gone already
     assert found(asyncio.run(pool.run([HANGS_SHORT, regex("3")])))[1] == "3"
-    asyncio.run(pool.run([regex("4")] * 4))
+    asyncio.run(pool.run([HANGS_SHORT] * 4))  # each ends a worker, so that another must start
+    assert found(asyncio.run(pool.run([regex("4")]))) == ["4"]
     deadline = time.monotonic() + 20
     while running(fork_server) and time.monotonic() < deadline:
         time.sleep(0.01)

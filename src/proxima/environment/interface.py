@@ -336,6 +336,6 @@ def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, A
     try:
         schema: dict[str, Any] = chat_template_utils.get_json_schema(function)
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = " ".join(str(error).split()).rstrip("!.")
         raise FieldError(where, value, f"has the tool {name!r} without a schema: {reason}", remedy=SIGNATURE) from None
     return schema

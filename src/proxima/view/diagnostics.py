@@ -15,7 +15,10 @@ def nothing_learned(record: Record) -> str | None:
     if not record.get("updates") or record.get("tokens/trained") != 0:
         return None
     text = f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing"
-    return f"{text}; use questions that are neither always right nor always wrong, or more completions per prompt"
+    remedy = "use questions that are neither always right nor always wrong, or more completions per prompt"
+    if "episode/cut" in record and not record.get("reward/mean"):
+        remedy = f"see that the environment gives a reward (get_reward, reward or Reply.reward), or {remedy}"
+    return f"{text}; {remedy}"
 
 
 def often_truncated(record: Record) -> str | None:

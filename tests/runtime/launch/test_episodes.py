@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.main import main
-from proxima.config import resolve
-from proxima.runtime.launch.episodes import NO_REWARD
-from proxima.runtime.launch.run_data import load_run_data
 from tests.runtime.tiny_run import recipe
 
 WORLD = "tests.environment.network_world"
@@ -55,17 +52,3 @@ def test_one_line_before_weights_load(words, weightless, monkeypatch, capsys):
     assert main(["train", "recipe.yaml", "folder=run", *words.split()]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert SAYS[words] in line and not Path("run").exists()
-
-
-@pytest.mark.parametrize("reward", ["environment", "number"])
-def test_an_environment_without_a_reward_is_told(reward, tiny_model):
-    """Its turns may have some, so it is a warning, where the recipe trains on what the environment gives."""
-    task = {"environment": f"{WORLD}:Turn"}
-    tree = recipe(tiny_model("llama"), reward=reward)
-    data = load_run_data(resolve({**tree, "task": {**tree["task"], **task}}).config)
-    try:
-        assert [note for note in data.notes if "Reply.reward" in note] == (
-            [f"task.environment: {WORLD}:Turn {NO_REWARD}"] if reward == "environment" else []
-        )
-    finally:
-        data.close()

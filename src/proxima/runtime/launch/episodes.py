@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from proxima.rollout.episodes.agent_player import AgentEpisodes
 
 AGENT = "agent"  # the kind of environment that is an agent from outside
-NO_REWARD = "has no get_reward() and no reward: an episode gets what its turns got (Reply.reward), or 0 if none did"
 TRIED = 4  # prompts whose openings are tried
 
 
@@ -91,7 +90,6 @@ def make_worlds(
     Raises:
         FieldError: an environment, a tool or the chat template can't be used; the processes are ended.
     """
-    rewards: Sequence[object] = getattr(config, "reward", ())
     shared: list[Hosts] = []
     worlds: dict[str, World | AgentWorld] = {}
     try:
@@ -105,8 +103,6 @@ def make_worlds(
                 if hosts is None:
                     hosts = Hosts(spec, _limits(config.episode))
                     shared.append(hosts)
-                    if not hosts.interface.reward and any(getattr(each, "needs_episode", False) for each in rewards):
-                        notes.append(f"{path}.environment: {spec.kind} {NO_REWARD}")
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
                 worlds[path] = world = _world(config, hosts, tokenizer, context)
