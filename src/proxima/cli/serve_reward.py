@@ -8,13 +8,13 @@ proxima serve-reward models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --all
 proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
 """
 
-import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from proxima.cli.parameters import Argument
 from proxima.data import UserError, require
+from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.reward.server.scorer_limits import ScorerLimits
 
 TOKEN_ENV = "environment variable with the bearer token that clients must send; required beyond this machine"
@@ -53,8 +53,8 @@ def serve_reward(
     limits: RequestLimits = RequestLimits(),
 ) -> None:
     """Serve a reward model until a signal."""
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"serve-reward needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
+    if missing := missing_for_server():
+        raise UserError(f"serve-reward needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
     from proxima.reward import ModelReward

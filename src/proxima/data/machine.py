@@ -1,11 +1,13 @@
-"""What this machine has: its processor, a C++ compiler, and a folder for what can be made again."""
+"""What this machine has: its processor, a C++ compiler, a web server, and a folder for what can be made again."""
 
+import importlib.util
 import os
 import platform
 import shutil
 from pathlib import Path
 
 CPUINFO = Path("/proc/cpuinfo")  # of Linux
+SERVER_REMEDY = "pip install 'proxima-rl[serve]'"
 
 
 def compiler() -> tuple[str, ...]:
@@ -14,6 +16,11 @@ def compiler() -> tuple[str, ...]:
     words = [named] if shutil.which(named) else named.split()
     place = shutil.which(words[0]) if words else None
     return () if place is None else (place, *words[1:])
+
+
+def missing_for_server() -> str:
+    """The packages of a web server that are not installed, for a message with `SERVER_REMEDY`; empty if none is."""
+    return " and ".join(name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None)
 
 
 def cache_folder(name: str) -> Path:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from proxima.data import FieldError, require
+from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.data.user_code import user_module_file
 from proxima.environment.hosts import EnvironmentFailure
 
@@ -74,10 +75,9 @@ class AgentSpec:
         require(one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
-        missing = [name for name in ("uvicorn", "starlette") if user_module_file(name) is None]
+        missing = missing_for_server()
         field, value = ("run", self.run) if self.run else ("command", self.command)
-        bound = f"is served by {' and '.join(missing)}, not installed here"
-        require(not missing, field, value, bound, remedy="pip install 'proxima-rl[serve]'")
+        require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
         if self.run:
             name = self.run.partition(":")[0]
             known = user_module_file(name) is not None  # imports nothing: the agent's packages are its worker's affair

@@ -230,6 +230,6 @@ def test_the_module_of_an_agent_is_found_in_the_current_folder(tmp_path, monkeyp
 
 
 def test_an_agent_without_the_packages_of_its_endpoint_is_refused(monkeypatch):
-    monkeypatch.setattr("proxima.environment.agents.user_module_file", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(FieldError, match=r"uvicorn and starlette.*proxima-rl\[serve\]"):
         AgentSpec(command=("agent",))

@@ -92,6 +92,6 @@ def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch)
 
 
 def test_without_the_server_it_is_refused_before_the_run(monkeypatch):
-    monkeypatch.setattr(viewer_process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="view=true needs uvicorn and starlette"):
         ViewerObserver(None)

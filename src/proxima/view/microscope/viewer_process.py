@@ -1,6 +1,5 @@
 """The microscope beside a run or a notebook: a process that ends when the one that began it does, however that ends."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from proxima.data import UserError
+from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.view.microscope import PORT
 
@@ -18,8 +18,8 @@ NICE = 10  # a training goes first
 
 def require_server(what: str) -> None:
     """Raise UserError where what the server needs is not installed."""
-    if missing := [name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None]:
-        raise UserError(f"{what} needs {' and '.join(missing)}", remedy="pip install 'proxima-rl[serve]'")
+    if missing := missing_for_server():
+        raise UserError(f"{what} needs {missing}", remedy=SERVER_REMEDY)
 
 
 class ViewerProcess:
