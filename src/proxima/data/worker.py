@@ -120,6 +120,15 @@ class ForkServer:
         return reply
 
 
+def living(server: ForkServer | None, jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
+    """`server`, or another in its place where there is none or it died."""
+    if server is not None and server.alive:
+        return server
+    if server is not None:
+        server.close()  # where the process above it was killed, it still has its workers
+    return ForkServer(jobs, who, options)
+
+
 class Worker:
     """One worker process and the socket to it."""
 

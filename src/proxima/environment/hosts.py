@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import Message, ToolCall, require
-from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker
+from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker, living
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
 
 
@@ -219,11 +219,8 @@ class _Server:
         with self._lock:
             if self._closed:
                 raise EnvironmentFailure("the workers of the environments are closed")
-            if self._server is None or not self._server.alive:
-                if self._server is not None:
-                    self._server.close()  # where the process above it was killed, it still has its workers
-                options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
-                self._server = ForkServer(HOST_PROCESS, "environment", options)
+            options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
+            self._server = living(self._server, HOST_PROCESS, "environment", options)
             return self._server.fork(**limits)
 
     def worker(self) -> Worker:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxima.data import require
-from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker
+from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker, living
 from proxima.reward.base import Job
 
 GRADERS = str(Path(__file__).with_name("graders.py"))
@@ -130,10 +130,7 @@ class WorkerPool:
         with self._lock:
             if self._closed:
                 raise RuntimeError("the pool is closed")
-            if self._fork_server is None or not self._fork_server.alive:
-                if self._fork_server is not None:
-                    self._fork_server.close()  # where the process above it was killed, it still has its workers
-                self._fork_server = ForkServer(GRADERS, "reward", self._options)
+            self._fork_server = living(self._fork_server, GRADERS, "reward", self._options)
             worker = self._fork_server.fork()
             self.started += 1
         for job in self.setup:
