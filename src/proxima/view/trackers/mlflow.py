@@ -10,7 +10,7 @@ from typing import Any
 
 from proxima.lab.run_reader import flat
 from proxima.runtime.watch.observer import Record
-from proxima.view.trackers.protocol import TrackedRun, Tracker
+from proxima.view.trackers.protocol import TrackedRun, Tracker, without_time
 
 LONGEST_VALUE, PARAMETERS_AT_ONCE = 500, 100  # limits of a parameter and of a call, on every kind of server
 STATUS = {"done": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
@@ -68,8 +68,7 @@ class MlflowSession:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        # A store of files has a folder `time` for `time/step`.
-        own = {{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}
+        own = without_time(metrics)
         named = [(re.sub(r"[^\w\-. :/]", "_", name.replace("@", "_at_")), value) for name, value in own.items()]
         self.client.log_batch(self.identity, metrics=[Metric(name, value, now, step) for name, value in named])
 

@@ -41,6 +41,11 @@ class TrackerSession(Protocol):
         """The run has ended; `summary` is the content of summary.json. Called also where `log` has raised."""
 
 
+def without_time(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`time` as `time/run`, for tools that keep `time` for themselves or for a folder of `time/step`."""
+    return {{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}
+
+
 class Tracker:
     """Base of the trackers: frozen dataclasses; the fields are settings."""
 

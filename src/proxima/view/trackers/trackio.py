@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.runtime.watch.observer import Record
-from proxima.view.trackers.protocol import TrackedRun, Tracker
+from proxima.view.trackers.protocol import TrackedRun, Tracker, without_time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,7 @@ class TrackioSession:
         self.run, self.identity, self.link, self.last = run, str(run.name), link, 0
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        # It keeps `time` for itself, and would rename ours with a warning.
-        self.run.log({{"time": "time/run"}.get(name, name): value for name, value in metrics.items()}, step=step)
+        self.run.log(without_time(metrics), step=step)
         self.last = step
 
     def log_page(self, file: Path, step: int) -> None:
