@@ -59,20 +59,20 @@ def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int
     """The records from byte `start`, where a line begins, each with the byte after its line; else as `read_lines`."""
     if not path.exists():
         return
-    content = path.read_bytes()
-    while start < len(content):
-        end = content.find(b"\n", start) + 1
-        if end == 0:
-            return  # no newline: torn
-        line, start = content[start:end], end
+    with path.open("rb") as file:
+        file.seek(start)
+        content = file.read()
+    done = 0
+    while (end := content.find(b"\n", done) + 1) > 0:  # 0: no newline, so nothing more or torn
+        line, done = content[done:end], end
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
                 raise ValueError("not an object")
         except ValueError as error:
-            if start == len(content):
+            if end == len(content):
                 return  # torn by a power cut that kept the length and lost the data
             remedy = "restore the file or delete the line"
-            number = content.count(b"\n", 0, end)
+            number = path.read_bytes().count(b"\n", 0, start + end)
             raise UserError(f"{path}:{number} is no JSON object ({error})", remedy=remedy) from error
-        yield record, end
+        yield record, start + end
