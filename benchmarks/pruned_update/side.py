@@ -1,6 +1,6 @@
 """One update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer step."""
 
-from benchmarks.side import Channel, argument, clock, device, serve
+from benchmarks.side import Channel, argument, bf16_policy, clock, serve
 
 
 def main() -> None:
@@ -10,27 +10,20 @@ def main() -> None:
     from proxima.core import ADVANTAGES, AGGREGATES, SURROGATES
     from proxima.core.selection import Prune
     from proxima.data import Completion, Group, Prompt, Score
-    from proxima.model import Policy, load
     from proxima.train import PolicyObjective, TrainStack
     from proxima.train.batch_builder import BatchBuilder
 
-    torch.set_num_threads(settings["threads"])
-    loaded = load(settings["model"], device=device())
-    most = min(40_000, loaded.model.config.vocab_size)
-    policy = Policy(loaded, compute_dtype=torch.bfloat16)
+    policy, ids = bf16_policy(settings)
     stack = TrainStack(policy)
     objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
     generator = torch.Generator().manual_seed(1)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(min(1000, most // 2), most, (count,), generator=generator).tolist())
 
     def completion(uid: int, sample: int) -> Completion:
         n = settings["tokens"]
         return Completion(
             prompt_uid=uid,
             sample=sample,
-            tokens=ids(n),
+            tokens=tuple(ids(n)),
             text="",
             sampled_log_prob=(-10.0,) * n,
             untruncated_log_prob=(-10.0,) * n,
@@ -45,7 +38,7 @@ def main() -> None:
         rewards = torch.rand(size, generator=generator).tolist()  # all different: no advantage is 0, nothing is skipped
         groups.append(
             Group(
-                prompt=Prompt(uid=uid, messages=(), tokens=ids(settings["prompt_tokens"])),
+                prompt=Prompt(uid=uid, messages=(), tokens=tuple(ids(settings["prompt_tokens"]))),
                 completions=tuple(completion(uid, sample) for sample in range(size)),
                 scores=tuple(Score(value=value) for value in rewards),
             )

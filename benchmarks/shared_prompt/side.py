@@ -1,24 +1,13 @@
 """Forward and backward of one batch of groups, with the prompt of a group run once or once a completion."""
 
-from benchmarks.side import Channel, argument, clock, device, serve
+from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backward
 
 
 def main() -> None:
     channel, settings = Channel(), argument()
-    import torch
-
     from proxima.data import Trajectory
-    from proxima.model import Policy, load
 
-    torch.set_num_threads(settings["threads"])
-    loaded = load(settings["model"], device=device())
-    most = min(40_000, loaded.model.config.vocab_size)
-    policy = Policy(loaded, share_prompt=settings["share"], compute_dtype=torch.bfloat16)
-    generator = torch.Generator().manual_seed(1)
-
-    def ids(count: int) -> tuple[int, ...]:
-        return tuple(torch.randint(min(1000, most // 2), most, (count,), generator=generator).tolist())
-
+    policy, ids = bf16_policy(settings, share_prompt=settings["share"])
     trajectories = []
     for group in range(settings["prompts"]):
         prompt = ids(settings["prompt_tokens"])
@@ -29,13 +18,7 @@ def main() -> None:
     batch = policy.pack(trajectories)
 
     def once() -> dict[str, float]:
-        policy.model.zero_grad()
-        start = clock()
-        loss = -policy(batch).log_prob.mean()
-        loss.backward()
-        seconds = clock() - start
-        norm = torch.stack([p.grad.double().square().sum() for p in policy.model.parameters()]).sum().sqrt()
-        return {"seconds": seconds, "loss": loss.item(), "grad_norm": norm.item()}
+        return timed_backward(policy, batch, slice(None))
 
     serve(once, channel, tokens_run=len(batch.tokens), tokens_trained=len(batch.target))
 
