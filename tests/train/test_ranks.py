@@ -7,10 +7,10 @@ from proxima.train.ranks import SharedProblem, split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny import make_tiny
-from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates, same_updates_of_parts
+from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates_of_parts, same_updates_of_shares
 
 
-@pytest.mark.parametrize(("size", "updates"), [(2, same_updates), (4, same_updates_of_parts)])
+@pytest.mark.parametrize(("size", "updates"), [(2, same_updates_of_shares), (4, same_updates_of_parts)])
 def test_an_update_is_that_of_one_process(size, updates, tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(updates, size, tmp_path)
