@@ -31,9 +31,11 @@ MODULES = (
     "proxima.runtime.launch.offline_workload",
     "proxima.runtime.launch.rl_workload",
     "proxima.runtime.launch.run",
+    "tests.model.parallel.splits",
     "tests.runtime.offline.tiny_dpo",
     "tests.runtime.offline.tiny_reward",
     "tests.runtime.offline.tiny_sft",
+    "tests.train.shared_updates",
     "transformers.models.llama.modeling_llama",
     "transformers.models.qwen2.modeling_qwen2",
 )

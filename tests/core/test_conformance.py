@@ -81,15 +81,6 @@ def test_law_on_random_batches(law: Law, spec: Any, count: int) -> None:
     assert check_law(replace(law, cases=lambda: cases), spec).detail == ""
 
 
-@pytest.mark.parametrize(("slot", "name"), [(slot, name) for slot, table in TABLES.items() for name in variants(table)])
-def test_laws_on_other_cases(slot: str, name: str) -> None:
-    """Those that need no random batch: outcomes, float32, empty batches."""
-    spec = variants(TABLES[slot])[name]
-    laws = [law for law in laws_of(slot, spec) if law.cases is not check_cases]
-    results = [check_law(law, spec) for law in laws if law.name not in spec.exempt_laws]
-    assert [result for result in results if result.status == "FAILED"] == []
-
-
 @pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, table in TABLES.items() for kind in sorted(table)])
 def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
     """What `proxima check` runs."""

@@ -1,9 +1,10 @@
 """What every rank does in `test_ranks`: updates on several ranks against the same on one process."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from proxima.core import AGGREGATES, CORRECTIONS, PENALTIES, SURROGATES, RewardL
 from proxima.core.preference import PREFERENCES, Kto
 from proxima.core.value import ValueLoss
 from proxima.data import NotFiniteError
+from proxima.model import PackedModel
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_weights
 from proxima.model.parallel.sharding import Sharding
@@ -73,8 +75,36 @@ def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, 
     else:
         loaded = source.load()
         model = source.policy(loaded, make_value_head(loaded.model, 0.3, 1) if head else None)
+    return train_stack(model, ranks)
+
+
+def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
     return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=40, **settings)
+
+
+class Stacks:
+    """Stacks that have not been trained, on one model of each kind: to load and shard it takes as long as its updates.
+
+    Args:
+        ranks: that share the models; None: one process has each.
+    """
+
+    def __init__(self, folder: Path, ranks: ProcessRanks | None) -> None:
+        self.folder, self.ranks = folder, ranks
+        self.kept: dict[frozenset[str], tuple[TrainStack, list[torch.Tensor]]] = {}
+
+    def new(self, **settings: bool) -> TrainStack:
+        kind = frozenset(settings)
+        if kind not in self.kept:
+            made = stack_of(self.folder, self.ranks, **settings)
+            self.kept[kind] = made, [p.detach().clone() for p in made.parameters]
+        first, weights = self.kept[kind]
+        with torch.no_grad():
+            for parameter, weight in zip(first.parameters, weights, strict=True):
+                parameter.copy_(weight)
+                parameter.grad = None
+        return train_stack(first.model, self.ranks)
 
 
 def weights_of(stack: TrainStack) -> dict[str, torch.Tensor]:
@@ -95,8 +125,11 @@ def valued(items):
     ]
 
 
-def cases():
-    """Name → objective, the items of each update, and how the stack is made."""
+Case = tuple[str, Any, list[list[Any]], dict[str, bool]]
+
+
+def cases() -> Iterator[Case]:
+    """A name, its kind first; the objective, the items of each update, and how the stack is made."""
     items = trajectories()
     three = [items[:5], items[5:9], items[9:]]
     for name, surrogate in SURROGATES.items():
@@ -142,18 +175,24 @@ def close(ours: float, theirs: float) -> bool:
 
 def same_updates_of_parts(rank: int, folder: Path) -> None:
     """Two ranks compute each share, of which each has half of the tokens."""
-    same_updates(rank, folder, together=2)
+    same_updates(rank, folder, cases(), together=2)
 
 
-def same_updates(rank: int, folder: Path, together: int = 1) -> None:
+def same_updates_of_shares(rank: int, folder: Path) -> None:
+    """A rank computes a share: one of each kind, as `same_updates_of_parts` has as many shares of all of them."""
+    same_updates(rank, folder, {case[0].split()[0]: case for case in cases()}.values())
+
+
+def same_updates(rank: int, folder: Path, some: Iterable[Case], together: int = 1) -> None:
     ranks = ProcessRanks(rank, dist.get_world_size(), together=together)
-    for name, objective, updates, settings in cases():
-        stack = stack_of(folder, ranks, **settings)
+    shared, alone = Stacks(folder, ranks), Stacks(folder, None)
+    for name, objective, updates, settings in some:
+        stack = shared.new(**settings)
         if rank > 0:
             follow(stack, ranks)
             weights_of(stack)
             continue
-        one = stack_of(folder, None, **settings)
+        one = alone.new(**settings)
         expected, got = one.update(objective, updates), stack.update(objective, updates)
         ranks.end(None)
         assert got.metrics.keys() == expected.metrics.keys(), name

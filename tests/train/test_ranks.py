@@ -2,14 +2,15 @@
 
 import pytest
 
-from proxima.train.ranks import split
+from proxima.train.process_ranks import ProcessRanks
+from proxima.train.ranks import SharedProblem, split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.tiny import make_tiny
-from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates, same_updates_of_parts
+from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates_of_parts, same_updates_of_shares
 
 
-@pytest.mark.parametrize(("size", "updates"), [(2, same_updates), (4, same_updates_of_parts)])
+@pytest.mark.parametrize(("size", "updates"), [(2, same_updates_of_shares), (4, same_updates_of_parts)])
 def test_an_update_is_that_of_one_process(size, updates, tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(updates, size, tmp_path)
@@ -24,6 +25,21 @@ def test_columns_weights_and_ended_calls(size, tmp_path):
 def test_a_loss_that_fails_on_one_rank_of_a_group(tmp_path):
     make_tiny("llama", tmp_path / "llama")
     run_ranks(one_of_a_group_fails, 2, tmp_path)
+
+
+def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
+    """The loss of a rank ends a call of rank 0 before its watch, another thread, says during which."""
+    ranks = ProcessRanks(0, 2)
+    monkeypatch.setattr(ranks, "_scatter", lambda parts: None)
+    for error, lost in ((RuntimeError("Connection closed by peer"), True), (SharedProblem("NaN"), False)):
+        with pytest.raises(type(error)), ranks.call("policy", "update", [None] * 2):
+            ranks.at("update 1 of 2")
+            raise error
+        assert ranks.in_call == lost
+        assert (ranks.status.call, ranks.status.part) == (("update of policy", "update 1 of 2") if lost else ("", ""))
+    with ranks.call("policy", "update", [None] * 2):
+        assert ranks.in_call and ranks.status.call
+    assert not ranks.in_call and not ranks.status.call
 
 
 def test_the_split_is_by_cost_and_keeps_groups_together():

@@ -45,9 +45,11 @@ class ProcessRanks(Ranks):
         except SharedProblem:
             self.in_call = False
             raise
+        else:
+            self.in_call = False
         finally:
-            self.status.begin("")
-        self.in_call = False
+            if not self.in_call:  # else the run ends in this call, which the watch may name only later
+                self.status.begin("")
 
     def end(self, outcome: Any) -> None:
         if not self.in_call and not self.losing():  # otherwise they hear nothing, and end when this process does
