@@ -31,8 +31,8 @@ from proxima.data.kinds import lazy_imports
 if TYPE_CHECKING:
     from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
     from proxima.evaluate.group_metrics import QuestionScores, eval_metrics, question_scores
-    from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
-    from proxima.evaluate.paired import difference, mcnemar, sign_flip
+    from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+    from proxima.evaluate.paired import difference, mcnemar, paired_score, sign_flip
     from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
     from proxima.evaluate.results import EvalResult, read_result
     from proxima.evaluate.suites import SUITES, Suite

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
-from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
+from proxima.model.chat import Tokenizer, prompt_tokens
 from proxima.task.cursor import Cursor, Draw
 from proxima.task.protocol import Row, Rows
 
@@ -41,6 +41,8 @@ def answer_tokens(
     chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
 ) -> Ints:
     """`completion_tokens` of a row, where `field` names what holds the text; FieldError if it can't be used."""
+    from proxima.model.chat_answer import completion_tokens
+
     try:
         return completion_tokens(chat, text, tokenizer, arguments)
     except FieldError:
