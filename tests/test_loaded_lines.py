@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_CODE_LINES = 19_250
+MOST_CODE_LINES = 18_400
 # What a quickstart does not use. A module stands for those below it.
 UNUSED = (
     *("check", "prepare", "lab.simulate", "lab.sweep_file", "runtime.launch.eval_run", "api.evaluation", "api.saved"),
@@ -52,6 +52,10 @@ UNUSED = (
     *("runtime.launch.teacher", "runtime.launch.critic_weights", "runtime.state.export", "runtime.state.replay"),
     *("runtime.state.pending_files", "runtime.state.rewind", "reward.workers.graders", "cli.completion"),
     *("lab.run_search", "lab.seed_statistics", "api.python_values", "api.resumed_settings"),
+    *("evaluate.group_metrics", "evaluate.votes", "evaluate.estimators", "rollout.episodes.figures", "view.terminal"),
+    *("task.column_mapping", "model.chat_answer", "model.distribution_figures", "engine.truncation"),
+    *("engine.mask_table", "core.proximal", "core.surrogate.dppo", "train.early_stop", "train.checkpoint_restore"),
+    *("runtime.placement.on_ray", "runtime.state.stored_completions", "runtime.watch.standstill"),
     *("task.prepared", "rollout.async_collector", "view.live", "view.comparison_page", "view.trackers.wandb"),
     *("view.trackers.tracker_observer", "view.surrogate_plot", "evaluate.suites", "evaluate.question_pairs"),
 )

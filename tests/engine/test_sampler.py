@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxima.data.random import completion_uniforms
-from proxima.engine import sampler
+from proxima.engine import truncation
 from proxima.engine.protocol import Sampling
-from proxima.engine.sampler import SamplingRows, sample_tokens
+from proxima.engine.sampler import sample_tokens
+from proxima.engine.sampling_rows import SamplingRows
 
 
 def settings(n, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -152,10 +153,12 @@ def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypat
     vocabulary = 5000
     logits = 0.1 * torch.randn(3, vocabulary, generator=torch.Generator().manual_seed(2))
     asked = []
-    inner = sampler._smallest_kept
-    monkeypatch.setattr(sampler, "_smallest_kept", lambda x, rows, count: asked.append(count) or inner(x, rows, count))
-    kept, _ = sampler._truncate(logits.clone(), logits.logsumexp(1), settings(3, top_p=top_p, top_k=top_k))
-    assert asked[-1] == (top_k or vocabulary) and asked[0] == max(top_k, sampler.CANDIDATES)
+    inner = truncation._smallest_kept
+    monkeypatch.setattr(
+        truncation, "_smallest_kept", lambda x, rows, count: asked.append(count) or inner(x, rows, count)
+    )
+    kept, _ = truncation.truncate(logits.clone(), logits.logsumexp(1), settings(3, top_p=top_p, top_k=top_k))
+    assert asked[-1] == (top_k or vocabulary) and asked[0] == max(top_k, truncation.CANDIDATES)
     p = logits.double().softmax(dim=1)
     for i in range(3):
         order = p[i].argsort(descending=True)[: top_k or None]

@@ -14,8 +14,8 @@ from proxima.data import Prompt, SamplingMask, Trajectory
 from proxima.data.random import completion_uniforms
 from proxima.engine import EngineSetup, Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling
 from proxima.engine.local import collect
+from proxima.engine.mask_table import MaskTable
 from proxima.engine.sampler import sample_tokens
-from proxima.engine.token_table import MaskTable
 from proxima.model import Policy, load
 from tests.engine.test_interrupt import SEEDS, published_midway
 from tests.engine.test_sampler import CASES, brute, settings

@@ -7,7 +7,7 @@ import pytest
 from proxima.data import Episode, Score, Span, ToolCall, UserError
 from proxima.evaluate import compare_results, eval_metrics, metrics_of, read_result
 from proxima.runtime.state.rollouts import write_evals
-from tests.evaluate.test_eval_metrics import group
+from tests.evaluate.test_group_metrics import group
 
 WORDS = ("aa", "bbb", "c", "dd")
 

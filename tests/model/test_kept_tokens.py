@@ -11,8 +11,8 @@ import torch
 from proxima.core import PolicyBatch, PpoClip, TokenMean, policy_loss
 from proxima.data import SamplingMask
 from proxima.model import Policy, token_log_prob
+from proxima.model.distribution_figures import log_sum_square
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import log_sum_square
 from tests.model.rows import MIXED, loaded, plain_log_prob, rows
 from tests.model.test_log_prob import Largest
 from tests.tiny import VOCABULARY, tiny

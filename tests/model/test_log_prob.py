@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
 from proxima.model import logit_rows, token_log_prob
-from proxima.model.log_prob import log_sum_square, top_k_log_prob
+from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
 from tests.model.rows import MIXED, policy, rows
 
 N, D, V = 11, 5, 13

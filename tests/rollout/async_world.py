@@ -51,10 +51,10 @@ class Source:
         self.cursor, self.rows = Cursor(ROWS, seed=1), range(ROWS)
 
     def next(self, count):
-        return self.prompts_for([draw.uid for draw in self.cursor.next(count)])
+        return self.prompts_for(self.cursor.next(count))
 
     def prompts_for(self, uids):
-        return [Prompt(uid=uid, messages=(), tokens=(1, 1 + self.cursor.at(uid).index)) for uid in uids]
+        return [Prompt(uid=uid, messages=(), tokens=(1, 1 + self.cursor.row(uid))) for uid in uids]
 
     def state(self):
         return self.cursor.state()

@@ -12,7 +12,8 @@ from proxima.data import UserError
 from proxima.runtime.launch.eval_run import run_eval
 from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.rollouts import read_rows, stored_groups
+from proxima.runtime.state.rollouts import read_rows
+from proxima.runtime.state.stored_completions import stored_groups
 from tests.runtime.episode_world import episode_recipe, go, kill_workers, marked, whole
 from tests.runtime.episode_world import mark as mark
 from tests.runtime.interruptions import PLACES, Died, die_at

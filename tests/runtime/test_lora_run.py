@@ -22,7 +22,8 @@ from proxima.runtime.state.export import export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from proxima.train.checkpoint import checkpoints, damage
+from proxima.train.checkpoint import checkpoints
+from proxima.train.checkpoint_restore import damage
 from tests.model.adapters import move, with_adapter
 from tests.model.rows import MIXED, rows
 from tests.runtime.interruptions import PLACES, Died, die_at, start, start_and_hold

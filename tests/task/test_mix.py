@@ -69,10 +69,8 @@ def test_a_cursor_over_a_mix_has_the_shares_and_resumes():
     first = cursor.next(30)
     later = Cursor(len(rows), 5)
     later.load(cursor.state())
-    assert (
-        later.next(50) == cursor.next(50) and len({draw.uid for draw in first} | {d.uid for d in later.next(80)}) == 110
-    )
-    assert Counter(named(rows, [cursor.at(uid).index for uid in range(80)])) == {"+": 60, "-": 20}
+    assert later.next(50) == cursor.next(50) and len({*first, *later.next(80)}) == 110
+    assert Counter(named(rows, [cursor.row(uid) for uid in range(80)])) == {"+": 60, "-": 20}
 
 
 def test_a_row_keeps_its_columns_and_gets_its_source():

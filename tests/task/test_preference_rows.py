@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, OverLengthError, UserError
-from proxima.model.chat import completion_tokens
+from proxima.model.chat_answer import completion_tokens
 from proxima.task import Jsonl, LabelColumns, PairColumns, PreferenceReader, prompt_tokens
 from tests.tiny import END, tiny_tokenizer
 

@@ -14,7 +14,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.train import OPTIMIZERS, AdamW, Schedule, TrainStack, optimizer_muon
-from proxima.train.checkpoint import checkpoints, restore, write_checkpoint
+from proxima.train.checkpoint import checkpoints, write_checkpoint
+from proxima.train.checkpoint_restore import restore
 from proxima.train.optimizer_muon import Muon
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.sharded_checkpoint import ShardedWriter

@@ -16,7 +16,8 @@ from proxima.model.parallel.gather import whole_tensor
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW, TrainStack, sharded_checkpoint
-from proxima.train.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, damage, read_checkpoint, restore
+from proxima.train.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, read_checkpoint
+from proxima.train.checkpoint_restore import damage, restore
 from proxima.train.sharded_checkpoint import ShardedWriter
 from tests.model.parallel.passes import LORA, loss, source
 from tests.model.rows import MIXED, rows

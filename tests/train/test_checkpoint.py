@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from proxima.model import Policy, load
 from proxima.train import AdamW, checkpoint
-from proxima.train.checkpoint import checkpoints, damage, last_complete, prune, restore, write_checkpoint
+from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
+from proxima.train.checkpoint_restore import damage, last_complete, restore
 from tests.train.helpers import Trainer, trainer, trainer_of, trajectories, weights
 
 ALL = [list(range(13))]

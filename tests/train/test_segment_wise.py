@@ -188,7 +188,7 @@ def test_corrections_of_sequences_read_what_is_known(correction):
 
 
 def test_what_is_missing_is_named_and_off_costs_nothing(monkeypatch):
-    import proxima.train.objectives.policy_objective as module
+    import proxima.core.proximal as module
 
     item = rows(*MIXED)
     for name in ("behavior_log_prob", "next_log_prob", "policy_version"):

@@ -7,7 +7,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from proxima.model import load, save
-from proxima.train.checkpoint import checkpoints, damage, write_checkpoint, write_tensors
+from proxima.train.checkpoint import checkpoints, write_checkpoint, write_tensors
+from proxima.train.checkpoint_restore import damage
 from tests.model.families import make
 from tests.model.parallel.ranks import run_ranks
 from tests.train.saves import (

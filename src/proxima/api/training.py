@@ -94,7 +94,7 @@ def _run(
 ) -> "SavedRun":
     from proxima.api.saved import load_run
     from proxima.runtime.launch.run import train as train_run
-    from proxima.runtime.placement.on_ray import places_ranks
+    from proxima.runtime.placement.process_group import places_ranks
     from proxima.view.run_views import RunViews
 
     with overrides_named():

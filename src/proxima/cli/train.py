@@ -84,8 +84,7 @@ def train_recipe(
         UserError: the recipe is wrong, or one of another command.
     """
     from proxima.api.run_config import config_notes, resolve_run
-    from proxima.runtime.placement.on_ray import places_ranks, train_on_ray
-    from proxima.runtime.placement.process_group import check_before_imports, is_first
+    from proxima.runtime.placement.process_group import check_before_imports, is_first, places_ranks
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
@@ -95,6 +94,8 @@ def train_recipe(
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
     if places_ranks(resolved.config):
+        from proxima.runtime.placement.on_ray import train_on_ray
+
         return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet}).exit_code
 
     from proxima.view.run_views import RunViews

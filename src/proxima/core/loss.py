@@ -15,6 +15,7 @@ from proxima.core.segment import segment_count, segment_mean
 from proxima.core.spec import Spec
 from proxima.data import NoFieldError, NotFiniteError, PolicyBatch
 
+NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # what becomes of a token without `next_log_prob`
 SUPPLIED_BY: dict[str, str] = {
     "advantage": "an advantage spec does (per sequence, spread over its tokens)",
     "behavior_log_prob": "the engine does: the log-prob of each sampled token",

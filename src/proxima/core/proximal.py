@@ -7,8 +7,6 @@ from torch import Tensor
 
 from proxima.data import require
 
-NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # what becomes of a token without `next_log_prob`
-
 
 def interpolated_proximal(
     behavior_log_prob: Tensor,

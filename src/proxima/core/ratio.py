@@ -10,6 +10,7 @@ from proxima.data import PolicyBatch
 
 LOG_RATIO_LIMIT = 20.0
 Level = Literal["token", "sequence"]
+Centre = Literal["behavior", "proximal"]
 
 
 def masked_log_ratio(b: PolicyBatch) -> Tensor:
@@ -43,3 +44,10 @@ def either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
 def spread(b: PolicyBatch, values: Tensor) -> Tensor:
     """[S] → [N]: the sequence's value at each of its loss tokens, 0 outside the loss."""
     return torch.where(b.loss_mask, values[b.sequence_index], 0.0)
+
+
+def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
+    """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
+    ratio, advantage = masked_ratio(b), b.masked("advantage")
+    loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
+    return torch.where(keep, loss, 0.0)

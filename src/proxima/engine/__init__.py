@@ -3,7 +3,7 @@
 `protocol.py` defines an engine, `requirements.py` what one elsewhere can't do for a run. `local.py` is the one in this
 process: a scheduler (`scheduler.py`: continuous batching, a group's prompt run once; `token_table.py`: the columns of
 what runs) over a decoder (`fast_decoder.py` for Llama, Qwen2 and Qwen3 shapes, `general_decoder.py` for any Hugging
-Face decoder), with `sampler.py`, `cache.py` and the C++ of `proxima.kernels`, and with
+Face decoder), with `sampler.py`, `truncation.py`, `cache.py` and the C++ of `proxima.kernels`, and with
 `speculation.py` where drafts are asked for. `local_process.py` is the same engine in
 a process of its own: `supervisor.py` keeps `served_engine.py` running (started by `process_start.py`), `channel.py`
 has the messages between them, and `shared_weights.py` the weights. `http/` has the engines that are servers, and

@@ -4,48 +4,18 @@ Every row has its own temperature, truncation and uniform number: the token of a
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from proxima.engine.protocol import Sampling
+from proxima.engine.sampling_rows import SamplingRows
 
 if TYPE_CHECKING:
     from proxima.kernels.sample import Draw
 
 BLOCK = 8  # rows processed at once on a CPU: their logits stay in the cache
-CANDIDATES = 1024  # most tokens considered for top-p before a full sort
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingRows:
-    """`Sampling` of n rows as tensors [n]: float32, and int64 for `top_k`."""
-
-    temperature: Tensor
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-
-    @classmethod
-    def of(cls, settings: Sequence[Sampling], device: torch.device) -> "SamplingRows":
-        """One row for each of `settings`."""
-        names = ("temperature", "top_k", "top_p", "min_p")
-        return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
-
-    def of_rows(self, own: Tensor | slice) -> "SamplingRows":
-        """Those of some rows."""
-        return SamplingRows(**{field.name: getattr(self, field.name)[own] for field in fields(self)})
-
-    @cached_property
-    def alike(self) -> list[Tensor]:
-        """The rows of each truncation. They are drawn apart: which sums a draw takes, and over how many tokens, depends
-        on it, and with them the last bits of the log-probs."""
-        settings = torch.stack([self.top_k.float(), self.top_p.float(), self.min_p.float()], dim=1)
-        kinds, kind = settings.unique(dim=0, return_inverse=True)
-        return [(kind == i).nonzero().squeeze(1) for i in range(len(kinds))]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +113,10 @@ def _sample_block(
         log_z = kept_log_z = largest + total.log()
         cumulative = torch.cumsum(cumulative, dim=1, out=cumulative)
     else:
+        from proxima.engine.truncation import truncate
+
         log_z = logits.logsumexp(dim=1)
-        kept, kept_log_z = _truncate(logits, log_z, rows)
+        kept, kept_log_z = truncate(logits, log_z, rows)
         cumulative = kept.sub(kept_log_z[:, None]).exp_().cumsum_(dim=1)
     mass = cumulative[:, -1:]
     point = torch.minimum(uniform[:, None] * mass, torch.nextafter(mass, torch.zeros_like(mass)))
@@ -153,61 +125,15 @@ def _sample_block(
         token = torch.where(greedy[:, None], argmax, token)
     chosen = logits.gather(1, token).squeeze(1)
     values, ids = logits.topk(top, dim=1) if top else (logits[:, :0], token[:, :0])
-    return (
+    drawn = (
         token.squeeze(1),
         chosen - torch.where(greedy, log_z, kept_log_z),
         chosen - log_z,
         ids,
         values - log_z[:, None],
-        *(_kept_tokens(logits if kept is None else kept, rows) if masks else ()),
     )
+    if not masks:
+        return drawn
+    from proxima.engine.truncation import kept_tokens
 
-
-def _kept_tokens(kept: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """The ids of finite logits [m], row by row, and how many each row has [n]; none of rows that are not truncated."""
-    wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
-    inside = (kept > -torch.inf) & wanted[:, None]
-    return inside.nonzero()[:, 1], inside.sum(dim=1)
-
-
-def _truncate(logits: Tensor, log_z: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """Logits with −inf where a token can't be drawn, and their logsumexp; the arguments when nothing is truncated."""
-    top_k, top_p = bool((rows.top_k > 0).any()), bool((rows.top_p < 1).any())
-    if not top_k and not top_p and not bool((rows.min_p > 0).any()):
-        return logits, log_z
-    vocabulary = logits.shape[1]
-    floor = torch.full_like(log_z, -torch.inf)
-    if top_k or top_p:
-        candidates = max(int(rows.top_k.max()), CANDIDATES if top_p else 0)
-        smallest = _smallest_kept(logits, rows, min(candidates, vocabulary))
-        if smallest is None:  # the candidates hold too little mass: sort everything
-            smallest = _smallest_kept(logits, rows, vocabulary)
-        assert smallest is not None
-        floor = smallest
-    least = logits.amax(dim=1) + rows.min_p.log()  # min_p = 0 gives −inf
-    kept = logits.masked_fill(logits < torch.maximum(floor, least)[:, None], -torch.inf)
-    return kept, kept.logsumexp(dim=1)
-
-
-def _smallest_kept(logits: Tensor, rows: SamplingRows, candidates: int) -> Tensor | None:
-    """[n] the smallest logit that top-k and top-p keep, from the `candidates` largest; None if these hold too little
-    mass."""
-    values, _ = logits.topk(candidates, dim=1)
-    rank = torch.arange(candidates, device=logits.device)
-    k = torch.where(rows.top_k > 0, rows.top_k, logits.shape[1])[:, None]
-    values = values.masked_fill(rank >= k, -torch.inf)
-    # mass within what top-k leaves: all of it where top-k bites, the whole vocabulary where it doesn't
-    log_z = torch.where(k[:, 0] <= candidates, values.logsumexp(dim=1), logits.logsumexp(dim=1))
-    before = (values - log_z[:, None]).exp().cumsum(dim=1)
-    enough = (
-        (k[:, 0] <= candidates) | (rows.top_p >= 1) | (before[:, -1] >= rows.top_p) | (candidates == logits.shape[1])
-    )
-    if not bool(enough.all()):
-        return None
-    needed = torch.zeros_like(values, dtype=torch.bool)
-    needed[:, 0] = True
-    needed[:, 1:] = before[:, :-1] < rows.top_p[:, None]  # a token is kept while those before it hold less than top_p
-    needed &= values > -torch.inf
-    floor = values.masked_fill(~needed, torch.inf).amin(dim=1)
-    untouched = (rows.top_p >= 1) & (rows.top_k == 0)
-    return floor.masked_fill(untouched, -torch.inf)
+    return *drawn, *kept_tokens(logits if kept is None else kept, rows)

@@ -17,7 +17,8 @@ from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import InFlight, Request
-from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
+from proxima.engine.sampler import Sampled, sample_tokens
+from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.token_table import Lines, TokenTable
 
 Sink = Callable[[Completion], None]

@@ -22,7 +22,8 @@ from torch import Tensor
 from proxima.data import FinishReason
 from proxima.data.columns import Ints
 from proxima.engine.decoder import padded_rows
-from proxima.engine.sampler import Sampled, SamplingRows, sample_tokens
+from proxima.engine.sampler import Sampled, sample_tokens
+from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.scheduler import RunningBatch, RunningRequest, Scheduler, mask_columns, sampled_columns
 from proxima.engine.token_table import Lines
 

@@ -8,7 +8,8 @@
     votes.py           the answer that a text votes for
     headline.py        the figure that stands for an evaluation
     plateau.py         when it no longer improves
-    eval_metrics.py    scored groups → every metric of an evaluation
+    answer_means.py    means of rewards, lengths and cut answers
+    group_metrics.py   scored groups → every metric of an evaluation
     pair_metrics.py    pairs with scores; preference_metrics.py: with implicit rewards
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question
@@ -17,7 +18,7 @@ No model runs here: `runtime` generates, scores and writes. A failed scorer neve
 random draw is counter-based, so the same answers give the same metrics to the last bit.
 Imports: numpy, pyarrow, stdlib, `data`, `task`, `reward` and `rollout`. Imported by `train` and the rooms above.
 To add a suite: an entry in `SUITES` with its source, and its name in `docs/evaluation.md`. To add a metric: a function
-of one question in `estimators.py` with formula and source, an entry in `eval_metrics.py`, and an exhaustive
+of one question in `estimators.py` with formula and source, an entry in `group_metrics.py`, and an exhaustive
 enumeration in `tests/evaluate`.
 """
 
@@ -26,12 +27,12 @@ from typing import TYPE_CHECKING
 
 from proxima import CallableRoom
 from proxima.data.kinds import lazy_imports
-from proxima.evaluate.eval_metrics import QuestionScores, eval_metrics, question_scores
 
 if TYPE_CHECKING:
     from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
-    from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score, wilson
-    from proxima.evaluate.paired import difference, mcnemar, sign_flip
+    from proxima.evaluate.group_metrics import QuestionScores, eval_metrics, question_scores
+    from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
+    from proxima.evaluate.paired import difference, mcnemar, paired_score, sign_flip
     from proxima.evaluate.question_pairs import PairedComparison, compare_results, metrics_of
     from proxima.evaluate.results import EvalResult, read_result
     from proxima.evaluate.suites import SUITES, Suite

@@ -138,3 +138,8 @@ def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.nd
         ways = grown
     by_ties: np.ndarray = ways[:, left]
     return by_ties
+
+
+def powers_of_two(samples: int) -> tuple[int, ...]:
+    """1, 2, 4 … and `samples` itself."""
+    return tuple(sorted({1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}))

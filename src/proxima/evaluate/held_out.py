@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from proxima.data import Group, Prompt
 from proxima.data.errors import nearest, suggestion
-from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two, question_scores
+from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.headline import Headline, bound_keys
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
 from proxima.rollout.generator import GroupGenerator, RolloutListener
@@ -66,7 +66,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     means of `mean_estimates` have the bootstrap's interval (`bound_keys`). Episodes have `episode_metrics`, too.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
-    judgements = [bool(s.correct) for _, s in pairs if s.valid and s.correct is not None]
+    judgements = [right for group in groups for right in _judged(group)]
     return {
         "accuracy": sum(judgements) / len(judgements) if judgements else None,
         **_estimates(groups),
@@ -99,20 +99,27 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:
     """Interval of the accuracy, mean@n and pass@k; empty where no reward knows which answers are correct."""
-    questions = [question for group in groups if (question := question_scores(group, None)).judged]
+    questions = [(len(group.scores), judged) for group in groups if (judged := _judged(group))]
     if not questions:
         return {}
-    samples = max(len(question.correct) for question in questions)
+    samples = max(answers for answers, _ in questions)
     if samples == 1:
-        low, high = wilson(sum(sum(question.judged) for question in questions), len(questions))
+        low, high = wilson(sum(sum(judged) for _, judged in questions), len(questions))
         return {"accuracy/low": low, "accuracy/high": high}
-    mean = bootstrap_mean([value for question in questions if (value := question.mean()) is not None])
+    from proxima.evaluate.estimators import mean_at_k, pass_at_k, powers_of_two
+
+    mean = bootstrap_mean([mean_at_k(judged) for _, judged in questions])
     estimates = {"accuracy/low": mean.low, "accuracy/high": mean.high, **_flat({f"mean@{samples}": mean})}
     for k in powers_of_two(samples):
-        passed = [value for question in questions if (value := question.passed(k)) is not None]
+        passed = [pass_at_k(len(judged), sum(judged), k) for _, judged in questions if len(judged) >= k]
         if k > 1 and passed:
             estimates |= _flat({f"pass@{k}": bootstrap_mean(passed)})
     return estimates
+
+
+def _judged(group: Group) -> list[bool]:
+    """Of each answer with a valid score whether it is right, where a reward decides that."""
+    return [bool(score.correct) for score in group.scores if score.valid and score.correct is not None]
 
 
 def _episodes(groups: Sequence[Group]) -> dict[str, float]:

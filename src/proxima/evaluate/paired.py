@@ -12,7 +12,7 @@ import numpy as np
 
 from proxima.data import require
 from proxima.data.random import random_bits
-from proxima.evaluate.intervals import Interval, bootstrap_mean, paired_score
+from proxima.evaluate.intervals import Interval, Z, bootstrap_mean
 
 MOST_STATES = 1_000_000  # sums that the exact distribution may range over
 FLIPS = 100_000  # of the Monte Carlo way
@@ -108,3 +108,47 @@ def _by_flips(values: np.ndarray, seed: int) -> float:
         signs = (random_bits(seed, start, min(FLIPS, start + rows), n) & 1).astype(np.float64) * 2 - 1
         extreme += int((np.abs(signs @ values) >= far).sum())
     return (1 + extreme) / (1 + FLIPS)
+
+
+def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[float, float]:
+    """Tango's score interval of the difference of two accuracies on the same questions, one answer each (z = 1.959964).
+
+    The bounds are the differences D that a score test of them would just not refuse:
+
+        (won - lost - n D)² = z² n (2 q + D (1 - D))
+        q = (sqrt(B² + 8 n c D (1 - D)) - B) / 4n,  B = (2n - won + lost) D - won - lost,  c = lost
+        the share lost, given D
+
+    Exact coverage, summed over all outcomes, where neither side is better and a share of the questions is right on one
+    side only:
+
+        questions, share    200, .02    200, .05    200, .1    30, .1    1,000, .01
+        this                    .958        .957       .948      .969          .957
+        BCa bootstrap           .903        .929       .949      .909
+        it can only repeat the handful of questions that differ
+
+    Args:
+        won, lost: questions that only the second, and only the first, has right.
+        questions: n, those with the same outcome included.
+    Returns: the bounds, in [-1, 1]; won = lost = 0: plus and minus z² / (n + z²), the Wilson bound on a share of 0.
+    Raises: ValueError for counts that are no counts.
+    Source: Tango, Statistics in Medicine 17 (1998) 891.
+    Differs: Newcombe's method 10 (1998) asks for the questions that both have right, too; this one for those that
+        differ alone.
+    """
+    require(won >= 0, "won", won, "must be >= 0")
+    require(lost >= 0, "lost", lost, "must be >= 0")
+    require(questions >= max(1, won + lost), "questions", questions, f"must be >= 1 and >= won + lost = {won + lost}")
+    return -_upper_score(lost, won, questions, z), _upper_score(won, lost, questions, z)
+
+
+def _upper_score(won: int, lost: int, n: int, z: float) -> float:
+    """The largest D in [(won - lost) / n, 1] that the score test does not refuse, by bisection to the last bit."""
+    low, high = (won - lost) / n, 1.0
+    while low < (middle := (low + high) / 2) < high:
+        b = (2 * n - won + lost) * middle - won - lost
+        root = math.sqrt(b * b + 8 * n * lost * middle * (1 - middle)) if lost else abs(b)
+        variance = n * ((root - b) / (2 * n) + middle * (1 - middle))
+        accepted = (won - lost - n * middle) ** 2 <= z * z * variance
+        low, high = (middle, high) if accepted else (low, middle)
+    return high

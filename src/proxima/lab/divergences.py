@@ -16,8 +16,8 @@ from proxima.core.surrogate import Cppo
 from proxima.data import PolicyBatch, UserError
 from proxima.data.columns import Floats
 from proxima.lab.run_reader import existing_run
-from proxima.runtime.state.completion_columns import numpy_columns
 from proxima.runtime.state.rollouts import read_table
+from proxima.runtime.state.stored_completions import numpy_columns
 
 QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 

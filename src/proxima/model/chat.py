@@ -5,9 +5,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import takewhile
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,55 +40,10 @@ def prompt_tokens(
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
     """
-    return np.array(_chat_tokens(messages, tokenizer, arguments, complete=False), np.int32)
+    return np.array(chat_tokens(messages, tokenizer, arguments, complete=False), np.int32)
 
 
-def completion_tokens(
-    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
-) -> Ints:
-    """[T] token ids of the assistant's answer to a chat, up to and with the token that ends its turn: what an engine
-    would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's EOS.
-
-    Raises:
-        UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
-            token ends the turn, and a model trained on it would not stop.
-    """
-    before, tokens, common = _with_answer(prompt, text, tokenizer, arguments)
-    if common < len(before):
-        what = "the tokens of the chat with this answer do not begin with those of its prompt"
-        raise UserError(what, remedy="the template or the tokenizer joins them; remove space around the answer")
-    return np.array(tokens[common:], np.int32)
-
-
-def read_tokens(prompt: Sequence[Message], text: str, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
-    """The token ids of a chat with an answer, up to and with the one that ends its turn, for a model that only reads
-    them: those that are `prompt_tokens(prompt)` too, and the rest. The first are fewer than `prompt_tokens` where
-    template or tokenizer join the two, as a line end and an answer that begins with one.
-
-    Raises:
-        UserError: as `completion_tokens`, but for the tokens that are joined.
-    """
-    before, tokens, common = _with_answer(prompt, text, tokenizer, {})
-    return np.array(before[:common], np.int32), np.array(tokens[common:], np.int32)
-
-
-def _with_answer(
-    prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any]
-) -> tuple[list[int], list[int], int]:
-    """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and how many agree."""
-    chat = [*prompt, {"role": "assistant", "content": text}]
-    before = _chat_tokens(prompt, tokenizer, arguments, complete=False)
-    tokens, special = _chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)
-    common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, tokens, strict=False)))
-    ends = {special.eos_token_id, *(i for i, token in special.added_tokens_decoder.items() if token.special)}
-    end = next((i for i in reversed(range(common, len(tokens))) if tokens[i] in ends), None)
-    if end is None or special.decode(tokens[end + 1 :]).strip():
-        what = "no end-of-turn token follows the answer, so that a model trained on it would not stop"
-        raise UserError(what, remedy="repair the chat template, or give the tokenizer an eos_token")
-    return before, tokens[: end + 1], common
-
-
-def _chat_tokens(
+def chat_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool
 ) -> list[int]:
     """The tokens of a chat: `complete`, or to be continued by an answer."""

@@ -4,19 +4,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from proxima.data import PackedBatch, UserError
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import TokenLogProbs, TopTokens, log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.log_prob import TokenLogProbs, token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.packed_model import PackedModel, TokenOutputs
 from proxima.model.parallel.sharded import is_sharded, plain_type
 from proxima.model.pretrained import LoadedModel
 from proxima.model.scalar_head import scalar_head
+
+if TYPE_CHECKING:
+    from proxima.model.distribution_figures import TopTokens
 
 
 def parts(model: nn.Module) -> tuple[Any, Any]:
@@ -146,16 +149,20 @@ class Policy(PackedModel):
         return partial(sampled_log_prob, batch)
 
     @torch.no_grad()
-    def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
+    def top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> "TopTokens":
         """Log-probs of `batch.target` and of the `k` most probable tokens, of ids below `vocabulary`, at
         `batch.temperature`; without gradient."""
+        from proxima.model.distribution_figures import TopTokens
+
         if len(batch.target) == 0:
             self.idle_pass(backward=False)
             empty = torch.zeros(0, k, device=self.device)
             return TopTokens(empty.sum(1), empty.long(), empty)
         return TopTokens(**self.run(lambda part: self._top_tokens(part, k, vocabulary)._asdict(), batch))
 
-    def _top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> TopTokens:
+    def _top_tokens(self, batch: PackedBatch, k: int, vocabulary: int) -> "TopTokens":
+        from proxima.model.distribution_figures import top_k_log_prob
+
         with self.autocast():
             return top_k_log_prob(
                 self.hidden(batch),
@@ -168,6 +175,8 @@ class Policy(PackedModel):
             )
 
     def _log_sum_square(self, hidden: Tensor, batch: PackedBatch) -> Tensor:
+        from proxima.model.distribution_figures import log_sum_square
+
         head, kept = self._head(), _kept(batch)
         with self.autocast():
             return log_sum_square(hidden, temperature=batch.temperature, **head, kept=kept, chunk=self.log_prob_chunk)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from proxima.data import FieldError, Message
 from proxima.data.text_files import read_text
-from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.protocol import user_message
+from proxima.task.template import fill, require_question_template
 
 
 @dataclass(frozen=True)

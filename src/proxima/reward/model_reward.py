@@ -158,7 +158,7 @@ class ModelReward(ComputeReward):
     @cached_property
     def _end(self) -> int | None:
         """The token that ends a turn in the reward model's chat template; without a template, that ends a text."""
-        from proxima.model.chat import read_tokens
+        from proxima.model.chat_answer import read_tokens
 
         tokenizer: Any = self._scorer.loaded.tokenizer
         if tokenizer.chat_template is None:
@@ -173,7 +173,7 @@ class ModelReward(ComputeReward):
 
     def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
         """What is fed; a truncated completion is ended where that makes no more than `room` tokens."""
-        from proxima.model.chat import read_tokens
+        from proxima.model.chat_answer import read_tokens
 
         if self.encode == "tokens":
             reason = "reads the prompt's tokens, and there are none"

@@ -17,7 +17,7 @@ from proxima.data.kinds import Kinds, lazy_imports
 if TYPE_CHECKING:
     from proxima.model.chat import prompt_tokens
     from proxima.task.arithmetic import Arithmetic
-    from proxima.task.cursor import Cursor, Draw
+    from proxima.task.cursor import Cursor
     from proxima.task.gsm8k import Gsm8kTask
     from proxima.task.hub import Dataset
     from proxima.task.local_files import Jsonl, Parquet
@@ -50,7 +50,6 @@ __all__ = [
     "Arithmetic",
     "Cursor",
     "Dataset",
-    "Draw",
     "Gsm8kTask",
     "Jsonl",
     "LabelColumns",

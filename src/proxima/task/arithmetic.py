@@ -8,8 +8,8 @@ from typing import Literal
 
 from proxima.data import FieldError, require
 from proxima.data.random import mix, permutation, share_of
-from proxima.task.column_mapping import template_fields
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
+from proxima.task.template import template_fields
 
 _ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
 Question = tuple[str, int, int]

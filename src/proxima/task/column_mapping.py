@@ -2,72 +2,19 @@
 
 import difflib
 import json
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from string import Formatter
 from typing import Any
 
-from proxima.data import FieldError, Message, UserError, require
+from proxima.data import FieldError, Message, UserError
 from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
+from proxima.task.template import as_text, fill, look_up, template_fields, to_json_value
 
 ANSWER = "answer"  # the one column that data may lack, where it has none of a similar name
 ROLES = ("system", "user", "assistant", "tool")
 # columns of pictures and sound, whose rows would lose them in silence
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
-LITERAL_BRACE = "write a literal brace twice"
-
-
-def template_fields(template: str, field: str) -> set[str]:
-    """The names in the braces of a template; FieldError for an unclosed brace, or one without a name."""
-    try:
-        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
-    except ValueError as error:
-        raise FieldError(field, template, f"is not a template: {error}", remedy=LITERAL_BRACE) from None
-    named = all(names) and not any("[" in name for name in names)
-    require(named, field, template, "must name a column in each pair of braces")
-    return names
-
-
-def require_question_template(template: str) -> None:
-    """Raise `FieldError` unless the template has `{question}` and no other field."""
-    fits = template_fields(template, "template") == {"question"}
-    require(fits, "template", template, "must hold {question} and nothing else in braces", remedy=LITERAL_BRACE)
-
-
-def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with each `{name}` replaced by `look_up(values, name)`."""
-    parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
-    return "".join(text + ("" if name is None else as_text(look_up(values, name))) for text, name in parts)
-
-
-def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """`values[name]`, or for `a.b` the `b` inside `a`; KeyError with the part of the name that is absent."""
-    if name in values:
-        return values[name]
-    head, dot, rest = name.partition(".")
-    if dot and isinstance(values.get(head), Mapping):
-        return look_up(values[head], rest)
-    raise KeyError(name)
-
-
-def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(to_json_value(value), ensure_ascii=False)
-
-
-def to_json_value(value: Any) -> Any:
-    """A value that JSON can hold: dates, decimals, bytes and numbers that are not finite become text."""
-    if isinstance(value, Mapping):
-        return {str(key): to_json_value(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_json_value(item) for item in value]
-    if isinstance(value, bytes):
-        return value.decode(errors="replace")
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The order of the rows: deterministic over epochs, and four numbers in a checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,23 +10,9 @@ from proxima.data import require
 from proxima.data.random import permutation
 
 
-@dataclass(frozen=True)
-class Draw:
-    """One use of a row.
-
-    Args:
-        uid: epoch x size + position: unique in a run, never reused, the same after a resume.
-        index: the row, 0 … size-1.
-        epoch: how often all rows were drawn before.
-    """
-
-    uid: int
-    index: int
-    epoch: int
-
-
 class Cursor:
-    """Draws rows in order, epoch after epoch, each row once an epoch.
+    """Draws rows in order, epoch after epoch, each row once an epoch. The uid of a draw is epoch x size + position:
+    unique in a run, never reused, the same after a resume.
 
     Args:
         size: rows; >= 1.
@@ -41,22 +26,16 @@ class Cursor:
         self.drawn = 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
-    @property
-    def epoch(self) -> int:
-        """The epoch of the next draw."""
-        return self.drawn // self.size
-
-    def next(self, n: int) -> list[Draw]:
-        """The next n draws; they may cross the end of an epoch."""
+    def next(self, n: int) -> range:
+        """The uids of the next n draws; they may cross the end of an epoch."""
         require(n >= 0, "n", n, "must be >= 0")
-        draws = [self.at(uid) for uid in range(self.drawn, self.drawn + n)]
         self.drawn += n
-        return draws
+        return range(self.drawn - n, self.drawn)
 
-    def at(self, uid: int) -> Draw:
-        """The draw of a uid, past or future; the cursor stays where it is."""
+    def row(self, uid: int) -> int:
+        """The row of a uid, past or future, 0 … size-1; the cursor stays where it is."""
         epoch, position = divmod(uid, self.size)
-        return Draw(uid=uid, index=int(self._epoch_order(epoch)[position]) if self.shuffle else position, epoch=epoch)
+        return int(self._epoch_order(epoch)[position]) if self.shuffle else position
 
     def state(self) -> dict[str, Any]:
         """JSON values that `load` restores."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import FieldError, UserError, require
-from proxima.task.column_mapping import require_question_template
 from proxima.task.hub import Dataset
 from proxima.task.local_files import Jsonl, Parquet
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, Task, user_message
+from proxima.task.template import require_question_template
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Literal
 
 from proxima.data import FieldError, require
-from proxima.task.column_mapping import fill, require_question_template
 from proxima.task.local_files import Parquet
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
+from proxima.task.template import fill, require_question_template
 
 # folders that the command knows how to make
 PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")

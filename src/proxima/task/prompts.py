@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal
 
 from proxima.data import FieldError, Message, Prompt, UserError, require
 from proxima.data.columns import Ints
-from proxima.model.chat import Tokenizer, completion_tokens, prompt_tokens
-from proxima.task.cursor import Cursor, Draw
+from proxima.model.chat import Tokenizer, prompt_tokens
+from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
@@ -41,6 +41,8 @@ def answer_tokens(
     chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
 ) -> Ints:
     """`completion_tokens` of a row, where `field` names what holds the text; FieldError if it can't be used."""
+    from proxima.model.chat_answer import completion_tokens
+
     try:
         return completion_tokens(chat, text, tokenizer, arguments)
     except FieldError:
@@ -104,8 +106,8 @@ class PromptSource:
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
         while len(prompts) < n:
-            (draw,) = self.cursor.next(1)
-            if (prompt := self.prompt(draw)) is not None:
+            (uid,) = self.cursor.next(1)
+            if (prompt := self.prompt(self.cursor.row(uid), uid)) is not None:
                 prompts.append(prompt)
                 skipped_in_a_row = 0
                 continue
@@ -116,19 +118,19 @@ class PromptSource:
 
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
         """Prompts that `next` has given before; the cursor stays where it is."""
-        prompts = [(uid, self.prompt(self.cursor.at(uid))) for uid in uids]
+        prompts = [(uid, self.prompt(self.cursor.row(uid), uid)) for uid in uids]
         if gone := [uid for uid, prompt in prompts if prompt is None]:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
         return [prompt for _, prompt in prompts if prompt is not None]
 
-    def prompt(self, draw: Draw) -> Prompt | None:
-        """The prompt of a draw, or None if it is skipped; does not move the cursor."""
-        prompt = to_prompt(self.rows[draw.index], draw.uid, self.tokenizer, self.system, self.template_arguments)
+    def prompt(self, row: int, uid: int) -> Prompt | None:
+        """The prompt of a row, or None if it is skipped; does not move the cursor."""
+        prompt = to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
             return prompt
         if self.over_length == "refuse":
-            reason = f"refuses row {draw.index}: its prompt has {len(prompt.tokens)} tokens"
+            reason = f"refuses row {row}: its prompt has {len(prompt.tokens)} tokens"
             remedy = f"{self._limit()}, or set data.over_length=skip"
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
@@ -154,7 +156,7 @@ class PromptSource:
     def count_over_length(self, limit: int = 0) -> int:
         """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
         count = min(limit, len(self.rows)) if limit else len(self.rows)
-        too_long = sum(self.prompt(Draw(uid=index, index=index, epoch=0)) is None for index in range(count))
+        too_long = sum(self.prompt(row, uid=row) is None for row in range(count))
         self._require_some_fit(too_long)
         return too_long
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from proxima.data import FieldError, UserError, require
 from proxima.data.errors import suggestion
 from proxima.data.random import mix
-from proxima.task.column_mapping import as_text
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
+from proxima.task.template import as_text
 
 
 @dataclass(frozen=True, kw_only=True)

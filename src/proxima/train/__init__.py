@@ -13,7 +13,7 @@
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
                     optimizer_step: what they share, and moments in host memory; optimizer_state: reads a state;
                     one_pass_adamw: AdamW, clipping and norms in C++
-    checkpoint      writes and reads checkpoints; sharded_checkpoint: writes those of many ranks
+    checkpoint      writes checkpoints; checkpoint_restore: the last whole one; sharded_checkpoint: those of many ranks
     offline/        the methods of training on a fixed data set
 A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; what `TrainStack.update` gets
 are items, which an objective makes of trajectories.

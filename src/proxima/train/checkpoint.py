@@ -16,14 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
-from proxima.data import UserError
 from proxima.data.checksum import Checksum
 from proxima.data.full_disk import as_disk_full
 from proxima.model import LoadedModel, save
-from proxima.model.parallel.sharded import is_sharded
 from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 
@@ -122,7 +119,7 @@ def finish_checkpoint(
     for path in (*temporary.rglob("*"), temporary):  # folders too: they hold the names
         sync_path(path)
     if final.exists():  # the same step again, after a rewind
-        _remove(final)
+        remove_checkpoint(final)
     temporary.rename(final)
     sync_path(final.parent)
     return Checkpoint(path=final, step=int(final.name), facts=state)
@@ -148,75 +145,9 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
     return Checkpoint(path=path, step=int(path.name), facts=facts)
 
 
-def damage(path: Path) -> str | None:
-    """What is wrong with the checkpoint in `path`; None if every file is as it was written. Reads all of them."""
-    checkpoint = read_checkpoint(path)
-    if checkpoint is None:
-        return "state.json is missing or damaged"
-    for name, crc in checkpoint.facts.get("crc32", {}).items():
-        try:
-            if Checksum.of(path / name).crc32 != crc:
-                return f"{name} is damaged"
-        except OSError as error:
-            return f"{name} can't be read ({error.strerror})"
-    return None
-
-
-def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The last checkpoint without damage; None if there is no checkpoint. Damaged ones after it are set aside under
-    NAME.damaged, with a warning.
-
-    Raises:
-        UserError: there are checkpoints, and all of them are damaged.
-    """
-    damaged: list[tuple[Path, str]] = []
-    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True):
-        why = damage(path)
-        if why is None:
-            for other, reason in damaged:
-                aside = other.with_name(f"{other.name}.damaged")
-                if aside.exists():
-                    _remove(aside)
-                other.rename(aside)
-                warn(f"{other}: {reason}; it is now {aside.name}, and the checkpoint before it, {path.name}, is used")
-            return read_checkpoint(path)
-        damaged.append((path, why))
-    if damaged:
-        remedy = "restore the file, or delete the folder to start from the beginning"
-        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no checkpoint before it is whole", remedy=remedy)
-    return None
-
-
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write tensors by name, wherever they are, as safetensors."""
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
-
-
-def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, TrainStack] | None = None) -> None:
-    """Restore the optimizer states and torch's random state. The caller has loaded the weights from `checkpoint.model`,
-    and those of `others`, as in `write_checkpoint`, from their folders.
-
-    Raises:
-        UserError: the checkpoint is damaged, or has another format or model.
-    """
-    if checkpoint.facts.get("format") != FORMAT:
-        raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
-    stack.load(_read_tensors(checkpoint, "optimizer", stack), dict(checkpoint.facts["trainer"]))
-    for name, other in (others or {}).items():
-        tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
-        other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
-
-
-def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, torch.Tensor]:
-    try:
-        if not is_sharded(stack.model.model) and not (checkpoint.path / name).is_dir():
-            return load_file(checkpoint.path / f"{name}.safetensors")
-        from proxima.train.optimizer_slices import read_optimizer
-
-        return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=DELETE) from error
 
 
 def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: bool = True) -> None:
@@ -227,10 +158,10 @@ def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: 
     kept = set(keep)
     for checkpoint in checkpoints(folder)[:-keep_last] if keep_last else []:
         if checkpoint.step not in kept:
-            _remove(checkpoint.path)
+            remove_checkpoint(checkpoint.path)
 
 
-def _remove(path: Path) -> None:
+def remove_checkpoint(path: Path) -> None:
     """Delete a checkpoint, by a rename first: whatever interrupts this, no half of it looks complete. A link goes, not
     what it points to."""
     aside = path.with_name(f".{path.name}.old.part")  # `prune` deletes what a kill leaves

@@ -18,7 +18,7 @@ from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.rollout.collector import Pending
-from proxima.train import EarlyStop, ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
+from proxima.train import ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.batch_builder import TrainingBatch
 from proxima.train.objectives.policy_objective import first_forward
 from proxima.train.objectives.protocol import FirstForward
@@ -71,8 +71,11 @@ class Learner:
         trajectories = self.stack.fill(self.stages, batch.trajectories)
         objective = self.objective.at_version(version)
         items = objective.items(trajectories, batch.updates)
-        limit, count = self.max_epoch_kl, sum(map(len, items)) // self.epochs
-        stop = None if limit is None else EarlyStop(limit, items=count)
+        stop = None
+        if self.max_epoch_kl is not None:
+            from proxima.train.early_stop import EarlyStop
+
+            stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
         look = partial(self._look_at_first, version, own=own)
         result = self.stack.update(objective, items, progress, self.updates, stop, look)
         if stop is not None and result.updates:

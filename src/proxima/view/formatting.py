@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from proxima.lab.seed_statistics import SeedMean
 
 NONE = "–"  # a missing value
+PATIENCE = 60.0  # seconds without output elsewhere before a line reports progress
 
 
 def duration(seconds: float | None) -> str:

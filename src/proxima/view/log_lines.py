@@ -24,6 +24,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample, Stage
 from proxima.view.formatting import (
+    PATIENCE,
     count,
     duration,
     fixed,
@@ -36,7 +37,6 @@ from proxima.view.formatting import (
     write_safely,
 )
 from proxima.view.held_out_sets import set_lines
-from proxima.view.terminal import PATIENCE
 
 WIDTH = 112  # columns of a line with a right-aligned end
 AT_ONCE: dict[Stage, str] = {  # told when it begins, before the run

@@ -16,9 +16,9 @@ from proxima.lab.seed_statistics import mean_over_seeds
 from proxima.lab.sweep_plan import Sweep
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Record
-from proxima.view.formatting import duration, fixed, plus_minus, printable, write_safely
+from proxima.view.formatting import PATIENCE, duration, fixed, plus_minus, printable, write_safely
 from proxima.view.log_lines import time_of_day
-from proxima.view.terminal import PATIENCE, table_of_rows
+from proxima.view.terminal import table_of_rows
 
 STYLES = {
     RunState.DONE: "green",

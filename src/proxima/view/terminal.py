@@ -9,10 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.view.formatting import count, duration, write_safely
+from proxima.view.formatting import PATIENCE, count, duration, write_safely
 
 INTERVAL = 0.1  # seconds between two drawings of the progress on a terminal
-PATIENCE = 60.0  # seconds without output elsewhere before a line reports progress
 
 
 def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[str] = (), **look: Any) -> Table:

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from proxima.model import PackedModel, save
+from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
 from proxima.model.kept_tokens import KeptTokens
-from proxima.model.log_prob import log_sum_square, token_log_prob, top_k_log_prob
+from proxima.model.log_prob import token_log_prob
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel import tensor
 from proxima.model.parallel.mesh import meshes_of
@@ -25,7 +26,8 @@ from proxima.model.parallel.tensor import split_tensors
 from proxima.model.parallel.vocabulary import VocabularyPart
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW, TrainStack
-from proxima.train.checkpoint import checkpoints, restore, write_checkpoint
+from proxima.train.checkpoint import checkpoints, write_checkpoint
+from proxima.train.checkpoint_restore import restore
 from proxima.train.sharded_checkpoint import ShardedWriter
 from tests.model.parallel.loads import same_copy, same_weights
 from tests.model.parallel.passes import backward, gradients, loss, policies, resharded, scalars, source

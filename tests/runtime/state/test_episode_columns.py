@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 
 from proxima.data import Episode, Group, Prompt, Span, ToolCall
 from proxima.runtime.state.pending_files import read_groups, write_groups
-from proxima.runtime.state.rollouts import read_rows, stored_groups, write_evals, write_rollouts
+from proxima.runtime.state.rollouts import read_rows, write_evals, write_rollouts
+from proxima.runtime.state.stored_completions import stored_groups
 from proxima.view.microscope.step_file import StepFile
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 

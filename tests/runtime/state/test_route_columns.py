@@ -8,7 +8,8 @@ import pytest
 
 from proxima.data import Group
 from proxima.runtime.state.pending_files import read_groups, write_groups
-from proxima.runtime.state.rollouts import stored_groups, write_evals, write_rollouts
+from proxima.runtime.state.rollouts import write_evals, write_rollouts
+from proxima.runtime.state.stored_completions import stored_groups
 from tests.runtime.state.test_rollouts import RECORDS, make_group
 
 

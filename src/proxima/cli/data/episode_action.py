@@ -66,11 +66,9 @@ def inspect_episode(
 
 
 def _prompt(source: Any, row: int) -> Prompt:
-    from proxima.task.cursor import Draw
-
     rows = len(source.rows)
     require(0 <= row < rows, "--row", row, f"must be in [0, {rows - 1}]")
-    prompt: Prompt | None = source.prompt(Draw(uid=row, index=row, epoch=0))
+    prompt: Prompt | None = source.prompt(row, uid=row)
     if prompt is None:
         raise FieldError("--row", row, "is too long for the model; take another")
     return prompt

@@ -14,8 +14,7 @@ from proxima.core.advantage import ADVANTAGES, needs_baseline
 from proxima.core.advantage.protocol import Advantage
 from proxima.core.aggregate import TokenMean
 from proxima.core.correction import MismatchGuard
-from proxima.core.loss import SUPPLIED_BY
-from proxima.core.proximal import NextMissing
+from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
 from proxima.data import require
 from proxima.data.outcomes import METRIC_ALIASES, METRICS

@@ -13,7 +13,6 @@ from proxima.data import require
 from proxima.data.kinds import Kinds
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.eval_metrics import powers_of_two
 from proxima.evaluate.headline import PART
 from proxima.evaluate.plateau import Plateau
 from proxima.reward.base import as_reward
@@ -126,6 +125,8 @@ def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Finding
     """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
     if eval.metric is None:
         return
+    from proxima.evaluate.estimators import powers_of_two
+
     metric, samples, scored_by = _metric_of_a_set(eval, eval.metric, reward)
     rewards = {as_reward(spec).label for spec in scored_by}
     several = {f"mean@{samples}", *(f"pass@{k}" for k in powers_of_two(samples) if k > 1)} if samples > 1 else set()

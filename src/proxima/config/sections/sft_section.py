@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.data import Trajectory, require
 from proxima.task.chat_rows import ChatReader
-from proxima.task.column_mapping import template_fields
 from proxima.task.protocol import Row
+from proxima.task.template import template_fields
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from proxima.core.divergence import DIVERGENCES, divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded, prefix_sums
+from proxima.core.ratio import Centre, ratio_loss
 from proxima.core.segment import segment_count
-from proxima.core.surrogate.dppo import Centre, ratio_loss
 from proxima.data import PolicyBatch, check_choices, require
 
 

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
 from proxima.core.divergence import divergence, divergence_needs
 from proxima.core.loss import Surrogate, TokenLoss
-from proxima.core.ratio import either, masked_ratio
+from proxima.core.ratio import Centre, either, ratio_loss
 from proxima.data import PolicyBatch, require
-
-Centre = Literal["behavior", "proximal"]
 
 
 def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
@@ -20,13 +17,6 @@ def returns_to(b: PolicyBatch, centre: Centre) -> Tensor:
     loss."""
     log_ratio = b.masked("log_prob").detach() - b.masked(f"{centre}_log_prob")
     return b.masked("advantage") * log_ratio.sign() <= 0
-
-
-def ratio_loss(b: PolicyBatch, keep: Tensor, cap: float | None) -> Tensor:
-    """[N]: −A r on the kept tokens, or −A sg(min(r, c)) log π with a cap c, which bounds the gradient; 0 elsewhere."""
-    ratio, advantage = masked_ratio(b), b.masked("advantage")
-    loss = -advantage * ratio if cap is None else -advantage * ratio.detach().clamp(max=cap) * b.masked("log_prob")
-    return torch.where(keep, loss, 0.0)
 
 
 @dataclass(frozen=True)

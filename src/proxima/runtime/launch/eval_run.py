@@ -20,7 +20,7 @@ from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.jsonl import dumps
 from proxima.engine.protocol import EngineSetup, WeightUpdate, close_engine
-from proxima.evaluate.eval_metrics import eval_metrics
+from proxima.evaluate.group_metrics import eval_metrics
 from proxima.evaluate.held_out import Evaluation
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor

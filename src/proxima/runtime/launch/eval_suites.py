@@ -15,7 +15,7 @@ from proxima.config.describe import kind_of
 from proxima.config.sections.episode_section import is_played
 from proxima.data import FieldError, Prompt, UserError
 from proxima.engine.protocol import Sampling
-from proxima.evaluate.eval_metrics import check_ks
+from proxima.evaluate.group_metrics import check_ks
 from proxima.evaluate.suites import Suite
 from proxima.runtime.launch.engine_needs import ask_engine, evaluation_needs
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers

@@ -34,12 +34,12 @@ class OfflineData:
         """The items that a run of so many steps takes, by their position, in ascending order."""
         if self.whole_epochs:
             return list(range(self.cursor.size))
-        return sorted({self.cursor.at(uid).index for uid in range(min(steps * self.examples, self.cursor.size))})
+        return sorted({self.cursor.row(uid) for uid in range(min(steps * self.examples, self.cursor.size))})
 
     def next(self) -> list[Any]:
         """The items of the next step."""
         left = self.cursor.size - self.cursor.drawn % self.cursor.size if self.whole_epochs else self.examples
-        return [self.items[draw.index] for draw in self.cursor.next(min(self.examples, left))]
+        return [self.items[self.cursor.row(uid)] for uid in self.cursor.next(min(self.examples, left))]
 
 
 def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], observer: Observer) -> OfflineData:

@@ -30,7 +30,7 @@ from proxima.runtime.watch.environment import describe_environment
 from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
-from proxima.train.checkpoint import DELETE, Checkpoint, restore
+from proxima.train.checkpoint import DELETE, Checkpoint
 from proxima.train.ranks import RUN, Ranks
 
 if TYPE_CHECKING:
@@ -302,5 +302,7 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -
 
 
 def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
+    from proxima.train.checkpoint_restore import restore
+
     with ranks.call(RUN, "restore", [checkpoint] * ranks.size):
         restore(checkpoint, trained.stack, trained.others)

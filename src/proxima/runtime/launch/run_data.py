@@ -16,7 +16,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.placement.placed_engine import asks_engines
-from proxima.task.cursor import Cursor, Draw
+from proxima.task.cursor import Cursor
 from proxima.task.prompts import EVAL_UID, PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
 
@@ -170,12 +170,12 @@ def prompt_source(
 def trial_prompts(source: PromptSource) -> list[Prompt]:
     """Prompts from the whole of a task."""
     count = len(source.rows)
-    draws = (Draw(uid=i, index=i, epoch=0) for i in range(0, count, max(1, count // PROMPTS)))
-    return [prompt for draw in list(draws)[:PROMPTS] if (prompt := source.prompt(draw)) is not None]
+    rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
+    return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
 
 
 def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
     """The first `limit` (0: all) prompts of a source without those that are too long, and how many rows that is."""
     count = min(limit or len(source.rows), len(source.rows))
-    prompts = (source.prompt(Draw(uid=EVAL_UID + i, index=i, epoch=0)) for i in range(count))
+    prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
     return [prompt for prompt in prompts if prompt is not None], count

@@ -134,7 +134,7 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
     elif name == "release" and stack is not None:
         stack.follow_release()
     elif name == "restore":
-        from proxima.train.checkpoint import restore
+        from proxima.train.checkpoint_restore import restore
 
         restore(part, parts.stacks[POLICY], parts.others)
     elif name == "checkpoint":

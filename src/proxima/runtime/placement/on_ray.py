@@ -1,13 +1,11 @@
 """A training command with `placement: ray`: this process supervises, and its ranks are the same command."""
 
 import gc
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.sections import PLACEMENTS
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 
 if TYPE_CHECKING:
@@ -15,11 +13,6 @@ if TYPE_CHECKING:
 
 RANK = "proxima.cli.main:train_rank"  # what each rank calls
 LINES = "ranks.log"  # in the run folder, the lines of all ranks
-
-
-def places_ranks(config: Any) -> bool:
-    """Whether this process is to start the ranks of the run, being none itself."""
-    return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
 
 
 @dataclass(frozen=True)

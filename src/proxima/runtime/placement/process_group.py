@@ -40,6 +40,11 @@ def is_launched() -> bool:
     return is_rank() and not is_supervised()
 
 
+def places_ranks(config: Any) -> bool:
+    """Whether this process is to start the ranks of the run, being none itself."""
+    return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
+
+
 def check_launch(config: Any) -> None:
     """FieldError where the placement says one process and there are several, or several and no launcher has started
     them."""

@@ -3,8 +3,9 @@
     journal.py             each prompt's state and each step, in SQLite; its tables in `journal_schema`, the checksums
                            of all that was written in `journal_checksums`
     folder.py              the run folder: paths, metrics.jsonl, rewinding; its lock in `folder_lock`
-    completion_columns.py  every column of a stored completion, and rows into Parquet and back
+    completion_columns.py  every column of a stored completion, and rows into Parquet
     rollouts.py            the completions of steps and evaluations
+    stored_completions.py  reads them back as completions and groups
     pending_files.py       what a checkpoint keeps of later steps: carried groups, next-policy log-probs
     store.py               `Store`, through which the loops write; `RunStore` writes to the run folder
     replay.py              the stored groups of another run in place of generated ones

@@ -1,4 +1,4 @@
-"""How completions are stored: every column once, and rows with numpy columns into Parquet and back.
+"""How completions are stored: every column once, and rows with numpy columns into Parquet.
 
 A file takes the columns that it needs, by name. Arrays are written as offsets and one flat array of values, without a
 Python object per token.
@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from proxima.data import Completion, SamplingMask, Score
+from proxima.data import Completion, Score
 from proxima.data.jsonl import dumps, utf8
 
 ROW_GROUP = 128  # rows converted at once
@@ -119,35 +119,6 @@ def score_row(score: Score) -> dict[str, Any]:
     return vars(score) | {"parts": dumps(score.parts), "error": None if score.error is None else utf8(score.error)}
 
 
-def stored_completion(row: Mapping[str, Any], k: int | None) -> Completion:
-    """The completion of a row, exact to the bit, with `k` top tokens at each position."""
-    columns = {name: row[name] for name in (*ABOUT, *PER_TOKEN)}
-    for name in ("top_k", "top_k_log_prob"):
-        if row[name] is not None:
-            columns[name] = row[name].reshape(len(row["tokens"]), k)
-    ids, counts = (row.get(name) for name in MASK_COLUMNS)  # files of earlier versions have no such columns
-    mask = None if ids is None or counts is None else SamplingMask.of_counts(ids, counts)
-    if row.get("routed_experts") is not None:
-        from proxima.runtime.state.route_columns import stored_routes
-
-        columns |= stored_routes(row)
-    if row.get("episode") is not None:
-        from proxima.runtime.state.episode_columns import stored_episode
-
-        columns |= stored_episode(row)
-    return Completion(**columns, sampling_mask=mask)
-
-
-def stored_completions(rows: Iterable[Mapping[str, Any]], k: int | None) -> tuple[Completion, ...]:
-    """The completions of a prompt's rows, in order; those of an episode, which has a row for each path, as one."""
-    completions = tuple(stored_completion(row, row.get("k", k)) for row in rows)
-    if all(completion.episode is None for completion in completions):
-        return completions
-    from proxima.runtime.state.episode_columns import joined_paths
-
-    return joined_paths(completions)
-
-
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -195,25 +166,6 @@ def _list_column(columns: Sequence[NDArray[Any] | None], kind: pa.ListType) -> p
     offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
     null = pa.array([column is None for column in columns], pa.bool_())
     return pa.ListArray.from_arrays(offsets, pa.array(flat, kind.value_type), type=kind, mask=null)
-
-
-def numpy_columns(column: pa.ChunkedArray) -> list[NDArray[Any] | None]:
-    """The rows of a list column as arrays; null is None."""
-    out: list[NDArray[Any] | None] = []
-    for chunk in column.chunks:
-        offsets, flat = chunk.offsets.to_numpy(), chunk.values.to_numpy(zero_copy_only=False)
-        rows = zip(offsets[:-1], offsets[1:], chunk.is_valid().to_pylist(), strict=True)
-        out += [flat[start:end] if valid else None for start, end, valid in rows]
-    return out
-
-
-def array_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """The rows of a table, lists as arrays, what is stored as JSON parsed."""
-    columns = {
-        field.name: (numpy_columns if pa.types.is_list(field.type) else pa.ChunkedArray.to_pylist)(table[field.name])
-        for field in table.schema
-    }
-    return parsed(dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
 
 
 def parsed(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

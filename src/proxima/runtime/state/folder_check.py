@@ -10,7 +10,7 @@ from proxima.data import UserError
 from proxima.data.checksum import Checksum
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal, copied_journal
-from proxima.train.checkpoint import damage
+from proxima.train.checkpoint_restore import damage
 
 NOT_RECORDED = "written by a version of proxima that kept no checksums"
 FROM_METRICS = "move run.sqlite away: a resume restores the steps up to the last checkpoint from metrics.jsonl"

@@ -15,14 +15,13 @@ from proxima.data.jsonl import dumps
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
     PER_TOKEN,
-    array_rows,
     completion_row,
     schema,
     score_row,
-    stored_completions,
     torn_file,
     write_rows,
 )
+from proxima.runtime.state.stored_completions import array_rows, stored_completions
 from proxima.train.checkpoint import DELETE
 from proxima.train.next_policy import NextLogProbs
 

@@ -19,10 +19,11 @@ from proxima.data.jsonl import utf8
 from proxima.model.pretrained import load_config
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
-from proxima.runtime.state.completion_columns import numpy_columns, torn_file
+from proxima.runtime.state.completion_columns import torn_file
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import copied_journal
-from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table, stored_groups
+from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
+from proxima.runtime.state.stored_completions import numpy_columns, stored_groups
 from proxima.task.protocol import Row
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.watch.observer import Observer
-from proxima.train.checkpoint import Checkpoint, last_complete
+from proxima.train.checkpoint import Checkpoint
+from proxima.train.checkpoint_restore import last_complete
 
 MOVE_AWAY = "move it away, and a resume restores the steps up to the last checkpoint from metrics.jsonl"
 

@@ -6,8 +6,6 @@ that sampled it, the trainer's own log-prob, and whether the trust region kept i
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +20,10 @@ from proxima.data.flow import Key
 from proxima.data.jsonl import dumps, utf8
 from proxima.runtime.state.completion_columns import (
     MASK_COLUMNS,
-    array_rows,
     completion_row,
     parsed,
     schema,
     score_row,
-    stored_completions,
     torn_file,
     write_rows,
 )
@@ -107,40 +103,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 def read_rows(path: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
     """The file as dictionaries; `answer` and `parts` are parsed from their JSON."""
     return parsed(read_table(path, columns).to_pylist())
-
-
-def stored_groups(path: Path) -> tuple[tuple[Group, ...], tuple[tuple[Group, str], ...]]:
-    """The groups of a step's file, exact to the bit: those that the step used, and those dropped before, with the
-    reason. Of a prompt, the file has its tokens and its question."""
-    of_trainer = {*OF_RECORD, *OF_ADVANTAGE}
-    rows = array_rows(read_table(path, [name for name in pq.read_schema(path).names if name not in of_trainer]))
-    top = [len(row["top_k"]) // len(row["tokens"]) for row in rows if row["top_k"] is not None and len(row["tokens"])]
-    k = max(top, default=0)
-    used, dropped = [], []
-    for uid, members in groupby(rows, key=itemgetter("prompt_uid")):
-        rows_of = list(members)
-        first = rows_of[0]
-        group = Group(
-            prompt=Prompt(
-                uid=uid,
-                messages=({"role": "user", "content": first["question"]},),
-                tokens=first["prompt_tokens"],
-                answer=first["answer"],
-            ),
-            completions=stored_completions(rows_of, k),
-            scores=tuple(_stored_score(row) for row in {row["sample"]: row for row in rows_of}.values()),
-            baseline=first["baseline"],
-        )
-        if first["used"]:
-            used.append(group)
-        else:
-            dropped.append((group, str(first["outcome"]).removeprefix("dropped_")))
-    return tuple(used), tuple(dropped)
-
-
-def _stored_score(row: Mapping[str, Any]) -> Score:
-    facts = {name: row[name] for name in ("valid", "parts", "error", "correct")}
-    return Score(value=float("nan") if row["reward"] is None else row["reward"], **facts)
 
 
 def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, Score]]:

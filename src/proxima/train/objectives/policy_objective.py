@@ -11,10 +11,9 @@ from torch import Tensor
 
 from proxima.core.correction import mismatch_metrics
 from proxima.core.divergence import divergence
-from proxima.core.loss import Aggregate, Correction, Loss, Penalty, PolicyLoss, Surrogate, policy_loss
+from proxima.core.loss import Aggregate, Correction, Loss, NextMissing, Penalty, PolicyLoss, Surrogate, policy_loss
 from proxima.core.metrics import Metrics, Peak, SumCount
 from proxima.core.precompute import Precomputed, needs_precompute, precompute
-from proxima.core.proximal import NextMissing, interpolated_proximal, segment_wise_log_prob
 from proxima.core.segment import segment_count, segment_index
 from proxima.data import PackedBatch, PolicyBatch, Trajectory
 from proxima.data.columns import Floats
@@ -184,6 +183,8 @@ class PolicyObjective(Objective[Trajectory]):
         if self.proximal == "first_forward":
             batch = replace(batch, proximal_log_prob=log_prob.detach())
         elif self.proximal == "loglinear":
+            from proxima.core.proximal import interpolated_proximal
+
             if batch.behavior_log_prob is None or batch.policy_version is None:
                 raise ValueError("proximal=loglinear needs behavior_log_prob and policy_version in every trajectory.")
             self._require_past(batch)
@@ -202,6 +203,8 @@ class PolicyObjective(Objective[Trajectory]):
 
     def _next_log_prob(self, batch: PackedBatch, missing: NextMissing) -> Tensor:
         """[N] nats, NaN where a token is to be dropped."""
+        from proxima.core.proximal import segment_wise_log_prob
+
         behavior, proximal, cached, version = (
             _required(batch, name)
             for name in ("behavior_log_prob", "proximal_log_prob", "next_log_prob", "policy_version")

@@ -10,7 +10,8 @@ import numpy as np
 from proxima.data import FieldError, Message, Prompt, Trajectory
 from proxima.evaluate.intervals import ratio_of_sums
 from proxima.model import LoadedModel
-from proxima.model.chat import completion_tokens, prompt_tokens
+from proxima.model.chat import prompt_tokens
+from proxima.model.chat_answer import completion_tokens
 from proxima.task.chat_rows import ChatReader
 from proxima.task.prompts import EVAL_UID
 from proxima.task.protocol import Row

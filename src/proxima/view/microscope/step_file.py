@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from proxima.data import UserError
 from proxima.data.flow import Key
 from proxima.data.jsonl import utf8
-from proxima.runtime.state.completion_columns import array_rows, torn_file
+from proxima.runtime.state.completion_columns import torn_file
+from proxima.runtime.state.stored_completions import array_rows
 
 FORMAT = "rollouts 5"
 SCALARS = (

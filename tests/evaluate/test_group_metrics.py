@@ -4,7 +4,8 @@ import pytest
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.evaluate import QuestionScores, eval_metrics, question_scores
-from proxima.evaluate.eval_metrics import mean_estimates, powers_of_two
+from proxima.evaluate.answer_means import mean_estimates
+from proxima.evaluate.estimators import powers_of_two
 from proxima.evaluate.votes import answer_extractor
 from proxima.reward import Gsm8kReward
 

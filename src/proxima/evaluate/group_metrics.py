@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any
 
 from proxima.data import Group, require
-from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k
-from proxima.evaluate.headline import CUT, PART, REWARD
+from proxima.evaluate.answer_means import mean_estimates
+from proxima.evaluate.estimators import maj_at_k, mean_at_k, pass_at_k, powers_of_two
+from proxima.evaluate.headline import REWARD
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson_interval
 from proxima.evaluate.votes import canonical
 from proxima.rollout.episodes.figures import episode_metrics
@@ -61,11 +62,6 @@ def question_scores(group: Group, extract: Callable[[str], str | None] | None) -
     return QuestionScores(correct=correct, votes=votes)
 
 
-def powers_of_two(samples: int) -> tuple[int, ...]:
-    """1, 2, 4 … and `samples` itself."""
-    return tuple(sorted({1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}))
-
-
 def check_ks(ks: Sequence[int], samples: int) -> None:
     """Raise a FieldError for a k that needs more samples, before anything is generated."""
     for k in ks:
@@ -93,29 +89,6 @@ def estimates(
         metrics |= {f"maj@{k}": partial(QuestionScores.majority, k=k) for k in ks if k > 1}
     values = {name: [v for q in questions if (v := metric(q)) is not None] for name, metric in metrics.items()}
     return {name: bootstrap_mean(of, seed=seed) for name, of in values.items() if of}
-
-
-def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:
-    """Means of what every answer has, with 95 % intervals: over the questions, of the mean over their samples.
-
-    Returns: `reward/mean`; each reward before its weight and each part of its own, `reward/part/<name>`; `length/mean`,
-        tokens; `truncated_fraction`. A sample without a valid score has no reward; what no sample has is left out.
-        Nobody knows the range of a reward, so equal values of all questions give an interval of width 0
-        (`bootstrap_mean`).
-    """
-    valid = [[score for score in group.scores if score.valid] for group in groups]
-    parts = dict.fromkeys(part for scores in valid for score in scores for part in score.parts)
-    values = {REWARD: [[score.value for score in scores] for scores in valid]}
-    values |= {PART + part: [[s.parts[part] for s in scores if part in s.parts] for scores in valid] for part in parts}
-    values["length/mean"] = [[float(completion.generated) for completion in group.completions] for group in groups]
-    values[CUT] = [[float(completion.truncated) for completion in group.completions] for group in groups]
-    means = {key: tuple(statistics.fmean(question) for question in of if question) for key, of in values.items()}
-    spans = {key: (0.0, 1.0) if key == CUT else None for key in means}
-    tasks = {key: (of, spans[key]) for key, of in means.items() if of}
-    intervals = {
-        task: bootstrap_mean(task[0], seed=seed, span=task[1]) for task in set(tasks.values())
-    }  # some are equal
-    return {key: intervals[task] for key, task in tasks.items()}
 
 
 def eval_metrics(

@@ -1,0 +1,99 @@
+"""What the whole distribution at a token is like, from hidden states and without gradient, in the chunks of
+`token_log_prob`."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from proxima.model.kept_tokens import KeptTokens
+from proxima.model.logit_rows import LOGIT_DTYPE, row_blocks
+
+if TYPE_CHECKING:  # needs torch.distributed
+    from proxima.model.parallel.vocabulary import VocabularyPart
+
+
+class TopTokens(NamedTuple):
+    """What `top_k_log_prob` returns: of the target [N], and of the top tokens, by falling log-prob, [N, k]."""
+
+    log_prob: Tensor
+    ids: Tensor
+    top: Tensor
+
+
+@torch.no_grad()
+def top_k_log_prob(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    temperature: Tensor,
+    k: int,
+    *,
+    bias: Tensor | None = None,
+    vocabulary: int | None = None,
+    part: "VocabularyPart | None" = None,
+    chunk: int = 512,
+) -> TopTokens:
+    """Log-probs of the targets and of the most probable tokens, float32, nats, without gradient, in one pass.
+
+    Args:
+        hidden, weight, bias, target [N], temperature [N], part, chunk: as `token_log_prob`.
+        k: tokens, >= 0, at most `vocabulary`.
+        vocabulary: only ids below it; the log-probs are normalised over all rows of `weight` all the same.
+    """
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w = hidden.to(compute), weight.to(compute)
+        b = None if bias is None else bias.to(compute)
+        exact = LOGIT_DTYPE.get(hidden.dtype, torch.float32)
+        ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
+        top = torch.empty(len(hidden), k, dtype=exact, device=hidden.device)
+        log_prob = torch.empty(len(hidden), dtype=exact, device=hidden.device)
+        if part is not None:
+            return TopTokens(*part.top_tokens((h, w, b), target, temperature, (k, vocabulary, chunk)))
+        for at in range(0, len(hidden), chunk):
+            own = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
+                log_z = logits.logsumexp(1, keepdim=True)
+                largest = logits[:, :vocabulary].topk(k, dim=1)
+                ids[own][rows], top[own][rows] = largest.indices, largest.values - log_z
+                log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
+                del logits
+    return TopTokens(log_prob, ids, top)
+
+
+@torch.no_grad()
+def log_sum_square(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: Tensor,
+    *,
+    bias: Tensor | None = None,
+    kept: KeptTokens | None = None,
+    part: "VocabularyPart | None" = None,
+    chunk: int = 512,
+) -> Tensor:
+    """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
+    draws at a position agree; of draws from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
+    costs one more product with the head."""
+    kind = hidden.device.type
+    compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    with torch.autocast(kind, enabled=False):
+        h, w, b = hidden.to(compute), weight.to(compute), None if bias is None else bias.to(compute)
+        sums = torch.empty(len(h), dtype=LOGIT_DTYPE.get(compute, torch.float32), device=h.device)
+        logs = torch.empty_like(sums)
+        kept = kept if part is None or kept is None else part.kept(kept)
+        for at in range(0, len(h), chunk):
+            own = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
+                square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
+                if kept is not None:
+                    left = kept.of(logits, at + rows.start)
+                    square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
+                sums[own][rows], logs[own][rows] = square, log_z
+                del logits
+        if part is not None:
+            sums, logs = part.logsumexp(sums), part.logsumexp(logs)
+        return sums - 2 * logs

@@ -1,0 +1,80 @@
+"""Checkpoints read back: which of them is whole, and its optimizer states."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from proxima.data import UserError
+from proxima.data.checksum import Checksum
+from proxima.model.parallel.sharded import is_sharded
+from proxima.train.checkpoint import DELETE, FORMAT, Checkpoint, read_checkpoint, remove_checkpoint
+from proxima.train.stack import TrainStack
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the checkpoint in `path`; None if every file is as it was written. Reads all of them."""
+    checkpoint = read_checkpoint(path)
+    if checkpoint is None:
+        return "state.json is missing or damaged"
+    for name, crc in checkpoint.facts.get("crc32", {}).items():
+        try:
+            if Checksum.of(path / name).crc32 != crc:
+                return f"{name} is damaged"
+        except OSError as error:
+            return f"{name} can't be read ({error.strerror})"
+    return None
+
+
+def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
+    """The last checkpoint without damage; None if there is no checkpoint. Damaged ones after it are set aside under
+    NAME.damaged, with a warning.
+
+    Raises:
+        UserError: there are checkpoints, and all of them are damaged.
+    """
+    damaged: list[tuple[Path, str]] = []
+    for path in sorted((p for p in folder.glob("[0-9]*") if p.name.isdigit()), reverse=True):
+        why = damage(path)
+        if why is None:
+            for other, reason in damaged:
+                aside = other.with_name(f"{other.name}.damaged")
+                if aside.exists():
+                    remove_checkpoint(aside)
+                other.rename(aside)
+                warn(f"{other}: {reason}; it is now {aside.name}, and the checkpoint before it, {path.name}, is used")
+            return read_checkpoint(path)
+        damaged.append((path, why))
+    if damaged:
+        remedy = "restore the file, or delete the folder to start from the beginning"
+        raise UserError(f"{damaged[0][0]}: {damaged[0][1]}, and no checkpoint before it is whole", remedy=remedy)
+    return None
+
+
+def restore(checkpoint: Checkpoint, stack: TrainStack, others: Mapping[str, TrainStack] | None = None) -> None:
+    """Restore the optimizer states and torch's random state. The caller has loaded the weights from `checkpoint.model`,
+    and those of `others`, as in `write_checkpoint`, from their folders.
+
+    Raises:
+        UserError: the checkpoint is damaged, or has another format or model.
+    """
+    if checkpoint.facts.get("format") != FORMAT:
+        raise UserError(f"{checkpoint.path}: format {checkpoint.facts.get('format')}, this version reads {FORMAT}")
+    stack.load(_read_tensors(checkpoint, "optimizer", stack), dict(checkpoint.facts["trainer"]))
+    for name, other in (others or {}).items():
+        tensors = _read_tensors(checkpoint, f"{name}_optimizer", other)
+        other.load(tensors, dict(checkpoint.facts[f"{name}_trainer"]))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(str(checkpoint.facts["torch_rng"])), dtype=torch.uint8))
+
+
+def _read_tensors(checkpoint: Checkpoint, name: str, stack: TrainStack) -> dict[str, torch.Tensor]:
+    try:
+        if not is_sharded(stack.model.model) and not (checkpoint.path / name).is_dir():
+            return load_file(checkpoint.path / f"{name}.safetensors")
+        from proxima.train.optimizer_slices import read_optimizer
+
+        return read_optimizer(checkpoint.path / name, dict(stack.model.named_parameters()))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{checkpoint.path}: {name}.safetensors can't be read ({error})", remedy=DELETE) from error
