@@ -1,33 +1,57 @@
 """The files of a model: a folder, a GGUF file, or what the hub's cache has."""
 
 import json
+from contextlib import suppress
 from functools import lru_cache
-from hashlib import file_digest
+from hashlib import sha256
 from pathlib import Path
+from threading import Lock, Thread
 
 MODEL_FILES = (".bin", ".gguf", ".jinja", ".json", ".model", ".safetensors")
 ADAPTER_CONFIG = "adapter_config.json"
 WEIGHT_FILES = (".bin", ".gguf", ".safetensors")
+CHUNK = 1 << 24  # bytes; after each, a thread waits its turn to run Python, up to 5 ms
+HASHING = Lock()  # a file that two threads ask about is read once
 
 
 def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
     looked up in the cache. An adapter's folder has its base's weights too, as `base NAME`."""
-    place = Path(path).expanduser()
-    if not place.exists():
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(path, "config.json", revision=revision)
-        if not isinstance(cached, str):
-            return {}
-        place = Path(cached).parent
-    files = [place] if place.is_file() else sorted(place.iterdir())
-    hashes = {
-        file.name: _sha(file, file.stat().st_size, file.stat().st_mtime_ns, file.stat().st_ctime_ns)
-        for file in files
-        if file.is_file() and (file == place or file.suffix in MODEL_FILES)
-    }
+    if (place := _place(path, revision)) is None:
+        return {}
+    hashes = {file.name: _sha_now(file) for file in _hashed_files(place)}
     return hashes | {f"base {name}": sha for name, sha in _base_files(place / ADAPTER_CONFIG).items()}
+
+
+def hash_ahead(path: str, revision: str | None = None) -> None:
+    """Begin to hash a model's files in a thread, for `model_files`, which then waits for it: an import of libraries
+    leaves the other cores idle, and the files are then in memory when the weights are loaded. What is wrong with them
+    is left to those who need them."""
+    with suppress(OSError, RuntimeError, ValueError):
+        if (place := _place(path, revision)) is not None:
+            Thread(target=_hash_all, args=(place,), name="hashing", daemon=True).start()
+
+
+def _hash_all(place: Path) -> None:
+    with suppress(OSError):
+        for file in _hashed_files(place):
+            _sha_now(file)
+
+
+def _place(path: str, revision: str | None) -> Path | None:
+    """The folder or file of a model; None: it is not here."""
+    place = Path(path).expanduser()
+    if place.exists():
+        return place
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(path, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
+
+
+def _hashed_files(place: Path) -> list[Path]:
+    files = [place] if place.is_file() else sorted(place.iterdir())
+    return [file for file in files if file.is_file() and (file == place or file.suffix in MODEL_FILES)]
 
 
 def _base_files(config: Path) -> dict[str, str]:
@@ -45,8 +69,17 @@ def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
     return {name: sha for name, sha in files.items() if name == "config.json" or Path(name).suffix in WEIGHT_FILES}
 
 
+def _sha_now(file: Path) -> str:
+    facts = file.stat()
+    with HASHING:
+        return _sha(file, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns)
+
+
 @lru_cache(maxsize=64)
 def _sha(file: Path, size: int, modified: int, changed: int) -> str:
     """Of a file of that size and those times: once a process. A copy may keep the first time, but not the second."""
-    with file.open("rb") as stream:
-        return file_digest(stream, "sha256").hexdigest()
+    sha, buffer = sha256(), memoryview(bytearray(min(CHUNK, size + 1)))
+    with file.open("rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            sha.update(buffer[:count])
+    return sha.hexdigest()

@@ -14,6 +14,7 @@ from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.files import hash_ahead
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
@@ -119,6 +120,7 @@ def train(
             return follow(lambda: _workload(config, stages, observer), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
+        hash_ahead(config.model.path, config.model.revision)  # while transformers is imported
         # reads the data; its errors leave the folder untouched
         workload = opened.enter_context(closing(_workload(config, stages, observer)))
         opened.callback(folder.release)
