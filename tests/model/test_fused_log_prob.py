@@ -1,5 +1,7 @@
 """The fused head against the one that recomputes logits by rows."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -24,13 +26,14 @@ def run(hidden, weight, target, temperature, entropy_gradient, chunk=7):
 
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("count", [0, 1, 37])
-def test_equals_the_general_path(count, entropy_gradient, monkeypatch):
+@pytest.mark.parametrize("chunk", [7, 37])
+def test_equals_the_general_path(chunk, count, entropy_gradient, monkeypatch):
     torch.manual_seed(2)
     hidden, weight = torch.randn(count, 48), torch.randn(400, 48) * 0.3
     target, temperature = torch.randint(0, 400, (count,)), torch.linspace(0.5, 2, count)
-    fused = run(hidden, weight, target, temperature, entropy_gradient)
+    fused = run(hidden, weight, target, temperature, entropy_gradient, chunk)
     monkeypatch.setattr(fused_module, "fused_log_prob", lambda *a: None)
-    general = run(hidden, weight, target, temperature, entropy_gradient)
+    general = run(hidden, weight, target, temperature, entropy_gradient, chunk)
     for ours, theirs in zip(fused, general, strict=True):
         assert ours.shape == theirs.shape
         assert (ours - theirs).norm() <= (2e-6 if ours.dim() == 1 else 0.005) * theirs.norm()
@@ -61,3 +64,21 @@ def test_how_arguments_lie_in_memory_does_not_matter():
 def test_a_target_beyond_the_vocabulary_is_refused(token):
     with pytest.raises(IndexError, match=f"target {token} is no token of a vocabulary of 32"):
         run(torch.randn(2, 16), torch.randn(32, 16), torch.tensor([3, token]), torch.ones(2), False)
+
+
+@pytest.mark.parametrize(("chunk", "passes"), [(36, 2), (37, 1)])
+def test_logits_of_one_chunk_are_computed_once(chunk, passes, monkeypatch):
+    """For the first backward pass, which overwrites them: a second one is right all the same."""
+    torch.manual_seed(5)
+    hidden, weight = torch.randn(37, 48, requires_grad=True), torch.randn(384, 48, requires_grad=True)
+    rows = []
+    linear = fused_module.F.linear
+    monkeypatch.setattr(fused_module.F, "linear", lambda h, w: rows.append(len(h) * len(w)) or linear(h, w))
+    with torch.autocast("cpu", torch.bfloat16):
+        out = token_log_prob(hidden, weight, torch.arange(37), torch.ones(37), chunk=chunk).log_prob
+    gradient = partial(torch.autograd.grad, out.sum(), (hidden, weight), retain_graph=True)
+    first = gradient()
+    assert sum(rows) == passes * 37 * 384
+    again = gradient()
+    assert sum(rows) == (passes + 1) * 37 * 384
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(first, again, strict=True))

@@ -16,7 +16,7 @@ LANES, HEAD = 16, 32
 PARTS = 16  # in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-MAPPED, TRIMMED = 1 << 26, (1 << 31) - 1
+MAPPED, TRIMMED = 1 << 27, (1 << 31) - 1
 LAYER = {
     "norm": "pppfpppnn",
     "norm_backward": "ppppppppnn",

@@ -43,10 +43,15 @@ class _FusedLogProb(torch.autograd.Function):
         h, w = hidden.bfloat16(), weight.bfloat16()
         log_z, log_prob = torch.empty_like(temperature), torch.empty_like(temperature)
         entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
+        ctx.logits = None
         for at in range(0, len(h), chunk):
             own = slice(at, at + chunk)
             results = (log_z[own], log_prob[own], entropy[own] if want_entropy else None)
-            kernels.log_prob(F.linear(h[own], w), temperature[own], target[own], *results)
+            logits = F.linear(h[own], w)
+            kernels.log_prob(logits, temperature[own], target[own], *results)
+            if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would make the same ones
+                ctx.logits = logits
+            del logits
         ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
         ctx.chunk, ctx.kernels = chunk, kernels
         if not entropy_gradient:
@@ -62,10 +67,11 @@ class _FusedLogProb(torch.autograd.Function):
         grad_h, grad_w = torch.zeros(h.shape), torch.empty(w.shape) if ctx.needs_input_grad[1] else None
         of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
         turned, grad = kernels.transposed(h), grad.contiguous()
+        logits, ctx.logits = ctx.logits, None  # their gradient takes their place: a second pass computes them again
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
             own = w[first : first + block]
-            d = F.linear(h, own)
+            d = F.linear(h, own) if logits is None else logits[:, first : first + block].contiguous()
             kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
             grad_h.add_(d @ own)
             if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
