@@ -48,8 +48,8 @@ def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
     ratios = [viewed / alone for alone, viewed in zip(seconds["alone"], seconds["viewed"], strict=True)]
     whole = sum(seconds["viewed"]) / sum(seconds["alone"])
     error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else 0.0
-    found = {"ratio": whole, "standard_error": error, "median_ratio": statistics.median(ratios)}
-    return {name: round(value, 4) for name, value in found.items()} | {
+    ratio = {"ratio": whole, "standard_error": error, "median_ratio": statistics.median(ratios)}
+    return {name: round(value, 4) for name, value in ratio.items()} | {
         "browser": bool(browser),
         "cpu_seconds": cpu,
         "server_over_training": round(cpu["server"] / cpu["training"], 4),
@@ -62,8 +62,8 @@ def cpu_seconds(processes: list[Any]) -> float:
     import psutil
 
     roots = [psutil.Process(each.pid) for each in processes]
-    every = {one for root in roots for one in (root, *root.children(recursive=True))}
-    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
+    every = {process for root in roots for process in (root, *root.children(recursive=True))}
+    return sum(times.user + times.system for times in (process.cpu_times() for process in every))
 
 
 @contextmanager
@@ -83,18 +83,18 @@ def live_page(address: str) -> Iterator[list[Any]]:
         page.goto(f"{address}#/0")
         page.wait_for_selector("#live:has-text('step')")
         started = set(psutil.Process().children(recursive=True)) - before
-        yield [one for one in started if "chrom" in one.name()]
+        yield [process for process in started if "chrom" in process.name()]
         opened.close()
 
 
 @contextmanager
 def still(processes: list[Any], *, when: bool) -> Iterator[None]:
     """Stops processes, and those that they began, meanwhile."""
-    stopped = [one for each in processes for one in (each, *each.children(recursive=True))] if when else []
-    for one in stopped:
-        one.send_signal(signal.SIGSTOP)
+    stopped = [process for each in processes for process in (each, *each.children(recursive=True))] if when else []
+    for process in stopped:
+        process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        for one in stopped:
-            one.send_signal(signal.SIGCONT)
+        for process in stopped:
+            process.send_signal(signal.SIGCONT)

@@ -13,7 +13,9 @@ from typing import get_type_hints
 import pytest
 
 from proxima import __version__
-from proxima.cli.main import COMMANDS, main
+from proxima.cli.command_module import load_command
+from proxima.cli.main import COMMANDS, WITH_ACTIONS, main
+from proxima.cli.parameters import Actions
 from proxima.cli.train import description
 from proxima.config.families import FAMILIES, TRAIN
 from tests.warm import WarmPopen, run_warm
@@ -90,6 +92,11 @@ def test_version(proxima):
     assert proxima("--version") == (0, f"proxima {__version__}\n", "")
 
 
+def test_commands_with_actions():
+    own = {name: load_command(name, place)[0] for name, (place, _) in COMMANDS.items() if place.startswith("proxima.")}
+    assert tuple(sorted(name for name, command in own.items() if isinstance(command, Actions))) == WITH_ACTIONS
+
+
 def test_no_command_shows_the_help(proxima):
     code, out, _ = proxima()
     assert code == 0
@@ -100,6 +107,8 @@ def test_no_command_shows_the_help(proxima):
     ("words", "line"),
     [
         (["trian"], "error: unknown command 'trian'; did you mean 'train'?"),
+        (["inspect", "r.yaml"], "error: unknown command 'inspect'; did you mean 'data inspect'?"),
+        (["prob"], "error: unknown command 'prob'; did you mean 'engine probe'?"),
         (["xyz"], f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}"),
         (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
         (["train", "r.yaml", "--rseume"], "error: unknown argument '--rseume'; did you mean '--resume'?"),

@@ -1,6 +1,7 @@
 """Environments in worker processes: order, limits, blame, and what hostile ones do."""
 
 import asyncio
+import faulthandler
 import os
 import re
 import signal
@@ -505,6 +506,25 @@ def test_two_workers_that_find_the_log_full_rename_it_once(tmp_path, monkeypatch
     log.path, log.left = str(path), 100
     log.write(b"mine\n")
     assert (path.read_text(), Path(f"{path}.1").read_text()) == ("new\n", "much\nmine\n")
+
+
+def test_a_crash_after_the_log_was_renamed_is_told_in_the_new_one(tmp_path):
+    """Another worker renames the file that this one keeps open for its crashes."""
+    path = tmp_path / "environments.log"
+    log = host_process.Log()
+    output = sys.stdout, sys.stderr
+    try:
+        log.to(str(path))
+        os.replace(path, f"{path}.1")
+        path.write_text("new\n")
+        log.begin("prompt 1")
+        faulthandler.dump_traceback(log.crashes)
+    finally:
+        sys.stdout, sys.stderr = output
+        log.to(None)
+        faulthandler.enable()
+    assert path.read_text().startswith("new\n") and "most recent call first" in path.read_text()
+    assert Path(f"{path}.1").read_text() == ""
 
 
 def test_line_ends_alone_are_bounded_with_their_labels(tmp_path):

@@ -70,6 +70,10 @@ def test_episodes_have_turns_and_calls():
     assert "gsm8k: 6.0 % of the answers reached the limit of 512 tokens; raise --max-tokens" in lines
     often = results_table(result(sums=facts(episodes=played, truncated=0.5)), {}, io.StringIO())
     assert "50.0 % of the episodes reached a limit; raise --max-tokens, episode.turns or episode.tokens" in often
+    limits = {"episode/cut/turns": 1.0, "episode/cut/tokens": 4.0, "episode/cut/context": 0.0}
+    often = results_table(result(sums=facts(episodes=played | limits, truncated=0.5)), {}, io.StringIO())
+    reached = "a limit (tokens 40.0 %, turns 10.0 %); raise --max-tokens or episode.tokens, episode.turns"
+    assert f"50.0 % of the episodes reached {reached}" in often
 
 
 def test_several_samples_and_what_to_mind():

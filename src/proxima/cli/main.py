@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TextIO
 from proxima import __version__
 from proxima.cli.bug_report import RUN_FOLDER, report_bug
 from proxima.cli.command_module import load_command
-from proxima.cli.parameters import add_command, option_strings, run_command
+from proxima.cli.parameters import Actions, add_command, option_strings, run_command
 from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
@@ -52,6 +52,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": (PEERS, "convert another framework's options to a recipe"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
+WITH_ACTIONS = ("data", "engine", "plot")  # whose actions somebody may take for commands
 INTERRUPTED = 130
 
 
@@ -127,6 +128,17 @@ def _left_to_first(error: Exception) -> bool:
     return report_early(error)
 
 
+def _near_command(word: str) -> str:
+    """The command, or the action of one, that is spelt like the word; or all commands."""
+    meant = {name: name for name in COMMANDS}
+    for name in WITH_ACTIONS:
+        command, _ = load_command(name, COMMANDS[name][0])
+        if isinstance(command, Actions):
+            meant |= {action: f"{name} {action}" for action in command.functions if action not in meant}
+    near = difflib.get_close_matches(word, meant, n=1, cutoff=0.5)
+    return f"did you mean {meant[near[0]]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
+
+
 def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if any("\0" in word for word in words):
         raise UserError("an argument has a NUL character", remedy="leave it out")
@@ -140,9 +152,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
-        near = difflib.get_close_matches(chosen, COMMANDS, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
-        raise UserError(f"unknown command {chosen!r}; {hint}")
+        raise UserError(f"unknown command {chosen!r}; {_near_command(chosen)}")
     if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow the words that it has
         chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in COMMANDS), None)
     for name, (place, line) in COMMANDS.items():

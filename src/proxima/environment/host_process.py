@@ -81,8 +81,18 @@ class Log(io.RawIOBase):
             if self.path is not None and os.path.samestat(os.stat(self.path), os.fstat(file)):
                 os.replace(self.path, f"{self.path}.1")
 
+    def _is_renamed(self, file: int) -> bool:
+        """The file at the path is another, or none: a worker has renamed the one that is open."""
+        try:
+            return self.path is not None and not os.path.samestat(os.stat(self.path), os.fstat(file))
+        except OSError:
+            return True
+
     def begin(self, label: str) -> None:
         """A call, whatever an earlier one has made of the output."""
+        if self.crashes is not None and self._is_renamed(self.crashes):
+            path, self.path = self.path, None
+            self.to(path)
         self.label, self.left, self.inside = f"[{os.getpid()} {label}] ".encode(errors="replace"), CALL_BYTES, False
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 

@@ -16,10 +16,11 @@ def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | Non
     count = max(1, sum(batch.sampled_of))
     rows = torch.argsort((~batch.sampled).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}
-    found = token_log_prob(hidden.index_select(0, rows), others=None if others is None else others[rows], **settings)
+    others = None if others is None else others[rows]
+    log_probs = token_log_prob(hidden.index_select(0, rows), others=others, **settings)
 
     def spread(own: Tensor) -> Tensor:
         return own.new_zeros(len(hidden), *own.shape[1:]).index_copy(0, rows, own)
 
-    entropy, more = (None if own is None else spread(own) for own in found[1:])
-    return TokenLogProbs(spread(found.log_prob), entropy, more)
+    entropy, more = (None if own is None else spread(own) for own in log_probs[1:])
+    return TokenLogProbs(spread(log_probs.log_prob), entropy, more)

@@ -158,8 +158,8 @@ def messages_of(completion: Completion) -> list[dict[str, str]]:
             key = span.turn, span.role != "assistant"
             if span.sampled or key not in spans:
                 spans[key] = span
-    told = [{"role": span.role, "content": span.text} for _, span in sorted(spans.items())]
-    return told or [{"role": "assistant", "content": completion.text}]
+    turns = [{"role": span.role, "content": span.text} for _, span in sorted(spans.items())]
+    return turns or [{"role": "assistant", "content": completion.text}]
 
 
 class HasColumns(Protocol):

@@ -11,6 +11,7 @@ from proxima.evaluate.intervals import Interval
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import EvalObserver, Stage
+from proxima.view.diagnostics import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, rendered, table_of_rows
@@ -171,7 +172,7 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
         if (facts["truncated"] or 0) >= MUCH:
             what, where = "answers", f"the limit of {count(facts['sampling']['max_tokens'])} tokens; raise --max-tokens"
             if facts.get("episodes"):
-                what, where = "episodes", "a limit; raise --max-tokens, episode.turns or episode.tokens"
+                what, where = "episodes", limits_reached(facts["truncated"], facts["episodes"], "--max-tokens")
             texts.append(f"{name}: {percent(facts['truncated'])} of the {what} reached {where}")
         if (facts["unanswered"] or 0) >= MUCH:
             texts.append(f"{name}: {percent(facts['unanswered'])} of the texts contain no answer: wrong, and no vote")

@@ -1,6 +1,7 @@
 """`proxima data inspect`, as a user types it."""
 
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -46,6 +47,17 @@ def test_a_call_of_the_first_tool_is_made():
     call, sentence = MadeTurns(world).turns
     assert read_calls(call, "hermes").calls == (ToolCall(name="add", arguments={"a": "7", "b": "7"}),)
     assert sentence == "It is 7."
+
+
+def test_a_turn_that_a_limit_cuts_is_named(proxima, recipe):
+    said = "It is certainly not 7."
+    code, out, err = proxima("data", "inspect", recipe(), *WORLD, "sampling.max_tokens=3", "--say", said)
+    assert code == 0 and "S  turn 0: 3 tokens\n" in out
+    limit = "sampling.max_tokens=3; raise it, or give a shorter --say"
+    assert re.fullmatch(rf"WARNING turn 0 is cut: its first 3 of \d+ tokens are {limit}\n", err)
+    limits = ("sampling.max_tokens=9", "episode.tokens=4")
+    err = proxima("data", "inspect", recipe(), *WORLD, *limits, "--say", said)[2]
+    assert re.fullmatch(r"WARNING turn 0 is cut: .* first 4 of \d+ tokens are what the episode has left, or .*\n", err)
 
 
 def test_what_has_no_episode_is_one_line(proxima, recipe):

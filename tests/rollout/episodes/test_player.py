@@ -280,6 +280,7 @@ def test_limits(settings, texts, cut, turns, reason):
     assert "tokens" not in settings or len(completion.tokens) <= settings["tokens"]
     assert completion.episode.reward is not None and not completion.episode.failure  # scored, and kept
     assert world.alive == 0 and episode_metrics([completion])["episode/cut"] == 1
+    assert episode_metrics([completion])[f"episode/cut/{cut}"] == 1
 
 
 def test_an_environment_that_fails_is_replaced():

@@ -7,8 +7,11 @@ import threading
 import pytest
 
 from proxima.cli.train import train_recipe
+from proxima.config import resolve
 from proxima.data import UserError
-from proxima.runtime.launch import run
+from proxima.engine.executor import Executor
+from proxima.reward.runner import RewardRunner
+from proxima.runtime.launch import build, run
 from proxima.runtime.launch.rl_workload import RlWorkload
 from proxima.runtime.loop.controller import Controller
 from tests.runtime.tiny_run import recipe
@@ -54,6 +57,24 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
     assert len(made) == 1
     assert train_recipe(config, quiet=True, resume=True) == 0
     assert len(made) == 2
+
+
+def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, tmp_path, monkeypatch):
+    ended = []
+
+    def noting(owner):
+        inner = owner.close
+        monkeypatch.setattr(owner, "close", lambda self: (ended.append(type(self).__name__), inner(self)))
+
+    def fail(*parts):
+        raise RuntimeError("no collector")
+
+    noting(Executor), noting(RewardRunner)
+    monkeypatch.setattr(build, "make_collector", fail)
+    config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
+    with pytest.raises(RuntimeError, match="no collector"):
+        run.train(resolve(config).config)
+    assert ended == ["RewardRunner", "Executor"]
 
 
 @pytest.mark.parametrize("made", [False, True])

@@ -59,6 +59,31 @@ def test_every_address_of_the_contract(folder):
     assert contents(folder) == before
 
 
+def test_the_trend_of_a_run_that_goes_on(tmp_path):
+    """A page asks for what is new; the half of a line that is being written is not there yet."""
+    make_step(tmp_path / "run", SURROGATES["cppo"](), prompts=1, samples=2, tokens=4)
+    metrics, client = tmp_path / "run" / "metrics.jsonl", client_of(tmp_path / "run")
+    (record,) = [row for row in map(json.loads, metrics.read_text().splitlines()) if row["kind"] == "train"]
+
+    def trend(query=""):
+        return client.get(f"/api/0/trend{query}").json()
+
+    assert (trend()["before"], trend()["steps"], trend("?after=1")["before"]) == (0, [1], 1)
+    assert (trend("?after=1")["steps"], trend("?after=1")["metrics"]) == ([], {})
+    lines = [json.dumps(record | {"step": step, "reward/mean": step / 4}) + "\n" for step in (2, 3)]
+    with metrics.open("a") as file:
+        file.write(lines[0] + lines[1][:20])
+        file.flush()
+        grown = trend("?after=1")
+        assert (grown["before"], grown["steps"], grown["metrics"]["reward/mean"]) == (1, [2], [0.5])
+        assert client.get("/api/0/state").json()["step"] == 2
+        file.write(lines[1][20:])
+    grown = trend("?after=1")
+    assert (grown["before"], grown["steps"], grown["metrics"]["reward/mean"]) == (1, [2, 3], [0.5, 0.75])
+    assert trend()["steps"] == [1, 2, 3] and trend("?after=3")["before"] == 3
+    assert client.get("/api/0/trend?after=x").status_code == 404
+
+
 def test_what_is_not_there_is_one_line(folder):
     client = client_of(folder)
     for path in (

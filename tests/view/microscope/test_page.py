@@ -422,6 +422,14 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(".reason:has-text('kept'), .reason:has-text('masked')")
     assert page.evaluate("window.ran") is None and said == []
+    page.set_content('<iframe sandbox="allow-scripts" width="1200" height="700"></iframe>')
+    page.eval_on_selector("iframe", "(frame, text) => { frame.srcdoc = text; }", file.read_text())  # W&B shows it so
+    frame = page.frame_locator("iframe")
+    frame.locator(".lists").wait_for()
+    frame.locator("th, [role=columnheader]").first.click()  # the order is written into the address
+    frame.locator('[aria-label="Completions"] [data-index="1"]').click()
+    frame.locator(".tok.at").wait_for()
+    assert said == []
     context.close()
 
 

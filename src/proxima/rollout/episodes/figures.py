@@ -1,15 +1,19 @@
 """What the episodes of a step were like."""
 
 from collections.abc import Sequence
+from typing import get_args
 
 from proxima.data import Completion, Span
+from proxima.data.episode import Cut
+
+LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Means and counts over the episodes, failed ones only in the counts that say so; empty without an episode.
 
     Returns: `episode/turns/mean`, `episode/turns/max`; and counts: `calls` of tools, `unreadable` calls, `errors` of
-        tools, `observation_tokens`, episodes `cut` by a limit, `failed`, begun again (`retried`: how often), `forks`.
+        tools, `observation_tokens`, episodes `cut` by a limit, and by each, `failed`, begun again (`retried`: how often), `forks`.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:
@@ -25,6 +29,7 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
         "observation_tokens": sum(len(path.tokens) for c in episodes for path in c.paths)
         - sum(c.generated for c in episodes),
         "cut": sum(bool(fact.cut) for fact in facts),
+        **{f"cut/{limit}": sum(fact.cut == limit for fact in facts) for limit in LIMITS},
         "failed": sum(bool(fact.failure) for fact in facts),
         "retried": sum(fact.attempts - 1 for fact in facts),
         "forks": sum(fact.forks for fact in facts),

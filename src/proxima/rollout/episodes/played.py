@@ -85,7 +85,7 @@ class Played:
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
 
-    def so_far(self, running: InFlight | None, numbers: Sequence[int] | None = None) -> "PartialPaths":
+    def so_far(self, running: InFlight | None, numbers: Sequence[int] | None = None) -> PartialPaths:
         """Its paths, to the token that the engine has sampled last: as those of `completion` begin.
 
         Args:
@@ -317,7 +317,7 @@ def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, 
 
 
 async def sampled_turns(
-    engine: Engine, requests: Sequence[Request], times: "EpisodeTimes"
+    engine: Engine, requests: Sequence[Request], times: EpisodeTimes
 ) -> AsyncGenerator[Completion, None]:
     """The engine's answers, while `times` counts those that are awaited."""
     left = len(requests)
@@ -332,7 +332,7 @@ async def sampled_turns(
         times.await_turns(-left)
 
 
-async def sampled_turn(engine: Engine, request: Request, times: "EpisodeTimes") -> Completion:
+async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) -> Completion:
     """The engine's answer to one request. RuntimeError if it gives none."""
     async with aclosing(sampled_turns(engine, [request], times)) as stream:
         async for completion in stream:

@@ -1,6 +1,7 @@
 """From a config to the loop of RL, around a learner that `learning` has made."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -47,12 +48,28 @@ def make_controller(
     services: RunServices,
     restored: Restored,
 ) -> Controller:
-    """Everything that the loop touches, and the loop."""
+    """Everything that the loop touches, and the loop, which closes it; what was begun before a failure ends here."""
+    with ExitStack() as opened:
+        opened.callback(learner.close)
+        controller = _controller(config, learner, batch_builder, data, services, restored, opened)
+        opened.pop_all()
+    return controller
+
+
+def _controller(
+    config: "RunConfig",
+    learner: Learner,
+    batch_builder: BatchBuilder,
+    data: RunData,
+    services: RunServices,
+    restored: Restored,
+    opened: ExitStack,
+) -> Controller:
     recorder = RolloutRecorder(services.store, data.source, services.observer)
     computes = getattr(config.engine, "needs_weights", False)  # in this process, beside the training
     device = learner.stack.model.device if computes else "cpu"
-    generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services)
-    evaluation = make_evaluation(config, data, generator, services)
+    generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services, opened)
+    evaluation = make_evaluation(config, data, generator, services, opened)
     collector: Collector
     if not isinstance(data.source, PromptSource):
         from proxima.runtime.state.replay import ReplayCollector

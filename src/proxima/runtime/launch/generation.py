@@ -1,6 +1,7 @@
 """From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,9 +64,10 @@ def player_of(
 
 
 def make_generator(
-    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices
+    config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices, opened: ExitStack
 ) -> GroupGenerator | None:
-    """The engine with its hooks, and the rewards; None for a replay that asks no held-out question."""
+    """The engine with its hooks, and the rewards, which `opened` closes; None for a replay that asks no held-out
+    question."""
     if not data.held_out and not isinstance(data.source, PromptSource):
         return None
     # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
@@ -74,10 +76,12 @@ def make_generator(
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
     setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
     engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
+    executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
+    opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
-    executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
     rewards = make_rewards(config, config.reward, services.compute)
+    opened.callback(rewards.close)
     player = player_of(data.world, executor, services.store.folder.path, services)
     return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
 
@@ -138,9 +142,10 @@ def make_collector(
 
 
 def make_evaluation(
-    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices
+    config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices, opened: ExitStack
 ) -> Evaluation | None:
-    """The held-out sets with any prompt, on the engine of the training; None without `eval.task`."""
+    """The held-out sets with any prompt, on the engine of the training, with rewards that `opened` closes; None without
+    `eval.task`."""
     if training is None:
         return None
     progress = evaluation_progress(services.observer)
@@ -148,6 +153,8 @@ def make_evaluation(
     for held_out in data.held_out:
         spec, groups = held_out.spec, held_out.groups
         rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
+        if spec.reward:
+            opened.callback(rewards.close)
         if held_out.prompts:
             player = player_of(held_out.world, training.engine, services.store.folder.path, services)
             sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)

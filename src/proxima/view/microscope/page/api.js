@@ -57,7 +57,7 @@ export async function post(path, body) {
   return answerOf(await fetch(address(path, {}), options).catch(unreachable));
 }
 
-// ---- columns of tokens -------------------------------------------------------------------------------------------
+// ---- columns of tokens ------------------------------------------------------------
 
 const KINDS = { f32: Float32Array, i32: Int32Array, u8: Uint8Array };
 

@@ -44,7 +44,7 @@ async function render() {
   return poll();
 }
 
-// ---- the path ----------------------------------------------------------------------------------------------------
+// ---- the path ------------------------------------------------------------
 
 async function drawCrumbs(now) {
   const runs = await getOrNull("runs") || [], run = runs.find((one) => String(one.run) === now.run);
@@ -62,7 +62,7 @@ async function drawCrumbs(now) {
   document.title = [...crumbs.slice(1)].reverse().map(([name]) => name).concat("proxima view").join(" · ");
 }
 
-// ---- live --------------------------------------------------------------------------------------------------------
+// ---- live ------------------------------------------------------------
 
 const live = document.getElementById("live");
 let timer = 0, newest = new Map();
@@ -90,7 +90,7 @@ async function poll() {
   if (!state || state.running) timer = setTimeout(poll, POLLED);
 }
 
-// ---- theme -------------------------------------------------------------------------------------------------------
+// ---- theme ------------------------------------------------------------
 
 const THEMES = ["auto", "light", "dark"], themeButton = document.getElementById("theme");
 
@@ -119,7 +119,7 @@ themeButton.addEventListener("click", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(document.documentElement.dataset.theme));
 document.addEventListener("visibilitychange", () => { if (!document.hidden) poll(); });
 
-// ---- keys --------------------------------------------------------------------------------------------------------
+// ---- keys ------------------------------------------------------------
 
 document.getElementById("help").addEventListener("click", showKeys);
 listen([
@@ -134,7 +134,12 @@ async function start() {
   setTheme(THEMES.includes(stored()) ? stored() : "auto");
   if (!parsed(location.hash) || location.hash.length < 3) {
     const runs = fileStart ? [] : await get("runs").catch(() => []);
-    history.replaceState(null, "", fileStart || (runs.length === 1 ? linkTo(String(runs[0].run)) : "#/"));
+    const first = fileStart || (runs.length === 1 ? linkTo(String(runs[0].run)) : "#/");
+    try {
+      history.replaceState(null, "", first);
+    } catch {
+      location.hash = first; // a sandboxed frame
+    }
   }
   addEventListener("hashchange", render);
   await render();

@@ -32,11 +32,13 @@ export function go(path, query) {
   location.hash = linkTo(path, query);
 }
 
-/** Write a choice into the address of the view that is shown, without a new entry of the history. */
+/** Write a choice into the address, without a new entry of the history; a sandboxed frame has none. */
 export function remember(query) {
   const here = parsed(location.hash);
   const merged = linkTo(here.path, { ...here.query, ...query });
-  if (merged !== location.hash) history.replaceState(null, "", merged);
+  try {
+    if (merged !== location.hash) history.replaceState(null, "", merged);
+  } catch {}
 }
 
 /** `uid.sample.turn` and back. */
