@@ -198,7 +198,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
     assert "82.0 % of the completions reached the length limit" in remarks(truncated_fraction=0.82)[0]
     episodes = {"truncated_fraction": 1.0, "episode/cut": 8.0, "episode/cut/context": 2.0, "episode/cut/turns": 6.0}
     reached = "a limit (turns 75.0 %, context 25.0 %); raise episode.turns, model.max_length"
-    assert remarks(**episodes) == [f"100 % of the episodes reached {reached}"]
+    assert remarks(**episodes) == [f"100.0 % of the episodes reached {reached}"]
     assert "60.0 % of the tokens left the trust region" in remarks(masked_fraction=0.6)[0]
     assert remarks(**{"masked_fraction": 0.8, "correction/rejected_fraction": 0.76}) == []  # the correction's, not its
 

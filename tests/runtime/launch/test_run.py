@@ -60,21 +60,23 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
 
 
 def test_what_was_begun_before_the_loop_could_not_be_made_is_ended(tiny_model, tmp_path, monkeypatch):
-    ended = []
+    begun, ended = [], []
 
-    def noting(owner):
-        inner = owner.close
-        monkeypatch.setattr(owner, "close", lambda self: (ended.append(type(self).__name__), inner(self)))
+    def noting(owner, name, calls):
+        inner = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda self, *parts: (calls.append(self), inner(self, *parts))[1])
 
     def fail(*parts):
         raise RuntimeError("no collector")
 
-    noting(Executor), noting(RewardRunner)
+    noting(RewardRunner, "start", begun)
+    noting(Executor, "close", ended), noting(RewardRunner, "close", ended)
     monkeypatch.setattr(build, "make_collector", fail)
     config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
     with pytest.raises(RuntimeError, match="no collector"):
         run.train(resolve(config).config)
-    assert ended == ["RewardRunner", "Executor"]
+    assert [type(each).__name__ for each in ended][-2:] == ["RewardRunner", "Executor"]
+    assert all(any(each is other for other in ended) for each in begun) and begun
 
 
 @pytest.mark.parametrize("made", [False, True])
