@@ -1,10 +1,13 @@
 """What became of one completion in its step: what a row of the rollouts says beside the completion and its score."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from proxima.data import Trajectory
 from proxima.data.columns import Floats
-from proxima.train.objectives import TokenStatistics
+
+if TYPE_CHECKING:  # the viewer's server reads records without torch
+    from proxima.train.objectives import TokenStatistics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +27,7 @@ class CompletionRecord:
     used: bool = True
     advantage: float | None = None
     trajectory: Trajectory | None = None
-    statistics: TokenStatistics | None = None
+    statistics: "TokenStatistics | None" = None
 
     @property
     def behavior_log_prob(self) -> Floats | None:

@@ -422,6 +422,9 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
     page.keyboard.press("ArrowRight")
     page.wait_for_selector(".reason:has-text('kept'), .reason:has-text('masked')")
     assert page.evaluate("window.ran") is None and said == []
+    page.close()
+    page = context.new_page()
+    page.on("pageerror", lambda error: said.append(str(error)))
     page.set_content('<iframe sandbox="allow-scripts" width="1200" height="700"></iframe>')
     page.eval_on_selector("iframe", "(frame, text) => { frame.srcdoc = text; }", file.read_text())  # W&B shows it so
     frame = page.frame_locator("iframe")
