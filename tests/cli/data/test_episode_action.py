@@ -57,7 +57,9 @@ def test_a_turn_that_a_limit_cuts_is_named(proxima, recipe):
     assert re.fullmatch(rf"WARNING turn 0 is cut: its first 3 of \d+ tokens are {limit}\n", err)
     limits = ("sampling.max_tokens=30", "episode.tokens=60")
     err = proxima("data", "inspect", recipe(), *WORLD, *limits, "--say", said)[2]
-    assert re.fullmatch(r"WARNING turn 1 is cut: its first \d+ of 23 tokens are what the episode has left, or .*\n", err)
+    assert re.fullmatch(
+        r"WARNING turn 1 is cut: its first \d+ of 23 tokens are what the episode has left, or .*\n", err
+    )
 
 
 def test_what_has_no_episode_is_one_line(proxima, recipe):
