@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_CODE_LINES = 18_450
+MOST_CODE_LINES = 18_500
 # What a quickstart does not use. A module stands for those below it.
 UNUSED = (
     *("check", "prepare", "lab.simulate", "lab.sweep_file", "runtime.launch.eval_run", "api.evaluation", "api.saved"),

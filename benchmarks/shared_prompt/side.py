@@ -1,4 +1,7 @@
-"""Forward and backward of one batch of groups, with the prompt of a group run once or once a completion."""
+"""Forward and backward of one batch of groups, with the prompt of a group run once or once a completion, or what all
+begin with once."""
+
+import numpy as np
 
 from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backward
 
@@ -7,10 +10,12 @@ def main() -> None:
     channel, settings = Channel(), argument()
     from proxima.data import Trajectory
 
-    policy, ids = bf16_policy(settings, share_prompt=settings["share"])
-    trajectories = []
+    policy, ids = bf16_policy(settings, share_prompt=settings["run"] != "once a completion")
+    trajectories, opening = [], ids(settings["opening"])
     for group in range(settings["prompts"]):
-        prompt = ids(settings["prompt_tokens"])
+        prompt = np.concatenate([opening, ids(settings["prompt_tokens"])])
+        if settings["run"] != "openings once":
+            prompt[0] = group  # they begin otherwise, and cost as much
         trajectories += [
             Trajectory(prompt_tokens=prompt, tokens=ids(settings["tokens"]), group=group)
             for _ in range(settings["completions"])

@@ -41,11 +41,23 @@ def test_the_layout_of_paths_that_begin_alike(monkeypatch):
     assert b.tokens.tolist() == [1, 2, 10, 11, 13, 10]
     assert b.position.tolist() == [0, 1, 2, 3, 4, 2]
     assert b.edges == (0, 2, 4, 5, 5, 5, 6) and b.parents == (-1, 0, 1, 2, 3, 0)
-    assert b.seen == (0, 2, 4, 5, 4, 2) and b.prompts == [(0, 2)] * 5
+    assert b.seen == (0, 2, 4, 5, 4, 2) and b.prompts == [[(0, 2)]] * 5
     assert [sum(e - s for s, e in spans) for spans in b.contexts()] == [*b.seen]
     assert b.predict.tolist() == [1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 1, 5]
     apart = pack([trajectory((1, 2), tokens) for tokens in responses])  # no paths of episodes
     assert apart.parents == (-1, 0, 0, 0, 0, 0)
+
+
+def test_the_layout_of_prompts_that_begin_alike(monkeypatch):
+    monkeypatch.setattr(shared_paths, "LEAST_OPENING", 2)
+    prompts = ((1, 2, 3), (1, 2, 4, 5), (1, 2, 4), (1, 3))
+    b = pack([trajectory(prompt, (10, 11), group) for group, prompt in enumerate(prompts)])
+    assert b.tokens.tolist() == [1, 2, 3, 10, 4, 5, 10, 4, 10, 1, 3, 10]
+    assert b.position.tolist() == [0, 1, 2, 3, 2, 3, 4, 2, 3, 0, 1, 2]
+    assert b.edges == (0, 3, 4, 6, 7, 8, 9, 11, 12) and b.parents == (-1, 0, 0, 2, 2, 4, -1, 6)
+    assert b.seen == (0, 3, 2, 4, 2, 3, 0, 2) and b.responses == (1, 3, 5, 7)
+    assert b.prompts == [[(0, 3)], [(0, 2), (4, 6)], [(0, 2), (7, 8)], [(9, 11)]]
+    assert b.predict.tolist() == [2, 3, 5, 6, 7, 8, 10, 11]
 
 
 def test_empty_and_length_one_responses():
@@ -124,7 +136,7 @@ def groups(draw):
 def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     """Law of the layout: what a segment continues, and the segment up to `predict`, are exactly prompt + response so
     far."""
-    with mock.patch.object(shared_paths, "LEAST_SHARED", 1):
+    with mock.patch.multiple(shared_paths, LEAST_SHARED=1, LEAST_OPENING=1):
         b = pack(rows, share_prompt=share)
     cut, parent, contexts = b.edges, b.parents, b.contexts()
     segment_of = [g for g, (start, end) in enumerate(pairwise(cut)) for _ in range(start, end)]
@@ -147,4 +159,10 @@ def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     fed_alike = (zip(a.tokens[:-1], b.tokens[:-1], strict=False) for a, b in pairwise(rows) if a.group == b.group)
     alike = [pair for pairs in fed_alike for pair in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     saved = len(alike) if share and rows[0].sampled is not None else 0
-    assert parent.count(-1) == prompts and len(b.tokens) == fed - saved
+    others = (zip(a.prompt_tokens, b.prompt_tokens[:-1], strict=False) for a, b in pairwise(rows) if a.group != b.group)
+    openings = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in others if share]
+    whole = prompts - sum(count > 0 for count in openings)
+    assert parent.count(-1) == whole and len(b.tokens) == fed - saved - sum(openings)
+    assert [[token for span in spans for token in b.tokens[slice(*span)].tolist()] for spans in b.prompts] == [
+        row.prompt_tokens.tolist() for row in rows
+    ]

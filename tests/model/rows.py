@@ -1,6 +1,8 @@
 """Trajectories over the tiny vocabulary, and the plain way to get their log-probs: one sequence at a time, Hugging
 Face's own forward."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -39,6 +41,11 @@ def rows(*shapes: tuple[int, tuple[int, ...]], temperature: tuple[float, ...] = 
                 )
             )
     return out
+
+
+def opened(items: list[Trajectory]) -> list[Trajectory]:
+    """With the same 70 tokens before every prompt."""
+    return [replace(item, prompt_tokens=(*ids(70, 9), *item.prompt_tokens)) for item in items]
 
 
 def forked(**facts) -> list[Trajectory]:

@@ -12,7 +12,7 @@ from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
 from tests.model.families import FAMILIES, REFUSED, make
-from tests.model.rows import forked, plain_log_prob, rows
+from tests.model.rows import forked, opened, plain_log_prob, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
@@ -53,12 +53,13 @@ def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
             assert (mine.grad - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max() + 1e-5, name
 
 
+@pytest.mark.parametrize("items", [forked(), opened(forked()), opened(rows(*SHAPES))], ids=["paths", "both", "prompts"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_paths_that_share_what_they_begin_with_train_as_apart(family):
+def test_what_paths_and_prompts_begin_with_trains_as_apart(family, items):
     given = []
     for share in (True, False):
         policy = Policy(make(family), share_prompt=share)
-        batch = policy.pack(forked())
+        batch = policy.pack(items)
         log_prob = policy(batch).log_prob
         (log_prob * batch.loss_mask * torch.linspace(-1, 1, len(log_prob))).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters() if p.grad is not None])

@@ -10,7 +10,7 @@ import transformers as hf
 from proxima.data import Trajectory, pack
 from proxima.kernels.compiled import unavailable
 from proxima.model import LoadedModel, Policy, fused_backbone
-from tests.model.rows import forked
+from tests.model.rows import forked, opened
 from tests.tiny import tiny_tokenizer
 
 SIZES = {"vocab_size": 272, "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 2, "head_dim": 32}
@@ -101,9 +101,13 @@ def test_sequences_are_alone(items):
     torch.testing.assert_close(together, apart, atol=0.05, rtol=0)
 
 
+BEGIN_ALIKE = [forked(), opened(forked()), opened(trajectories())]
+
+
+@pytest.mark.parametrize("items", BEGIN_ALIKE, ids=["paths", "both", "prompts"])
 @pytest.mark.parametrize("kind", ["llama", "qwen3"])
-def test_paths_that_share_what_they_begin_with_train_as_apart(kind, monkeypatch):
-    monkeypatch.setitem(globals(), "trajectories", forked)
+def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
+    monkeypatch.setitem(globals(), "trajectories", lambda: items)
     model, calls, fused = model_of(kind), [], fused_backbone.fused_states
     monkeypatch.setattr(fused_backbone, "fused_states", lambda *a: calls.append(fused(*a)) or calls[-1])
     given = {share: run(model, share_prompt=share) for share in (True, False)}
@@ -113,19 +117,21 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind, monkeypatch)
         assert 0 < distance(shared, exact) < 1.1 * distance(apart, exact) < 0.1
 
 
-def test_the_kernel_sees_each_response_whole_behind_its_prompt():
-    batch, apart = pack(forked()), pack(forked(), share_prompt=False)
+@pytest.mark.parametrize("items", BEGIN_ALIKE, ids=["paths", "both", "prompts"])
+def test_the_kernel_sees_each_response_whole_behind_its_whole_prompt(items):
+    batch, apart = pack(items), pack(items, share_prompt=False)
     whole = fused_backbone._WholeResponses.of(batch)
     assert fused_backbone._WholeResponses.of(apart) is None
     assert torch.equal(batch.tokens[whole.rows][whole.own], batch.tokens)
     prompts = [g for g, parent in enumerate(whole.parents) if parent < 0]
-    assert len(prompts) == 2 and {*whole.parents} == {-1, *prompts}
+    assert len(prompts) == len({item.group for item in items}) and {*whole.parents} == {-1, *prompts}
     responses = [g for g, parent in enumerate(whole.parents) if parent >= 0]
     segments, theirs = (
         batch.tokens[whole.rows].tensor_split(whole.edges[1:-1]),
         apart.tokens.tensor_split(apart.edges[1:-1]),
     )
     assert [segments[g].tolist() for g in responses] == [each.tolist() for each in theirs[1::2]]
+    assert [segments[whole.parents[g]].tolist() for g in responses] == [each.tolist() for each in theirs[::2]]
 
 
 def test_other_models_go_through_their_modules():
@@ -156,3 +162,11 @@ def test_float16_goes_through_the_modules():
     found = run(model_of("llama"), torch.float16)[0]
     exact = run(model_of("llama").double(), torch.float64)[0]
     assert distance(found, exact) < 0.005
+
+
+def test_gradients_of_a_row_that_is_there_often_are_added_in_float32():
+    x = torch.ones(3, 2, dtype=torch.bfloat16, requires_grad=True)
+    rows = torch.tensor([0, 2] + [1] * 999)
+    assert torch.equal(fused_backbone._laid_out(x, rows), x[rows])
+    fused_backbone._laid_out(x, rows).backward(torch.full((1001, 2), 1.25, dtype=torch.bfloat16))
+    assert x.grad[:, 0].tolist() == [1.25, 1248.0, 1.25]  # 1248.75, rounded once

@@ -4,14 +4,14 @@ import pytest
 
 from proxima.data import pack
 from proxima.model.micro_batch import micro_batches, tokens_fed
-from tests.model.rows import forked
+from tests.model.rows import forked, opened
 from tests.train.helpers import trajectories
 
 
 @pytest.mark.parametrize("share_prompt", [True, False])
 @pytest.mark.parametrize("budget", [1, 20, 33, 70, 10_000])
 def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prompt, budget):
-    for items in (trajectories(), forked()):
+    for items in (trajectories(), forked(), opened(trajectories()), opened(forked())):
         cuts = micro_batches([(item,) for item in items], budget, share_prompt=share_prompt)
         assert [i for cut in cuts for i in cut] == list(range(len(items)))
         for cut in cuts:

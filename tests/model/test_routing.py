@@ -10,7 +10,7 @@ from proxima.data import FieldError, Trajectory
 from proxima.model import Policy
 from proxima.model.routing import check_mixture, split_chosen
 from tests.model.families import FAMILIES, make
-from tests.model.rows import forked
+from tests.model.rows import forked, opened
 
 BOTH = frozenset({"routed_experts", "expert_load"})
 FORMS = [("Qwen3-MoE", False), ("Qwen3-MoE", True), ("Mixtral", False)]
@@ -110,10 +110,11 @@ def test_differing_experts_are_counted():
     assert (differing, replayed) == (len(batch.target), 4 * len(batch.target) - 4)  # two responses share it
 
 
-def test_routes_of_trajectories_are_packed():
+@pytest.mark.parametrize("begin", [list, opened])
+def test_routes_of_trajectories_are_packed(begin):
     """Through the columns of the trajectories, shared prompt or not, the pass sees what it recorded. A shared prompt
     has the routes of its first response, and a trajectory without any falls back."""
-    p, plain = policy(), items()
+    p, plain = policy(), begin(items())
     batch = p.pack(plain)
     recorded = p(batch, BOTH)
     columns = split_chosen(recorded.routed_experts, batch)
@@ -134,7 +135,8 @@ def test_routes_of_trajectories_are_packed():
         and Policy(make("Qwen3-MoE")).pack(routed).routed_experts is None
     )
     partly = p.pack([plain[0], *routed[1:]]).routed_experts
-    assert (partly[: 5 + 3] == -1).all() and (partly[5 + 3 :] >= 0).all()
+    alone = len(plain[0].prompt_tokens) + 3
+    assert (partly[:alone] == -1).all() and (partly[alone:] >= 0).all()
     with pytest.raises(ValueError, match=r"Trajectory.routed_experts: int8 of shape \[4, 2, 2\], expected"):
         replace(routed[1], routed_experts=responses[0])
     with pytest.raises(ValueError, match="int64 of shape"):

@@ -151,6 +151,15 @@ def test_a_prompt_may_have_all_but_one_token_of_the_context():
     assert (again.uid, made.skipped, made.longest) == (3, 1, 9)
 
 
+def test_an_opening_is_what_a_prompt_shares_with_the_first_row():
+    rows = [row(text) for text in ("One", "Two", "Other")]
+    made = PromptSource(
+        rows, BaseTokenizer(), context=200, cursor=Cursor(3, seed=1, shuffle=False), system="s" * 100
+    )  # start token, system prompt, line end, text: 102 tokens and the O are alike
+    assert [prompt.opening for prompt in made.next(3)] == [64, 64, 64]
+    assert [prompt.opening for prompt in source([63, 3, 62], context=99).next(3)] == [64, 0, 0]
+
+
 def test_skipped_prompts_are_counted_and_keep_their_uid():
     made = source([1, 50, 2, 50, 3], context=10)
     assert [prompt.uid for prompt in made.next(6)] == [0, 2, 4, 5, 7, 9]

@@ -30,11 +30,13 @@ class Prompt(Columns):
         answer: the reference answer; any JSON value, None where no reward needs one.
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
         chat: whether the data holds the prompt as a list of messages, not as a text.
+        opening: how many of its first tokens other prompts of the data have as well; 0 where that is not looked for.
     """
 
     uid: int
     messages: tuple[Message, ...]
     tokens: Ints
+    opening: int = 0
     answer: Any = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     chat: bool = False

@@ -10,13 +10,15 @@ A response token attends to its prompt and to its own segment up to itself. Its 
 length, so the model computes what it would for the sequence alone. The last token of a response predicts nothing and is
 not fed.
 
-The paths of episodes also share what their responses begin with: a path is fed from where it leaves its neighbour, its
-parent, and attends to the tokens before. Axis N has all tokens of every response all the same: several targets may be
-predicted by one hidden state, each with its own place in the loss.
+The prompts of neighbouring groups share what they begin with, such as a long system prompt: one is fed from where it
+leaves its neighbour, its parent, and attends to the tokens before. So do the responses of the paths of an episode. Axis
+N has all tokens of every response all the same: several targets may be predicted by one hidden state, each with its own
+place in the loss.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from proxima.data.columns import column_dtypes
 from proxima.data.field_checks import check_fields
 from proxima.data.policy_batch import HostCounts, PolicyBatch
 from proxima.data.sampling_mask import SamplingMask
+from proxima.data.shared_paths import common_beginning, common_opening
 from proxima.data.trajectory import Trajectory
 from proxima.data.transfer import to_device
 
@@ -50,7 +53,8 @@ class PackedBatch:
         tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
             sampled, and how many are in the loss; on the host.
         edges: on the host, 0 … L; segment g is `edges[g]:edges[g+1]`. Segments may be empty.
-        parents: of each segment, the one that it continues, or -1 for a prompt; see `contexts`.
+        parents: of each segment, the one that it continues, or -1 for a whole prompt; see `contexts`.
+        responses: of each sequence, the segment of its response; the others are of prompts.
         seen: of each segment, how many tokens come before it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
         newest_version: the largest of `policy_version`, on the host; -1 without one.
@@ -72,6 +76,7 @@ class PackedBatch:
     in_loss_of: tuple[int, ...]
     edges: tuple[int, ...]
     parents: tuple[int, ...]
+    responses: tuple[int, ...]
     seen: tuple[int, ...]
     sampling_mask_edges: tuple[int, ...] = ()
     newest_version: int = -1
@@ -102,13 +107,20 @@ class PackedBatch:
         return len(self.cu_seqlens) - 1
 
     @property
-    def prompts(self) -> list[tuple[int, int]]:
-        """Of each sequence, where its prompt begins and ends in L."""
-        return [spans[0] for spans in self.contexts() if spans]
+    def prompts(self) -> list[list[tuple[int, int]]]:
+        """Of each sequence, the spans of L that its prompt has, in order: with these the context of its response
+        begins."""
+        contexts, responses = self.contexts(), set(self.responses)
+        out: list[list[tuple[int, int]]] = []
+        for segment in self.responses:
+            while segment in responses:
+                segment = self.parents[segment]
+            out.append([*contexts[segment], (self.edges[segment], self.edges[segment + 1])])
+        return out
 
     def contexts(self) -> list[list[tuple[int, int]]]:
         """Of each segment, the spans of L with the tokens before it, in order: the first `seen` of its parent's
-        sequence. A prompt has none, a response that shares its prompt alone has that."""
+        sequence. A whole prompt has none, a response that shares its prompt alone has that."""
         out: list[list[tuple[int, int]]] = []
         for parent, left in zip(self.parents, self.seen, strict=True):
             out.append([])
@@ -151,25 +163,27 @@ class PackedBatch:
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
     """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`, and
-    what `shared_response` counts.
+    what `shared_response` counts; those of two groups share what `common_opening` counts.
     `routes`: with the `routed_experts` of those that have some.
 
     ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
     the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
-    opens, shared = _shared(trajectories, group, share_prompt)
+    opens, opened, shared = _shared(trajectories, group, share_prompt)
 
-    # segments: the rest of each response, with its prompt before it where the prompt is laid out
+    # segments: the rest of each response, with the rest of its prompt before it where the prompt is laid out
     pieces: list[NDArray[Any]] = []
-    for item, own_prompt, start in zip(trajectories, opens, shared, strict=True):
-        pieces += [item.prompt_tokens, item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
+    for item, own_prompt, begin, start in zip(trajectories, opens, opened, shared, strict=True):
+        pieces += [item.prompt_tokens[begin:], item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
     segment_cu = _prefix_sum(np.array([len(piece) for piece in pieces], np.int64))
     response = np.cumsum(1 + opens) - 1  # [S], the segment of each response
     prompt = (response - 1)[opens][np.cumsum(opens) - 1] if len(opens) else response  # [S], of its prompt
     parent = np.full(len(pieces), -1, np.int64)
     parent[response] = np.where(shared > 0, np.roll(response, 1), prompt)
+    parent[prompt[opened > 0]] = np.roll(prompt, 1)[opened > 0]
     seen = np.zeros(len(pieces), np.int64)  # position of each segment's first token
+    seen[prompt[opens]] = opened[opens]
     seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
     cu_seqlens = _prefix_sum(lengths)
     # token t of a response is predicted at t - 1 of its segment, the first at the end of its prompt
@@ -192,7 +206,7 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     if routes:
         from proxima.data.routed_experts import packed_experts
 
-        columns |= packed_experts(trajectories, opens, shared)
+        columns |= packed_experts(trajectories, opens, opened, shared)
     if (wrong := columns["loss_mask"] & ~columns["sampled"]).any():
         raise ValueError(f"pack: token {wrong.argmax()} of the batch is in the loss but not sampled.")
     masks = (columns["sampled"], columns["loss_mask"])
@@ -207,6 +221,7 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
         in_loss_of=in_loss_of,
         edges=tuple(segment_cu.tolist()),
         parents=tuple(parent.tolist()),
+        responses=tuple(response.tolist()),
         seen=tuple(seen.tolist()),
         sampling_mask_edges=() if masks_cu is None else tuple(masks_cu.tolist()),
         newest_version=-1 if versions is None else int(versions.max(initial=-1)),
@@ -220,25 +235,28 @@ def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
 
 def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """[S] which lay out their prompt, those of another group than their neighbour; and [S] `shared_response`."""
-    opens, shared = np.append(True, group[1:] != group[:-1])[: len(group)], np.zeros(len(group), np.int64)
-    for i in np.flatnonzero(~opens).tolist():
-        before, item = trajectories[i - 1 : i + 1]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
+    """[S] which lay out their prompt, those of another group than their neighbour; of these [S] `common_opening`, of
+    the others [S] `shared_response`."""
+    opens = np.append(True, group[1:] != group[:-1])[: len(group)]
+    opened, shared = np.zeros((2, len(group)), np.int64)
+    opener = 0  # whose prompt is the last that was laid out, with its routes
+    for i, (before, item) in enumerate(pairwise(trajectories), 1):
+        if opens[i]:
+            opened[i], opener = common_opening(trajectories[opener], item), i
+            continue
         if not np.array_equal(before.prompt_tokens, item.prompt_tokens):
             raise ValueError(f"pack: group {item.group} mixes prompts; each prompt needs its own group number.")
         shared[i] = shared_response(before, item)
     if not share_prompt:
-        opens[:], shared[:] = True, 0
-    return opens, shared
+        opens[:], opened[:], shared[:] = True, 0, 0
+    return opens, opened, shared
 
 
 def shared_response(before: Trajectory, item: Trajectory) -> int:
     """`common_beginning` of two responses of one group, where they are paths of episodes; otherwise 0."""
     if before.sampled is None or item.sampled is None:
         return 0
-    from proxima.data.shared_paths import common_beginning
-
     return common_beginning(before, item)
 
 

@@ -15,17 +15,20 @@ def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
         raise ValueError(f"{name}: {kind} of shape {shape}, expected int8 or int16 of [{count}, layers, K].")
 
 
-def packed_experts(trajectories: Sequence[Any], opens: NDArray[Any], shared: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """The column of `pack` for trajectories, of which those that `opens` [S] bool marks lay out their prompt, and each
-    its response without the first `shared` [S] tokens: the experts of every token that is fed, -1 for those of a
-    trajectory without. A response token is fed where the next one is predicted."""
+def packed_experts(
+    trajectories: Sequence[Any], opens: NDArray[Any], opened: NDArray[Any], shared: NDArray[Any]
+) -> dict[str, NDArray[Any]]:
+    """The column of `pack` for trajectories, of which those that `opens` [S] bool marks lay out their prompt without
+    the first `opened` [S] tokens, and each its response without the first `shared` [S]: the experts of every token that
+    is fed, -1 for those of a trajectory without. A response token is fed where the next one is predicted."""
     given = [item.routed_experts for item in trajectories if item.routed_experts is not None]
     if not given:
         return {}
     dtype = np.result_type(*given)
     pieces: list[NDArray[Any]] = []
-    for item, own_prompt, start in zip(trajectories, opens, shared, strict=True):
-        parts = [(item.prompt_routed_experts, len(item.prompt_tokens))] if own_prompt else []
+    for item, own_prompt, begin, start in zip(trajectories, opens, opened, shared, strict=True):
+        ids, n = item.prompt_routed_experts, len(item.prompt_tokens)
+        parts = [(None if ids is None else ids[begin:], n - begin)] if own_prompt else []
         parts += [(None if (own := item.routed_experts) is None else own[start + 1 :], len(item.tokens[start:-1]))]
         pieces += [np.full((n, *given[0].shape[1:]), -1, dtype) if ids is None else ids for ids, n in parts]
     return {"routed_experts": np.concatenate(pieces)}

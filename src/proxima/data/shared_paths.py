@@ -1,10 +1,15 @@
-"""What the paths of episodes begin with: a packed batch has it once where they are neighbours."""
+"""What paths of episodes, and prompts, begin with: a packed batch has it once where they are neighbours."""
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from proxima.data.trajectory import Trajectory
 
 LEAST_SHARED = 16  # tokens below which a path is fed from its prompt on
+LEAST_OPENING = 64  # tokens below which a prompt is fed whole
 
 
 def common_beginning(before: Trajectory, item: Trajectory) -> int:
@@ -12,13 +17,29 @@ def common_beginning(before: Trajectory, item: Trajectory) -> int:
     token of a response, which is not fed, is not counted."""
     length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
     same = before.tokens[:length] == item.tokens[:length]
-    routes, others = item.routed_experts, before.routed_experts
+    count = _agreeing(same, before.routed_experts, item.routed_experts, 1)
+    return count if count >= LEAST_SHARED else 0
+
+
+def common_opening(before: Trajectory, item: Trajectory) -> int:
+    """How many tokens two prompts begin with and send to the same experts, a system prompt or examples as a rule; 0 for
+    fewer than `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is not counted."""
+    length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
+    if length < LEAST_OPENING:
+        return 0
+    same = before.prompt_tokens[:length] == item.prompt_tokens[:length]
+    count = _agreeing(same, before.prompt_routed_experts, item.prompt_routed_experts, 0)
+    return count if count >= LEAST_OPENING else 0
+
+
+def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDArray[Any] | None, first: int) -> int:
+    """How many of the first tokens are the `same` and go to the same experts, of which those from `first` on count."""
     if (routes is None) != (others is None):
         return 0
     if routes is not None and others is not None:
-        same &= (routes[1 : length + 1] == others[1 : length + 1]).all((1, 2))
-    count = length if same.all() else int(same.argmin())
-    return count if count >= LEAST_SHARED else 0
+        span = slice(first, first + len(same))
+        same &= (routes[span] == others[span]).all((1, 2))
+    return len(same) if same.all() else int(same.argmin())
 
 
 def sharing_order(trajectories: Sequence[Trajectory]) -> list[int]:

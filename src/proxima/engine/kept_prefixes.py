@@ -1,6 +1,7 @@
 """Keys and values of what several requests begin with: they are computed once."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,12 +46,19 @@ class KeptPrefixes:
         kept = [shared if decoder.takes_past else () for _, shared in prompts]
         ends = [list(dict.fromkeys((*own, len(tokens)))) for own, (tokens, _) in zip(kept, prompts, strict=True)]
         while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
-            parts = [prompts[i][0][: ends[i][counts[i]]] for i in left]
-            for i, state, whole in zip(left, *decoder.prefill(parts, [kv[i] for i in left]), strict=True):
-                hidden[i], kv[i] = state, whole
-                counts[i] += 1
-                if counts[i] <= len(kept[i]):
-                    self._keep(prompts[i][0], kept[i][: counts[i]], whole)
+            alike: dict[Any, list[int]] = {}  # those whose next part is the same, unless it ends a prompt
+            for i in left:
+                key = _prefix_key(prompts[i][0], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
+                alike.setdefault(key, []).append(i)
+            firsts = [own[0] for own in alike.values()]
+            parts = [prompts[i][0][: ends[i][counts[i]]] for i in firsts]
+            states = decoder.prefill(parts, [kv[i] for i in firsts])
+            for own, state, whole in zip(alike.values(), *states, strict=True):
+                for i in own:
+                    hidden[i], kv[i] = state, whole
+                    counts[i] += 1
+                if counts[own[0]] <= len(kept[own[0]]):
+                    self._keep(prompts[own[0]][0], kept[own[0]][: counts[own[0]]], whole)
         return hidden, [whole for whole in kv if whole is not None]
 
     def _keep(self, tokens: Ints, shared: Sequence[int], kv: Tensor) -> None:

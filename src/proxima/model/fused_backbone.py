@@ -63,7 +63,7 @@ def _layer_states(
     turns = Turns(cos, sin, None, None, getattr(modules.get("q_norm"), "variance_epsilon", 0.0))
     x, h = _normed(kernels, x, delta, layer.input_layernorm)
     projected = qkv.product(kernels, h)
-    projected = projected if whole is None else projected.index_select(0, whole.rows)
+    projected = projected if whole is None else _laid_out(projected, whole.rows)
     seen = _attention(kernels, projected, *norms, turns, segments)
     seen = seen if whole is None else seen.index_select(0, whole.own)
     x, h = _normed(kernels, x, out.product(kernels, seen), layer.post_attention_layernorm)
@@ -71,8 +71,8 @@ def _layer_states(
 
 
 class _WholeResponses(NamedTuple):
-    """A batch for the attention kernel, in which each response continues its prompt and nothing else: what it shares
-    with other responses is laid out before it once more.
+    """A batch for the attention kernel, in which prompts are whole and each response continues its own and nothing
+    else: what prompts or responses share is laid out before each once more.
 
     rows: [E] index into L of each of its tokens. own: [L] where the batch's tokens are there. edges, parents: as of
     `PackedBatch`, of the same segments.
@@ -88,15 +88,38 @@ class _WholeResponses(NamedTuple):
         """None where responses share prompts alone."""
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
-        parents = [*batch.parents]
+        parents, prompts = [*batch.parents], dict(zip(batch.responses, batch.prompts, strict=True))
         rows, own, edges = list[Tensor](), list[Tensor](), [0]
         for g, (span, context) in enumerate(zip(pairwise(batch.edges), batch.contexts(), strict=True)):
-            if (root := parents[g]) >= 0 and parents[root] >= 0:
-                parents[g] = parents[root]  # which is a prompt by now
-            rows.append(indices_of([*context[1:], span]))
+            if g not in prompts:
+                parents[g] = -1
+            elif parents[g] in prompts:
+                parents[g] = parents[parents[g]]  # which is a prompt by now
+            rows.append(indices_of([*context[len(prompts.get(g, ())) :], span]))
             edges.append(edges[-1] + len(rows[-1]))
             own.append(torch.arange(edges[-1] - (span[1] - span[0]), edges[-1]))
         return cls(torch.cat(rows), torch.cat(own), tuple(edges), tuple(parents))
+
+
+class _LaidOut(torch.autograd.Function):
+    """`x[rows]`; gradients of a row that is there several times are added in float32, whatever they are rounded to."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = x.shape
+        return x.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (grad,), (rows,) = gradients, ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, rows, grad.float()).to(grad.dtype), None
+
+
+def _laid_out(x: Tensor, rows: Tensor) -> Tensor:
+    out: Tensor = _LaidOut.apply(x, rows)  # type: ignore[no-untyped-call]
+    return out
 
 
 def _kernels(backbone: nn.Module) -> TrainKernels | None:

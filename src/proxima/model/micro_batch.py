@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from proxima.data import Trajectory
 from proxima.data.packed_batch import shared_response
+from proxima.data.shared_paths import common_opening
 
 Items = Sequence[Sequence[Trajectory]]
 
@@ -31,10 +32,13 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
 def tokens_fed(items: Items, *, share_prompt: bool = True, before: Trajectory | None = None) -> int:
     """Tokens that a micro-batch of these feeds the model: the length of its packed axis, without packing it. The last
     token of a response is not fed: it predicts nothing. `before` is the sequence in front of them."""
-    total = 0
+    total, opener = 0, before
     for trajectory in (trajectory for item in items for trajectory in item):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
-        if share_prompt and before is not None and before.group == trajectory.group:
+        if before is None or before.group != trajectory.group:
+            total -= common_opening(opener, trajectory) if share_prompt and opener is not None else 0
+            opener = trajectory
+        elif share_prompt:
             total -= len(trajectory.prompt_tokens) + shared_response(before, trajectory)
         before = trajectory
     return total

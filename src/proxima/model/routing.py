@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from proxima.core.segment import segment_index
 from proxima.data import FieldError, PackedBatch
+from proxima.data.packed_batch import indices_of
 
 #: model_type of transformers whose routers weigh the k largest of softmax(logits), divided by their sum or not
 FAMILIES = ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe")
@@ -132,8 +133,8 @@ def connect_routers(backbone: nn.Module) -> None:
 
 def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
     """The columns of a batch's trajectories, one after the other, of the experts [L, M, K] of its tokens."""
-    prompts = [torch.arange(start, end, device=chosen.device) for start, end in batch.prompts]
-    return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[torch.cat(prompts)]}
+    prompts = indices_of([span for spans in batch.prompts for span in spans]).to(chosen.device)
+    return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[prompts]}
 
 
 def _hand_over(router: Any, attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from threading import Thread
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -13,6 +15,9 @@ from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
+OPENING = (
+    64  # what prompts begin with counts in steps of this many tokens: one that goes on alike by chance is as the others
+)
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
@@ -128,12 +133,24 @@ class PromptSource:
         prompt = to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
-            return prompt
+            return replace(prompt, opening=self._opening(prompt.tokens))
         if self.over_length == "refuse":
             reason = f"refuses row {row}: its prompt has {len(prompt.tokens)} tokens"
             remedy = f"{self._limit()}, or set data.over_length=skip"
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
+
+    def _opening(self, tokens: Ints) -> int:
+        """`Prompt.opening`: what it has in common with the prompt of the first row. So it depends on the data alone,
+        and a prompt is run in the same parts whatever else is generated with it."""
+        length = min(len(tokens), len(self._first))
+        same = tokens[:length] == self._first[:length]
+        count = length if same.all() else int(same.argmin())
+        return count // OPENING * OPENING
+
+    @cached_property
+    def _first(self) -> Ints:
+        return to_prompt(self.rows[0], 0, self.tokenizer, self.system, self.template_arguments).tokens
 
     def check_template(self) -> None:
         """Refuse a chat template that does not end: Jinja bounds one loop, but not one in another. The first row is

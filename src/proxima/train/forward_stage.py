@@ -79,7 +79,7 @@ def stage_columns(
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)
         for name, values in (outputs if isinstance(outputs, Mapping) else {stage.column: outputs}).items():
-            prompts = (end - start for start, end in batch.prompts)
+            prompts = (sum(end - start for start, end in spans) for spans in batch.prompts)
             sizes = tuple(prompts) if name.startswith("prompt_") else batch.tokens_of
             parts.append((name, copies.begin(values), sizes))
     for _ in range(idle):

@@ -14,7 +14,7 @@ from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import plain_copy
 from proxima.model.parallel.sharding import Sharding
 from tests.model.parallel.passes import LORA, NEEDS, compare, forward_only, gradients, policies, scalars, source
-from tests.model.rows import MIXED, forked, rows
+from tests.model.rows import MIXED, forked, opened, rows
 
 KINDS = ("llama", "qwen2", "qwen3", "gpt2", "windows", "experts")
 VALUE = NEEDS | {"value"}
@@ -84,7 +84,7 @@ def masked(sequences: list[Trajectory]) -> list[Trajectory]:
 
 def outputs(plain: PackedModel, split: PackedModel) -> None:
     """Every output of a policy, and the gradient through each."""
-    sequences = masked([*rows(*MIXED), *forked()])
+    sequences = masked([*rows(*MIXED), *opened(forked())])
     given = []
     for model in (plain, split):
         for parameter in model.model.parameters():

@@ -12,7 +12,7 @@ from proxima.model.parallel.context import _deal
 from tests.model.families import FAMILIES, make
 from tests.model.parallel.context_passes import all_passes, masked, uneven_heads
 from tests.model.parallel.ranks import run_ranks
-from tests.model.rows import MIXED, forked, policy, rows
+from tests.model.rows import MIXED, forked, opened, policy, rows
 
 
 @pytest.mark.parametrize("size", [4])
@@ -37,7 +37,7 @@ def test_heads_that_do_not_divide(tiny_model, tmp_path):
     run_ranks(uneven_heads, 3, tmp_path)
 
 
-@pytest.mark.parametrize("items", [rows(*MIXED), forked()])
+@pytest.mark.parametrize("items", [rows(*MIXED), forked(), opened(forked())])
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 40, 200])
 def test_parts_hold_each_token_and_each_response_token_once(size, items):
     batch = policy("llama").pack(masked(items))

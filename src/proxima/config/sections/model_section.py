@@ -32,7 +32,7 @@ class ModelConfig:
     compute_dtype: Annotated[Literal["float32", "bfloat16"], "autocast dtype of forward and backward"] = "bfloat16"
     device: Annotated[str, "auto, cpu, cuda, cuda:1"] = "auto"
     attention: Annotated[Attention, "keeps packed sequences apart; varlen: flash attention, on a GPU"] = "auto"
-    share_prompt: Annotated[bool, "run a group's prompt once in training"] = True
+    share_prompt: Annotated[bool, "run a group's prompt, and what prompts begin with, once in training"] = True
     gradient_checkpointing: Annotated[bool, "trade compute for activation memory"] = False
     log_prob_chunk: Annotated[int, "tokens, rows of the [chunk, vocabulary] logits alive at once"] = 512
     max_length: Annotated[int | None, "tokens, prompt + completion; null: the model's own limit"] = None

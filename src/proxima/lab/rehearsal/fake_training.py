@@ -214,7 +214,9 @@ def _trajectory(config: AnyConfig, training: Training, group: int, sample: int, 
     """A completion with every column that loss and stages may read, those that a stage fills left out."""
     tokens = np.arange(length, dtype=np.int32) % 7
     log_prob = np.full(length, -1.0, np.float32)
-    base = Trajectory(uid=group, sample=sample, group=group, prompt_tokens=np.ones(prompt, np.int32), tokens=tokens)
+    base = Trajectory(
+        uid=group, sample=sample, group=group, prompt_tokens=np.full(prompt, group % 2, np.int32), tokens=tokens
+    )
     if not isinstance(config, RunConfig):
         return replace(base, reference_log_prob=log_prob)
     filled = {stage.column for stage in training.stages}

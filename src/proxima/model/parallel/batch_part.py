@@ -1,7 +1,6 @@
 """A packed batch cut along its axis of tokens, from what of it is on the host: nothing here waits for a device."""
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Annotated, Any
 
 import numpy as np
@@ -45,11 +44,10 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
     """[N] `batch.predict`."""
-    segments = zip(pairwise(batch.edges), batch.contexts(), strict=True)
-    rows = ((context[0][1] - 1, [*context[1:], own]) for own, context in segments if context)
-    places = [np.zeros(0, np.int64)]
-    for (prompt_end, spans), count in zip(rows, batch.tokens_of, strict=True):
-        places += [np.r_[prompt_end, *(np.arange(*span) for span in spans)][:count]]
+    contexts, places = batch.contexts(), [np.zeros(0, np.int64)]
+    for segment, prompt, count in zip(batch.responses, batch.prompts, batch.tokens_of, strict=True):
+        spans = [*contexts[segment][len(prompt) :], (batch.edges[segment], batch.edges[segment + 1])]
+        places += [np.r_[prompt[-1][1] - 1, *(np.arange(*span) for span in spans)][:count]]
     return np.concatenate(places)
 
 
