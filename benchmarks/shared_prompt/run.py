@@ -55,9 +55,8 @@ def main() -> None:
             ["prompt x response", "the prompt is run", "tokens run", "seconds", "times as fast", "gradient norm"], rows
         )
     )
-    print(
-        "\nEqual: weights, tokens, losses (but for one token of prompts that would begin alike); tests hold the gradients equal in float32.\n"
-    )
+    print("\nEqual: weights, tokens, losses (but for one token of prompts that would begin alike).")
+    print("Tests hold the gradients equal in float32.\n")
     finish(
         {"claim": "shared_prompt", "ratio": measured[o.shapes[-1]]["ratio"], "shapes": measured, "threads": o.threads},
         o.json_out,

@@ -115,6 +115,6 @@ def pages() -> dict[str, list[Printed]]:
     ):
         for file in sorted((ROOT / folder).rglob(pattern)):
             name = str(file.relative_to(ROOT))
-            found[name] = list(of_comments(name)) if file.is_file() else []
+            found[name] = list(of_comments(name)) if file.is_file() and file.suffix != ".pyc" else []
     found["proxima --help"] = list(of_help())
     return {name: commands for name, commands in found.items() if commands}

@@ -98,6 +98,19 @@ def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest
             assert ("resume: " in closing_line(ending, None)) == (not variable)
 
 
+def test_what_follows_from_an_error_of_rank_0_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    for own in (False, True):
+        with watching(2) as watch:
+            channel = call(watch, 1)
+            watch.meet(10)
+            if own:
+                watch.own_error()
+            channel.send(error=told_error(RuntimeError("Connection was likely closed")), at=IDLE)
+            assert "likely closed" in failure(watch).text
+            time.sleep(0.2)  # it is printed just after
+        assert ("likely closed" in capfd.readouterr().err) == (not own)
+
+
 def test_a_rank_that_says_good_bye_has_not_died() -> None:
     with watching(2) as watch:
         channel = call(watch, 1)

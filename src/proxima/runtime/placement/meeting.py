@@ -84,6 +84,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
                 watch.await_farewells()
                 raise RunEnded(f"{error}; its traceback is in log.txt; resume with --resume") from error
             if failure is None:
+                watch.own_error()
                 raise
             watch.take()
             if failure.refused and isinstance(error, UserError):

@@ -111,7 +111,7 @@ class RankWatch:
         self.failure: RankFailure | None = None
         self._causes: list[RankFailure] = []
         self._first_cause_at, self._ends_at = 0.0, 0.0
-        self._changed, self._taken = threading.Condition(), False
+        self._changed, self._taken, self._own = threading.Condition(), False, False
         self._closed = self._in_order = False
         self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
         self._cancel: Callable[[], None] | None = None
@@ -177,6 +177,10 @@ class RankWatch:
         with self._changed:
             self._taken = True
         self.log.flush(at_once=True)
+
+    def own_error(self) -> None:
+        """This rank says what has failed: what the others report from now on follows from it and is not printed."""
+        self._own = True
 
     def await_farewells(self) -> None:
         """Wait for the last lines of the other ranks, which hear that the run has ended."""
@@ -302,7 +306,7 @@ class RankWatch:
         with self._changed:
             self.failure, self._ends_at = failure, now + CLOSING
             self._changed.notify_all()
-        if not failure.refused:  # at once: a launcher will say much about it
+        if not failure.refused and not self._own:  # at once: a launcher will say much about it
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         if self._cancel is not None:
             self._cancel()
