@@ -1,8 +1,6 @@
 """Forward and backward of one batch of groups, with the prompt of a group run once or once a completion, or what all
 begin with once."""
 
-import numpy as np
-
 from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backward
 
 
@@ -13,7 +11,7 @@ def main() -> None:
     policy, ids = bf16_policy(settings, share_prompt=settings["run"] != "once a completion")
     trajectories, opening = [], ids(settings["opening"])
     for group in range(settings["prompts"]):
-        prompt = np.concatenate([opening, ids(settings["prompt_tokens"])])
+        prompt = [*opening, *ids(settings["prompt_tokens"])]
         if settings["run"] != "openings once":
             prompt[0] = group  # they begin otherwise, and cost as much
         trajectories += [

@@ -32,7 +32,7 @@ TINY = {  # the options of each
     "simulate_vs_run": ["--steps", "4"],
     "advantage_scan": ["--shapes", "2x9"],
     "cppo_mask": ["--shapes", "3x17"],
-    "shared_prompt": ["--shapes", "5x3", *BATCH],
+    "shared_prompt": ["--shapes", "5x3", "70+5x3", *BATCH],
     "shared_paths": ["--shapes", "3x4x9", "--prompt", "3", "--completions", "1"],
     "pruned_update": ["--shape", "5x3", "--rates", "0", "0.5", "--prompts", "1", "--completions", "4"],
     "correction_cost": ["--sequences", "3", "--tokens", "5"],

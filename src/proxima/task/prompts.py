@@ -15,9 +15,7 @@ from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
-OPENING = (
-    64  # what prompts begin with counts in steps of this many tokens: one that goes on alike by chance is as the others
-)
+OPENING = 64  # what prompts begin with counts in steps of this many tokens, whatever a few have in common by chance
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
