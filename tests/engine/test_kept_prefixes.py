@@ -95,6 +95,22 @@ def test_what_prompts_begin_with_is_run_once(kind, decoder):
     torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=2e-5)
 
 
+def test_a_prefill_hands_out_no_second_cache():
+    found, asked = engine(slots=64, prefill_tokens=256, max_length=256), requests(64, 1, max_tokens=20)
+    made, run_prefill = [], found.scheduler.prefixes.prefill
+
+    def prefill(decoder, prompts):
+        hidden, kv = run_prefill(decoder, prompts)
+        made.append((len(kv), sum(own.shape[3] for own in kv)))
+        return hidden, kv
+
+    found.scheduler.prefixes.prefill = prefill
+    run(found, with_opening(asked, 200))
+    cache = found.scheduler.slots * found.scheduler.cache.capacity
+    assert max(positions for _, positions in made) <= cache // 8
+    assert max(prompts for prompts, _ in made) > 5
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("decoder", ["fast", "general"])
 def test_who_else_begins_so_changes_no_bit(dtype, decoder):

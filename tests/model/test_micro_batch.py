@@ -1,5 +1,7 @@
 """The split by token budget, and the token count that it and the progress bar use."""
 
+from dataclasses import replace
+
 import pytest
 
 from proxima.data import pack
@@ -19,3 +21,13 @@ def test_tokens_are_counted_as_they_are_packed_and_stay_in_the_budget(share_prom
             fed = tokens_fed([(item,) for item in members], share_prompt=share_prompt)
             assert fed == len(pack(members, share_prompt=share_prompt).tokens)
             assert fed <= budget or len(cut) == 1
+
+
+@pytest.mark.parametrize("budget", [100, 200, 400])
+def test_what_is_run_once_makes_no_micro_batch_of_more_sequences(budget):
+    """Attention lays it out for each: 20 prompts behind one opening took 20 times the memory of the budget."""
+    items = opened(forked())
+    apart = [replace(item, prompt_tokens=(3 + item.group, *item.prompt_tokens[1:]), sampled=None) for item in items]
+    assert tokens_fed([items]) < tokens_fed([apart]) - 100
+    cuts = micro_batches([(item,) for item in items], budget)
+    assert cuts == micro_batches([(item,) for item in apart], budget) and len(cuts) > 1

@@ -151,13 +151,22 @@ def test_a_prompt_may_have_all_but_one_token_of_the_context():
     assert (again.uid, made.skipped, made.longest) == (3, 1, 9)
 
 
-def test_an_opening_is_what_a_prompt_shares_with_the_first_row():
+def test_an_opening_is_what_a_prompt_shares_with_other_rows():
     rows = [row(text) for text in ("One", "Two", "Other")]
     made = PromptSource(
         rows, BaseTokenizer(), context=200, cursor=Cursor(3, seed=1, shuffle=False), system="s" * 100
     )  # start token, system prompt, line end, text: 102 tokens and the O are alike
     assert [prompt.opening for prompt in made.next(3)] == [64, 64, 64]
-    assert [prompt.opening for prompt in source([63, 3, 62], context=99).next(3)] == [64, 0, 0]
+    assert [prompt.opening for prompt in source([65, 3, 62], context=99).next(3)] == [0, 0, 0]
+    alone = source([90], context=99)
+    assert [prompt.opening for prompt in alone.next(2)] == [0, 0]
+
+
+def test_a_first_row_that_begins_otherwise_hides_no_opening():
+    few = source([3, 66, 67, 68], context=99)  # the same letter many times
+    assert [prompt.opening for prompt in few.next(4)] == [0, 64, 64, 64]
+    many = source([3] * 50 + [66, 67] * 20, context=99)
+    assert [prompt.opening for prompt in many.next(90)] == [0] * 50 + [64] * 40
 
 
 def test_skipped_prompts_are_counted_and_keep_their_uid():

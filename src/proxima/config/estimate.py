@@ -248,8 +248,8 @@ def batch_of(config: RunConfig, prompt: int) -> StepSize:
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
     """Micro-batches that the trainer's own packing makes of `prompts` groups when all is as long as it can be."""
-    answer, questions = np.zeros(length, np.int32), (np.full(max(prompt, 1), group) for group in range(prompts))
-    groups = (Trajectory(prompt_tokens=own, tokens=answer, group=group) for group, own in enumerate(questions))
+    question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
+    groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
     longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
     return len(micro_batches(longest, budget, share_prompt=shared))
 

@@ -33,6 +33,8 @@ class Prompt(Columns):
         opening: how many of its first tokens other prompts of the data have as well; 0 where that is not looked for.
     """
 
+    not_json: ClassVar[tuple[str, ...]] = ("opening",)
+
     uid: int
     messages: tuple[Message, ...]
     tokens: Ints

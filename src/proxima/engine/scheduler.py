@@ -237,13 +237,14 @@ class Scheduler:
         entering: list[tuple[WaitingPrompt, list[RunningRequest]]] = []
         fresh: list[WaitingPrompt] = []
         budget = self.prefill_tokens
+        room = max(budget, self.slots * self.cache.capacity // 8)  # positions beside the cache until they are in it
         while self.waiting and free > 0:
             entry = self.waiting[0]
             if entry.kv is None:
                 tokens = self.prefixes.missing(entry.prompt.tokens, entry.shared)
-                if fresh and tokens > budget:
+                if fresh and (tokens > budget or len(entry.prompt.tokens) > room):
                     break
-                budget -= tokens
+                budget, room = budget - tokens, room - len(entry.prompt.tokens)
                 fresh.append(entry)
             admitted = [self._open(*entry.requests.popleft()) for _ in range(min(free, len(entry.requests)))]
             free -= len(admitted)

@@ -14,25 +14,37 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
 
     Args:
         items: the sequences of each item; they stay together.
-        budget: tokens of one forward pass. What neighbours share counts once; a single item above the budget is a
-            micro-batch of its own.
+        budget: tokens of one forward pass; a single item above it is a micro-batch of its own. The prompt of a group
+            counts once. What the prompts of several groups, or the paths of an episode, begin with is run once and
+            counts each time: attention lays its keys and values out for each, so that a budget of what is run would
+            not bound the memory.
     """
     out: list[list[int]] = []
     used = 0
     for i, item in enumerate(items):
-        cost = tokens_fed([item], share_prompt=share_prompt, before=items[i - 1][-1] if i else None)
+        cost = _laid_out(item, share_prompt, items[i - 1][-1].group if i else None)
         if not out or used + cost > budget:
             out.append([])
-            used, cost = 0, tokens_fed([item], share_prompt=share_prompt)
+            used, cost = 0, _laid_out(item, share_prompt)
         out[-1].append(i)
         used += cost
     return out
 
 
-def tokens_fed(items: Items, *, share_prompt: bool = True, before: Trajectory | None = None) -> int:
+def _laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None = None) -> int:
+    """Tokens of an item in the budget, behind a sequence of this group."""
+    total = 0
+    for trajectory in item:
+        shares = share_prompt and trajectory.group == group
+        total += max(0, len(trajectory.tokens) - 1) + (0 if shares else len(trajectory.prompt_tokens))
+        group = trajectory.group
+    return total
+
+
+def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
     """Tokens that a micro-batch of these feeds the model: the length of its packed axis, without packing it. The last
-    token of a response is not fed: it predicts nothing. `before` is the sequence in front of them."""
-    total, opener = 0, before
+    token of a response is not fed: it predicts nothing."""
+    total, opener, before = 0, None, None
     for trajectory in (trajectory for item in items for trajectory in item):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)
         if before is None or before.group != trajectory.group:

@@ -16,6 +16,7 @@ from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
 OPENING = 64  # what prompts begin with counts in steps of this many tokens, whatever a few have in common by chance
+EXAMPLES = 8  # rows that prompts are compared with
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
@@ -65,6 +66,12 @@ def to_prompt(
     chat = with_system(row.messages, system)
     tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
+
+
+def _common(tokens: Ints, other: Ints) -> int:
+    length = min(len(tokens), len(other))
+    same = tokens[:length] == other[:length]
+    return length if same.all() else int(same.argmin())
 
 
 class PromptSource:
@@ -128,27 +135,34 @@ class PromptSource:
 
     def prompt(self, row: int, uid: int) -> Prompt | None:
         """The prompt of a row, or None if it is skipped; does not move the cursor."""
-        prompt = to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
+        prompt = self._made(row, uid)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
-            return replace(prompt, opening=self._opening(prompt.tokens))
+            return replace(prompt, opening=self._opening(row, prompt.tokens))
         if self.over_length == "refuse":
             reason = f"refuses row {row}: its prompt has {len(prompt.tokens)} tokens"
             remedy = f"{self._limit()}, or set data.over_length=skip"
             raise FieldError("data.over_length", self.over_length, reason, remedy=remedy)
         return None
 
-    def _opening(self, tokens: Ints) -> int:
-        """`Prompt.opening`: what it has in common with the prompt of the first row. So it depends on the data alone,
-        and a prompt is run in the same parts whatever else is generated with it."""
-        length = min(len(tokens), len(self._first))
-        same = tokens[:length] == self._first[:length]
-        count = length if same.all() else int(same.argmin())
-        return count // OPENING * OPENING
+    def _opening(self, row: int, tokens: Ints) -> int:
+        """`Prompt.opening`: the most that it has in common with the prompts of a few fixed rows. So it depends on the
+        data alone, and a prompt is run in the same parts whatever else is generated with it."""
+        common = (_common(tokens, other) for at, other in self._examples.items() if at != row)
+        return max(common, default=0) // OPENING * OPENING
 
     @cached_property
-    def _first(self) -> Ints:
-        return to_prompt(self.rows[0], 0, self.tokenizer, self.system, self.template_arguments).tokens
+    def _examples(self) -> dict[int, Ints]:
+        """The tokens of the prompts of some rows, of all parts of the data: a row may have a system prompt of its own,
+        and sources that are mixed one each."""
+        examples: dict[int, Ints] = {}
+        for row in {i * len(self.rows) // EXAMPLES for i in range(EXAMPLES)}:
+            with suppress(UserError):  # raised where the row is used
+                examples[row] = self._made(row, 0).tokens
+        return examples
+
+    def _made(self, row: int, uid: int) -> Prompt:
+        return to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
 
     def check_template(self) -> None:
         """Refuse a chat template that does not end: Jinja bounds one loop, but not one in another. The first row is
@@ -166,7 +180,7 @@ class PromptSource:
 
     def _render_first(self) -> None:
         with suppress(UserError):  # raised where the row is used
-            to_prompt(self.rows[0], 0, self.tokenizer, self.system, self.template_arguments)
+            self._made(0, 0)
 
     def count_over_length(self, limit: int = 0) -> int:
         """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
