@@ -4,8 +4,10 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,12 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+SCRATCH = ""  # for what tested programs leave in the temporary folder
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the variables of the process that starts them
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay to be read
+    SCRATCH = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
+    tempfile.tempdir = None
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,6 +39,11 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    if SCRATCH:
+        shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 SLOW = frozenset(

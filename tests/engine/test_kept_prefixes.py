@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from proxima.data import Prompt
 from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import Request, WeightUpdate
 from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
@@ -79,8 +80,13 @@ def run_tokens(asked) -> int:
 
 def with_opening(asked, length: int = 20) -> list[Request]:
     """The same tokens before every prompt."""
-    prompts = [replace(r.prompt, tokens=np.concatenate([ids(length, 5), r.prompt.tokens])) for r in asked]
-    return [replace(r, prompt=prompt, shared=(length,)) for r, prompt in zip(asked, prompts, strict=True)]
+    prompts = [(r.prompt, np.concatenate([ids(length, 5), r.prompt.tokens])) for r in asked]
+    opened = [replace(prompt, tokens=tokens, opening=length) for prompt, tokens in prompts]
+    return [replace(r, prompt=prompt) for r, prompt in zip(asked, opened, strict=True)]
+
+
+def without_opening(asked) -> list[Request]:
+    return [replace(request, prompt=replace(request.prompt, opening=0)) for request in asked]
 
 
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
@@ -88,11 +94,22 @@ def test_what_prompts_begin_with_is_run_once(kind, decoder):
     opened, whole = engine(kind, decoder), engine(kind, decoder)
     asked, counts = with_opening(requests(3, 4, max_tokens=7)), prefilled(opened)
     given = by_request(run(opened, asked), asked)
-    other = by_request(run(whole, [replace(request, shared=()) for request in asked]), asked)
+    other = by_request(run(whole, without_opening(asked)), asked)
     assert counts == ([23, 28, 33] if decoder == "recompute" else [20, 3, 8, 13])
     assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in other]
     torch.testing.assert_close(behavior(given), behavior(other), rtol=0, atol=1e-5)
     torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=2e-5)
+
+
+def test_turns_behind_an_opening_keep_it_and_their_last_context():
+    """Beside each conversation's last context, the opening, and each group's first prompt."""
+    found, asked = engine(slots=16), with_opening(first_turns(3, 4, max_tokens=7))
+    asked = [replace(r, shared=(len(r.prompt.tokens),)) for r in asked]
+    for turn in range(3):
+        given = by_request(run(found, asked), asked)
+        kept = [len(lengths) for lengths, _ in found.scheduler.prefixes._kept]
+        assert sorted(kept) == sorted([1, *[2] * 3, *([turn + 2] * 12 if turn else [])])
+        asked = next_turns(asked, given)
 
 
 def test_a_prefill_hands_out_no_second_cache():
@@ -174,15 +191,16 @@ def test_new_weights_end_what_was_kept():
 
 def test_what_was_not_used_for_longest_goes_first():
     scheduler = engine().scheduler
-    found, prompts = scheduler.prefixes, [(np.int32(ids(10, n)), (4, 10)) for n in range(3)]
-    found.prefill(scheduler.decoder, prompts)
+    prompts = [Prompt(uid=n, messages=(), tokens=ids(10, n)) for n in range(3)]
+    found = scheduler.prefixes
+    found.prefill(scheduler.decoder, [(prompt, (4, 10)) for prompt in prompts])
     assert found.positions == 3 * 14
     assert found.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
     assert found.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
     found.trim(20)
     assert [found.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0] and found.positions == 14
     found.clear()
-    assert found.positions == 0 and found.missing(*prompts[0]) == 10
+    assert found.positions == 0 and found.missing(prompts[0], (4, 10)) == 10
 
 
 def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():

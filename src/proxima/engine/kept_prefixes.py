@@ -6,12 +6,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from proxima.data import Prompt
 from proxima.data.columns import Ints
 from proxima.engine.decoder import Decoder
 
 
 class KeptPrefixes:
-    """Runs prompts, and keeps the KV of beginnings that other requests share (`Request.shared`).
+    """Runs prompts, and keeps the KV of beginnings that other requests share (`Prompt.opening`,
+    `Request.shared`).
 
     A prompt is run in the parts that these lengths make, whether the KV of the first ones is kept or not, and the same
     part after the same parts has the same bits. So nothing that a completion is depends on what is kept, on the memory
@@ -24,34 +26,37 @@ class KeptPrefixes:
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
         """How many parts of a prompt are kept, never all of its tokens, and their KV."""
-        for count in range(len(shared), 0, -1):
+        most, longest = 0, None
+        for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])
             if shared[count - 1] < len(tokens) and (kv := self._kept.pop(key, None)) is not None:
-                self._kept[key] = kv
-                return count, kv
-        return 0, None
+                self._kept[key] = kv  # also what it continues was used: others of it may come
+                most, longest = count, kv
+        return most, longest
 
-    def missing(self, tokens: Ints, shared: Sequence[int]) -> int:
+    def missing(self, prompt: Prompt, shared: Sequence[int]) -> int:
         """Tokens of a prompt that `prefill` runs."""
-        count, _ = self.find(tokens, shared)
-        return len(tokens) - (shared[count - 1] if count else 0)
+        count, _ = self.find(prompt.tokens, shared)
+        return len(prompt.tokens) - (shared[count - 1] if count else 0)
 
     def prefill(
-        self, decoder: Decoder, prompts: Sequence[tuple[Ints, Sequence[int]]]
+        self, decoder: Decoder, prompts: Sequence[tuple[Prompt, Sequence[int]]]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The last hidden state [D] and the KV [layers, 2, H_kv, P, D] of prompts, each given with its `shared`."""
-        found = [self.find(*prompt) for prompt in prompts]
+        """The last hidden state [D] and the KV [layers, 2, H_kv, P, D] of prompts, each given with the lengths that it
+        shares."""
+        found = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
         counts, kv = [count for count, _ in found], [past for _, past in found]
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
         kept = [shared if decoder.takes_past else () for _, shared in prompts]
-        ends = [list(dict.fromkeys((*own, len(tokens)))) for own, (tokens, _) in zip(kept, prompts, strict=True)]
+        tokens = [prompt.tokens for prompt, _ in prompts]
+        ends = [list(dict.fromkeys((*own, len(whole)))) for own, whole in zip(kept, tokens, strict=True)]
         while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
             alike: dict[Any, list[int]] = {}  # those whose next part is the same, unless it ends a prompt
             for i in left:
-                key = _prefix_key(prompts[i][0], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
+                key = _prefix_key(tokens[i], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
                 alike.setdefault(key, []).append(i)
             firsts = [own[0] for own in alike.values()]
-            parts = [prompts[i][0][: ends[i][counts[i]]] for i in firsts]
+            parts = [tokens[i][: ends[i][counts[i]]] for i in firsts]
             states = decoder.prefill(parts, [kv[i] for i in firsts])
             for own, state, whole in zip(alike.values(), *states, strict=True):
                 for i in own:
@@ -61,13 +66,13 @@ class KeptPrefixes:
                     self._keep(prompts[own[0]][0], kept[own[0]][: counts[own[0]]], whole)
         return hidden, [whole for whole in kv if whole is not None]
 
-    def _keep(self, tokens: Ints, shared: Sequence[int], kv: Tensor) -> None:
-        key = _prefix_key(tokens, shared)
+    def _keep(self, prompt: Prompt, shared: Sequence[int], kv: Tensor) -> None:
+        key = _prefix_key(prompt.tokens, shared)
         if key not in self._kept:
             self._kept[key] = kv.contiguous()  # a view would keep the whole batch
             self.positions += shared[-1]
-        if len(shared) > 2:  # what it continues was of this conversation alone; the opening is of several
-            self._forget(_prefix_key(tokens, shared[:-1]))
+        if sum(length > prompt.opening for length in shared) > 2:  # a later turn: what it continues was of this
+            self._forget(_prefix_key(prompt.tokens, shared[:-1]))  # conversation alone, the first turn's is of a group
 
     def _forget(self, key: tuple[tuple[int, ...], bytes]) -> None:
         if (kv := self._kept.pop(key, None)) is not None:

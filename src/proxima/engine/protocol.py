@@ -71,8 +71,9 @@ class Request:
     Args:
         turn: of a conversation. Requests of a first turn (0) of one prompt have the same tokens; later ones have their
             own, which begin with those of the turn before, unless a template has rewritten them.
-        shared: lengths, ascending, of beginnings of the prompt that other requests may have too: a system prompt; the
-            contexts of a conversation's turns so far, and of this one. An engine may keep what it computes for them.
+        shared: lengths, ascending, of beginnings of the prompt that other requests may have too, beside its `opening`:
+            the contexts of a conversation's turns so far, and of this one. An engine may keep what it computes for
+            them.
     """
 
     prompt: Prompt

@@ -45,7 +45,7 @@ class WaitingPrompt:
     hidden: Tensor | None = None
     kv: Tensor | None = None
     routes: Tensor | None = None
-    shared: tuple[int, ...] = ()  # of its requests
+    shared: tuple[int, ...] = ()  # its opening, and those of its requests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +160,8 @@ class Scheduler:
                     f"{self.max_length}."
                 )
             # an agent may ask twice after the same messages: each length counts once
-            shared = tuple(sorted({length for length in request.shared if 0 < length <= len(prompt.tokens)}))
+            lengths = {prompt.opening, *request.shared}
+            shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
             own = prompt.uid, prompt.tokens.tobytes(), shared
             if own not in groups:
                 groups[own] = WaitingPrompt(prompt, deque(), shared=shared)
@@ -241,7 +242,7 @@ class Scheduler:
         while self.waiting and free > 0:
             entry = self.waiting[0]
             if entry.kv is None:
-                tokens = self.prefixes.missing(entry.prompt.tokens, entry.shared)
+                tokens = self.prefixes.missing(entry.prompt, entry.shared)
                 if fresh and (tokens > budget or len(entry.prompt.tokens) > room):
                     break
                 budget, room = budget - tokens, room - len(entry.prompt.tokens)
@@ -253,7 +254,7 @@ class Scheduler:
                 break
             self.waiting.popleft()
         if fresh:
-            states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt.tokens, entry.shared) for entry in fresh])
+            states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
                 entry.hidden, entry.kv = states[i], kv[i]
             self._keep_routes(fresh)

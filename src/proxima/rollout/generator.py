@@ -39,10 +39,7 @@ class GroupSpec:
     def requests(self, prompt: Prompt) -> list[Request]:
         """The engine requests of a prompt, by sample; the greedy one is the last."""
         settings = [self.sampling] * self.completions + [greedy(self.sampling)] * self.greedy_baseline
-        shared = (prompt.opening,) if prompt.opening else ()
-        return [
-            Request(prompt=prompt, sample=i, sampling=s, seed=self.seed, shared=shared) for i, s in enumerate(settings)
-        ]
+        return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
 
 
 def greedy(sampling: Sampling) -> Sampling:

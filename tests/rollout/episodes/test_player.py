@@ -255,6 +255,21 @@ def test_a_template_without_tools_gets_their_description_and_answers_of_the_user
     assert [m["content"] for m in completion.opening.messages] == ["Be brief.\n\nYou can add.", "new"]
 
 
+@pytest.mark.parametrize("system", ["", "Add what you are given. " * 9])
+def test_a_request_says_what_other_prompts_begin_with(system):
+    """A long system prompt, whatever `reset` and the first rows have written; at every turn."""
+    seen = []
+    for opening in ("What is 1 + 1?", "x" * 90):
+        engine = Engine([CALL, "2"])
+        episodes = player(engine, World([Answer(), None], openings=[opening]), tool_format="hermes", context=2000)
+        episodes.rules = replace(episodes.rules, instructions=system)
+        play(episodes)
+        seen += [request.prompt for call in engine.calls for request in call]
+    common = len(ids("s" + system)) // 64 * 64 if system else 0
+    assert [prompt.opening for prompt in seen] == [common] * 4 and (common > 0) == bool(system)
+    assert len({prompt.tokens[:common].tobytes() for prompt in seen}) == 1
+
+
 GO_ON = [said("go")] * 9
 
 

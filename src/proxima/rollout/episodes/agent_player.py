@@ -312,10 +312,11 @@ class AgentEpisodes:
                 talk.played.conversation.observe(observed)
                 return talk
         messages = self._opening(asked)
-        conversation = Conversation(self._template(asked.tools), messages, self.settings.forks)
-        prompt = episode.request.prompt
+        template, prompt = self._template(asked.tools), episode.request.prompt
+        conversation = Conversation(template, messages, self.settings.forks)
         if not np.array_equal(prompt.tokens, conversation.prompt):
-            prompt = replace(prompt, messages=messages, tokens=conversation.prompt)
+            opening = template.opening(messages, conversation.prompt)
+            prompt = replace(prompt, messages=messages, tokens=conversation.prompt, opening=opening)
         talk = Talk(Played(episode.request, prompt, None, conversation), asked.tools)
         episode.talks.append(talk)
         return talk

@@ -242,7 +242,8 @@ class GroupTable:
             raise GivenUp(f"its opening has {len(tokens)} tokens, and the context {context} (model.max_length)")
         if self.opening is None:
             same = messages == prompt.messages and np.array_equal(tokens, prompt.tokens)
-            self.opening = prompt if same else replace(prompt, messages=messages, tokens=tokens)
+            opening = self.player.template.opening(messages, tokens)
+            self.opening = prompt if same else replace(prompt, messages=messages, tokens=tokens, opening=opening)
         if not np.array_equal(self.opening.tokens, tokens):
             reason = "`reset` gives the completions of a prompt different messages"
             raise GivenUp(f"{reason}: everything random must come from the row and the seed")

@@ -1,12 +1,15 @@
 """The chat template over several turns: what it makes of a chat as text, and the tokens of parts of that text."""
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import Any
 
-from proxima.data import Message
+import numpy as np
+
+from proxima.data import Message, UserError
 from proxima.data.columns import Ints
 from proxima.model import chat
+from proxima.task.prompts import common_opening
 
 Ids = Sequence[int] | Ints
 
@@ -30,6 +33,7 @@ class TurnTemplate:
         given = {"tools": self._safe(self.tools)} if self.tools and self.supports_tools else {}
         self._arguments = {**arguments, **given}
         self._ends: dict[tuple[str, ...], bool] = {}
+        self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}
 
     def message(self, message: Message) -> chat.SafeMessage:
         """A message for `render`. Half of a surrogate pair, which no tokenizer encodes, becomes a question mark."""
@@ -47,6 +51,19 @@ class TurnTemplate:
     def encode_opening(self, text: str) -> list[int]:
         """The tokens of the text of an opening."""
         return chat.encode_opening(text, self.tokenizer)
+
+    def opening(self, messages: Sequence[Message], tokens: Ints) -> int:
+        """`Prompt.opening` of an episode: how much of its first prompt is tools and the messages before a user's first
+        one. Of what `reset` writes, no other row tells what is always the same."""
+        before = tuple(takewhile(lambda message: message["role"] != "user", messages))
+        known = tuple((message["role"], message["content"]) for message in before)
+        if known not in self._beginnings:
+            try:
+                text, _ = self.around([self.message(message) for message in before], (), "user")
+            except UserError:  # the template wants more messages
+                text = ""
+            self._beginnings[known] = np.array(self.encode_opening(text) if text else (), np.int32)
+        return common_opening(tokens, self._beginnings[known])
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """The tokens of a text that follows another: those that it has in the encoding of both together, where a
@@ -85,11 +102,13 @@ class TurnTemplate:
             self._ends[place] = self.around(history, following)[1].lstrip().startswith(control)
         return len(tokens) - self._ends[place]
 
-    def around(self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]) -> tuple[str, str]:
-        """What the template writes before and behind a message of the model that stands between two parts of a chat."""
+    def around(
+        self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage], role: str = "assistant"
+    ) -> tuple[str, str]:
+        """What the template writes before and behind a message that stands between two parts of a chat."""
         contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
-        text = self.render([*history, self.message({"role": "assistant", "content": mark}), *following])
+        text = self.render([*history, self.message({"role": role, "content": mark}), *following])
         before, _, behind = text.rpartition(mark)
         return before, behind
 
