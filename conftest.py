@@ -17,12 +17,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-SCRATCH = ""  # for what tested programs leave in the temporary folder
-if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the variables of the process that starts them
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # pytest's own folders stay to be read
-    SCRATCH = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
-    tempfile.tempdir = None
-
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -41,9 +35,13 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def pytest_unconfigure() -> None:
-    if SCRATCH:
-        shutil.rmtree(SCRATCH, ignore_errors=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """What tested programs leave in the temporary folder goes with the tests; pytest's own folders stay to be read."""
+    if not hasattr(config, "workerinput"):  # a worker has the variables of the process that starts it
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+        scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
+        tempfile.tempdir = None
+        config.add_cleanup(lambda: shutil.rmtree(scratch, ignore_errors=True))
 
 
 SLOW = frozenset(

@@ -68,7 +68,7 @@ def to_prompt(
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
-def common_opening(tokens: Ints, other: Ints) -> int:
+def tokens_in_common(tokens: Ints, other: Ints) -> int:
     """How many tokens both begin with, in steps of OPENING."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
@@ -149,7 +149,7 @@ class PromptSource:
     def _opening(self, row: int, tokens: Ints) -> int:
         """`Prompt.opening`: the most that it has in common with the prompts of a few fixed rows. So it depends on the
         data alone, and a prompt is run in the same parts whatever else is generated with it."""
-        common = (common_opening(tokens, other) for at, other in self._examples.items() if at != row)
+        common = (tokens_in_common(tokens, other) for at, other in self._examples.items() if at != row)
         return max(common, default=0)
 
     @cached_property

@@ -9,7 +9,7 @@ import numpy as np
 from proxima.data import Message, UserError
 from proxima.data.columns import Ints
 from proxima.model import chat
-from proxima.task.prompts import common_opening
+from proxima.task.prompts import tokens_in_common
 
 Ids = Sequence[int] | Ints
 
@@ -63,7 +63,7 @@ class TurnTemplate:
             except UserError:  # the template wants more messages
                 text = ""
             self._beginnings[known] = np.array(self.encode_opening(text) if text else (), np.int32)
-        return common_opening(tokens, self._beginnings[known])
+        return tokens_in_common(tokens, self._beginnings[known])
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """The tokens of a text that follows another: those that it has in the encoding of both together, where a
