@@ -121,6 +121,8 @@ def test_tools_in_json_and_streamed():
         observed = [span.text for span in completion.episode.spans if not span.sampled]
         assert observed == ["1", "2", "3"]
         paths_are_what_the_policy_saw(policy, completion)
+    (opening,) = {request.prompt.opening for request in policy.requests}  # the tools
+    assert opening > 0 and "begin" not in TOKENIZER.decode(policy.requests[0].prompt.tokens[:opening])
 
 
 def test_other_conversations_are_paths_of_their_own():
