@@ -124,19 +124,21 @@ class Parts:
 
     def decode(self, rows: int, tokens: int, context: int = 40, prompts: int = 8) -> dict[str, Phase]:
         """`tokens` new tokens of each of `rows` completions of some prompts of `context` tokens."""
-        engine, ask = self._engine(rows), self._prompts(min(prompts, rows), context)
+        prompts = min(prompts, rows)
+        engine, ask = self._engine(rows), self._prompts(prompts, context)
         found = times(lambda: self._generate(engine, ask, rows, tokens), self.repeats)
         seconds = [total - first for total, first in zip(found.phases["total"], found.phases["prefill"], strict=True)]
         steps = tokens - 1
         joined, head = self._products(rows)
         size = self.dtype.itemsize
-        a_position = rows * self.shapes.depth * 2 * self.shapes.kv_heads * self.shapes.head_dim * size
-        positions = sum(context + i + 1 for i in range(steps))
+        a_position = self.shapes.depth * 2 * self.shapes.kv_heads * self.shapes.head_dim * size
+        own = rows * sum(range(1, steps + 1))
+        read = a_position * (own + prompts * context * steps)
         limits = {
             "products": (joined + head) * steps,
             "attention": max(
-                self.machine.moved(a_position * positions, a_position * positions / steps),
-                self._attention_flops(rows * positions) / self.machine.flops,
+                self.machine.moved(read, read / steps),
+                self._attention_flops(own + rows * context * steps) / self.machine.flops,
             ),
             "elementwise": self._between(rows) * steps,
             "vocabulary": self._logits(rows) * steps,

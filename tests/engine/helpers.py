@@ -52,6 +52,24 @@ def requests(prompts: int = 3, samples: int = 4, *, seed: int = 1, first: int = 
     return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in found for s in range(samples)]
 
 
+def checked_leaders(found: LocalEngine) -> list[tuple[int, ...]]:
+    """How many positions each row has in common with its leader, at each step from now on, where all have the same
+    bits."""
+    counts, decoder = [], found.scheduler.decoder
+    run_step = decoder.step
+
+    def step(tokens, position, cache, *drafts):
+        for row, (leader, common) in enumerate(cache.leaders.T.tolist()):
+            assert not common or (leader < row < len(found.scheduler.running) and common <= position[row])
+            for layer in cache.layers:
+                assert torch.equal(layer[:, row, :, :common], layer[:, leader, :, :common])
+        counts.append(tuple(cache.leaders[1].tolist()))
+        return run_step(tokens, position, cache, *drafts)
+
+    decoder.step = step
+    return counts
+
+
 def run(found: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
     return asyncio.run(collect(found, asked))
 

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from proxima.data import FieldError
 from proxima.engine.local import Local
 from proxima.engine.protocol import WeightUpdate
-from tests.engine.helpers import engine, prompt, requests, run, trainer_log_prob
+from tests.engine.helpers import checked_leaders, engine, prompt, requests, run, trainer_log_prob
 from tests.model.rows import loaded
 
 SEEDS = (0, 11, 12)  # of the weights, by version
@@ -139,6 +139,7 @@ CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait",
 def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
     async def go():
         found, version = engine(slots=8, interrupt=interrupt), 0
+        checked_leaders(found)
         task = asyncio.ensure_future(drain(found.generate(asked)))
         for wait, call in schedule:
             await steps(found, wait)

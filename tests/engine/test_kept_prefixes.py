@@ -12,7 +12,7 @@ import torch
 from proxima.data import Prompt
 from proxima.engine.kept_prefixes import KeptPrefixes
 from proxima.engine.protocol import Request, WeightUpdate
-from tests.engine.helpers import behavior, engine, requests, run, trainer_log_prob
+from tests.engine.helpers import behavior, checked_leaders, engine, requests, run, trainer_log_prob
 from tests.engine.test_decoders import PAIRS
 from tests.model.rows import ids, loaded
 
@@ -138,6 +138,26 @@ def test_who_else_begins_so_changes_no_bit(dtype, decoder):
         alone.scheduler.prefixes.clear()
         (one,) = run(alone, [request])
         assert torch.equal(behavior([one]), behavior([together]))
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_begin_alike_have_a_leader(dtype, drafts):
+    """Of a prompt's completions the first that runs; of those after their first turn, and of prompts, one with as many
+    shared tokens, or with the opening; while others end and enter."""
+    found = engine(dtype=dtype, num_speculative_tokens=drafts)
+    counts, asked = checked_leaders(found), with_opening(requests(3, 7))
+    settings = [replace(r.sampling, max_tokens=3 + r.sample) for r in asked]
+    asked = [replace(r, sampling=own, shared=(len(r.prompt.tokens),)) for r, own in zip(asked, settings, strict=True)]
+    first = by_request(run(found, asked), asked)
+    assert counts[0] == (0, *[23] * 6, 20)
+    assert {20, 23, 28, 33} <= {common for own in counts for common in own}
+    counts.clear()
+    run(found, next_turns(asked, first))
+    assert counts[0] == (0, *[23] * 6, 20)
+    counts.clear()
+    run(found, without_opening(requests(8, 1)))
+    assert not any(map(any, counts))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,6 +13,7 @@ from tests.model.rows import ids, loaded
 
 pytestmark = pytest.mark.skipif(unavailable(PRODUCTS) is not None, reason=f"{unavailable(PRODUCTS)}")
 
+NONE = torch.zeros(2, 19, dtype=torch.int64)  # no row has a leader
 SHAPES = [(64, 3, 2), (32, 1, 2), (96, 4, 1)]  # dimension, group, key heads
 
 
@@ -39,7 +40,7 @@ def test_attention_is_that_of_eager_torch(dim, group, kv_heads, norms):
     position = torch.cat([torch.tensor([0, 1, 15, 16, capacity - 1]), torch.randint(0, capacity, (rows - 5,))])
     weights = (torch.rand(dim) + 0.5, torch.rand(dim) + 0.5) if norms else (None, None)
     out = torch.empty(rows, heads * dim, dtype=torch.bfloat16)
-    kernels(dim, group).attend(qkv, weights, 1e-5, turns, position, layer, out)
+    kernels(dim, group).attend(qkv, weights, 1e-5, turns, position, layer, NONE, out)
 
     whole = qkv.float().view(rows, -1, dim)
     for part, weight in zip((slice(heads), slice(heads, heads + kv_heads)), weights, strict=True):
@@ -54,6 +55,27 @@ def test_attention_is_that_of_eager_torch(dim, group, kv_heads, norms):
     keys, values = layer[:, :rows].float()
     seen = cached_attention(rounded[:, :heads].float(), keys, values, reach_mask(position, capacity), None)
     torch.testing.assert_close(out.float().view_as(seen), seen, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(("dim", "group", "kv_heads"), SHAPES)
+def test_what_a_leader_has_is_read_there_and_changes_no_bit(dim, group, kv_heads):
+    """Rows whose first positions are overwritten give what they gave, if a leader has them; as far as it does."""
+    torch.manual_seed(dim)
+    rows, capacity = 16, 64
+    layer, qkv = random_bf16(2, rows, kv_heads, capacity, dim), random_bf16(rows, (group + 2) * kv_heads * dim)
+    turns, position = torch.ones(capacity, dim // 2, dtype=torch.complex64), torch.arange(rows) + 45
+    leaders = torch.stack([torch.arange(rows) // 4 * 4, torch.arange(rows) % 4 * 15])  # 0, 15, 30, 45 in common
+    for row, (leader, common) in enumerate(leaders.T):
+        layer[:, row, :, :common] = layer[:, leader, :, :common]
+    broken = layer.clone()
+    for row, common in enumerate(leaders[1]):
+        broken[:, row, :, : common // 16 * 16] = torch.nan
+    given = []
+    for cache, leading in ((layer, NONE), (broken, leaders), (broken, NONE)):
+        out = torch.empty(rows, group * kv_heads * dim, dtype=torch.bfloat16)
+        given.append(kernels(dim, group).attend(qkv, (None, None), 1e-5, turns, position, cache, leading, out))
+    assert torch.equal(given[0], given[1])
+    assert given[2].isnan().all(1).tolist() == (leaders[1] >= 16).tolist()
 
 
 def test_norm_and_swiglu_are_those_of_eager_torch():
@@ -80,7 +102,7 @@ def test_what_is_not_finite_stays_so():
     qkv, layer = random_bf16(8, 5 * 64), random_bf16(2, 8, 1, 64, 64)
     qkv[3] = torch.nan
     turns, out = torch.ones(64, 32, dtype=torch.complex64), torch.empty(8, 3 * 64).bfloat16()
-    kernels().attend(qkv, (None, None), 1e-5, turns, torch.full((8,), 20), layer, out)
+    kernels().attend(qkv, (None, None), 1e-5, turns, torch.full((8,), 20), layer, NONE, out)
     assert out.isnan().all(1).tolist() == [row == 3 for row in range(8)]
 
 

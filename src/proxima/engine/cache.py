@@ -16,6 +16,8 @@ class KVCache:
         slots: rows; most completions that run at once.
         parts: 2 for keys and values; 1 for a decoder that keeps a single tensor per position.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
+    `leaders` [2, slots] int64: of each row, another with the same content at its first positions, and how many these
+    are. Who reads them there finds them in the processor's cache, where a row of its own would come from memory.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class KVCache:
         self.shape = (parts, slots, heads, 0, head_dim)
         self.layers = [torch.zeros(self.shape, dtype=dtype, device=device) for _ in range(layers)]
         self.capacity, self.device = 0, device
+        self.leaders = torch.zeros(2, slots, dtype=torch.int64)
 
     def reserve(self, tokens: int) -> None:
         """Make room for rows of `tokens`; the content stays."""

@@ -171,7 +171,8 @@ class FastDecoder(CachingDecoder):
         hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))
         for layer, held in zip(self.layers, cache.layers, strict=True):
             qkv = layer.qkv(self.kernels.norm(x, delta, layer.input_norm, self.eps, hidden), qkv)
-            self.kernels.attend(qkv, (layer.q_norm, layer.k_norm), self.eps, turns, position, held, seen, drafts)
+            norms = layer.q_norm, layer.k_norm
+            self.kernels.attend(qkv, norms, self.eps, turns, position, held, cache.leaders, seen, drafts)
             delta = layer.out(seen, added)
             gate_up = layer.gate_up(self.kernels.norm(x, delta, layer.post_norm, self.eps, hidden), gate_up)
             delta = layer.down(self.kernels.swiglu(gate_up, gated), added)

@@ -10,6 +10,8 @@ from proxima.data import Prompt
 from proxima.data.columns import Ints
 from proxima.engine.decoder import Decoder
 
+Beginning = tuple[Any, int]  # a name of first tokens, and their number: rows of one name have the same KV to the bit
+
 
 class KeptPrefixes:
     """Runs prompts, and keeps the KV of beginnings that other requests share (`Prompt.opening`,
@@ -22,7 +24,7 @@ class KeptPrefixes:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the last used last
-        self.positions = 0
+        self.positions = self._loads = 0
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
         """How many parts of a prompt are kept, never all of its tokens, and their KV."""
@@ -33,6 +35,12 @@ class KeptPrefixes:
                 self._kept[key] = kv  # also what it continues was used: others of it may come
                 most, longest = count, kv
         return most, longest
+
+    def beginnings(self, prompt: Prompt, shared: Sequence[int], decoder: Decoder) -> list[Beginning]:
+        """Of a prompt's KV under the present weights, the longest first."""
+        ends = list(dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))))
+        names = [_prefix_key(prompt.tokens, ends[:count]) for count in range(1, len(ends) + 1)]
+        return [((self._loads, name), length) for name, length in zip(names, ends, strict=True)][::-1]
 
     def missing(self, prompt: Prompt, shared: Sequence[int]) -> int:
         """Tokens of a prompt that `prefill` runs."""
@@ -47,7 +55,7 @@ class KeptPrefixes:
         found = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
         counts, kv = [count for count, _ in found], [past for _, past in found]
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
-        kept = [shared if decoder.takes_past else () for _, shared in prompts]
+        kept = [_parts(shared, decoder) for _, shared in prompts]
         tokens = [prompt.tokens for prompt, _ in prompts]
         ends = [list(dict.fromkeys((*own, len(whole)))) for own, whole in zip(kept, tokens, strict=True)]
         while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
@@ -87,6 +95,11 @@ class KeptPrefixes:
         """The weights have changed."""
         self._kept.clear()
         self.positions = 0
+        self._loads += 1
+
+
+def _parts(shared: Sequence[int], decoder: Decoder) -> Sequence[int]:
+    return shared if decoder.takes_past else ()
 
 
 def _prefix_key(tokens: Ints, shared: Sequence[int]) -> tuple[tuple[int, ...], bytes]:

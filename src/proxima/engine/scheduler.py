@@ -15,7 +15,7 @@ from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
-from proxima.engine.kept_prefixes import KeptPrefixes
+from proxima.engine.kept_prefixes import Beginning, KeptPrefixes
 from proxima.engine.protocol import InFlight, Request
 from proxima.engine.sampler import Sampled, sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
@@ -32,6 +32,7 @@ class RunningRequest:
     request: Request
     sink: Sink
     line: int
+    beginnings: Sequence[Beginning] = ()  # of its cache row
     prompt_routes: Tensor | None = None  # [P, M, K], see `Decoder.routes`
 
 
@@ -44,6 +45,7 @@ class WaitingPrompt:
     requests: deque[tuple[Request, Sink]]
     hidden: Tensor | None = None
     kv: Tensor | None = None
+    beginnings: Sequence[Beginning] = ()
     routes: Tensor | None = None
     shared: tuple[int, ...] = ()  # its opening, and those of its requests
 
@@ -257,6 +259,7 @@ class Scheduler:
             states, kv = self.prefixes.prefill(self.decoder, [(entry.prompt, entry.shared) for entry in fresh])
             for i, entry in enumerate(fresh):
                 entry.hidden, entry.kv = states[i], kv[i]
+                entry.beginnings = self.prefixes.beginnings(entry.prompt, entry.shared, self.decoder)
             self._keep_routes(fresh)
         device, first = self.cache.device, len(self.running)
         for entry, admitted in entering:
@@ -266,6 +269,9 @@ class Scheduler:
             longest = max(running.request.sampling.max_tokens for running in admitted) + len(entry.prompt.tokens)
             self.cache.reserve(min(longest, self.max_length))
             self.cache.put(slots, entry.kv)
+            for running in admitted:
+                running.beginnings = entry.beginnings
+        self._lead()
         self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the running completions have
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
@@ -279,6 +285,16 @@ class Scheduler:
                 running.prompt_routes = entry.routes
         self._sample(self.decoder.logits(hidden)[which], self._batch)
         self._write()
+
+    def _lead(self) -> None:
+        """Tell the cache which rows begin alike, after others run or their places have changed: the first row with a
+        beginning leads those that have it, too."""
+        places: dict[Any, int] = {}
+        leaders = [(0, 0)] * self.slots
+        for slot, running in enumerate(self.running):
+            firsts = [(places.setdefault(name, slot), length) for name, length in running.beginnings]
+            leaders[slot] = next((first for first in firsts if first[0] < slot), (slot, 0))
+        self.cache.leaders = torch.tensor(leaders).T.contiguous()
 
     def _decode(self) -> None:
         batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
@@ -307,6 +323,8 @@ class Scheduler:
             ]
             for i, kv in enumerate(self.decoder.prefill(sequences)[1]):
                 self.cache.put(torch.tensor([at + i], device=self.cache.device), kv)
+                self.running[at + i].beginnings = ()
+        self._lead()
         self._rebuild = False
 
     def _sample(self, logits: Tensor, batch: RunningBatch) -> list[int]:
@@ -380,6 +398,7 @@ class Scheduler:
                 self.cache.move(len(self.running) - 1, slot, self._length(last))
                 self.running[slot] = last
             self.running.pop()
+        self._lead()
 
     def _length(self, running: RunningRequest) -> int:
         return int(self.table.prompt_length[running.line] + self.table.length[running.line])

@@ -41,9 +41,10 @@ static inline void rotate(const bf16 *in, const float *weight, float eps, const 
     }
 }
 
-// scores[g][s] = queries[g] . keys[s], LANES positions at a time; as much is fetched of what is read `next`.
-static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, const bf16 *next, float *scores, long room) {
-    for (long s = 0; s < room; s += LANES) {
+// scores[g][s] = queries[g] . keys[s] of positions [from, to), LANES at a time; as much is fetched of what is read `next`.
+static inline void dot(const bf16 (*queries)[HEAD_DIM], const bf16 *keys, const bf16 *next, float *scores, long from,
+                       long to, long room) {
+    for (long s = from; s < to; s += LANES) {
         const bf16 *own = keys + s * HEAD_DIM;
         for (int i = 0; i < LANES * HEAD_DIM; i += PAIRS) _mm_prefetch(next + s * HEAD_DIM + i, _MM_HINT_T1);
         for (int g = 0; g < GROUP; g++) {
@@ -80,18 +81,19 @@ constexpr int at_once() {
     return registers;
 }
 
-// out[g] = sum over s of weights[g][s] / totals[g] * values[s], two positions at a time; `next` as above.
-static inline void average(const bf16 *weights, const float *totals, const bf16 *values, const bf16 *next, bf16 *out,
-                           long length, long room) {
+// out[g] = sum over s of weights[g][s] / totals[g] * values[s], two positions at a time, those before `shared` the
+// leader's; `next` as above.
+static inline void average(const bf16 *weights, const float *totals, const bf16 *leading, const bf16 *values,
+                           const bf16 *next, bf16 *out, long shared, long length, long room) {
     constexpr int registers = at_once();
     for (int column = 0; column < HEAD_DIM; column += registers * PAIRS) {
         Floats sums[GROUP][registers][2] = {};
         for (long s = 0; s < length; s += 2)
             for (int i = 0; i < registers; i++) {
-                const bf16 *at = values + s * HEAD_DIM + column + i * PAIRS;
+                const bf16 *at = (s < shared ? leading : values) + s * HEAD_DIM + column + i * PAIRS;
                 const __m512i one = _mm512_loadu_si512(at);
                 const __m512i other = s + 1 < length ? _mm512_loadu_si512(at + HEAD_DIM) : _mm512_setzero_si512();
-                for (int j = 0; j < 2; j++)
+                for (int j = 0; s >= shared && j < 2; j++)
                     _mm_prefetch(next + (s + j) * HEAD_DIM + column + i * PAIRS, _MM_HINT_T1);
                 const __m512i low = _mm512_unpacklo_epi16(one, other), high = _mm512_unpackhi_epi16(one, other);
                 for (int g = 0; g < GROUP; g++) {
@@ -121,8 +123,8 @@ void norm(float *x, const bf16 *delta, const float *weight, float eps, bf16 *out
 }
 
 void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps, const float *turns,
-            const int64_t *position, const int64_t *drafts, bf16 *keys, bf16 *values, bf16 *out, float scale, long slots,
-            long kv_heads, long capacity, int threads) {
+            const int64_t *position, const int64_t *drafts, const int64_t *leaders, const int64_t *common, bf16 *keys,
+            bf16 *values, bf16 *out, float scale, long slots, long kv_heads, long capacity, int threads) {
     const long own = (GROUP + 2) * HEAD_DIM * kv_heads;  // numbers a row of qkv
 #pragma omp parallel num_threads(threads)
     {
@@ -132,7 +134,9 @@ void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps
         for (long item = 0; item < slots * kv_heads; item++) {
             const long slot = item / kv_heads, h = item % kv_heads;
             const long begin = drafts ? drafts[slot] : 0, end = drafts ? drafts[slot + 1] : 0;
-            bf16 *held_keys = keys + item * capacity * HEAD_DIM, *held_values = values + item * capacity * HEAD_DIM;
+            const long held = item * capacity * HEAD_DIM, shared = common[slot] / LANES * LANES;
+            const long leading = (leaders[slot] * kv_heads + h) * capacity * HEAD_DIM;
+            bf16 *held_keys = keys + held, *held_values = values + held;
             for (long own_row = begin - 1; own_row < end; own_row++) {  // the last token's row, then those of its draft
                 const long r = own_row < begin ? slot : slots + own_row;
                 const long at = position[r], length = at + 1, room = (length + LANES - 1) / LANES * LANES;
@@ -143,12 +147,14 @@ void attend(const bf16 *qkv, const float *q_norm, const float *k_norm, float eps
                 memcpy(held_values + at * HEAD_DIM, value, HEAD_DIM * sizeof(bf16));
                 bf16 turned[GROUP][HEAD_DIM];
                 for (int g = 0; g < GROUP; g++) rotate(query + g * HEAD_DIM, q_norm, eps, turn, turned[g]);
-                dot(turned, held_keys, held_values, scores.data(), room);
+                dot(turned, keys + leading, values + leading, scores.data(), 0, shared, room);
+                dot(turned, held_keys, held_values, scores.data(), shared, room, room);
                 float totals[GROUP];
                 for (int g = 0; g < GROUP; g++)
                     totals[g] = weigh(scores.data() + g * room, weights.data() + g * room, length, room, scale);
                 const bf16 *next = held_keys + capacity * HEAD_DIM;
-                average(weights.data(), totals, held_values, next, out + (r * kv_heads + h) * GROUP * HEAD_DIM, length, room);
+                average(weights.data(), totals, values + leading, held_values, next,
+                        out + (r * kv_heads + h) * GROUP * HEAD_DIM, shared, length, room);
             }
         }
     }

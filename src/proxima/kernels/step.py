@@ -8,7 +8,7 @@ from torch import Tensor
 
 from proxima.kernels.compiled import PRODUCTS, functions, library, unavailable
 
-ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfppppppfnnn", "swiglu": "ppnn"}
+ARGUMENTS = {"norm": "pppfpnn", "attend": "pppfppppppppfnnn", "swiglu": "ppnn"}
 
 
 class StepKernels:
@@ -36,6 +36,7 @@ class StepKernels:
         turns: Tensor,
         position: Tensor,
         layer: Tensor,
+        leaders: Tensor,
         out: Tensor,
         drafts: Tensor | None = None,
     ) -> Tensor:
@@ -47,6 +48,7 @@ class StepKernels:
             turns: [length, D / 2] complex64, the rotary embedding of each position; pairs are neighbours.
             position: [n] int64, of each row's token.
             layer: [2, slots, H_kv, capacity, D] of `KVCache`; row r is slot r.
+            leaders: [2, slots] int64 of `KVCache`.
             drafts: [slots + 1] int64, of each slot the rows after the first `slots` that are its next tokens: from
                 slots + drafts[s] to slots + drafts[s + 1] - 1; None: there are none. Rows beyond are left out.
         """
@@ -54,7 +56,8 @@ class StepKernels:
         _, kv_heads, capacity, dim = keys.shape
         slots = len(qkv) if drafts is None else len(drafts) - 1
         sizes = slots, kv_heads, capacity
-        self._calls["attend"](qkv, *norms, eps, turns, position, drafts, keys, values, out, dim**-0.5, *sizes)
+        leading = leaders[0], leaders[1]
+        self._calls["attend"](qkv, *norms, eps, turns, position, drafts, *leading, keys, values, out, dim**-0.5, *sizes)
         return out
 
     def swiglu(self, gate_up: Tensor, out: Tensor) -> Tensor:
