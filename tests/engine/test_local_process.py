@@ -28,6 +28,7 @@ from tests.engine.one_process import OneProcess
 from tests.engine.test_interrupt import SEEDS, teacher_forced, untruncated, with_kept_kv
 from tests.engine.test_kept_prefixes import by_request, first_turns, next_turns
 from tests.model.rows import loaded
+from tests.processes import is_running
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 pytestmark = pytest.mark.slow  # a process imports torch and transformers
@@ -68,11 +69,6 @@ def kill(pid, sign=signal.SIGKILL):
 
 def state_of(stat):
     return stat.read_text().rpartition(")")[2].split()[0]
-
-
-def is_running(pid):
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and state_of(stat) != "Z"
 
 
 def freeze(pid):

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxima.engine.supervisor import START
+from tests.processes import is_running
 
 pytestmark = pytest.mark.slow  # processes
 LONG = 60.0  # seconds after which something must have happened
@@ -21,13 +22,6 @@ Path(os.environ["STARTED"]).write_text(str(os.getpid()))
 {wait}
 """
 SLEEP, SPIN = "time.sleep(600)", "while True: pass"
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def until(condition):

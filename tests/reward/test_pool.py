@@ -14,6 +14,7 @@ import pytest
 from proxima.data.worker import ForkServer
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
+from tests.processes import is_running
 
 
 def regex(text, pattern=r"\d+", cpu_seconds=None):
@@ -154,7 +155,7 @@ def test_a_worker_killed_while_idle_costs_nothing(pool):
     (fork_server,) = children(pool._fork_server._process.pid)
     (worker,) = children(fork_server)
     os.kill(worker, signal.SIGKILL)
-    while running(worker):
+    while is_running(worker):
         time.sleep(0.01)
     assert found(asyncio.run(pool.run([regex("2"), regex("3")]))) == ["2", "3"]
     assert pool.started == 2
@@ -167,7 +168,7 @@ def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
         worker = fork(self)
         if len(dead) < 3:
             os.kill(worker._pid, signal.SIGKILL)
-            while running(worker._pid):
+            while is_running(worker._pid):
                 time.sleep(0.01)
             dead.append(worker)
         return worker
@@ -183,12 +184,6 @@ def children(pid):
     return [int(word) for word in listed.split()]
 
 
-def running(pid):
-    """Whether a process exists and is no zombie."""
-    stat = Path(f"/proc/{pid}/stat")
-    return stat.exists() and "Z" not in stat.read_text().rpartition(")")[2].split()[:1]
-
-
 @pytest.mark.parametrize("which", ["fork server", "the process above it"])
 @pytest.mark.parametrize("pool", [{"workers": 2}], indirect=True, ids=["two"])
 def test_a_killed_fork_server_is_replaced(pool, which):
@@ -202,9 +197,9 @@ def test_a_killed_fork_server_is_replaced(pool, which):
     asyncio.run(pool.run([HANGS_SHORT] * 4))  # each ends a worker, so that another must start
     assert found(asyncio.run(pool.run([regex("4")]))) == ["4"]
     deadline = time.monotonic() + 20
-    while running(fork_server) and time.monotonic() < deadline:
+    while is_running(fork_server) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not running(fork_server)
+    assert not is_running(fork_server)
 
 
 HANGS_SHORT = regex("a" * 40 + "!", r"(?:a+)+$", cpu_seconds=0.1)
@@ -267,7 +262,7 @@ def test_no_process_outlives_the_run(how):
         run.kill()
     run.communicate()
     for _ in range(6000):
-        if not (alive := [pid for pid in family if running(pid)]):
+        if not (alive := [pid for pid in family if is_running(pid)]):
             return
         time.sleep(0.05)
     raise AssertionError(f"still running: {alive}")

@@ -4,7 +4,6 @@ import json
 import sys
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -27,13 +26,6 @@ def until(condition):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
-
-
-def alive(pid):
-    """Whether a process runs."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
 
 
 def ask(url, path, key=""):

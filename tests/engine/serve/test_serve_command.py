@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from proxima.cli.main import main
-from tests.engine.serve.programs import alive, ask, fake_program, pids
+from tests.engine.serve.programs import ask, fake_program, pids
 from tests.ports import kept_port
+from tests.processes import is_running
 from tests.warm import WarmPopen
 
 RECIPE = """\
@@ -51,7 +52,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
         server, child = pids(tmp_path / "pids")
         os.killpg(command.pid, signal.SIGINT)
         assert command.wait() == 0
-        assert not alive(server) and not alive(child)
+        assert not is_running(server) and not is_running(child)
         assert "Loading the weights" in (tmp_path / "runs" / "server.log").read_text()
     finally:
         command.kill()

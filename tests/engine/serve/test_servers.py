@@ -15,7 +15,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.serve import Serve, check_serve, is_free, start_servers
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_process import ServerProcess
-from tests.engine.serve.programs import LONG, alive, ask, fake_program, pids, until
+from tests.engine.serve.programs import LONG, ask, fake_program, pids, until
+from tests.processes import is_running
 
 
 @pytest.fixture
@@ -100,10 +101,10 @@ def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, s
     monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", 0.5 if stubborn else LONG)
     servers = begin("--child", str(tmp_path / "pids"), *(["--stubborn"] if stubborn else []))
     server, child = pids(tmp_path / "pids")
-    assert alive(server) and alive(child)
+    assert is_running(server) and is_running(child)
     monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", LONG)  # of the guardian's end; its own is set
     servers.close()
-    assert not alive(server) and not alive(child)
+    assert not is_running(server) and not is_running(child)
 
 
 PARENT = """
@@ -125,7 +126,7 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
         guardian = int(parent.stdout.readline())
         server, child = pids(tmp_path / "pids")
         os.kill(parent.pid if victim == "proxima" else guardian, signal.SIGKILL)
-        until(lambda: not alive(server) and (victim == "guardian" or not alive(child)))
+        until(lambda: not is_running(server) and (victim == "guardian" or not is_running(child)))
     finally:
         parent.kill()
         parent.wait()

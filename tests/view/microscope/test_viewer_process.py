@@ -17,6 +17,7 @@ from proxima.core import SURROGATES
 from proxima.runtime.watch.observer import RunInfo
 from proxima.view.microscope import viewer_process
 from proxima.view.microscope.viewer_process import ViewerObserver, ViewerProcess
+from tests.processes import is_running
 from tests.view.microscope.stored_run import make_step
 
 
@@ -31,8 +32,7 @@ def children(pid):
 def is_gone(pid, seconds=20):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        stat = Path(f"/proc/{pid}/stat")
-        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+        if not is_running(pid):
             return True
         time.sleep(0.1)
     return False
