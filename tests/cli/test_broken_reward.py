@@ -71,6 +71,7 @@ def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, t
     assert code == 0 and steps(tmp_path) == [1, 2, 3, 4]
 
 
+@pytest.mark.filterwarnings("error:coroutine:RuntimeWarning", "error::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("lag", [{}, {"runtime__max_concurrent_rollouts": 4}])
 def test_dynamic_sampling_without_scores_ends_early_and_blames_the_reward(command, tmp_path, lag):
     refill = {"algorithm": {"preset": "dapo"}, "runtime__max_unscored_steps": 2, **lag}

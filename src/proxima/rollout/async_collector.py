@@ -7,7 +7,7 @@ taken one after the other, are of one instant.
 
 import asyncio
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -298,12 +298,12 @@ class AsyncCollector(Collector):
 
     def _generate(self, entry: Admitted) -> None:
         entry.stage = "generating"
-        self._start(self._roll_out(entry))
+        self._start(lambda: self._roll_out(entry))
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:  # cancelled at once, it is never called
         async def run() -> None:
             try:
-                await work
+                await work()
             except BaseException as error:  # whatever it is, the step must not wait forever
                 self._failure = self._failure or error
             self._wake()
@@ -338,7 +338,7 @@ class AsyncCollector(Collector):
             return
         if self.generator.rewards.has_batch or self.refill is not None:
             self._judging = True
-            self._start(self._judge(block))
+            self._start(lambda: self._judge(block))
         else:
             for entry in block:
                 self._settle(entry, entry.scored, None)
