@@ -58,13 +58,13 @@ def checked_leaders(found: LocalEngine) -> list[tuple[int, ...]]:
     counts, decoder = [], found.scheduler.decoder
     run_step = decoder.step
 
-    def step(tokens, position, cache, *drafts):
+    def step(tokens, position, cache, *more):
         for row, (leader, common) in enumerate(cache.leaders.T.tolist()):
             assert not common or (leader < row < len(found.scheduler.running) and common <= position[row])
             for layer in cache.layers:
                 assert torch.equal(layer[:, row, :, :common], layer[:, leader, :, :common])
         counts.append(tuple(cache.leaders[1].tolist()))
-        return run_step(tokens, position, cache, *drafts)
+        return run_step(tokens, position, cache, *more)
 
     decoder.step = step
     return counts

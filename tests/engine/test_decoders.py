@@ -42,7 +42,7 @@ def test_hidden_states_equal_hugging_face(kind, decoder):
         new = [3 + (7 * step + 31 * i) % 250 for i in range(5)]
         sequences = [[*s, t] for s, t in zip(sequences, new, strict=True)]
         position = torch.tensor([len(s) - 1 for s in sequences] + [0] * 3)
-        hidden = d.step(torch.tensor(new + [0] * 3), position, cache)[:5]
+        hidden = d.step(torch.tensor(new + [0] * 3), position, cache, max(map(len, sequences)))[:5]
 
 
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)

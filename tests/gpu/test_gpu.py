@@ -80,6 +80,29 @@ def test_an_update_moves_the_weights_as_on_a_cpu(tiny_model):
         torch.testing.assert_close(ours, theirs, atol=3e-6, rtol=0)  # Adam's first step is the sign of the gradient
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs need a GPU; tests/engine/test_graphed_step.py stands in for them")
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_cuda_graphs_give_what_single_kernels_give(kind, tiny_model):
+    """Rows end and enter, and weights come twice; in float32, so that rounding draws no other token."""
+    loaded, given = load(str(tiny_model(kind)), device=DEVICE), []
+    prompts = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(5)]
+    asked = [
+        Request(prompt=prompt, sample=i, sampling=Sampling(max_tokens=80 + 9 * i), seed=1)
+        for prompt in prompts
+        for i in range(5)
+    ]
+    for graphs in (True, False):
+        engine = LocalEngine(loaded, Local(slots=16, dtype="float32", cuda_graphs=graphs))
+        for version in (1, 2):
+            asyncio.run(engine.publish(WeightUpdate(version=version, module=loaded.model)))
+            given.append(asyncio.run(collect(engine, asked)))
+        recorded = engine.scheduler.decoder.graphs
+        assert (recorded is not None) == graphs
+        assert recorded is None or (recorded.works and len(recorded) > 4)
+    tokens = [[one.tokens.tolist() for one in run] for run in given]
+    assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_engine_reports_what_the_trainer_computes(dtype, tiny_model):
     loaded = load(str(tiny_model("qwen3")), device=DEVICE)

@@ -128,7 +128,7 @@ def decoded(decoder, rows=range(8), steps=5):
     for step in range(steps):
         tokens = torch.cat([torch.tensor([3 + 7 * step + 11 * row for row in rows]), padding])
         position = torch.cat([torch.tensor([len(prompt) + step for prompt in prompts]), padding])
-        found.append(decoder.step(tokens, position, cache)[: len(prompts)].float())
+        found.append(decoder.step(tokens, position, cache, int(position.max()) + 1)[: len(prompts)].float())
     return torch.stack(found)
 
 

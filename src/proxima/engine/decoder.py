@@ -57,9 +57,9 @@ class Decoder(Protocol):
         """The hidden states [T, D] of each sequence, one per token."""
         ...
 
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
         """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache.
-        Gives [n, D]."""
+        Gives [n, D]. `longest`: tokens of the longest row, this one included."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -88,9 +88,9 @@ class CachingDecoder:
         self.head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
         self.depth = int(config.num_hidden_layers)
 
-    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
-        """tokens and position [n] → hidden [n, D]; `attend(layer, q [n, H, D], kv [n, 2, H_kv, D], scale, window)`
-        → [n, H, D]."""
+    def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
+        """tokens and position [n], all of them below `longest`, → hidden [n, D];
+        `attend(layer, q [n, H, D], kv [n, 2, H_kv, D], scale, window)` → [n, H, D]."""
         raise NotImplementedError
 
     def new_cache(self, slots: int) -> KVCache:
@@ -136,28 +136,35 @@ class CachingDecoder:
                 out[start:end] = causal_attention(q[None, start:end], key, value, scale, window)[0]
             return out
 
-        return self._run(tokens, position, attend), cached, spans
+        return self._run(tokens, position, max(map(len, prompts)), attend), cached, spans
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, drafts: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
+    ) -> Tensor:
         """As `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
         the next tokens of slot s, and have the bits of steps of their own. Rows beyond repeat the first.
         """
-        rows = torch.arange(len(tokens) if drafts is None else len(drafts) - 1, device=self.device)
+        rows = None
         if drafts is not None:
-            rows = torch.cat([rows, rows.repeat_interleave(drafts.diff())])
+            slots = torch.arange(len(drafts) - 1, device=self.device)
+            rows = torch.cat([slots, slots.repeat_interleave(drafts.diff())])
             rows = F.pad(rows, (0, len(tokens) - len(rows)))
-        reach = reach_of(position, cache.capacity)
+        return self._step(cache, rows, tokens, position, reach_of(longest, cache.capacity))
+
+    def _step(self, cache: KVCache, slots: Tensor | None, tokens: Tensor, position: Tensor, reach: int) -> Tensor:
+        """`step` that reads `reach` positions of the cache; slots [n] of the rows, None: row r is slot r."""
+        rows = torch.arange(len(tokens), device=self.device) if slots is None else slots
         masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
         def attend(layer: int, q: Tensor, kv: Tensor, scale: float | None, window: int | None) -> Tensor:
             cache.write(layer, rows, position, kv.to(self.dtype))
-            key, value = cache.read(layer, len(tokens) if drafts is None else rows, reach)
+            key, value = cache.read(layer, len(tokens) if slots is None else slots, reach)
             if window not in masks:
                 masks[window] = reach_mask(position, reach, window)
             return cached_attention(q.to(self.dtype), key, value, masks[window], scale)
 
-        return self._run(tokens, position, attend)
+        return self._run(tokens, position, reach, attend)
 
 
 def padded_rows(count: int) -> int:
@@ -242,7 +249,7 @@ class Matrix:
 
     Args:
         weight: or parts of it, one below the other.
-        before: a matrix of the same shape, whose memory this one takes.
+        before: a matrix of the same shape, whose memory this one takes, but for oneDNN's format.
     """
 
     def __init__(
@@ -250,15 +257,17 @@ class Matrix:
     ) -> None:
         parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
-        self.bias = None if bias is None else bias.detach().to(dtype, copy=True)
         on_cpu = parts[0][0].device.type == "cpu"
         self.packed = PACK and on_cpu and dtype == torch.bfloat16 and torch.backends.mkldnn.is_available()
         self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
+        reused = None if before is None or self.packed else before
+        kept = (None, None) if reused is None else (reused.weight, reused.bias)
+        self.bias: Tensor | None = None if bias is None else joined_rows([(bias, None)], dtype, kept[1])
         if self.tiles is not None:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
             self.bias = None if self.bias is None else self.bias.float()
             return
-        whole = stacked_rows(parts).detach().to(dtype, copy=True)
+        whole = joined_rows(parts, dtype, kept[0])
         self.weight = _prepared(whole, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
@@ -271,10 +280,14 @@ class Matrix:
         return in_rows(lambda rows: _product(rows, self.weight, self.bias, self.packed), x, self.rows)
 
 
-def stacked_rows(parts: "Sequence[Rows]") -> Tensor:
-    """One below the other, each with its rows in its order."""
-    ordered = [part if order is None else part[order] for part, order in parts]
-    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
+@torch.no_grad()
+def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+    """A copy of all, one below the other, each with its rows in its order; in `out`, which has their shape."""
+    first, ends = parts[0][0], list(accumulate(len(part) for part, _ in parts))
+    whole = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
+    for (part, order), end in zip(parts, ends, strict=True):
+        whole[end - len(part) : end] = part if order is None else part[order]
+    return whole
 
 
 def _tiles(height: int, width: int) -> "TileLinear | None":
@@ -356,13 +369,13 @@ def tried_limits(
     return (least, max(512, counts[-1])) if least <= 64 else (64, 64)
 
 
-def reach_of(position: Tensor, capacity: int) -> int:
+def reach_of(longest: int, capacity: int) -> int:
     """Cached positions that a step reads: those in use, in steps of 64.
 
     Matrix libraries sum in blocks of up to 64 (AMX), and have other kernels for very small matrices: with other lengths
     the bits of a row would depend on the length of its neighbours.
     """
-    return min(capacity, -(-(int(position.max()) + 1) // 64) * 64)
+    return min(capacity, -(-longest // 64) * 64)
 
 
 def reach_mask(position: Tensor, reach: int, window: int | None = None) -> Tensor:

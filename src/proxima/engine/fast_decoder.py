@@ -6,6 +6,7 @@ embedding in float32. The engine's log-probs differ from the trainer's by roundi
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from proxima.engine.cache import KVCache
-from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, stacked_rows
+from proxima.engine.decoder import Attend, CachingDecoder, Matrix, head_logits, joined_rows
 from proxima.model.lora import weight_of
 
 if TYPE_CHECKING:
+    from proxima.engine.graphed_step import GraphedSteps
     from proxima.kernels.step import StepKernels
 
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -61,9 +63,10 @@ class FastDecoder(CachingDecoder):
     Args:
         model: shapes and first weights.
         dtype: of the products and the cache.
+        graphs: most rows of a step that is a CUDA graph, where the model is on such a device; 0: none is.
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: nn.Module, dtype: torch.dtype, *, graphs: int = 0) -> None:
         config: Any = model.config
         super().__init__(config, dtype, next(model.parameters()).device)
         self.eps = float(config.rms_norm_eps)
@@ -76,6 +79,12 @@ class FastDecoder(CachingDecoder):
         self.order = rows.view(self.heads, -1)[:, self.pairs].flatten()  # of queries and keys
         self.layers: list[Layer] = []
         self.matrices: dict[str, Matrix] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.graphs: GraphedSteps | None = None  # None: kernels are launched one by one
+        if graphs and self.device.type == "cuda":
+            from proxima.engine import graphed_step
+
+            self.graphs = graphed_step.GraphedSteps(graphs, self.device)
         embedding: Any = model.get_submodule("model.embed_tokens")
         self.embedding = torch.empty_like(embedding.weight, dtype=torch.float32)
         self.kernels: StepKernels | None = None  # None: eager
@@ -93,25 +102,32 @@ class FastDecoder(CachingDecoder):
         root: Any = model.get_submodule("model")
         self.layers = [self._layer(i, block) for i, block in enumerate(root.layers)]
         self.embedding.copy_(root.embed_tokens.weight)
-        self.norm = root.norm.weight.detach().float().clone()
+        self.norm = self._vector("norm", root.norm.weight)
         self.head = self._matrix("head", model.get_submodule("lm_head"))
 
     def _layer(self, i: int, block: Any) -> Layer:
         attention, mlp = block.self_attn, block.mlp
 
-        def norm(module: Any) -> Tensor | None:
-            return None if module is None else module.weight.float()[self.pairs].clone()
+        def norm(name: str) -> Tensor | None:
+            module = getattr(attention, name, None)
+            return None if module is None else self._vector(f"{i} {name}", module.weight[self.pairs])
 
         return Layer(
-            input_norm=block.input_layernorm.weight.detach().float().clone(),
+            input_norm=self._vector(f"{i} input", block.input_layernorm.weight),
             qkv=self._matrix(f"{i} qkv", attention.q_proj, attention.k_proj, attention.v_proj, rotary=2),
-            q_norm=norm(getattr(attention, "q_norm", None)),
-            k_norm=norm(getattr(attention, "k_norm", None)),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
             out=self._matrix(f"{i} out", attention.o_proj),
-            post_norm=block.post_attention_layernorm.weight.detach().float().clone(),
+            post_norm=self._vector(f"{i} post", block.post_attention_layernorm.weight),
             gate_up=self._matrix(f"{i} gate_up", mlp.gate_proj, mlp.up_proj),
             down=self._matrix(f"{i} down", mlp.down_proj),
         )
+
+    def _vector(self, name: str, weight: Tensor) -> Tensor:
+        """In float32, in the memory of the one that had this name before."""
+        if name not in self.vectors:
+            self.vectors[name] = torch.empty_like(weight, dtype=torch.float32)
+        return self.vectors[name].copy_(weight)
 
     def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
         """Of linear layers that read the same states, the first `rotary` with their rows permuted; in the memory of the
@@ -119,17 +135,17 @@ class FastDecoder(CachingDecoder):
         weights = [weight_of(module) for module in modules]
         orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
         biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
-        parts, bias = list(zip(weights, orders, strict=True)), stacked_rows(biases) if biases else None
+        parts, bias = list(zip(weights, orders, strict=True)), joined_rows(biases, self.dtype) if biases else None
         self.matrices[name] = Matrix(parts, bias, self.dtype, self.matrices.get(name))
         return self.matrices[name]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return head_logits(hidden, self.head)
 
-    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
+    def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         count, dim, queries = len(tokens), self.head_dim, self.heads * self.head_dim
         turning = self.heads + self.kv_heads
-        rotary = self._rotary(int(position.max()) + 1)[position][:, None]  # [n, 1, D/2] complex
+        rotary = self._rotary(longest)[position][:, None]  # [n, 1, D/2] complex
         x = self.embedding[tokens]
         delta: Tensor | None = None
         for i, layer in enumerate(self.layers):
@@ -162,10 +178,16 @@ class FastDecoder(CachingDecoder):
         return F.silu(gate).mul_(up)
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, drafts: Tensor | None = None) -> Tensor:
+    def step(
+        self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
+    ) -> Tensor:
         if self.kernels is None:
-            return super().step(tokens, position, cache, drafts)
-        turns = self._rotary(int(position.max()) + 1)
+            if self.graphs is None or not self.graphs.works or drafts is not None:
+                return super().step(tokens, position, cache, longest, drafts)
+            reach = self.graphs.reach_of(longest, cache.capacity)
+            places = (self._rotary(reach), *cache.layers)
+            return self.graphs.run(partial(self._step, cache, None), tokens, position, reach, places)
+        turns = self._rotary(longest)
         x = self.embedding[tokens]
         delta: Tensor | None = None
         hidden, qkv, seen, gate_up, gated, added = self._buffers(len(x))

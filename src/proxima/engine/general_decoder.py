@@ -69,7 +69,7 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
         self.takes_past = not routes  # they are wanted of all tokens
         self.model.set_attn_implementation(hugging_face_name("packed"))
 
-    def _run(self, tokens: Tensor, position: Tensor, attend: Attend) -> Tensor:
+    def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
         def attend_to(layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None) -> Tensor:
             return attend(layer, q, torch.stack([k, v], dim=1), scale, window)
 
@@ -111,7 +111,7 @@ class RecomputeDecoder(_ModelCopy):
         return [torch.tensor(ids, dtype=torch.long, device=self.device) for ids in sequences]
 
     @torch.no_grad()
-    def step(self, tokens: Tensor, position: Tensor, cache: KVCache) -> Tensor:
+    def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
         rows = torch.arange(len(tokens), device=self.device)
         cache.write(0, rows, position, tokens.view(-1, 1, 1, 1))
         lengths = (position + 1).tolist()

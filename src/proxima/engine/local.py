@@ -55,6 +55,7 @@ class Local(EngineSpec):
             `algorithm.routing_replay: rollout`.
         num_speculative_tokens: most tokens that an n-gram draft from a completion's own text adds to a step; 0: none.
             The completions are the same; where texts repeat themselves they come sooner.
+        cuda_graphs: on a GPU, with the fast decoder and without drafts, launch the kernels of a step at once.
         interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
             or `finish` them under the old weights before the new ones are loaded.
     """
@@ -69,6 +70,7 @@ class Local(EngineSpec):
     sampling_mask: bool = False
     routed_experts: bool = False
     num_speculative_tokens: int = 0
+    cuda_graphs: bool = True
     interrupt: Interrupt = "recompute"
 
     @property
@@ -123,15 +125,18 @@ def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int
         check_mixture(model.config, "engine.routed_experts", True)
 
 
-def make_decoder(model: nn.Module, dtype: torch.dtype, kind: str = "auto", *, routes: bool = False) -> Decoder:
-    """The decoder that `kind` asks for; with `routes` it records them.
+def make_decoder(
+    model: nn.Module, dtype: torch.dtype, kind: str = "auto", *, routes: bool = False, graphs: int = 0
+) -> Decoder:
+    """The decoder that `kind` asks for; with `routes` it records them. `graphs`: rows for which it records CUDA graphs;
+    0: none.
 
     Raises:
         UserError: as `check_decoder`.
     """
     check_decoder(model, kind, routes)
     if kind in ("auto", "fast") and supports(model) is None:
-        return FastDecoder(model, dtype)
+        return FastDecoder(model, dtype, graphs=graphs)
     from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
 
     return RecomputeDecoder(model, dtype) if unpackable(model) else GeneralDecoder(model, dtype, routes=routes)
@@ -335,14 +340,16 @@ def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
 def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:
     check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
     scheduler: Callable[..., Scheduler] = Scheduler
+    slots = padded_rows(spec.slots)
+    graphs = slots if spec.cuda_graphs else 0
     if spec.num_speculative_tokens:
         from proxima.engine.speculation import SpeculativeScheduler
 
         scheduler = partial(SpeculativeScheduler, most=spec.num_speculative_tokens)
     return scheduler(
-        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts),
+        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
         loaded.tokenizer,
-        slots=padded_rows(spec.slots),
+        slots=slots,
         max_length=min(max_length or loaded.max_length, loaded.max_length),
         stop_tokens=loaded.stop_tokens,
         prefill_tokens=spec.prefill_tokens,

@@ -60,6 +60,7 @@ class RunningBatch:
         requests, lines, settings: the n requests, their lines of the table, their sampling settings.
         last: [padded n] int64, the last token of each request; 0 in the padding. The decoder's input.
         drawn: [n] the part of `last` that the next draw is written to.
+        longest: tokens of the longest request, with the first draw's input.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
         sampled: what the steps have sampled so far.
         routes: [n, M, K] of each of these steps, the experts of the positions that it was sampled from; empty without.
@@ -70,6 +71,7 @@ class RunningBatch:
     settings: SamplingRows
     last: Tensor
     drawn: Tensor
+    longest: int
     position: Sequence[Tensor]
     uniform: Sequence[Tensor]
     sampled: list[Sampled] = field(default_factory=list)
@@ -88,6 +90,7 @@ class RunningBatch:
             settings=SamplingRows.of(sampling, device),
             last=padded,
             drawn=padded[: len(lines)],
+            longest=int(position[0].max()) + 1,
             position=F.pad(torch.from_numpy(position), padding).to(device).unbind(),
             uniform=torch.from_numpy(uniform).to(device).unbind(),
         )
@@ -298,7 +301,8 @@ class Scheduler:
 
     def _decode(self) -> None:
         batch = self._batch = self._batch or RunningBatch.of(self.running, self.table, self.cache.device)
-        hidden = self.decoder.step(batch.last, batch.position[len(batch.sampled)], self.cache)
+        step = len(batch.sampled)
+        hidden = self.decoder.step(batch.last, batch.position[step], self.cache, batch.longest + step)
         if self.decoder.routes is not None:
             batch.routes.append(self.decoder.routes[: len(batch.lines)])
         self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)

@@ -187,7 +187,8 @@ class SpeculativeScheduler(Scheduler):
         device, count = self.cache.device, len(tokens)
         padding = padded_rows(count) - count
         rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
-        hidden = self.decoder.step(rows[0], rows[1], self.cache, torch.from_numpy(begin).to(device))
+        longest, drafts = int(position.max()) + 1, torch.from_numpy(begin).to(device)
+        hidden = self.decoder.step(rows[0], rows[1], self.cache, longest, drafts)
         routes = self.decoder.routes
         settings = SamplingRows.of([running.request.sampling for running in self.running], device)
         uniform = self.table.uniform[[self.running[i].line for i in slot], at]

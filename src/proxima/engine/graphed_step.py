@@ -1,0 +1,112 @@
+"""Decode steps as CUDA graphs: a step's hundreds of kernels are launched at once, not one by one from Python.
+
+A graph repeats what one step launched: the same kernels over the same addresses. So what a step reads is at fixed
+places, its tokens and positions too, and its numbers of rows and of cached positions are rounded up to a few.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FAR = 1e-2  # of the norm of a step's result: a graph that is further from it is wrong
+
+Step = Callable[[Tensor, Tensor, int], Tensor]
+Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
+
+
+class GraphedSteps:
+    """Runs steps; each pair of sizes is recorded at its first use, after a run without a graph, and compared with that.
+
+    Where recording fails, or a graph gives something else, one line says so and no more graphs are used.
+
+    Args:
+        slots: most rows.
+        device: of tokens and positions.
+        record: of a function that launches work and returns where its result will be: what launches the same work
+            again, and that place.
+    """
+
+    def __init__(self, slots: int, device: torch.device, record: Record | None = None) -> None:
+        self.slots = slots
+        self.works = True
+        self._tokens, self._position = torch.zeros(2, slots, dtype=torch.int64, device=device)
+        self._record = record or _CudaGraphs()
+        self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
+        self._places: Sequence[Tensor] = ()
+
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    @staticmethod
+    def reach_of(longest: int, capacity: int) -> int:
+        """At least `longest`, one of few numbers, and not much larger than needed."""
+        return min(rounded_up(longest, 64), capacity)
+
+    def run(self, step: Step, tokens: Tensor, position: Tensor, reach: int, places: Sequence[Tensor]) -> Tensor:
+        """step(tokens [n], position [n], reach) → [n, D], which the next step overwrites.
+
+        Args:
+            step: waits for nothing, and copies nothing from the host.
+            reach: cached positions that it reads, of `reach_of`.
+            places: tensors that it reads and that may be replaced: then all is recorded again.
+        """
+        if len(places) != len(self._places) or any(a is not b for a, b in zip(places, self._places, strict=True)):
+            self._graphs.clear()
+            self._places = [*places]
+        count = len(tokens)
+        rows = min(rounded_up(count, 8), self.slots)  # those from `count` on repeat what they did: their slots are free
+        self._tokens[:count], self._position[:count] = tokens, position
+        if (rows, reach) not in self._graphs:
+            return self._first(step, rows, reach)[:count]
+        replay, out = self._graphs[rows, reach]
+        replay()
+        return out[:count]
+
+    def _first(self, step: Step, rows: int, reach: int) -> Tensor:
+        own = self._tokens[:rows], self._position[:rows], reach
+        expected = step(*own)
+        try:
+            replay, out = self._record(lambda: step(*own))
+            replay()
+        except RuntimeError as error:
+            self._give_up(str(error).strip().splitlines()[0])
+            return expected
+        apart, size = (x.nan_to_num().float().norm() for x in (out - expected, expected))
+        if apart > FAR * size:
+            self._give_up(f"a graph of {rows} rows gave a result that is {float(apart / size):.2g} of its norm apart")
+            return expected
+        self._graphs[rows, reach] = replay, out
+        return out
+
+    def _give_up(self, reason: str) -> None:
+        self.works = False
+        self._graphs.clear()
+        line = "engine: decoding goes on without CUDA graphs, as with engine.cuda_graphs=false from the start"
+        print(f"{line}: {reason}", file=sys.stderr, flush=True)
+
+
+class _CudaGraphs:
+    """Records on the current device; graphs share their memory, because only one's result is read at a time."""
+
+    def __init__(self) -> None:
+        self._last: Callable[[], Any] = lambda: None  # a weak reference: a pool ends with the last graph in it
+
+    def __call__(self, launch: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        graph, last = torch.cuda.CUDAGraph(), self._last()
+        pool = None if last is None else last.pool()
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # others may train meanwhile
+            out = launch()
+        self._last = weakref.ref(graph)
+        return graph.replay, out
+
+
+def rounded_up(count: int, step: int) -> int:
+    """The next multiple of `step` up to 8 of them, then of twice that up to 16, and so on: from there on at most a
+    quarter more."""
+    while count > 8 * step:
+        step *= 2
+    return -(-count // step) * step

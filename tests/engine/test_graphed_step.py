@@ -1,0 +1,150 @@
+"""Decode steps that are recorded and repeated, as CUDA graphs are; `recorded_calls` stands in for these."""
+
+import asyncio
+import gc
+from contextlib import contextmanager
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxima.data import NotFiniteError
+from proxima.engine.graphed_step import GraphedSteps, rounded_up
+from proxima.engine.protocol import WeightUpdate
+from tests.engine.helpers import behavior, engine, requests, run
+from tests.engine.recorded_calls import recorded
+from tests.model.rows import loaded
+
+
+def graphed(found, record=recorded):
+    """The engine, with what it has recorded."""
+    graphs = GraphedSteps(found.scheduler.slots, torch.device("cpu"), record)
+    found.scheduler.decoder.graphs = graphs
+    return graphs
+
+
+def published(found, seed):
+    module = loaded("qwen2", seed).model
+    asyncio.run(found.publish(WeightUpdate(version=found.scheduler.version + 1, module=module)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+def test_completions_are_those_of_single_kernels(kind):
+    """While rows end and enter, and the cache and the table of rotary embeddings grow: 5 rows pad to 8, 21 to 24."""
+    found, plain = (engine(kind, slots=24) for _ in range(2))
+    graphs, numbers = graphed(found), []
+    for first, sizes, tokens in ((0, (3, 7), 20), (10, (5, 1), 300), (20, (7, 4), 70), (30, (7, 4), 70)):
+        if first == 30:  # another table in its place
+            decoder = found.scheduler.decoder
+            before, decoder.rotary = decoder.rotary, decoder.rotary.clone()
+            before.zero_()
+        asked = requests(*sizes, first=first, max_tokens=tokens)
+        ours, theirs = run(found, asked), run(plain, asked)
+        assert [c.tokens.tolist() for c in ours] == [c.tokens.tolist() for c in theirs]
+        torch.testing.assert_close(behavior(ours), behavior(theirs), rtol=0, atol=1e-5)
+        numbers.append(len(graphs))
+    assert graphs.works and numbers[0] > 0 and numbers[1] >= 4 and 1 < numbers[3] <= numbers[2]
+
+
+@pytest.mark.parametrize("interrupt", ["recompute", "keep"])
+def test_new_weights_are_read_where_the_old_ones_were(interrupt):
+    found, plain = (engine("qwen2", interrupt=interrupt) for _ in range(2))
+    graphs, asked = graphed(found), requests(3, 4, max_tokens=30)
+    held = None
+    for seed in (1, 2, 0):
+        given, expected = run(found, asked), run(plain, asked)
+        assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in expected]
+        held = held or dict(graphs._graphs)
+        published(found, seed), published(plain, seed)
+    assert held == graphs._graphs and graphs.works
+
+
+def test_drafts_are_verified_without_graphs():
+    found, plain = (engine(num_speculative_tokens=4) for _ in range(2))
+    graphs, asked = graphed(found), requests(4, 1, max_tokens=60, temperature=0.0)
+    assert [c.tokens.tolist() for c in run(found, asked)] == [c.tokens.tolist() for c in run(plain, asked)]
+    assert graphs.works and found.scheduler.detail["speculation"]["accepted"] > 0
+
+
+def failing(launch):
+    raise RuntimeError("operation not permitted when stream is capturing\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def wrong(launch):
+    replay, out = recorded(launch)
+    return lambda: (replay(), out.mul_(1.5)), out
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (failing, "operation not permitted when stream is capturing\n"),
+        (wrong, "a result that is 0.5 of its norm apart"),
+    ],
+)
+def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, capsys):
+    found, asked = engine(), requests(3, 4, max_tokens=30)
+    graphs = graphed(found, record)
+    given = run(found, asked)
+    assert given == run(engine(), asked)
+    said = capsys.readouterr().err
+    assert said.startswith("engine: decoding goes on without CUDA graphs, as with engine.cuda_graphs=false")
+    assert reason in said and said.count("\n") == 1 and not graphs.works
+
+
+def test_weights_that_are_nan_are_the_models_fault():
+    found = engine()
+    graphs = graphed(found)
+    with torch.no_grad():
+        found.scheduler.decoder.layers[0].post_norm.fill_(torch.nan)
+    with pytest.raises(NotFiniteError):
+        run(found, requests(1, 1, max_tokens=5))
+    assert graphs.works
+
+
+def test_a_recording_refuses_what_waits_for_the_device():
+    x = torch.ones(3)
+    for waits in (lambda: x * float(x.sum()), lambda: x[x > 0], lambda: x + torch.tensor([1.0, 2.0, 3.0])):
+        with pytest.raises(AssertionError, match="can't be in a graph"):
+            recorded(waits)
+
+
+def test_graphs_share_the_memory_of_one_that_lives(monkeypatch):
+    """A pool ends with its last graph, and torch refuses one that has ended."""
+    pools, out = [], torch.zeros(1)
+
+    class Graph:
+        def pool(self):
+            return pools[0] or "first"
+
+        def replay(self):
+            out.add_(1)
+
+    @contextmanager
+    def capture(graph, pool, capture_error_mode):
+        pools.append(pool)
+        assert capture_error_mode == "thread_local"
+        yield
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    graphs = GraphedSteps(8, torch.device("cpu"))
+    args = torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
+    for reach, places in ((64, [out]), (128, [out]), (128, [torch.zeros(1)]), (192, [torch.zeros(1)])):
+        graphs.run(lambda tokens, position, reach: out.expand(8), *args, reach, places)
+    gc.collect()
+    assert pools == [None, "first", None, None] and len(graphs) == 1 and graphs.works and float(out) == 4
+
+
+@given(st.integers(1, 1 << 20), st.sampled_from([8, 64]))
+def test_sizes_are_few_and_not_much_larger(count, step):
+    size = rounded_up(count, step)
+    assert count <= size < count + step or size < 1.25 * count
+    assert size % step == 0 and rounded_up(size, step) == size
+    assert count <= GraphedSteps.reach_of(count, 1 << 30) and GraphedSteps.reach_of(count, count) == count
+
+
+def test_a_long_run_records_some_dozens():
+    assert len({rounded_up(count, 64) for count in range(1, 32_769)}) == 8 + 4 * 6
+    assert len({rounded_up(count, 8) for count in range(1, 513)}) == 8 + 4 * 3
