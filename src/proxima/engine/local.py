@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Literal, get_args
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -33,7 +32,6 @@ from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import DTYPES, LoadedModel
 
-SCORE_ROWS = 512  # rows of logits held at once by `score`
 STEPS_PER_TURN = 8  # tokens decoded at once, before another call may interrupt
 
 
@@ -225,32 +223,11 @@ class LocalEngine:
                 return
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        out: list[Floats] = []
-        while len(out) < len(requests):
-            batch = [requests[len(out)]]
-            room = self.spec.prefill_tokens - _fed(batch[0])
-            for request in requests[len(out) + 1 :]:
-                room -= _fed(request)
-                if room < 0:
-                    break
-                batch.append(request)
-            out += await self.compute.run(self._score, batch)
-        return out
+        from proxima.engine.scoring import score_batches, scored
 
-    @torch.no_grad()
-    def _score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        decoder, out = self.scheduler.decoder, []
-        sequences = [np.concatenate([request.prompt_tokens, request.tokens[:-1]]) for request in requests]
-        for request, hidden in zip(requests, decoder.hidden(sequences), strict=True):
-            states = hidden[len(request.prompt_tokens) - 1 :][: len(request.tokens)]
-            target = torch.tensor(request.tokens, dtype=torch.long, device=hidden.device)[:, None]
-            column = np.empty(len(request.tokens), np.float32)
-            for at in range(0, len(states), SCORE_ROWS):
-                logits = decoder.logits(states[at : at + SCORE_ROWS]).float() / (request.temperature or 1.0)
-                log_prob = logits.log_softmax(1).gather(1, target[at : at + SCORE_ROWS]).squeeze(1)
-                column[at : at + SCORE_ROWS] = log_prob.cpu().numpy()
-            out.append(column)
-        return out
+        batches = score_batches(requests, self.spec.prefill_tokens)
+        parts = [await self.compute.run(scored, self.scheduler.decoder, batch) for batch in batches]
+        return [column for part in parts for column in part]
 
     async def in_flight(self) -> list[InFlight]:
         return await self.compute.run(self._in_flight)
@@ -356,11 +333,6 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) ->
         top_k=spec.top_k_log_probs,
         sampling_mask=spec.sampling_mask,
     )
-
-
-def _fed(request: ScoreRequest) -> int:
-    """Tokens that a request feeds the model; the last one predicts nothing."""
-    return len(request.prompt_tokens) + max(0, len(request.tokens) - 1)
 
 
 async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completion]:

@@ -11,7 +11,8 @@ into tokens, `chat_answer.py` written answers, `micro_batch.py` splits by token 
 the experts of mixtures, `demo_model.py` downloads a small model, `parallel/` puts one on many ranks.
 Imports: torch, transformers, `proxima.data`, `proxima.core`. Imported by `engine` (decoders), `train`, `runtime`,
 `cli`.
-To add an attention path: a function in `attention.py` and a line in `ATTENTION`; the contamination tests find it there.
+To add an attention path: a function in `other_attention.py` and a line in `ATTENTION`; the contamination tests find it
+there.
 """
 
 from typing import TYPE_CHECKING

@@ -2,8 +2,7 @@
 
 `packed` is an attention function that any Hugging Face architecture calls through its attention interface: linear
 layers run on the packed axis, and only inside attention are segments padded, in buckets of similar lengths. It is
-exact, needs no [L, L] mask, and allows what sequences share to be run once. The other paths use Hugging Face's own
-attention, for architectures that need it.
+exact, needs no [L, L] mask, and allows what sequences share to be run once. `other_attention` has the other paths.
 """
 
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from proxima.data import PackedBatch, UserError
+from proxima.data.kinds import Kinds
 from proxima.data.packed_batch import indices_of
 from proxima.data.transfer import to_device
 
@@ -186,7 +186,7 @@ def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
     return hidden.index_select(0, batch.predict)
 
 
-def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
+def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
     rounds = torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") == torch.bfloat16
     if rounds and not more and batch.tokens.device.type == "cpu":
         from proxima.model.fused_backbone import fused_states
@@ -194,64 +194,6 @@ def _hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tens
         if (states := fused_states(backbone, batch)) is not None:
             return states
     return packed_states(backbone, batch, segments=Segments(batch), **more)
-
-
-def _hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    from proxima.model.varlen import varlen_attention
-
-    return packed_states(backbone, batch, attend=varlen_attention(backbone, batch), **more)
-
-
-def _hidden_native(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """Hugging Face detects packed sequences from positions, but only without a mask; with one it mixes them."""
-    if 2 * sum(parent >= 0 for parent in batch.parents) != len(batch.parents):
-        raise UserError("model.attention=native can't share prompts; set model.share_prompt=false.")
-    return packed_states(backbone, batch, **more)
-
-
-def _hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """A 4-D additive mask [1, 1, L, L]: for every architecture that takes one; needs L² memory."""
-    count = len(batch.tokens)
-    device = batch.tokens.device
-    hidden = torch.ones(count, count, dtype=torch.bool)
-    for (start, end), context in zip(pairwise(batch.edges), batch.contexts(), strict=True):
-        hidden[start:end, indices_of(context)] = False
-        hidden[start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).triu(1)
-    dtype = next(backbone.parameters()).dtype
-    mask = torch.zeros(1, 1, count, count, dtype=dtype, device=device)
-    mask.masked_fill_(to_device(hidden, device), torch.finfo(dtype).min)
-    # an architecture with several kinds of layers needs one mask for each: windows are not supported here
-    config: Any = backbone.config
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and _longest(batch) > window:
-        raise UserError("model.attention=mask does not know sliding windows; use model.attention=packed or padded.")
-    return packed_states(backbone, batch, attention_mask=mask, **more)
-
-
-def _longest(batch: PackedBatch) -> int:
-    """Tokens of the longest sequence that is fed."""
-    return max((b - a + seen for (a, b), seen in zip(pairwise(batch.edges), batch.seen, strict=True)), default=0)
-
-
-def _hidden_padded(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """One right-padded row per sequence: for every causal model, state-space models too; the slowest."""
-    if "routing" in more:
-        raise UserError("model.attention=padded records and replays no routes; use model.attention=packed.")
-    cut, parent = batch.edges, batch.parents
-    spans = [(cut[p], cut[p + 1], cut[g], cut[g + 1]) for g, p in enumerate(parent) if p >= 0]
-    width = max((b - a + d - c) for a, b, c, d in spans)
-    tokens = batch.tokens.new_zeros(len(spans), width)
-    mask = torch.zeros_like(tokens)
-    lengths = batch.tokens_of
-    predict = []
-    for row, (a, b, c, d) in enumerate(spans):
-        size = b - a + d - c
-        tokens[row, :size] = torch.cat([batch.tokens[a:b], batch.tokens[c:d]])
-        mask[row, :size] = 1
-        predict.append(torch.arange(lengths[row], device=tokens.device) + row * width + b - a - 1)
-    answer = backbone(input_ids=tokens, attention_mask=mask, use_cache=False)
-    hidden: Tensor = answer.last_hidden_state.flatten(0, 1)
-    return hidden.index_select(0, torch.cat(predict))
 
 
 def mixes_elsewhere(model: nn.Module) -> str | None:
@@ -279,13 +221,15 @@ def unpackable(model: nn.Module) -> str | None:
 
 
 #: path → the states [N, D] that predict the response tokens
-ATTENTION: dict[str, Callable[..., Tensor]] = {
-    "packed": _hidden_packed,
-    "varlen": _hidden_varlen,
-    "native": _hidden_native,
-    "mask": _hidden_mask,
-    "padded": _hidden_padded,
-}
+ATTENTION = Kinds(
+    {
+        "packed": "proxima.model.attention:hidden_packed",
+        "varlen": "proxima.model.other_attention:hidden_varlen",
+        "native": "proxima.model.other_attention:hidden_native",
+        "mask": "proxima.model.other_attention:hidden_mask",
+        "padded": "proxima.model.other_attention:hidden_padded",
+    }
+)
 
 
 def hugging_face_name(path: str) -> str:
