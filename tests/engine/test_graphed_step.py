@@ -2,7 +2,8 @@
 
 import asyncio
 import gc
-from contextlib import contextmanager
+import weakref
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -76,11 +77,29 @@ def wrong(launch):
     return lambda: (replay(), out.mul_(1.5)), out
 
 
+def failing_without_a_word(launch):
+    raise RuntimeError
+
+
+def empty(launch):
+    """What torch records if the model is not on the current device: nothing, though the result is there."""
+    out = launch()
+    return lambda: None, out
+
+
+def not_finite(launch):
+    replay, out = recorded(launch)
+    return lambda: (replay(), out[0].fill_(torch.nan)), out
+
+
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
         (failing, "operation not permitted when stream is capturing\n"),
+        (failing_without_a_word, ": RuntimeError\n"),
         (wrong, "a result that is 0.5 of its norm apart"),
+        (empty, "of its norm apart"),
+        (not_finite, "of its norm apart"),
     ],
 )
 def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, capsys):
@@ -89,7 +108,7 @@ def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, 
     given = run(found, asked)
     assert given == run(engine(), asked)
     said = capsys.readouterr().err
-    assert said.startswith("engine: decoding goes on without CUDA graphs, as with engine.cuda_graphs=false")
+    assert said.startswith("engine: decoding goes on without CUDA graphs (engine.cuda_graphs=false: from the start): ")
     assert reason in said and said.count("\n") == 1 and not graphs.works
 
 
@@ -112,14 +131,14 @@ def test_a_recording_refuses_what_waits_for_the_device():
 
 def test_graphs_share_the_memory_of_one_that_lives(monkeypatch):
     """A pool ends with its last graph, and torch refuses one that has ended."""
-    pools, out = [], torch.zeros(1)
+    pools, out = [], torch.ones(8)
 
     class Graph:
         def pool(self):
             return pools[0] or "first"
 
         def replay(self):
-            out.add_(1)
+            out.fill_(1)
 
     @contextmanager
     def capture(graph, pool, capture_error_mode):
@@ -129,12 +148,46 @@ def test_graphs_share_the_memory_of_one_that_lives(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "before")
     graphs = GraphedSteps(8, torch.device("cpu"))
     args = torch.zeros(8, dtype=torch.int64), torch.zeros(8, dtype=torch.int64)
     for reach, places in ((64, [out]), (128, [out]), (128, [torch.zeros(1)]), (192, [torch.zeros(1)])):
-        graphs.run(lambda tokens, position, reach: out.expand(8), *args, reach, places)
+        graphs.run(lambda tokens, position, reach: out, *args, reach, places)
     gc.collect()
-    assert pools == [None, "first", None, None] and len(graphs) == 1 and graphs.works and float(out) == 4
+    assert pools == [None, "first", None, None] and len(graphs) == 1 and graphs.works
+
+
+def test_a_recording_that_fails_leaves_the_stream_that_was(monkeypatch):
+    """torch 2.13 leaves its own, if what ends a recording raises."""
+    streams = ["before"]
+
+    @contextmanager
+    def capture(*how, **more):
+        streams.append("of the recording")
+        yield
+        raise RuntimeError("capture was invalidated")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", object)
+    monkeypatch.setattr(torch.cuda, "graph", capture)
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
+    monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
+    found = engine()
+    graphs = graphed(found, None)
+    run(found, requests(1, 1, max_tokens=5))
+    assert streams == ["before", "of the recording", "before"] and not graphs.works
+
+
+@pytest.mark.parametrize("record", [recorded, failing])
+def test_a_cache_that_grows_is_freed(record):
+    found = engine()
+    graphed(found, record)
+    run(found, requests(1, 1, max_tokens=10))
+    before = [weakref.ref(layer) for layer in found.scheduler.cache.layers]
+    run(found, requests(1, 4, max_tokens=150, first=5))
+    gc.collect()
+    assert [layer for layer in before if layer() is not None] == []
 
 
 @given(st.integers(1, 1 << 20), st.sampled_from([8, 64]))

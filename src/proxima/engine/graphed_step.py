@@ -34,9 +34,9 @@ class GraphedSteps:
         self.slots = slots
         self.works = True
         self._tokens, self._position = torch.zeros(2, slots, dtype=torch.int64, device=device)
-        self._record = record or _CudaGraphs()
+        self._record = record or _CudaGraphs(device)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
-        self._places: Sequence[Tensor] = ()
+        self._places: Sequence[weakref.ref[Tensor]] = ()  # weak: a cache that grows frees what it was
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -54,9 +54,9 @@ class GraphedSteps:
             reach: cached positions that it reads, of `reach_of`.
             places: tensors that it reads and that may be replaced: then all is recorded again.
         """
-        if len(places) != len(self._places) or any(a is not b for a, b in zip(places, self._places, strict=True)):
+        if len(places) != len(self._places) or any(a() is not b for a, b in zip(self._places, places, strict=True)):
             self._graphs.clear()
-            self._places = [*places]
+            self._places = [weakref.ref(place) for place in places]
         count = len(tokens)
         rows = min(rounded_up(count, 8), self.slots)  # those from `count` on repeat what they did: their slots are free
         self._tokens[:count], self._position[:count] = tokens, position
@@ -71,12 +71,13 @@ class GraphedSteps:
         expected = step(*own)
         try:
             replay, out = self._record(lambda: step(*own))
+            out.fill_(torch.nan)  # a graph of nothing would leave what the recording left
             replay()
         except RuntimeError as error:
-            self._give_up(str(error).strip().splitlines()[0])
+            self._give_up(next(iter(str(error).strip().splitlines()), type(error).__name__))
             return expected
         apart, size = (x.nan_to_num().float().norm() for x in (out - expected, expected))
-        if apart > FAR * size:
+        if apart > FAR * size or not torch.equal(out.isnan(), expected.isnan()):
             self._give_up(f"a graph of {rows} rows gave a result that is {float(apart / size):.2g} of its norm apart")
             return expected
         self._graphs[rows, reach] = replay, out
@@ -85,21 +86,30 @@ class GraphedSteps:
     def _give_up(self, reason: str) -> None:
         self.works = False
         self._graphs.clear()
-        line = "engine: decoding goes on without CUDA graphs, as with engine.cuda_graphs=false from the start"
+        line = "engine: decoding goes on without CUDA graphs (engine.cuda_graphs=false: from the start)"
         print(f"{line}: {reason}", file=sys.stderr, flush=True)
 
 
 class _CudaGraphs:
-    """Records on the current device; graphs share their memory, because only one's result is read at a time."""
+    """Records on a device; graphs share their memory, because only one's result is read at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self._last: Callable[[], Any] = lambda: None  # a weak reference: a pool ends with the last graph in it
 
     def __call__(self, launch: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         graph, last = torch.cuda.CUDAGraph(), self._last()
         pool = None if last is None else last.pool()
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # others may train meanwhile
-            out = launch()
+        with torch.cuda.device(self.device):  # recording takes its stream from the current one
+            stream = torch.cuda.current_stream()
+            try:
+                with torch.cuda.graph(
+                    graph, pool=pool, capture_error_mode="thread_local"
+                ):  # others may train meanwhile
+                    out = launch()
+            except RuntimeError:
+                torch.cuda.set_stream(stream)  # which torch leaves where the end of a recording fails
+                raise
         self._last = weakref.ref(graph)
         return graph.replay, out
 

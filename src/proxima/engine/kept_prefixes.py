@@ -1,5 +1,6 @@
 """Keys and values of what several requests begin with: they are computed once."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from proxima.data import Prompt
 from proxima.data.columns import Ints
 from proxima.engine.decoder import Decoder
 
-Beginning = tuple[Any, int]  # a name of first tokens, and their number: rows of one name have the same KV to the bit
+Beginning = tuple[bytes, int]  # a name of first tokens, and their number: rows of one name have the same KV to the bit
 
 
 class KeptPrefixes:
@@ -38,9 +39,11 @@ class KeptPrefixes:
 
     def beginnings(self, prompt: Prompt, shared: Sequence[int], decoder: Decoder) -> list[Beginning]:
         """Of a prompt's KV under the present weights, the longest first."""
-        ends = list(dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))))
-        names = [_prefix_key(prompt.tokens, ends[:count]) for count in range(1, len(ends) + 1)]
-        return [((self._loads, name), length) for name, length in zip(names, ends, strict=True)][::-1]
+        text, names, start = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16), list[Beginning](), 0
+        for end in dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))):
+            text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
+            names.append((text.digest(), start := end))
+        return names[::-1]
 
     def missing(self, prompt: Prompt, shared: Sequence[int]) -> int:
         """Tokens of a prompt that `prefill` runs."""

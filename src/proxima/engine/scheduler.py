@@ -292,7 +292,7 @@ class Scheduler:
     def _lead(self) -> None:
         """Tell the cache which rows begin alike, after others run or their places have changed: the first row with a
         beginning leads those that have it, too."""
-        places: dict[Any, int] = {}
+        places: dict[bytes, int] = {}
         leaders = [(0, 0)] * self.slots
         for slot, running in enumerate(self.running):
             firsts = [(places.setdefault(name, slot), length) for name, length in running.beginnings]
