@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from proxima.data import Completion, Trajectory
-from proxima.engine.decoder import cached_attention, reach_mask, reach_of
+from proxima.engine.decoder import Matrix, cached_attention, reach_mask, reach_of
 from proxima.engine.general_decoder import SteadyRows
 from proxima.engine.local import Local, LocalEngine
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
@@ -102,9 +102,10 @@ def test_at_real_sizes_too(make, decoder, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [60, 250, 300])
-def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(length, dtype):
-    query, key, value = (torch.randn(8, heads, 512, 64).to(dtype) for heads in (9, 3, 3))
+@pytest.mark.parametrize("length", [60, 150, 250, 300])
+@pytest.mark.parametrize("group", [1, 3, 4])
+def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(group, length, dtype):
+    query, key, value = (torch.randn(8, heads, 512, 64).to(dtype) for heads in (3 * group, 3, 3))
     position = torch.full((8,), length - 1)
 
     def attention(reach: int) -> torch.Tensor:
@@ -113,6 +114,18 @@ def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(leng
 
     shortest = attention(reach_of(int(position.max()) + 1, 512))
     assert all(torch.equal(attention(reach), shortest) for reach in (320, 384, 448, 512))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_of_any_number_of_rows_has_the_same_bits(dtype):
+    """As the tokens of an expert are."""
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        matrix, rows = Matrix(torch.randn(32, 96), None, dtype), torch.randn(64, 96).to(dtype)
+        assert all(torch.equal(matrix(rows[:count]), matrix(rows)[:count]) for count in range(1, 65))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def test_steady_rows_keep_the_arguments_of_a_product():

@@ -25,8 +25,8 @@ PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
 LEAST_TILED = 1 << 16  # numbers of a weight whose products are worth kernels of our own
-# positions summed by one float32 product: libraries split a longer sum at places that depend on its length
-BLOCK = 256
+# positions summed by one float32 product: libraries split a sum at places that depend on its length, so all have one
+BLOCK = 64
 
 
 class Decoder(Protocol):
@@ -304,8 +304,8 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     least, most = limits
     if len(x) > most:
         return torch.cat([in_rows(product, part, limits) for part in x.split(most)])
-    if len(x) < least:
-        return product(F.pad(x, (0, 0, 0, least - len(x))))[: len(x)]
+    if len(x) < (rows := max(least, padded_rows(len(x)))):
+        return product(F.pad(x, (0, 0, 0, rows - len(x))))[: len(x)]
     return product(x)
 
 
