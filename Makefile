@@ -82,5 +82,5 @@ docs: .venv/dev.stamp
 	$(BIN)/python scripts/figures.py
 
 clean:
-	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .venv .venv-vllm
+	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .venv .venv-vllm .venv-verl
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""All that a GPU should show, into one file: tests, the demo, and the benchmarks against TRL, `generate` and vLLM.
+"""All that a GPU should show, in one file: tests, the demo, and the benchmarks against TRL, verl, `generate`, vLLM.
 
     python -m benchmarks.gpu                             on a machine with a GPU; writes benchmarks/results/gpu/
     python -m benchmarks.gpu --only where decode_vs_hf
@@ -64,6 +64,7 @@ PARTS: Mapping[str, Part] = {
     "shared_prompt": Part(f"-m benchmarks.shared_prompt {OUT}", 10, "--shapes 5x3 --prompts 1 --repeats 1"),
     "pruned_update": Part(f"-m benchmarks.pruned_update {OUT}", 10, "--shape 5x3 --rates 0 0.5 --repeats 1"),
     "step_vs_trl": Part(f"-m benchmarks.step_vs_trl {OUT}", 30, "--prompts 2 --max-tokens 3 --repeats 1", ("trl",)),
+    "step_vs_verl": Part(f"-m benchmarks.step_vs_trl --peer verl {OUT}", 30, "--prompts 2 --repeats 1", ("verl",)),
     "offline_vs_trl": Part(f"-m benchmarks.offline_vs_trl {OUT}", 30, "--rows 2 --words 10 --repeats 1", ("trl",)),
 }
 INSTALLS = frozenset({"trl"})  # packages of which the benchmark makes an environment, but in a rehearsal
@@ -110,7 +111,7 @@ def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, An
     out, log = folder / "result.json", folder / "log.txt"
     fills = {"model": model, "out": str(out), "folder": str(folder)}
     words = [word.format(**fills) for word in f"{part.command} {part.tiny if rehearse else ''}".split()]
-    if "trl" in part.needs and importable("trl"):
+    if any(peer in part.needs and importable(peer) for peer in ("trl", "verl")):
         words += ["--peer-python", sys.executable]
     if "vllm" in part.needs and (program := shutil.which("vllm")):
         words += ["--executable", program]

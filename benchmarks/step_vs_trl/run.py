@@ -1,13 +1,19 @@
-"""A whole training step of the demo's job against TRL's GRPOTrainer."""
+"""A whole training step of the demo's job against TRL's GRPOTrainer, or verl's trainer on a GPU."""
 
 import tempfile
 from pathlib import Path
 
-from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, peer_python, table
+from benchmarks.harness import HERE, Side, Spread, alternate, finish, need_model, parser, peer_python, table
+
+PEERS = {  # name, side, and what it is said to do otherwise
+    "trl": ("TRL GRPOTrainer", "step_vs_trl.trl_side", "TRL saves and logs nothing"),
+    "verl": ("verl, FSDP and vLLM", "step_vs_trl.verl_side", "verl logs to its console"),
+}
 
 
 def main() -> None:
     p = parser(__doc__, repeats=5)
+    p.add_argument("--peer", choices=PEERS, default="trl", help="verl needs a GPU (default: %(default)s)")
     p.add_argument("--prompts", type=int, default=16, help="prompts a step (default: %(default)s)")
     p.add_argument(
         "--updates",
@@ -17,14 +23,20 @@ def main() -> None:
     )
     p.add_argument("--completions", type=int, default=8, help="completions a prompt (default: %(default)s)")
     p.add_argument("--max-tokens", type=int, default=12, help="new tokens (default: %(default)s)")
-    p.add_argument("--algorithm", default="cppo", help="our preset; TRL runs its default loss (default: %(default)s)")
+    p.add_argument(
+        "--algorithm", default="cppo", help="our preset; the peer runs its default loss (default: %(default)s)"
+    )
     p.add_argument("--float32", action="store_true", help="both sides in float32 instead of bf16")
     p.add_argument(
-        "--peer-checkpointing", action="store_true", help="TRL's own default, gradient checkpointing; slower, so off"
+        "--peer-checkpointing", action="store_true", help="the peer's own default, gradient checkpointing; slower: off"
     )
     p.add_argument("--peer-micro-batch", type=int, help="completions TRL forwards at once (default: all, its fastest)")
-    p.add_argument("--peer-python", help="an interpreter that has TRL, instead of the environment of peer.lock")
+    p.add_argument(
+        "--peer-python", help="an interpreter that has the peer (default: that of .venv-verl, or of peer.lock for TRL)"
+    )
     o = p.parse_args()
+    if o.peer == "verl" and o.peer_micro_batch:
+        p.error("--peer-micro-batch is TRL's; verl's micro-batches are as large as its tokens allow")
     if o.prompts % o.updates:
         p.error(f"--updates {o.updates} does not divide --prompts {o.prompts}")
     discard = 1
@@ -51,8 +63,8 @@ def main() -> None:
             "gradient_checkpointing": o.peer_checkpointing,
             "micro_batch": o.peer_micro_batch or o.prompts * o.completions // o.updates,
         }
-        python = o.peer_python or peer_python(Path(__file__).parent)
-        peer = Side("TRL GRPOTrainer", "step_vs_trl.trl_side", theirs, threads=o.threads, python=python)
+        title, side, told = PEERS[o.peer]
+        peer = Side(title, side, theirs, threads=o.threads, python=o.peer_python or python_with(o.peer))
         mine = settings | {"algorithm": o.algorithm}
         ours = Side("proxima", "step_vs_trl.proxima_side", mine | {"skip": True}, threads=o.threads)
         full = Side("proxima, nothing skipped", "step_vs_trl.proxima_side", mine | {"skip": False}, threads=o.threads)
@@ -67,7 +79,7 @@ def main() -> None:
         peer.about["versions"],
     )
     batch = f"{o.prompts} prompts x {o.completions} completions x {o.max_tokens} tokens, {o.updates} updates a step"
-    print(f"{name}, {batch}, {dtype}, {o.threads} threads, TRL {versions['trl']};")
+    print(f"{name}, {batch}, {dtype}, {o.threads} threads, {o.peer} {versions[o.peer]};")
     print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
     print(table(["side", "seconds a step", "times as fast", "tokens a completion"], rows))
     print(
@@ -75,17 +87,16 @@ def main() -> None:
         "Not equal: the draw"
     )
     print(
-        "of the questions, and so the lengths; ours includes what the run writes to disk, TRL saves and logs "
-        "nothing. `proxima` leaves out"
+        f"of the questions, and so the lengths; ours includes what the run writes to disk, {told}. `proxima` leaves out"
     )
     print(
         "completions whose advantage is exactly 0, which changes no gradient; `nothing skipped` runs them all, as "
-        "TRL does.\n"
+        f"{o.peer} does.\n"
     )
     ratio, ratio_full = (round(base / seconds[side.name].median, 3) for side in (ours, full))
     skipped = Spread([x["skipped"] for x in found[ours.name]])
     result = {
-        "claim": "step_vs_trl",
+        "claim": f"step_vs_{o.peer}",
         "ratio": ratio,
         "ratio_nothing_skipped": ratio_full,
         "skipped_completions": skipped.json(),
@@ -98,3 +109,13 @@ def main() -> None:
     finish(
         result | {"model": name, "settings": kept | {"algorithm": o.algorithm}, "peer_versions": versions}, o.json_out
     )
+
+
+def python_with(peer: str) -> str:
+    """An interpreter that has the peer."""
+    if peer == "trl":
+        return peer_python(Path(__file__).parent)
+    python = HERE.parent / ".venv-verl" / "bin" / "python"
+    if not python.exists():
+        raise RuntimeError("no verl here: README.md of benchmarks/step_vs_trl says how to install it into .venv-verl")
+    return str(python)

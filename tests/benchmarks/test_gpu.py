@@ -38,7 +38,7 @@ def test_a_part_is_a_command_of_today(name, tiny_model, tmp_path, monkeypatch):
         module = importlib.import_module(f"{words[1]}.run")
         monkeypatch.setattr(module, "need_model", parsed)
         monkeypatch.setattr(module, "peer_python", lambda _: sys.executable, raising=False)
-        more = ["--peer-python", "python"] if "trl" in gpu.PARTS[name].needs else []
+        more = ["--peer-python", "python"] if {"trl", "verl"} & set(gpu.PARTS[name].needs) else []
         monkeypatch.setattr(sys, "argv", [name, *words[2:], *more])
         with pytest.raises(Parsed):
             module.main()
