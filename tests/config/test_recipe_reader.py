@@ -126,6 +126,8 @@ def test_extends_that_is_not_there(recipe):
     with pytest.raises(ConfigError) as error:
         read_recipe(recipe("extends: base.yaml\n", "deep/run.yaml"))
     assert lines_of(error) == ["extends=base.yaml (deep/run.yaml:1): no such file; the path is relative to deep/"]
+    with pytest.raises(ConfigError, match="the recipe that comes with proxima is extends: quickstart$"):
+        read_recipe(recipe("extends: quickstart.yaml\n"))
     with pytest.raises(ConfigError) as error:
         read_recipe(recipe("extends: [a, b]\n"))
     assert lines_of(error) == ["extends=[a, b] (run.yaml:1): must be the path of one recipe"]

@@ -51,6 +51,8 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
         base = shipped_recipes().get(extends.value, base)
     if not base.is_file():
         remedy = f"no such file; the path is relative to {shown_path(path.parent)}/"
+        if (name := str(extends.value).removesuffix(".yaml")) in shipped_recipes():
+            remedy += f"; the recipe that comes with proxima is extends: {name}"
         raise one_problem("extends", remedy, extends.shown(), extends.source.text)
     return [*read_recipe(base, (*above, path.resolve())), top]
 

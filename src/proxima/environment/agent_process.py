@@ -44,7 +44,15 @@ def main(reference: str) -> None:
     loop.run_forever()
 
 
+class Row(dict[str, Any]):
+    """The row of an episode; a column that it lacks is a KeyError that lists those it has."""
+
+    def __missing__(self, name: str) -> Any:
+        raise KeyError(f"{name}; the row has {', '.join(self)}")
+
+
 async def _played(function: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
+    job["row"] = Row(job["row"])
     arguments = {name: job[name] for name in inspect.signature(function).parameters if name in ASKED}
     try:
         if inspect.iscoroutinefunction(function):

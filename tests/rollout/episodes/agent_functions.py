@@ -73,6 +73,10 @@ def raises(row):
     raise ValueError("no\nway")
 
 
+def reads_another_column(row):
+    return row["prompt"]
+
+
 def returns_a_text(row):
     return "much"
 

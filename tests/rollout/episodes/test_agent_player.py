@@ -153,6 +153,7 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
     ("agent", "failure"),
     [
         ("raises", "the agent failed: ValueError: no way"),
+        ("reads_another_column", "the agent failed: KeyError: 'prompt; the row has messages, answer'"),
         ("returns_a_text", "the agent failed: ValueError: could not convert string to float: 'much'"),
         ("exits", "the agent's process ended with exit code 7"),
         ("hangs", "its agent took longer than 2 s (episode.seconds)"),

@@ -1,8 +1,10 @@
-"""The note of a resume about what changes the last bits."""
+"""What a resume compares: the files that a task names, and what changes the last bits."""
+
+from types import SimpleNamespace
 
 import pytest
 
-from proxima.data import machine
+from proxima.data import UserError, machine
 from proxima.runtime.launch import inputs
 
 
@@ -39,3 +41,40 @@ def test_a_journal_that_does_not_name_it(note):
     note("g++")
     del note.journal["numerics"]["compiler"]
     assert note("none") is None
+
+
+ENVIRONMENTS = {
+    "a class": "worlds_of_mine:World",
+    "a class with arguments": {"kind": "worlds_of_mine:World", "size": 3},
+    "an agent, a function": {"kind": "agent", "run": "worlds_of_mine:play"},
+    "an agent, a program": {"kind": "agent", "command": ["/usr/bin/env", "worlds_of_mine.py", "--fast"]},
+    "a tool": None,
+}
+
+
+@pytest.mark.parametrize("given", ENVIRONMENTS)
+def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "worlds_of_mine.py"
+    file.write_text("one = 1\n")
+    task = SimpleNamespace(environment=ENVIRONMENTS[given], tools=["worlds_of_mine:add"] if given == "a tool" else [])
+    before = inputs._environment_hashes("task", task)
+    assert list(before) == ["task.environment: worlds_of_mine.py"]  # neither the interpreter nor `--fast`
+    file.write_text("one = 2\n")
+    now = inputs._environment_hashes("task", task)
+
+    class Journal(dict):
+        set, path = dict.__setitem__, tmp_path / "run" / "run.sqlite"
+
+    with pytest.raises(UserError, match="task.environment: worlds_of_mine.py: changed .* --accept-changes resumes"):
+        inputs.check_inputs(Journal(inputs=before), now)
+    assert inputs.check_inputs(Journal(inputs=before), now, accept=True) == list(before)
+    with pytest.raises(UserError, match="task: its rows: changed .* start another run with folder=PATH$"):
+        inputs.check_inputs(
+            Journal(inputs=before | {"task: its rows": "x"}), now | {"task: its rows": "y"}, accept=True
+        )
+
+
+def test_an_environment_of_ours_has_no_file_of_the_user():
+    for given in ("calculator", {"kind": "guess", "low": 1}, None):
+        assert inputs._environment_hashes("task", SimpleNamespace(environment=given, tools=[])) == {}

@@ -61,15 +61,24 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
 
 
 def _environment_hashes(path: str, task: Any) -> dict[str, str]:
-    """SHA-256 of each file outside proxima with the environment or a tool of a task."""
+    """SHA-256 of each file outside proxima with the environment, the agent or a tool of a task."""
     given = getattr(task, "environment", None)
-    kind = given.get("kind") if isinstance(given, Mapping) else given
-    named: dict[str, str] = {}
-    for name in filter(None, (kind, *getattr(task, "tools", ()))):
+    arguments = given if isinstance(given, Mapping) else {"kind": given}
+    agent = arguments if arguments.get("kind") == "agent" else {}
+    files = [Path(word) for word in agent.get("command", ()) if _is_script(Path(word))]
+    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
         module, colon, _ = str(name).partition(":")
         if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            named[f"{path}.environment: {file.name}"] = sha256(file.read_bytes()).hexdigest()
-    return named
+            files.append(file)
+    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _is_script(word: Path) -> bool:
+    """True for a text file that a command names, not for its interpreter."""
+    if not word.is_file():
+        return False
+    with word.open("rb") as file:
+        return b"\0" not in file.read(1024)
 
 
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
@@ -129,7 +138,7 @@ def rows_sha(rows: Rows) -> str:
 def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
     """Refuse other inputs than those that the journal names; a journal without any gets these.
 
-    Returns: the rewards that differ and that the user accepts, which the caller records.
+    Returns: the rewards, environments and agents that differ and that the user accepts, which the caller records.
 
     Raises:
         UserError: names what differs, and the remedy.
@@ -139,10 +148,11 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
         journal.set("inputs", dict(now))
         return []
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    accepted = [name for name in changed if accept and name.startswith("reward.")]
+    acceptable = [name for name in changed if name.startswith("reward.") or ".environment: " in name]
+    accepted = acceptable if accept else []
     if differing := [name for name in changed if name not in accepted]:
         remedy = "restore it, or start another run with folder=PATH"
-        if all(name.startswith("reward.") for name in differing):
+        if set(differing) <= set(acceptable):
             remedy += "; --accept-changes resumes with it, and says so in log, summary and report"
         place = f"since the run in {journal.path.parent} was started"
         raise UserError(f"{', '.join(differing)}: changed {place}", remedy=remedy)
