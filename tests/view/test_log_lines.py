@@ -193,7 +193,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
     assert nothing.startswith("every advantage is 0 (mean reward 0.17), so the step taught nothing; use questions")
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0, "episode/cut": 0.0, "reward/mean": 0.0})
-    assert "see that the environment gives a reward" in nothing
+    assert "check that the environment gives a reward" in nothing
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []
     assert "82.0 % of the completions reached the length limit" in remarks(truncated_fraction=0.82)[0]
     episodes = {"truncated_fraction": 1.0, "episode/cut": 8.0, "episode/cut/context": 2.0, "episode/cut/turns": 6.0}

@@ -18,7 +18,8 @@ def nothing_learned(record: Record) -> str | None:
     text = f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing"
     remedy = "use questions that are neither always right nor always wrong, or more completions per prompt"
     if "episode/cut" in record and not record.get("reward/mean"):
-        remedy = f"see that the environment gives a reward (get_reward, reward or Reply.reward), or {remedy}"
+        sources = "get_reward, reward or Reply.reward; an agent returns it"
+        remedy = f"check that the environment gives a reward ({sources}), or {remedy}"
     return f"{text}; {remedy}"
 
 

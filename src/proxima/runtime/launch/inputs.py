@@ -63,9 +63,9 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
 def _environment_hashes(path: str, task: Any) -> dict[str, str]:
     """SHA-256 of each file outside proxima with the environment, the agent or a tool of a task."""
     given = getattr(task, "environment", None)
-    arguments = given if isinstance(given, Mapping) else {"kind": given}
+    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
     agent = arguments if arguments.get("kind") == "agent" else {}
-    files = [Path(word) for word in agent.get("command", ()) if _is_script(Path(word))]
+    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
     for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
         module, colon, _ = str(name).partition(":")
         if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
