@@ -23,7 +23,7 @@ class CallableRoom(ModuleType):
 
     @property
     def __signature__(self) -> inspect.Signature:
-        """What `help` and notebooks show."""
+        """The signature that `help` and notebooks show."""
         return inspect.signature(self._function)
 
     @property

@@ -111,7 +111,7 @@ def run_evaluation(
     overwrite: bool = False,
     stream: TextIO | None = None,
 ) -> "EvalOutcome":
-    """What `proxima eval` and `evaluate` do; `stream` shows the progress."""
+    """Run `proxima eval` or `evaluate`; `stream` shows the progress."""
     given = model
     model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
     resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))

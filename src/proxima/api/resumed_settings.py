@@ -1,4 +1,4 @@
-"""Whether a resume has the settings of the run that it resumes."""
+"""Check that a resume has the settings of the run that it resumes."""
 
 import shlex
 from collections.abc import Collection, Mapping
@@ -13,7 +13,7 @@ from proxima.data import UserError
 
 
 def _written_now(path: str, was: Any, sources: Mapping[str, str], changed: Collection[str]) -> bool:
-    """Whether this command line sets the field, or gives the spec that it belongs to another kind.
+    """True if this command line sets the field, or changes the kind of the spec that it belongs to.
 
     Args:
         was: its value before; `ABSENT` where a spec around it was of another kind, which has no such field.

@@ -47,5 +47,5 @@ def resolve_run(
 
 
 def config_notes(resolved: Resolved[Any]) -> list[str]:
-    """What the config's checks warn of."""
+    """The warnings of the config's checks."""
     return [str(problem) for problem in warnings(resolved)]

@@ -109,7 +109,7 @@ def make_batch(
 
 
 def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tensor]:
-    """What a distillation reads, with three buckets of about `share` and a rest."""
+    """The columns that distillation reads, with three buckets of about `share` and a remainder."""
     draw = torch.Generator().manual_seed(seed + 1)
     columns = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
     for name in ("bucket_log_prob", "teacher_bucket_log_prob"):

@@ -37,7 +37,7 @@ def _floats(value: Any) -> Any:
 
 
 def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numbers:
-    """What our specs compute from the inputs of an example.
+    """The numbers that our specs compute from the inputs of an example.
 
     Args:
         specs: slot → spec: one or more of `surrogate`, `correction`, `penalty`, `aggregate`, or one of the others

@@ -48,7 +48,7 @@ class SpecsByHand:
 def numbers_of_record(
     name: str, specs: Mapping[str, Any], inputs: Mapping[str, Any], import_code: bool = False
 ) -> dict[str, Tensor]:
-    """What our specs compute from the inputs of a record.
+    """The numbers that our specs compute from the inputs of a record.
 
     Args:
         specs: by slot, as a recipe writes them; null as absent.

@@ -42,7 +42,8 @@ def _outcomes(inputs: Numbers) -> Outcomes:
 
 
 def _selection(spec: Any, inputs: Numbers) -> Numbers:
-    """What stays of the completions, and how many times as many prompts a step takes for the largest group."""
+    """The completions that a selection keeps, and the factor by which it multiplies the prompts of a step for the
+    largest group."""
     outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
     advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
     size = int(outcomes.group.unique(return_counts=True)[1].max())
@@ -74,7 +75,7 @@ def gradients(value: Tensor, leaves: Numbers) -> Numbers:
 
 
 def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
-    """What tokens and completions are paid, and the coefficient after a step of these completions."""
+    """The shaped rewards of tokens and completions, and the coefficient after a step with these completions."""
     _check_arguments(type(spec).__call__, inputs, beside=("self",))
     shaped = spec(**inputs)
     numbers = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}

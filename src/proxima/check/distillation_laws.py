@@ -100,7 +100,7 @@ def unbiased(spec: Any, case: int) -> None:
 
 
 def distillation_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
-    """What a divergence decides."""
+    """The outcome of a divergence."""
     return (spec(b).detach(),)
 
 

@@ -1,4 +1,5 @@
-"""What the laws of engines are checked on: an engine, a small model, prompts, and the trainer's forward pass."""
+"""The case on which the laws of engines are checked: an engine, a small model, prompts, and the trainer's forward
+pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -145,7 +146,7 @@ def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def known_capabilities(case: EngineUnderTest) -> Capabilities:
-    """What the engine can do; it is built for the question."""
+    """The capabilities of the engine, which is built to ask it."""
     engine: Engine = case.spec.build(case.setup)
     close_engine(engine)
     return engine.capabilities
@@ -167,5 +168,5 @@ def engine_law(
 
 
 def needs_model(case: EngineUnderTest) -> str | None:
-    """Why an engine can't be compared with a model, or None."""
+    """The reason why an engine can't be compared with a model, or None."""
     return None if case.model is not None else "no model to compare with: give --model FOLDER"

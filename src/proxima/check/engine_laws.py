@@ -111,7 +111,7 @@ async def aborting(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def in_flight(_: EngineUnderTest, engine: Engine) -> None:
-    """Whenever it is asked, every token sampled before is in `in_flight` or in a completion that was yielded."""
+    """At any moment, every token sampled so far is in `in_flight` or in a completion that was yielded."""
     for most in (40, 160, 640):  # this process may have been too slow to ask while anything ran
         if await _seen_in_flight(engine, most):
             return
@@ -119,7 +119,8 @@ async def in_flight(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def _seen_in_flight(engine: Engine, most: int) -> bool:
-    """Whether anything of completions of so many tokens was ever in flight; what was is compared."""
+    """True if completions of at most `most` tokens were ever seen in flight; those seen are compared with the finished
+    ones."""
     wanted = requests(4, 4, max_tokens=most)
     made: dict[tuple[int, int, int], Completion] = {}
     seen: dict[tuple[int, int, int], InFlight] = {}

@@ -165,7 +165,7 @@ class EnumerableWorld:
 
 @dataclass(frozen=True)
 class ImprovementBound:
-    """How far the surrogate objective may be from the truth: |J(π) − J(μ) − L| ≤ each of the bounds.
+    """Bounds on the error of the surrogate objective: |J(π) − J(μ) − L| ≤ each of the bounds.
 
         L = E_μ Σ_t (r_t − 1) R                          the objective that -A r descends
         residual = J(π) − J(μ) − L = Σ_t (E_{s∼π} − E_{s∼μ}) Σ_a (π − μ)(a|s) Q(s, a)

@@ -1,4 +1,4 @@
-"""What a law is, how it is checked on many cases, and the smallest case that breaks it."""
+"""Laws, their check on many cases, and the search for the smallest case that breaks one."""
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,7 +60,7 @@ class LawResult:
 
     @property
     def fails_all(self) -> bool:
-        """Whether the laws after it would fail by the same defect."""
+        """True if the laws that follow would fail because of the same defect."""
         return self.status == "FAILED" and self.law.root
 
 
@@ -79,7 +79,7 @@ def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
 
 
 def not_tried(laws: Sequence[Law], root: Law) -> LawResult:
-    """What is said of the laws after a root that failed."""
+    """The result reported for laws that follow a root law that failed."""
     names = ", ".join(law.name for law in laws) or "every law of the slot"
     return LawResult(_NOT_TRIED, "skipped", f"{names}: none can hold before `{root.name}` does")
 
@@ -114,7 +114,7 @@ def first_violation(law: Law, spec: Any, cases: Iterable[Any]) -> tuple[Any, str
 
 
 def violation(law: Law, spec: Any, case: Any) -> str | None:
-    """What is wrong with the spec on this case, or None."""
+    """Describe how the spec breaks the law on this case, or return None."""
     try:
         law.check(spec, case)
     except Violation as error:
@@ -154,7 +154,7 @@ def require_that(condition: bool, text: str) -> None:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are equal, NaN where the other is NaN."""
+    """True if two tensors are equal, treating NaN as equal to NaN."""
     return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 

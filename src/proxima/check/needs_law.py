@@ -1,4 +1,4 @@
-"""What a spec declares in `needs`, and what it reads: the laws that every slot of a loss has."""
+"""Laws common to all slots of a loss: a spec reads the columns that it declares in `needs`, and no others."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace

@@ -219,7 +219,8 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
 
 
 def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
-    """As many times more prompts as the selection asks for leave no more completions than a step without it has."""
+    """With the prompts multiplied by `prompts_factor`, a step keeps no more completions than one without the
+    selection."""
     groups, size = case
     factor = spec.prompts_factor(size)
     require_that(isinstance(factor, int) and factor >= 1, f"prompts_factor({size}) is {factor}, expected an int >= 1")

@@ -129,7 +129,7 @@ def chi_squared(log_probs: dict[int, float], tokens: np.ndarray) -> tuple[float,
 
 
 def tail_of_chi_squared(statistic: float, freedom: int) -> float:
-    """How probable so large a statistic is."""
+    """The probability of a statistic at least this large."""
     import torch
 
     if freedom == 0:

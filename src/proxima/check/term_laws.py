@@ -48,7 +48,7 @@ def correction_metrics(spec: Any, case: BatchCase) -> None:
 
 
 def equal_policies(spec: Any, case: BatchCase) -> None:
-    """Where all policies are the one that sampled, every loss token is kept with weight 1."""
+    """If all policies equal the one that sampled, every loss token is kept with weight 1."""
     b = case.batch
     names = ("log_prob", "proximal_log_prob", "next_log_prob")
     result = spec(with_new_leaf(b, **dict.fromkeys(names, b.masked("behavior_log_prob"))))
@@ -57,7 +57,7 @@ def equal_policies(spec: Any, case: BatchCase) -> None:
 
 
 def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
-    """What a correction or a penalty decides."""
+    """The outcome of a correction or a penalty."""
     term = spec(with_entropy_leaf(b))
     return (term.detach(),) if isinstance(term, Tensor) else (term.weight, term.keep)
 

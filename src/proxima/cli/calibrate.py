@@ -85,7 +85,7 @@ def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
 
 
 def lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:
-    """What a person reads."""
+    """The lines of output for a person."""
     names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
     levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
     spec = calibration.spec

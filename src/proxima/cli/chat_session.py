@@ -132,7 +132,7 @@ class EpisodeTalk:
         return self._note(self.chat.ask(line, self.row))
 
     def _note(self, cut: "Cut") -> str:
-        """Which limit cut an answer off."""
+        """Name the limit that cut an answer off."""
         if cut == "turns":
             return f"cut off at episode.turns {self.settings.turns}"
         if cut == "context":

@@ -1,4 +1,4 @@
-"""What may follow in a shell: recipes, files, and the fields and values of a recipe.
+"""Shell completion: recipes, files, and the fields and values of a recipe.
 
 Fields and values come from `recipes/schema.json`, so that a Tab loads no torch and no class of a config.
 """
@@ -86,7 +86,7 @@ def fields_below(field: Json, definitions: Json) -> Json:
 
 
 def field_values(field: Json, definitions: Json) -> Iterator[str]:
-    """What a field may be: its kinds or presets, `true` and `false`, its default."""
+    """The possible values of a field: its kinds or presets, `true` and `false`, its default."""
     for schema in alternatives(field, definitions):
         options: list[Any] = list(schema.get("enum", ()))
         if "items" in schema:
@@ -104,7 +104,7 @@ def complete_surrogate(prefix: str, **_: object) -> list[str]:
 
 
 def complete_slot(prefix: str, **_: object) -> list[str]:
-    """What `proxima list` takes."""
+    """The arguments of `proxima list`."""
     return SLOTS.split()
 
 

@@ -170,7 +170,8 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
 
 
 def _trained_block(resolved: "Resolved[Any]") -> str:
-    """What is trained, on what, and what judges it: `train    cppo: models/m on arithmetic, rewarded by number`."""
+    """Summarise what is trained, on which data, and by which reward: `train cppo: models/m on arithmetic, rewarded by
+    number`."""
     from proxima.config.families import command_of
     from proxima.config.schema import RunConfig
     from proxima.runtime.state.summary import algorithm_name

@@ -32,7 +32,7 @@ SAMPLING, WORLD = "sampling", "tools and environment"  # titles of options in `-
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """How a person's prompts are answered: the options of `generate` and `chat`."""
+    """The options of `generate` and `chat` for answering a person's prompts."""
 
     checkpoint: Annotated[str, Argument("of a run: last, best, or a step (default: last)")] = "last"
     system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
@@ -152,7 +152,7 @@ def _prompts(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelAsked:
-    """What answers a person.
+    """The model that answers a person.
 
     Args:
         path: of the weights; of a run, its checkpoint's.
@@ -207,7 +207,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
 
 
 def _plays(run: str) -> bool:
-    """Whether the task of a run has an environment or tools; reads nothing else of it."""
+    """True if the task of a run has an environment or tools; reads nothing else of it."""
     from proxima.config.recipe_reader import read_yaml
 
     task = read_yaml(Path(run) / "config.yaml").to_python().get("task")
@@ -216,7 +216,8 @@ def _plays(run: str) -> bool:
 
 @contextmanager
 def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
-    """What plays the episodes of a model that has tools or an environment, before its weights load; else None."""
+    """The player of the episodes of a model with tools or an environment, created before its weights load; otherwise
+    None."""
     if asked.played is None:
         yield None
         return

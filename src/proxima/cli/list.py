@@ -57,7 +57,7 @@ def _fitted(line: str, whole: bool = True) -> str:
 
 
 def _section(name: str) -> str | None:
-    """What to do for the fields of a section such as `sft`, which is no slot."""
+    """The remedy for someone who asks for a section such as `sft`, which is not a slot."""
     from proxima.config.describe import fields_of
     from proxima.config.families import FAMILIES
 

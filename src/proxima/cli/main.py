@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def train_rank(**arguments: Any) -> int:
-    """What a rank of a cluster calls: `train_recipe`, with the exit codes and messages of a command line."""
+    """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
     from proxima.cli.train import train_recipe
 
     return _guarded(lambda: train_recipe(**arguments))
@@ -116,7 +116,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _left_to_first(error: Exception) -> bool:
-    """Whether this is one of several processes of a run, and the first one speaks of the error."""
+    """True if this is one of several processes of a run, and the first one reports the error."""
     if os.environ.get("RANK", "0") == "0":
         return False
     from proxima.runtime.placement.process_group import is_first
@@ -212,7 +212,7 @@ def _is_recipe_field(path: str) -> bool:
 
 
 def _of_a_path(error: Exception) -> str | None:
-    """What is wrong with a path that the user gave, whichever of its many uses has failed; None for another error."""
+    """Describe an error about a path that the user gave, whichever use of it failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         own = Path(path).is_relative_to(

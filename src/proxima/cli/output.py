@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Output helpers that several commands share."""
 
 import json
 import shutil

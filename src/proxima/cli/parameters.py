@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 @dataclass(frozen=True)
 class Argument:
-    """What the command line adds to a parameter.
+    """Command-line properties of a parameter.
 
     Args:
         help: of `--help`; may name the default as `%(default)s`.
@@ -134,7 +134,7 @@ def _holds_arguments(hint: Any) -> bool:
 
 
 def _group(parser: argparse.ArgumentParser, argument: Argument, groups: dict[str, Any]) -> Any:
-    """What the option is added to: the parser, or its group of that name."""
+    """The object that the option is added to: the parser, or its group of that name."""
     name = argument.group or argument.exclusive
     if name is None:
         return parser

@@ -1,4 +1,4 @@
-"""What `proxima explain --devices` prints: stages, memory, traffic and layouts."""
+"""The output of `proxima explain --devices`: stages, memory, traffic and layouts."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

@@ -46,7 +46,7 @@ MODEL = "count tokens with this model's tokenizer; loads no weights"
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """What is read of a recipe."""
+    """The fields of a recipe that are read."""
 
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
@@ -232,7 +232,7 @@ def completion_texts(value: Any, place: str) -> list[str]:
 
 
 def tokens_of(model: str | None) -> Callable[[str], list[int]]:
-    """What counts the tokens of a text; without a model there are none."""
+    """The function that tokenises a text; without a model it returns no tokens."""
     if model is None:
         return lambda text: []
     from proxima.model.pretrained import load_tokenizer

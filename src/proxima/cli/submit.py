@@ -84,7 +84,7 @@ def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> Any:
 
 
 def is_of_cluster(problem: "Problem") -> bool:
-    """Whether only the cluster can tell: its devices, and files at whole paths, which are not there here."""
+    """True if only the cluster can check the field: its devices, and files at absolute paths that don't exist here."""
     path = problem.value or ""
     return problem.path in ELSEWHERE or (path.startswith("/") and not Path(path).exists())
 
@@ -102,7 +102,7 @@ def sent_folder(working_dir: str, recipe: str, overrides: Sequence[str]) -> Path
 
 
 def recipe_there(recipe: str, folder: Path | None) -> str:
-    """How the job names the recipe: one that is a file here by its path in the copy, or by its whole path."""
+    """The name of the recipe in the job: a local file by its path in the copy, or by its absolute path."""
     from proxima.data.recipe_files import find_recipe, shipped_recipes
 
     path = find_recipe(recipe).absolute()

@@ -23,7 +23,7 @@ REPLAY = "train on the stored rollouts of this run, without generating: rollouts
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a run begins, and what it prints."""
+    """Options for starting a run and for its output."""
 
     resume: Annotated[bool, Argument(RESUME)] = False
     accept_changes: Annotated[bool, Argument(ACCEPT)] = False
@@ -57,7 +57,7 @@ def command_on_data(family: Family) -> Command:
 
 
 def description(family: Family) -> str:
-    """What the command does, for its `--help`."""
+    """The description of the command in its `--help`."""
     section = f" Its recipes have a section `{family.own}`." if family.own else ""
     table = "; the table at the end is of the last evaluation" if family.prints_pairs else ""
     return f"{family.title[0].upper()}{family.title[1:]}.{section} {WRITES}{table}."

@@ -1,4 +1,5 @@
-"""Which fields of two configs may differ: for a resume, for a sweep that finds a run in its folder, for a comparison.
+"""The fields in which two configs may differ: for a resume, for a sweep that finds a run in its folder, for a
+comparison.
 
 A field belongs to one class; a class says for which purposes its fields may differ. A field without a class may differ
 for none: a new field is safe by default. To classify one: its path, or the section's, below its class.
@@ -15,7 +16,7 @@ from proxima.config.scalars import to_json
 
 
 class Purpose(Enum):
-    """Why two configs are compared."""
+    """The purpose for which two configs are compared."""
 
     RESUME = auto()  # the run in the folder continues with this config
     CHANGE = auto()  # it continues with it as another run from there on, because the user accepts that
@@ -25,7 +26,7 @@ class Purpose(Enum):
 
 
 class FieldClass(Enum):
-    """What a change of the field would change, and the purposes for which it may differ."""
+    """The effect of changing a field, and the purposes for which it may differ."""
 
     LABEL = frozenset(Purpose)  # a name, a place, or the use of the machine: never a result
     METHOD = frozenset({Purpose.CHANGE})  # how steps are made; a checkpoint fits any value

@@ -139,7 +139,7 @@ def _indent(line: str) -> int:
 
 @cache
 def layout_of(cls: type) -> Layout:
-    """Where slots and presets are, for merging two layers."""
+    """The places of slots and presets, for merging two layers."""
     children = {}
     for info in fields_of(cls):
         if info.slot:

@@ -1,4 +1,4 @@
-"""What a run will need: micro-batches, memory, time; of a run that generates and of one on a fixed data set. From the
+"""Estimate the micro-batches, memory and time of a run, whether it generates or trains on a fixed data set, from the
 config and the model's config.json; no weights are read.
 
 Every figure is an upper bound or says what it rests on. Measured figures of a run are in its metrics.jsonl.
@@ -184,7 +184,7 @@ def longest_prompt(config: RunConfig) -> int:
 
 
 def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
-    """How many rows there are, and the tokens of the first ones that can be used."""
+    """The number of rows, and the tokens of the first usable ones."""
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     text = load_config(config.model.path, config.model.revision).get_text_config()
     limit = context_limit(text)

@@ -1,4 +1,4 @@
-"""What `proxima explain` shows beside the estimates: the comment of a recipe, its values, and the warnings."""
+"""The parts of `proxima explain` other than the estimates: the comment of a recipe, its values, and the warnings."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""How many bytes a run holds at once, by what they are."""
+"""The bytes that a run holds at once, by kind."""
 
 import math
 from dataclasses import replace

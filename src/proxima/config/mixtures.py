@@ -10,7 +10,7 @@ from proxima.model.routing import check_mixture
 
 
 def routing_problems(config: Any) -> Findings:
-    """As `check_routed`, where the model's config is here."""
+    """Apply `check_routed` if the model's config is available locally."""
     if is_at_hand(config.model.path, config.model.revision):
         try:
             check_routed(config)

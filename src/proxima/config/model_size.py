@@ -1,4 +1,4 @@
-"""How large a model is: counted from its config.json, or as published, where that is neither cached nor reachable.
+"""The size of a model, counted from its config.json, or as published if that is neither cached nor reachable.
 
 `tests/recipes/test_memory.py` builds each known one from its shape and counts. To add one: a line here, and its shape
 there.

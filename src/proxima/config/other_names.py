@@ -1,5 +1,5 @@
-"""What the peers, and earlier versions of proxima, call our fields: for the line about a field that does not exist; and
-kinds that do not exist on purpose.
+"""Names that peers and earlier versions of proxima use for our fields, for the error about an unknown field; and kinds
+that are missing on purpose.
 
 Options of a whole file are the work of `proxima convert`. To add a name: behind its field.
 """

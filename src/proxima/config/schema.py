@@ -58,7 +58,7 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:
-    """What `proxima eval` reads of a recipe: all that it needs without one has a default, but for the model."""
+    """The fields of a recipe that `proxima eval` reads; without a recipe, all but the model have defaults."""
 
     model: Annotated[ModelConfig, "the policy"]
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True), "named scores; a named set has its own"] = ()
@@ -72,14 +72,14 @@ class EvaluateConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PromptConfig:
-    """What `proxima generate` reads of a run's config."""
+    """The fields of a run's config that `proxima generate` reads."""
 
     data: Annotated[DataConfig, "how rows become prompts"] = field(default_factory=DataConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedConfig:
-    """What `proxima chat` and `generate` read of a run whose task has an environment or tools."""
+    """The fields that `proxima chat` and `generate` read of a run whose task has an environment or tools."""
 
     model: Annotated[ModelConfig, "the policy"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]

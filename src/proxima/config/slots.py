@@ -1,4 +1,4 @@
-"""How a field of a config says that a preset may fill it, and a bound that several sections check."""
+"""Declares that a preset may fill a field of a config; and a bound that several sections check."""
 
 from dataclasses import dataclass
 from typing import Any

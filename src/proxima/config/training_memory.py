@@ -1,4 +1,4 @@
-"""How many bytes the trainer holds at once on one device: alone, or as one of several ranks.
+"""The bytes that the trainer holds at once on one device, alone or as one of several ranks.
 
 Term by term what autograd and FSDP keep of a decoder of the Llama kind, at the moment when most is alive: the loss of
 an update's last micro-batch. `proxima rehearse` counts the same tensor by tensor, and a benchmark compares both with
@@ -25,7 +25,7 @@ LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that i
 
 @dataclass(frozen=True)
 class Share:
-    """How one rank holds a trained model.
+    """The share of a trained model that one rank holds.
 
     Args:
         ranks: of the run.
@@ -184,7 +184,7 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> tuple[int,
 
 
 def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
-    """What the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
+    """Bytes that the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
     states, layer = forwarded.tokens * residual * model.hidden, _of_layer(spec, model, forwarded, residual)
     ends = 4 * states  # embeddings, the last norm, and the states that predict
     if spec.gradient_checkpointing:
@@ -194,7 +194,7 @@ def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, res
 
 
 def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
-    """What one layer keeps, without checkpointing or in its turn."""
+    """Bytes that one layer keeps, without checkpointing or while it is recomputed."""
     h, i, e = model.hidden, model.intermediate, BYTES[spec.compute_dtype]
     queries, tokens = model.query_width or h, forwarded.tokens
     if forwarded.fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
@@ -209,8 +209,9 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residu
 
 
 def _between_layers(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share, residual: int) -> int:
-    """What exists in the backward pass of a layer alone: gradients on their way, that of the head, and whole layers of
-    a sharded model with what their sum is made in, as far as that is more than what the layer kept and then frees."""
+    """Bytes that exist only during the backward pass of a layer: gradients in flight, the head's gradient, and whole
+    layers of a sharded model with the buffers of their sum, as far as they exceed what the layer kept and then
+    frees."""
     e, layer = BYTES[spec.compute_dtype], model.layer or model.parameters // model.layers
     passing = forwarded.tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
     if spec.lora is None:

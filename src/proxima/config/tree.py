@@ -19,7 +19,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True)
 class Source:
-    """Where a value was written. `text` is what the user reads, `short` what follows an overridden value."""
+    """The place where a value was written. `text` is shown to the user, `short` follows an overridden value."""
 
     text: str
     origin: Literal["file", "command line", "preset", "default"] = "file"

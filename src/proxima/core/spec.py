@@ -1,4 +1,4 @@
-"""What a spec declares of itself beside its fields."""
+"""The declarations that a spec makes in addition to its fields."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""Why each token of a batch was kept or dropped, and how much it weighs, from surrogate and corrections together.
+"""Explain why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together.
 
 No training calls it: it is for those who look into a finished step. `core.surrogate.band` has the surrogate's part.
 """
@@ -43,7 +43,8 @@ class TokenReasons:
 
     @cached_property
     def corrected(self) -> list[tuple[Correction, Corrected]]:
-        """What each correction decides; those over the whole batch only where this is it."""
+        """The decision of each correction; corrections over the whole batch are included only if this is the whole
+        batch."""
         known = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
         return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in known]
 
@@ -54,8 +55,8 @@ class TokenReasons:
 
     @cached_property
     def reduced(self) -> PolicyBatch:
-        """What the surrogate reads: without the tokens that a correction took out of the loss, and with what the whole
-        batch selected, which is what no rule of a single token explains."""
+        """The batch that the surrogate reads: without the tokens that a correction removed from the loss, and with the
+        selection over the whole batch, which no rule for a single token explains."""
         b = self.batch
         for spec, corrected in self.corrected:
             b = b.with_loss_mask(b.loss_mask & corrected.keep) if spec.rejected == "drop" else b
@@ -133,7 +134,7 @@ class TokenReasons:
         return "decided over the whole batch"
 
     def _rejection(self, spec: Correction, token: int) -> str:
-        """Why a correction rejected it."""
+        """The reason why a correction rejected a token."""
         b, at = self.batch, int(self.batch.sequence_index[token])
         name = type(spec).__name__
         if "next_log_prob" in spec.needs and b.next_log_prob is not None and bool(b.next_log_prob[token].isnan()):

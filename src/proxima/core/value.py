@@ -74,7 +74,7 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> floa
 
 
 def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) -> dict[str, float]:
-    """How well the values foresaw the rewards that really followed, beside what needs no critic.
+    """Metrics of how well the values predicted the actual rewards, compared with predictors that need no critic.
 
         target G_t = Σ_{k ≥ t} γ^(k-t) r_k, without any bootstrapped value: λ-returns contain the critic's own estimates
 

@@ -55,7 +55,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
-    """What `encode` encoded; `other` gets tag and contents of anything else."""
+    """Decode what `encode` wrote; `other` gets tag and contents of anything else."""
     if not isinstance(value, list):
         return value
     tag, inside = value

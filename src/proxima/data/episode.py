@@ -1,4 +1,4 @@
-"""What happened in an episode: its messages as spans of tokens, the rewards of its turns, and how it ended."""
+"""Record of an episode: its messages as spans of tokens, the rewards of its turns, and how it ended."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def to_json(self) -> str:
-        """As a line of JSON, read by `from_json`."""
+        """The record as one line of JSON, read by `from_json`."""
         return json.dumps(asdict(self), ensure_ascii=True)
 
     @classmethod

@@ -38,7 +38,7 @@ class UserError(ValueError):
 
     @property
     def reason(self) -> str:
-        """What is wrong, without the remedy."""
+        """The problem, without the remedy."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def raise_together(errors: Sequence[FieldError]) -> None:
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `name` is probably a typo of; None if none is near."""
+    """The entry of `names` that `name` is most likely a typo of; None if none is close."""
     near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.65)
     near = near or [other for other in names if len(name) > 3 and other.startswith(name)]  # finish is finish_reason
     return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo

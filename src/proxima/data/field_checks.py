@@ -83,7 +83,8 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
 
 
 def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str, tuple[int, str]]) -> None:
-    """As `check_fields` checks shapes; `sizes` holds the size of each axis and what set it, and gets the new ones."""
+    """Check the shape of one field as `check_fields` does; `sizes` maps each axis to its size and the field that set
+    it, and new axes are added to it."""
     if value.dim() != len(axes):
         raise ValueError(f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}].")
     for size, axis in zip(value.shape, axes, strict=True):

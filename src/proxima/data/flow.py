@@ -51,7 +51,7 @@ class Prompt(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion(Columns):
-    """What an engine generated for a prompt; see `Columns` for what a column accepts.
+    """A completion that an engine generated for a prompt; `Columns` describes what a column accepts.
 
     Args:
         prompt_uid: the `uid` of the prompt.
@@ -111,7 +111,8 @@ class Completion(Columns):
     opening: Prompt | None = None
 
     def __post_init__(self) -> None:
-        """As `Columns`; a UserError names the completion, for an engine that answers so does it again."""
+        """Check the columns; a UserError names the completion, because an engine that returns a bad one will do so
+        again."""
         object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # lists and None: of JSON
         try:
             super().__post_init__()
@@ -170,7 +171,7 @@ class Completion(Columns):
 
     @property
     def generated(self) -> int:
-        """How many tokens the model wrote, over all paths; observations are not among them."""
+        """The number of tokens that the model wrote on all paths, without observations."""
         return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
 
     @property

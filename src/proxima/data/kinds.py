@@ -39,7 +39,8 @@ class Kinds(Mapping[str, type]):
         return next((kind for kind, listed in self.references.items() if listed == reference), None)
 
     def holds(self, value: object, *kinds: str) -> bool:
-        """Whether a value is of one of the kinds. Imports none: a class that nobody has imported has no instances."""
+        """True if a value is an instance of one of the kinds. Imports nothing: a class that has not been imported has
+        no instances."""
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return isinstance(value, tuple(cls for cls in classes if cls is not None))

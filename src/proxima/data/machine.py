@@ -1,4 +1,4 @@
-"""What this machine has: its processor, a C++ compiler, a web server, and a folder for what can be made again."""
+"""The capabilities of this machine: its processor, a C++ compiler, a web server, and a cache folder."""
 
 import importlib.util
 import os
@@ -38,12 +38,12 @@ def processor_name() -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """What the processor can do, as Linux names it; nothing elsewhere."""
+    """The processor's feature flags as Linux names them; empty on other systems."""
     return frozenset(_said("flags").split())
 
 
 def _said(field: str) -> str:
-    """What Linux says of the first core; nothing elsewhere."""
+    """A field of the first core in /proc/cpuinfo; empty on other systems."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:

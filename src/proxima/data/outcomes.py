@@ -18,7 +18,7 @@ METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """What is known of S completions, apart from their tokens.
+    """Rewards, lengths and other facts about S completions, without their tokens.
 
     Args:
         reward: [S] float32 or float64, in reward units; anything (NaN) where `valid` is False.

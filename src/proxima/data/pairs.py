@@ -1,4 +1,4 @@
-"""What preference learning trains on: pairs of completions, and completions with a label."""
+"""Training items of preference learning: pairs of completions, and completions with a label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -15,7 +15,7 @@ from proxima.data.transfer import to_device
 
 @dataclass(frozen=True, eq=False)
 class HostCounts:
-    """What the host knows of a batch's sequences, so that it need not ask the device.
+    """Counts of a batch's sequences on the host, so that reading them does not synchronise with the device.
 
     Args:
         tokens, sampled, in_loss: of each sequence, how many; `in_loss` is None where only the device knows.

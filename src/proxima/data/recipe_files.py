@@ -19,7 +19,8 @@ def shipped_recipes() -> dict[str, Path]:
 
 
 def shipped_layouts() -> dict[str, Path]:
-    """What comes with proxima to lay over a recipe, `layouts/qwen3_4b_8xH100`: places of a cluster, and no task."""
+    """The layouts shipped with proxima, such as `layouts/qwen3_4b_8xH100`, which place a recipe on a cluster and have
+    no task."""
     return {name: file for name, file in _shipped().items() if name.startswith(LAYOUTS)}
 
 

@@ -1,4 +1,4 @@
-"""Which tokens could be sampled at each position, where sampling was truncated: a ragged column."""
+"""The tokens that truncated sampling could choose from at each position, as a ragged column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

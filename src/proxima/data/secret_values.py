@@ -1,4 +1,5 @@
-"""Which texts of a config look like secrets: they are refused where they would be written, and masked in errors."""
+"""Detect texts in a config that look like secrets: they are refused where they would be written, and masked in
+errors."""
 
 import re
 
@@ -14,12 +15,12 @@ _RANDOM = re.compile(r"(?=.*[0-9])(?=.*[a-z])(?=.*[A-Z])[A-Za-z0-9+=]{20,}")
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether what is called so is kept to oneself: `HF_TOKEN`, `--api-key`."""
+    """True for names of secrets, such as `HF_TOKEN` and `--api-key`."""
     return not SECRET_WORDS.isdisjoint(re.split(r"[^a-z0-9]+", name.lower()))
 
 
 def is_secret_value(value: str) -> bool:
-    """Whether a text has or is a key: a known beginning, a password in an address, long and random."""
+    """True if a text is or contains a key: a known prefix, a password in a URL, or a long random string."""
     return _KNOWN.search(value) is not None or _RANDOM.fullmatch(value.strip()) is not None
 
 

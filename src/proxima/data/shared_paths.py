@@ -1,4 +1,4 @@
-"""What paths of episodes, and prompts, begin with: a packed batch has it once where they are neighbours."""
+"""Prefixes that episode paths, or prompts, have in common: a packed batch stores them once for neighbours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +13,8 @@ LEAST_OPENING = 64  # tokens below which a prompt is fed whole
 
 
 def common_beginning(before: Trajectory, item: Trajectory) -> int:
-    """How many tokens two responses begin with and send to the same experts; 0 for fewer than `LEAST_SHARED`. The last
-    token of a response, which is not fed, is not counted."""
+    """Length of the common prefix of two responses that is also routed to the same experts; 0 below `LEAST_SHARED`. The
+    last token of a response, which is not fed, is not counted."""
     length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
     same = before.tokens[:length] == item.tokens[:length]
     count = _agreeing(same, before.routed_experts, item.routed_experts, 1)
@@ -22,8 +22,9 @@ def common_beginning(before: Trajectory, item: Trajectory) -> int:
 
 
 def common_opening(before: Trajectory, item: Trajectory) -> int:
-    """How many tokens two prompts begin with and send to the same experts, a system prompt or examples as a rule; 0 for
-    fewer than `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is not counted."""
+    """Length of the common prefix of two prompts that is also routed to the same experts, usually a system prompt or
+    examples; 0 below `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is not
+    counted."""
     length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
     if length < LEAST_OPENING:
         return 0
@@ -33,7 +34,8 @@ def common_opening(before: Trajectory, item: Trajectory) -> int:
 
 
 def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDArray[Any] | None, first: int) -> int:
-    """How many of the first tokens are the `same` and go to the same experts, of which those from `first` on count."""
+    """Number of leading tokens that are the `same` and routed to the same experts; routes are compared from index
+    `first` on."""
     if (routes is None) != (others is None):
         return 0
     if routes is not None and others is not None:

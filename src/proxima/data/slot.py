@@ -1,4 +1,4 @@
-"""How a field of a config or of a spec says that it holds specs."""
+"""Declares that a field of a config or a spec holds specs."""
 
 from dataclasses import dataclass
 

@@ -97,8 +97,8 @@ class Trajectory(Columns):
         return self._of_tokens(self.tokens, self.sampled)
 
     def with_sentinel(self) -> "Trajectory":
-        """As `bare`, with one more token. The last token of a packed response is not fed, so the state that predicts
-        the sentinel is the one after the response's last token; the sentinel's id (0) means nothing."""
+        """The `bare` trajectory with one more token. The last token of a packed response is not fed, so the state that
+        predicts the sentinel is the one after the response's last token; the sentinel's id (0) means nothing."""
         sampled = None if self.sampled is None else np.append(self.sampled, False)
         return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
 

@@ -13,5 +13,6 @@ def decoded(tokenizer: Any, tokens: Ints) -> str:
 
 
 def stop_at(text: str, stop: Sequence[str]) -> int | None:
-    """Where the first stop string starts, or None. The whole text is searched: a stop string may span tokens."""
+    """The index where the first stop string starts, or None. The whole text is searched: a stop string may span
+    tokens."""
     return min((at for string in stop if (at := text.find(string)) >= 0), default=None)

@@ -71,7 +71,7 @@ Attend = Callable[[int, Tensor, Tensor, float | None, int | None], Tensor]
 
 
 class CachingDecoder:
-    """What decoders have in common that keep keys and values: prompts run packed, then one token a row over the cache.
+    """Common part of decoders that keep keys and values: prompts run packed, then one token a row over the cache.
 
     Args:
         config: with the shapes of the attention.
@@ -142,7 +142,7 @@ class CachingDecoder:
     def step(
         self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
     ) -> Tensor:
-        """As `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
+        """Like `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
         the next tokens of slot s, and have the bits of steps of their own. Rows beyond repeat the first.
         """
         rows = None
@@ -291,7 +291,7 @@ def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None 
 
 
 def _tiles(height: int, width: int) -> "TileLinear | None":
-    """What multiplies by a weight of this shape on AMX; None where that is oneDNN."""
+    """The kernel that multiplies by a weight of this shape on AMX; None if oneDNN does."""
     if height * width < LEAST_TILED or height % 32 or width % 32:
         return None
     from proxima.kernels.linear import tile_linear

@@ -25,7 +25,7 @@ class EventLoopThread:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """What it returns or raises. A caller that leaves cancels it.
+        """Run `work` and return or raise what it does. It is cancelled with its caller.
 
         Raises:
             RuntimeError: the loop is closed, or was before it ended.
@@ -90,7 +90,7 @@ class EventLoopThread:
 
 
 class Arrivals(Generic[T]):
-    """What another thread has for a caller, who waits in the event loop that makes this."""
+    """Values that another thread sends to a caller, who waits in the event loop in which this is created."""
 
     def __init__(self) -> None:
         self.items: deque[T | BaseException] = deque()

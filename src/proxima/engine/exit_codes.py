@@ -1,4 +1,4 @@
-"""How a process ended, in words."""
+"""Describe how a process ended."""
 
 import signal
 

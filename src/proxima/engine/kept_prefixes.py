@@ -28,7 +28,7 @@ class KeptPrefixes:
         self.positions = self._loads = 0
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
-        """How many parts of a prompt are kept, never all of its tokens, and their KV."""
+        """The number of leading parts of a prompt that are cached, never all of its tokens, and their KV."""
         most, longest = 0, None
         for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])

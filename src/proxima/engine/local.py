@@ -93,7 +93,7 @@ class Local(EngineSpec):
         require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
 
     def capabilities_on(self, device: torch.device) -> Capabilities:
-        """What the engine can do with a model on this device."""
+        """The engine's capabilities with a model on this device."""
         return Capabilities(
             weight_updates=frozenset({"module"}),
             score=True,
@@ -263,7 +263,7 @@ class LocalEngine:
         self._deliver()
 
     def _has(self, module: nn.Module, version: int) -> bool:
-        """Whether these are the weights that the engine was built with, as a run publishes them first."""
+        """True if these are the weights that the engine was built with, which a run publishes first."""
         return version == self.scheduler.version == 0 and self._first == _marks(module)
 
     async def pause(self, mode: PauseMode = "keep") -> None:

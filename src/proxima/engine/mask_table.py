@@ -1,4 +1,4 @@
-"""Which tokens could be sampled, of the running completions."""
+"""The tokens that could be sampled at each position of the running completions."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What an engine is: prompts in, completions out, with log-probs and versions."""
+"""The interface of engines: prompts in, completions out, with log-probs and versions."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,7 +26,7 @@ BOTH: frozenset[LogProbName] = frozenset({"sampled", "untruncated"})
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p,
+    """How tokens are sampled. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p,
     renormalised.
 
     Args:
@@ -163,13 +163,13 @@ class WeightUpdate:
 
     @property
     def kind(self) -> UpdateKind:
-        """What `Capabilities.weight_updates` must hold."""
+        """The kind that `Capabilities.weight_updates` must contain."""
         return "checkpoint" if self.module is None else "module"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """What an engine can do.
+    """The capabilities of an engine.
 
     Args:
         weight_updates: the kinds of `WeightUpdate` that `publish` accepts.
@@ -234,7 +234,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """What an engine is built from.
+    """The inputs from which an engine is built.
 
     Args:
         model_path: hub name, folder or GGUF file; a server loads it by itself.
@@ -278,7 +278,7 @@ class EngineSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineRequirements:
-    """What a run will ask of an engine.
+    """The requirements of a run on its engine.
 
     Args:
         model_path, revision: of the weights that the engine is to run.
@@ -358,7 +358,7 @@ class Engine(Protocol):
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this engine can do; does not change."""
+        """The capabilities of this engine; constant."""
         ...
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:

@@ -1,4 +1,5 @@
-"""What `EngineSpec.check` of an engine elsewhere says: whether it can do what a run needs, and what to do if not."""
+"""The checks of `EngineSpec.check` for engines outside the process: unmet requirements of a run, each with its
+remedy."""
 
 from proxima.data import UserError
 from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling
@@ -8,7 +9,7 @@ OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that leave no token out
 
 
 def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> list[str]:
-    """Whether an engine gives the log-probs that the loss reads, at the sampling of the training.
+    """Check that an engine returns the log-probs that the loss reads, under the sampling of the training.
 
     Args:
         capabilities: what it can do.
@@ -64,7 +65,7 @@ def _untruncated(sampling: Sampling) -> str:
 
 
 def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> None:
-    """Whether an engine scores tokens as the run will ask for.
+    """Check that an engine can score tokens as the run will request.
 
     Raises:
         UserError: it does not score, or not at this temperature.

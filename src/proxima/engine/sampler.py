@@ -88,7 +88,7 @@ def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
 
 
 def _kernel(logits: Tensor) -> "Draw | None":
-    """What draws from these logits without truncation, in fewer passes; None where that is eager torch."""
+    """The kernel that draws from these logits without truncation in fewer passes; None if eager torch does."""
     fits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
     if not fits or logits.shape[1] % 32:
         return None

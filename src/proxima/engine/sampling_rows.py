@@ -1,4 +1,4 @@
-"""How each row of logits is sampled, as tensors."""
+"""The sampling settings of each row of logits, as tensors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields

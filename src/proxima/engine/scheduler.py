@@ -425,8 +425,8 @@ class Scheduler:
 
 
 def worth_admitting(free: int, slots: int) -> bool:
-    """Whether requests that wait enter the free slots now. A prefill reads all weights: they wait until it is worth it,
-    unless nothing else is to do."""
+    """True if waiting requests should enter the free slots now. A prefill reads all weights, so they wait until it is
+    worthwhile, unless the engine is idle."""
     return free == slots or free >= max(1, slots // 8)
 
 

@@ -1,5 +1,5 @@
-"""What runs in the process of the engine, started by `process_start.py`: `LocalEngine`, served over a socket. Ends when
-the other end closes."""
+"""The engine's process, started by `process_start.py`: serves a `LocalEngine` over a socket, and exits when the other
+end closes."""
 
 import asyncio
 import os

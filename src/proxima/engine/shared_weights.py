@@ -27,7 +27,7 @@ UNFINISHED = 2**64 - 1  # the version while weights are being written
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """Where a parameter is in the segment: `start` in bytes; `dtype` by its name; `also`: those tied to it."""
+    """The location of a parameter in the segment: `start` in bytes; `dtype` by its name; `also`: those tied to it."""
 
     name: str
     dtype: str

@@ -183,7 +183,7 @@ class SpeculativeScheduler(Scheduler):
     def _drawn(
         self, tokens: Lines, position: Lines, begin: Lines, slot: Lines, at: Lines
     ) -> tuple[Sampled, dict[str, np.ndarray]]:
-        """What each row draws after its token, as `Sampled` and as columns of the table [1, rows]."""
+        """The token that each row draws next, as `Sampled` and as columns of the table [1, rows]."""
         device, count = self.cache.device, len(tokens)
         padding = padded_rows(count) - count
         rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]

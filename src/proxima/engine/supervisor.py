@@ -98,7 +98,7 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """Whether a process is running that answers calls."""
+        """True if a process is running and answers calls."""
         return self._writer is not None
 
     @property
@@ -137,7 +137,7 @@ class Supervisor:
             self._loop.submit(self._cancel, number)
 
     async def ask(self, method: str, *arguments: Any) -> Any:
-        """What a call returns."""
+        """Make a call and return its result."""
         return [value async for _, value in self.replies(method, *arguments)][-1]
 
     async def publish(self, write: Callable[[], Coroutine[Any, Any, object]], version: int) -> None:

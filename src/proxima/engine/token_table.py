@@ -76,7 +76,7 @@ class TokenTable:
         self.length[lines] += steps
 
     def ahead(self, lines: Lines, most: int) -> tuple[Lines, Lines, Floats]:
-        """What the next steps need: `most` of them, or fewer until the first of `lines` is full.
+        """The inputs of the next steps: `most` of them, or fewer until the first of `lines` is full.
 
         Returns: [n] the last token of each line; [steps, n] the position of each step's last token in the sequence, and
             the draw of its next token.
@@ -86,7 +86,7 @@ class TokenTable:
         return last, self.prompt_length[lines] + at - 1, self.uniform[lines, at]
 
     def is_full(self, line: int) -> bool:
-        """Whether the line has as many tokens as it may."""
+        """True if the line has as many tokens as it may."""
         return bool(self.length[line] >= self.limit[line])
 
     def _next(self, lines: Lines, steps: int) -> Lines:

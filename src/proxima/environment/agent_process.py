@@ -1,4 +1,4 @@
-"""What a worker runs that plays episodes by a Python function: each job in a task or a thread of its own.
+"""The worker process that plays episodes with a Python function: each job in its own task or thread.
 
     python agent_process.py module:function
 

@@ -55,7 +55,7 @@ class Agents(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """What a recipe says of an agent: `run` or `command`, not both.
+    """The agent of a recipe: `run` or `command`, not both.
 
     Args:
         run: `module:function`, which gets those of `row`, `base_url`, `api_key` and `model` that it names, may be

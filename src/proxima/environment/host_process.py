@@ -1,4 +1,4 @@
-"""What the worker processes of `hosts` run: environments, made and played in them, by number.
+"""The worker processes of `hosts`: they create and play environments, by number.
 
 Loaded by path, and only the standard library at import, so that a worker starts without torch. Arguments and results
 are JSON values; an exception is the failure of the episode, in one line.
@@ -45,8 +45,8 @@ class BadAnswer(Exception):
 
 
 class Log(io.RawIOBase):
-    """Where a worker's output goes: into a file that all workers append to, the first `CALL_BYTES` of each call. A file
-    that can't be written is nothing that an environment notices."""
+    """The log of a worker's output: a file that all workers append to, with the first `CALL_BYTES` of each call. An
+    environment does not notice a file that can't be written."""
 
     path: str | None = None
     crashes: int | None = None  # the same file, kept open for what is written where a signal ends the worker
@@ -118,7 +118,7 @@ _log = Log()
 
 
 def inspect_environment(**spec: Any) -> dict[str, Any]:
-    """What `interface.read_interface` returns, or the field error that it raises."""
+    """Return the result of `interface.read_interface`, or the field error that it raises."""
     from proxima.data import FieldError
     from proxima.environment.interface import read_interface
 
@@ -233,8 +233,9 @@ def drop(*, number: int) -> dict[str, Any]:
 
 
 def _called(environment: Any, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
-    """What a function or coroutine function returns. All coroutines of a worker run in one event loop, where what they
-    opened stays usable. The class, which others in the worker share, is afterwards as it was."""
+    """Call a function or coroutine function and return its result. All coroutines of a worker run in one event loop, so
+    that what they opened stays usable. The class, which other environments of the worker share, is restored
+    afterwards."""
     global _runner
     cls = type(environment)
     methods = [(of, name, value) for of in cls.__mro__ for name, value in vars(of).items() if inspect.isfunction(value)]
@@ -257,7 +258,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _reply(result: Any, who: str, default: str | None = None) -> Any:
-    """What was returned as a `Reply`."""
+    """Convert a returned value to a `Reply`."""
     from proxima.environment.protocol import Reply
 
     if isinstance(result, Reply):

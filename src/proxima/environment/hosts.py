@@ -59,7 +59,7 @@ class HostLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What an environment answered to a turn.
+    """The answer of an environment to a turn.
 
     Args:
         messages: that the model sees; may be empty.
@@ -206,7 +206,7 @@ def _tool_message(call: ToolCall, content: str) -> Message:
 
 
 class _Server:
-    """What starts the workers, and is itself started again if it died."""
+    """The process that starts the workers; it is restarted if it dies."""
 
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
         self.spec, self.limits, self.started = spec, limits, 0

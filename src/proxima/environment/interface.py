@@ -1,4 +1,4 @@
-"""What a recipe names as environment, and what its class and functions offer: tools, answers, a reward.
+"""The environment of a recipe, and the interface of its class and functions: tools, answers, a reward.
 
 The user's code runs in a worker process alone, here as in an episode: an import that hangs doesn't hang the run.
 """
@@ -25,7 +25,7 @@ SIGNATURE = "give every parameter a type, and the docstring a line on it under '
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
-    """What a recipe says of an environment.
+    """The environment of a recipe.
 
     Args:
         kind: a name of `ENVIRONMENTS`, or `module:Class`; None: tools alone.
@@ -49,13 +49,13 @@ class EnvironmentSpec:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """What a worker needs to make the environment."""
+        """The data from which a worker creates the environment."""
         reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
     def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
-        """What the environment offers; imports it and makes one, in a worker process. Where this or what forks it dies,
-        in another.
+        """Inspect the environment's interface: import it and create one in a worker process; if the worker or its fork
+        server dies, retry in another.
 
         Raises: FieldError: it can't be imported or made, a tool is no tool, it has neither tools nor `respond`.
         """
@@ -83,7 +83,7 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentInterface:
-    """What an environment offers.
+    """The interface that an environment offers.
 
     Args:
         schemas: of the tools, as chat templates take them (`transformers.utils.get_json_schema`).
@@ -251,7 +251,7 @@ BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that a
 
 
 def brings_tools(environment: Any) -> bool:
-    """Whether it has `tools()`, schemas, and `call_tool(name, arguments)`."""
+    """True if it has `tools()`, which returns schemas, and `call_tool(name, arguments)`."""
     return all(inspect.isfunction(getattr(type(environment), name, None)) for name in BRINGS)
 
 
@@ -263,7 +263,7 @@ def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
 
 
 def tool_of(environment: Any, name: str) -> Callable[..., Any]:
-    """What a call of the tool runs."""
+    """The function that a call of the tool runs."""
     if brings_tools(environment) and name not in methods_of(environment):
         return lambda **arguments: environment.call_tool(name, arguments)
     return getattr(environment, name)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What a user writes: an environment, and what it answers."""
+"""The classes that a user writes: an environment, and its replies."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from proxima.data import Message
 
 @dataclass(frozen=True)
 class Reply:
-    """What an environment, or a tool of it, answers to the model where more than a text is to be said.
+    """The answer of an environment, or of one of its tools, to the model, if it is more than a text.
 
     Args:
         content: a text, or messages in full; empty: none.

@@ -66,7 +66,7 @@ def format_of(tokenizer: Any) -> ToolFormat:
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:
-    """What the system message says of tools where the template can't."""
+    """Describe tools in the system message, for templates that can't."""
     functions = [schema["function"] for schema in schemas]
     lines = ["You can use these tools:", *(_described(function) for function in functions)]
     name, parameters = functions[0]["name"], list(functions[0]["parameters"].get("properties", {}))

@@ -95,7 +95,8 @@ class Headline:
 
 
 def bound_keys(key: str) -> tuple[str, str]:
-    """Where a metric's interval is recorded: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and `high`."""
+    """The keys under which a metric's interval is recorded: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and
+    `high`."""
     if key.startswith(PART):
         name = key.removeprefix(PART)
         return f"reward/part_low/{name}", f"reward/part_high/{name}"

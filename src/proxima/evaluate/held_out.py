@@ -12,7 +12,7 @@ from proxima.rollout.generator import GroupGenerator, RolloutListener
 
 
 class HeldOut(Protocol):
-    """What a loop asks of an evaluation: `Evaluation`, or the simulator's, which only takes time."""
+    """The interface between a loop and an evaluation: `Evaluation`, or the simulator's, which only takes time."""
 
     @property
     def generator(self) -> GroupGenerator: ...

@@ -37,7 +37,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def figures(self, name: str) -> dict[str, float]:
-        """As in a record of metrics.jsonl: `NAME`, `NAME/low`, `NAME/high`."""
+        """The entries of a record in metrics.jsonl: `NAME`, `NAME/low`, `NAME/high`."""
         return {name: self.value, f"{name}/low": self.low, f"{name}/high": self.high}
 
 

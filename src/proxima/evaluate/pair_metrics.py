@@ -1,4 +1,5 @@
-"""How well scores tell the better of two completions: accuracy, calibration, and what needs no model.
+"""Metrics of how well scores tell the better of two completions: accuracy, calibration, and baselines that need no
+model.
 
 Pairs of one question are not independent, so every interval is over the questions.
 """

@@ -30,7 +30,7 @@ class Plateau:
         require(0 <= self.min_delta < math.inf, "min_delta", self.min_delta, "must be >= 0 and finite")
 
     def reached(self, evaluations: Sequence[Record]) -> str:
-        """Why the run ends after these evaluations of it, in order; empty: it does not."""
+        """The reason why the run ends after these evaluations, given in order; empty if it continues."""
         headline, best, since = Headline.of(evaluations, self.metric), (-math.inf, 0), 0
         for record in evaluations:
             if (score := headline.score(record)) is not None:
@@ -43,7 +43,7 @@ class Plateau:
         return f"plateau: {headline.title} {improved}, its best is {value:.4g} at step {best[1]}"
 
     def unknown(self, evaluation: Record) -> str:
-        """What is wrong with the metric's name; empty if the record of an evaluation has it."""
+        """Describe the problem with the metric's name; empty if an evaluation's record contains it."""
         headline = Headline.of([evaluation], self.metric)
         if self.metric is None or headline.key in evaluation:
             return ""

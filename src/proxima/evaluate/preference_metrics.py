@@ -1,4 +1,5 @@
-"""How well the implicit rewards of a policy tell the better of two completions, or good completions from bad ones."""
+"""Metrics of how well the implicit rewards of a policy tell the better of two completions, or good completions from bad
+ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -190,7 +190,7 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """What `QuestionResult.metrics` has of a sample; a failed score leaves the length only."""
+    """The entry of a sample in `QuestionResult.metrics`; after a failed score only its length."""
     written = len(row["tokens"]) if row.get("sampled") is None else sum(row["sampled"])
     metrics: dict[str, float | None] = {
         "length": float(written if row.get("length") is None else row["length"]),

@@ -106,7 +106,7 @@ class Suite:
 
     @property
     def remedy(self) -> str:
-        """What to do without data."""
+        """The remedy for missing data."""
         return f"download the data with: proxima data prepare {self.name}"
 
 

@@ -33,7 +33,8 @@ TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": cty
 
 @cache
 def unavailable(instructions: str | None = None) -> str | None:
-    """Why this machine has no kernels, or none with these instructions, as Linux names them; None if it has."""
+    """The reason why this machine can't compile or run kernels with these instructions, as Linux names them; None if it
+    can."""
     command = compiler()
     if not command:
         named = os.environ.get("CXX") or "g++"
@@ -59,7 +60,7 @@ def unavailable(instructions: str | None = None) -> str | None:
 
 
 def kernels_in_words() -> str:
-    """What a bfloat16 run on this CPU computes with, in words."""
+    """Describe what a bfloat16 run on this CPU computes with."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
     place, *more = compiler()
@@ -122,7 +123,7 @@ def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callab
 
 @cache
 def has_tiles() -> bool:
-    """Whether this process may use the tiles of AMX, for which Linux is asked."""
+    """True if this process may use the tiles of AMX; requests permission from Linux."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
 

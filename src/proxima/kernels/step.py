@@ -1,4 +1,4 @@
-"""What a decode step does between its matrix products, as calls of `step.cpp`."""
+"""The operations of a decode step between its matrix products, as calls of `step.cpp`."""
 
 import ctypes
 from functools import cache

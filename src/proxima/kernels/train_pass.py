@@ -1,5 +1,5 @@
-"""What a bf16 training pass does between its matrix products, on contiguous CPU tensors, in as few passes over memory
-as it takes. Widths are multiples of LANES, head dimensions of HEAD."""
+"""The operations of a bf16 training pass between its matrix products, on contiguous CPU tensors, in as few passes over
+memory as possible. Widths are multiples of LANES, head dimensions of HEAD."""
 
 import ctypes
 from functools import cache
@@ -30,8 +30,8 @@ ATTENTION = {"attention": "pppppfppppfnnn", "attention_backward": "pppppfppppppp
 
 
 class Turns(NamedTuple):
-    """How queries and keys are normed and turned: cos, sin [L, D / 2] float32; the weights of their norms, [D] float32
-    or None."""
+    """Normalisation and rotation of queries and keys: cos, sin [L, D / 2] float32; the weights of their norms, [D]
+    float32 or None."""
 
     cos: Tensor
     sin: Tensor
@@ -41,7 +41,8 @@ class Turns(NamedTuple):
 
 
 class PackedSegments(NamedTuple):
-    """Where the segments are, `PackedBatch.edges` and `parents`, int64; heads, and how scores are scaled."""
+    """The positions of the segments (`PackedBatch.edges` and `parents`, int64), the heads, and the scale of the
+    scores."""
 
     edges: Tensor
     parents: Tensor

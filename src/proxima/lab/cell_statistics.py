@@ -74,7 +74,8 @@ class CellRuns:
 
 @dataclass(frozen=True)
 class TargetCost:
-    """Where a cell's runs reach the target on one axis; an unfinished run that has not reached it is left out.
+    """The cost at which a cell's runs reach the target on one axis; an unfinished run that has not reached it is left
+    out.
 
     `ratio` is the median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline
     never reaches it. Where neither cell does, or one has reached it before the first step, the ratio is unknown; None
@@ -201,7 +202,7 @@ def seed_pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
 
 
 def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
-    """Where the held-out figure of the cell's runs reaches `target` on an axis."""
+    """The cost on an axis at which the held-out figure of the cell's runs reaches `target`."""
 
     def cost(run: Run) -> float:
         reached = run.first_reach(target, axis)

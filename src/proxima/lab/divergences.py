@@ -92,7 +92,7 @@ def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredConfig:
-    """What is read of a run's config."""
+    """The fields of a run's config that are read."""
 
     algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS")]
 

@@ -105,8 +105,8 @@ def compare_runs(
 
 
 def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
-    """What runs on fixed data sets have in place of rewards, but for the headline, which has columns of its own; what
-    others have of episodes."""
+    """Figures shown in addition to the headline: for runs on fixed data sets those that replace rewards, for others
+    those of episodes."""
     if not all(run.offline for cell in cells for run in cell.runs):
         return tuple(name for name, measure in EPISODE_FIGURES.items() if any(c.over_seeds(measure) for c in cells))
     return tuple(
@@ -158,7 +158,7 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
 
 
 def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Headline) -> list[str]:
-    """Why the comparison is unfair, one line each."""
+    """The reasons why the comparison is unfair, one line each."""
     texts = []
     rewards = [path for path in differing if path.startswith("reward")]
     if rewards and headline.key == REWARD:
@@ -195,7 +195,7 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
 
 
 def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
-    """What is missing, one line per run or cell."""
+    """Describe missing data in one line per run or cell."""
     texts = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))

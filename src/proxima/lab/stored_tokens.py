@@ -1,4 +1,5 @@
-"""Why the tokens of a stored completion were kept or dropped, from its row of the rollouts and the recipe alone."""
+"""Explain why the tokens of a stored completion were kept or dropped, from its row of the rollouts and the recipe
+alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ RECOMPUTE = "`proxima view --recompute` computes it where there is a checkpoint 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpecs:
-    """What the recipe of a run says of its loss.
+    """The parts of a run's recipe that define its loss.
 
     Args:
         surrogate: None: the run has none, or `problem` says why it is not known.
@@ -133,7 +134,7 @@ class StoredTokens:
         return None if value is None else torch.full((len(self.row["tokens"]),), value, dtype=torch.float32)
 
     def problem(self) -> str:
-        """Why nothing can be said of its tokens; empty: it can."""
+        """The reason why its tokens can't be explained; empty if they can."""
         outcome = str(self.row["outcome"])
         if outcome != "trained":
             return (

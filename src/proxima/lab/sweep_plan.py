@@ -59,7 +59,8 @@ class PlannedRun:
 
     @property
     def file(self) -> Path:
-        """Where its resolved config is written before it starts; later edits of the recipe do not change it."""
+        """The file of the resolved config, written before the run starts; later edits of the recipe do not change
+        it."""
         return self.folder / "planned.yaml"
 
     @property

@@ -1,5 +1,5 @@
-"""What a folder says of an adapter in it: whether there is one, and the model that it is for. `adapter_files` reads and
-writes the adapter itself."""
+"""Find out whether a folder holds an adapter, and for which model. `adapter_files` reads and writes the adapter
+itself."""
 
 import json
 from collections.abc import Mapping

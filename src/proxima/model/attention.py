@@ -55,8 +55,8 @@ class SegmentBlock:
 
 
 class Segments:
-    """Where each packed token goes inside attention, computed once a micro-batch and shared by all layers. Of the batch
-    it reads what is on the host alone."""
+    """The place of each packed token inside attention, computed once per micro-batch and shared by all layers. It reads
+    only data of the batch that is on the host."""
 
     def __init__(self, batch: PackedBatch) -> None:
         parent, seen, contexts = batch.parents, batch.seen, batch.contexts()
@@ -197,8 +197,8 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
 
 def mixes_elsewhere(model: nn.Module) -> str | None:
-    """What of a model, beside attention to all or to the last tokens, carries information from token to token; None if
-    nothing does. Such a model knows no packed sequences, whatever its attention does."""
+    """The part of a model, other than full or sliding-window attention, that carries information between tokens; None
+    if there is none. Such a model can't keep packed sequences apart, whatever its attention does."""
     whole: Any = model
     known = {"full_attention", "sliding_attention"}
     kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - known
@@ -208,7 +208,7 @@ def mixes_elsewhere(model: nn.Module) -> str | None:
 
 
 def unpackable(model: nn.Module) -> str | None:
-    """Why `packed_attention` does not do for a model what its own attention does; None if it does."""
+    """The reason why `packed_attention` can't replace a model's own attention; None if it can."""
     whole: Any = model
     config = whole.config.get_text_config()
     checks = {

@@ -78,7 +78,7 @@ class SafeMessage:
 def render_safe(
     messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool = False
 ) -> str:
-    """As `render_chat`."""
+    """Like `render_chat`, for messages whose control texts are masked."""
     safe = [message.safe for message in messages]
     if tokenizer.chat_template is not None:
         chat = _rendered(safe, tokenizer, arguments, complete)
@@ -112,7 +112,7 @@ def encode_part(chat: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
-    """What the chat template makes of the messages; with its generation prompt unless the chat is complete.
+    """Render the messages with the chat template; with its generation prompt unless the chat is complete.
 
     Raises:
         UserError: it fails, as a template is a program, and raises what it likes; or it does not read an argument.
@@ -135,7 +135,7 @@ SET_HERE = frozenset({"messages", "add_generation_prompt", "continue_final_messa
 
 
 def reads_tools(tokenizer: Any) -> bool:
-    """Whether the chat template shows tools to the model."""
+    """True if the chat template shows tools to the model."""
     if tokenizer.chat_template is None:
         return False
     read = _variables(tokenizer.get_chat_template(tools=[{}]))  # as if there were one: some have a template for tools
@@ -200,8 +200,9 @@ def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
 
 @lru_cache(maxsize=8)
 def _stand_ins(tokenizer: Any) -> dict[str, str]:
-    """What takes the place of each control text, the longest first; and of the characters that do so, two, of which the
-    first is the first of them, so that a text that has them of its own comes back as it was."""
+    """The placeholder of each control text, the longest first. A placeholder character that occurs in the text itself
+    is escaped by two characters, of which the first is the first placeholder, so that the text is restored
+    unchanged."""
     control = control_texts(tokenizer)
     characters = [chr(STAND_INS + i) for i in range(len(control) + 1)]
     escaped = {character: characters[0] + chr(ESCAPED + i) for i, character in enumerate(characters)}

@@ -16,13 +16,13 @@ Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
 class Compute(Protocol):
-    """Where a loop has its tensor work done: `ComputeThread`, or the simulator's, where it only takes time."""
+    """Runs the tensor work of a loop: `ComputeThread`, or the simulator's, where work only takes time."""
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What `call(*arguments)` returns or raises."""
+        """Run `call(*arguments)` and return or raise what it does."""
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        """What `call(progress)` returns or raises; each `progress(done, total)` becomes a `report`."""
+        """Run `call(progress)`; each `progress(done, total)` becomes a `report`."""
 
 
 class ComputeThread:
@@ -52,15 +52,16 @@ class ComputeThread:
         return self._jobs is None or not self._jobs.empty()
 
     def call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What `call(*arguments)` returns or raises; blocks."""
+        """Run `call(*arguments)`, and block until it returns or raises."""
         return self.submit(call, *arguments).result()
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What `call(*arguments)` returns or raises. A call that has started runs to its end, awaited or not."""
+        """Run `call(*arguments)` and return or raise what it does. A call that has started runs to its end, awaited or
+        not."""
         return await asyncio.wrap_future(self.submit(call, *arguments))
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        """What `call(progress)` returns or raises; each `progress(done, total)` becomes a `report` on the event loop.
+        """Run `call(progress)`; each `progress(done, total)` becomes a `report` on the event loop.
 
         A report that raises does not stop the call; its exception is raised when the call has ended.
         """

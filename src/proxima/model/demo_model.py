@@ -37,7 +37,7 @@ OWN_MODEL = "give a model of your own: model.path=FOLDER"
 
 
 def missing_reader() -> str | None:
-    """What to install before the model can be downloaded; None if nothing."""
+    """The packages to install before the model can be downloaded; None if there are none."""
     missing = [name for name in READERS if importlib.util.find_spec(name) is None]
     if not missing:
         return None

@@ -1,4 +1,4 @@
-"""Where the model of the demo is, which `demo_model` downloads."""
+"""The path of the demo's model, which `demo_model` downloads."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ DEMO_MODEL = "models/smollm2-135m-instruct"  # relative to the current folder, a
 
 
 def is_downloadable(path: str) -> bool:
-    """Whether `path` is that of the demo's model, and nothing is there yet."""
+    """True if `path` is that of the demo's model and does not exist yet."""
     return Path(path) == Path(DEMO_MODEL) and not Path(path).exists()

@@ -1,4 +1,4 @@
-"""What the whole distribution at a token is like, from hidden states and without gradient, in the chunks of
+"""Statistics of the whole distribution at a token, from hidden states and without gradient, in the chunks of
 `token_log_prob`."""
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -15,7 +15,8 @@ if TYPE_CHECKING:  # needs torch.distributed
 
 
 class TopTokens(NamedTuple):
-    """What `top_k_log_prob` returns: of the target [N], and of the top tokens, by falling log-prob, [N, k]."""
+    """The result of `top_k_log_prob`: values of the target [N], and of the top tokens in descending order of log-prob
+    [N, k]."""
 
     log_prob: Tensor
     ids: Tensor

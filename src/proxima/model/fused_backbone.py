@@ -140,7 +140,7 @@ def _kernels(backbone: nn.Module) -> TrainKernels | None:
 
 
 def _plain(layer: Any, family: str) -> bool:
-    """Whether a layer is what this file computes: neither sharded nor adapted, windowed or hooked."""
+    """True if this file can compute a layer: one that is not sharded, adapted, windowed or hooked."""
     names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
     for module in layer.modules():
         kind = type(module)

@@ -24,7 +24,7 @@ LOCAL_FOLDERS = (
 
 
 def looks_like_hub_name(path: str) -> bool:
-    """Whether `path` has the form owner/name and its owner is no folder here; or the hub's cache holds it."""
+    """True if `path` has the form owner/name and its owner is not a local folder, or if the hub's cache holds it."""
     owner, slash, name = path.partition("/")
     if not (slash and owner and name) or "/" in name or " " in path or path.endswith(".gguf"):
         return False
@@ -54,7 +54,7 @@ def require_found(path: str, revision: str | None) -> None:
 
 
 def is_at_hand(path: str, revision: str | None) -> bool:
-    """Whether the model's config can be read without asking the hub."""
+    """True if the model's config can be read without asking the hub."""
     return Path(path).expanduser().exists() or _is_cached(path, revision)
 
 
@@ -66,7 +66,7 @@ def near_folder(path: str) -> str:
 
 
 def unreachable() -> str | None:
-    """Why the hub can't be asked; None where it can."""
+    """The reason why the hub can't be reached; None if it can."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -75,7 +75,7 @@ def unreachable() -> str | None:
 
 
 def hub_is_reachable() -> bool:
-    """Whether the hub's name resolves."""
+    """True if the hub's name resolves."""
     from huggingface_hub import constants
 
     try:

@@ -34,7 +34,7 @@ class KeptTokens:
 
     @cached_property
     def whole(self) -> bool:
-        """Whether no set is empty."""
+        """True if no set is empty."""
         if self.source is not None:
             return self.source.whole
         return all(a < b for a, b in zip(self.edges, self.edges[1:], strict=False))

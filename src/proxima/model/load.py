@@ -172,9 +172,9 @@ def load_weights(
     prepare: Callable[[Any], None] | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:
-    """What a class of transformers (`AutoModelFor…`) reads from `path`, and which of the weights `may_lack` the files
-    lack. With `sharding` it is sharded, and `prepare` called before, if it can be read by slices; else it is whole, on
-    the CPU, and not prepared.
+    """Load a model from `path` with a class of transformers (`AutoModelFor…`), and list the weights of `may_lack` that
+    the files lack. With `sharding` the model is prepared with `prepare` and sharded if it can be read in slices;
+    otherwise it is whole, on the CPU, and not prepared.
 
     Raises:
         FieldError: as `load`.

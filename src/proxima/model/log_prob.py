@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # needs torch.distributed
 
 
 class TokenLogProbs(NamedTuple):
-    """What `token_log_prob` returns."""
+    """The result of `token_log_prob`."""
 
     log_prob: Tensor
     entropy: Tensor | None

@@ -48,7 +48,8 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def adapter_parameters(model: nn.Module, lora: Lora) -> int:
-    """How many weights an adapter of this model trains; the model may be without weights (on the meta device)."""
+    """The number of weights that an adapter of this model trains; the model may be without weights (on the meta
+    device)."""
     count = 0
     for module in target_layers(model, lora).values():
         height, width = module.weight.shape  # type: ignore[misc]
@@ -103,7 +104,7 @@ def attach(model: nn.Module, lora: Lora, seed: int) -> None:
 
 
 def missing_peft() -> str | None:
-    """How to install peft; None if it is installed."""
+    """The command that installs peft; None if it is installed."""
     return None if find_spec("peft") else "pip install 'proxima-rl[lora]'"
 
 

@@ -74,8 +74,8 @@ class ModelSource:
         return ScalarModel(loaded, **self._packed)
 
     def identity(self) -> dict[str, str]:
-        """What decides the log-probs of its weights, without an adapter: hashes of its files, and settings, by name.
-        Empty where the files are not known."""
+        """Hashes of the files and the settings that determine the log-probs of the weights, without an adapter, by
+        name. Empty if the files are not known."""
         if not (files := model_files(self.path, self.revision)):
             return {}
         names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")

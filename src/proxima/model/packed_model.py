@@ -1,4 +1,4 @@
-"""What every model over packed trajectories has: attention that keeps sequences apart, autocast, hidden states."""
+"""Base of all models over packed trajectories: attention that keeps sequences apart, autocast, hidden states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +23,7 @@ ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the router
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """What a forward pass gives for each response token; None is what the model lacks or nobody asked for.
+    """Outputs of a forward pass for each response token; None if the model lacks one or it was not requested.
 
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
@@ -116,7 +116,7 @@ class PackedModel:
 
     @property
     def device(self) -> torch.device:
-        """Where it computes; offloaded weights wait elsewhere."""
+        """The device of the computation; offloaded weights are stored elsewhere."""
         return self.loaded.device or self.model.device
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -167,9 +167,9 @@ class PackedModel:
                     module.reshard()
 
     def sync_gradients(self, on: bool) -> None:
-        """Whether the next backward passes end with the sum of all ranks' gradients. Off for all but the last
-        micro-batch of an update: until that one each rank keeps a whole gradient, or with `splits_gradients` its part
-        of the sum over the ranks that share a copy. Alone it does nothing."""
+        """Set whether the next backward passes sum the gradients of all ranks. Off for all but the last micro-batch of
+        an update: until then each rank keeps a whole gradient, or with `splits_gradients` its part of the sum over the
+        ranks that share a copy. Without other ranks it does nothing."""
         if is_sharded(self.model):
             sharding = self.loaded.sharding
             for module in self.roots():

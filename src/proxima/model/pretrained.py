@@ -1,4 +1,5 @@
-"""What a path names, read without weights: config, shape, tokenizer, and why they can't be; `load` has weights."""
+"""Read what a model path names without its weights: config, shape and tokenizer, with errors that say why they can't be
+read; `load` reads weights."""
 
 import re
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def is_run(place: Path) -> bool:
 
 
 def export_remedy(path: str) -> str:
-    """How the model of a run becomes a folder."""
+    """The remedy that turns the model of a run into a folder."""
     return f"`proxima export {path} MODEL` writes it to a folder; give that"
 
 
@@ -157,7 +158,8 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
 
 
 def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
-    """How the model's authors would have it generate, with the tokens that end a completion; None: they do not say."""
+    """The generation settings recommended by the model's authors, with the tokens that end a completion; None if they
+    give none."""
     from transformers import GenerationConfig
 
     try:
@@ -204,7 +206,8 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
 
 
 def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | None:
-    """How another model's vocabulary differs from the policy's; None where every token has the same id in both."""
+    """Describe how another model's vocabulary differs from the policy's; None if every token has the same id in
+    both."""
     different = [token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)]
     if not different:
         return None
@@ -221,7 +224,7 @@ def refuse_not_finite(path: str, bad: list[str]) -> None:
 
 
 def model_place(path: str) -> tuple[str, dict[str, Any]]:
-    """What `from_pretrained` takes as the folder, and the argument that names a GGUF file in it."""
+    """The folder to pass to `from_pretrained`, and the argument that names a GGUF file in it."""
     place = Path(path).expanduser()
     if place.suffix == ".gguf":
         return str(place.parent), {"gguf_file": place.name}

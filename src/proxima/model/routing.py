@@ -22,7 +22,7 @@ SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are n
 
 
 def is_mixture(config: Any) -> bool:
-    """Whether a config of transformers is of one of the `FAMILIES`."""
+    """True if a transformers config belongs to one of the `FAMILIES`."""
     return getattr(config.get_text_config(), "model_type", None) in FAMILIES
 
 
@@ -41,7 +41,7 @@ def id_dtype(experts: int) -> torch.dtype:
 
 
 class RoutingPass:
-    """What the routers of one forward pass do.
+    """Observes or controls the routers during one forward pass.
 
         chosen_t = given_t, or where it is -1 the k largest of p_t        p_t = softmax(logits_t)
         weights_t = p_t[chosen_t], and where the model does so / their sum
@@ -84,7 +84,7 @@ class RoutingPass:
         return weights, chosen
 
     def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
-        """What the pass adds to `TokenOutputs`."""
+        """The values that the pass adds to `TokenOutputs`."""
         own = self.balance(batch) if "expert_load" in needs else {}
         own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
         return own if self.given is None else own | {"route_counts": self.counts(batch)}

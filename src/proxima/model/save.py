@@ -62,7 +62,7 @@ def save(
 
 
 def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:
-    """What `save` writes beside the weights, of a model that may be sharded."""
+    """Write everything that `save` writes except the weights, for a model that may be sharded."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
     config.architectures = [plain_type(model).__name__]

@@ -93,7 +93,7 @@ def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def _counts(side: str, data: SplitData, excluded: ExclusionLists, files: Mapping[str, int]) -> dict[str, int]:
-    """What became of the rows of a side.
+    """Count the outcomes of the rows of a side.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
     """

@@ -100,7 +100,7 @@ class SplitWriter:
 
 
 class ExclusionLists:
-    """What was excluded and why: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
+    """The rows that were excluded, with reasons: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
 
     def __init__(self, sides: Mapping[str, SplitData]) -> None:
         self._sides = sides

@@ -151,7 +151,7 @@ class PooledReward(WeightedReward):
         return None
 
     def answer_job(self, answer: Any) -> Job | str | None:
-        """What `unreadable` returns, or the job whose result has it as `why`."""
+        """The result of `unreadable`, or the job whose result has it as `why`."""
         return missing_answer(answer)
 
     def unreadable(self, answer: Any) -> str | None:
@@ -240,7 +240,7 @@ def require_package(module: str, kind: str, extra: str) -> None:
 
 
 def missing_answer(answer: Any) -> str | None:
-    """Why a row without an answer can't be scored; None if it has one."""
+    """The reason why a row can't be scored; None if it has an answer."""
     return "there is none; map the task's answer column" if answer is None else None
 
 

@@ -1,4 +1,4 @@
-"""What the environment gave."""
+"""The reward that the environment gave."""
 
 from dataclasses import dataclass
 from typing import Any

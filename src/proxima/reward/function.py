@@ -85,7 +85,7 @@ class UserFunction(PooledReward):
 
     @cached_property
     def source(self) -> str | None:
-        """What the file held when the function was checked: an edit during a run must not change the reward."""
+        """The contents of the file when the function was checked: an edit during a run must not change the reward."""
         _ = self.function  # the file of a module is known once it is imported
         return read_source(self.file)
 
@@ -109,7 +109,8 @@ class UserFunction(PooledReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Function(UserFunction):
-    """What your function returns, called in a worker process of its own. Its signature says how it is called.
+    """The value that your function returns, called in a separate worker process. Its signature determines how it is
+    called.
 
         fn(prompt, completion, gold)          once per completion; `gold` is a column of the row
         fn(completions, gold, **columns)      once per group, with a list of each, as TRL calls it
@@ -149,7 +150,7 @@ class Function(UserFunction):
 
     @cached_property
     def call(self) -> CallShape:
-        """How the function is called."""
+        """The way in which the function is called."""
         return CallShape.of(self.function)
 
     @property
@@ -169,7 +170,7 @@ class Function(UserFunction):
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionBatch(UserFunction):
-    """What your function `fn(groups)` returns, called once per generated batch in a worker process of its own.
+    """The values that your function `fn(groups)` returns, called once per generated batch in a separate worker process.
 
     It gets a tuple of `proxima.data.Group`, each a prompt with its completions and the scores of the other rewards, and
     returns a list for each group, in the same order, of what `function` may return for each completion. So it can

@@ -44,7 +44,7 @@ class PostFailed(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Http(WeightedReward):
-    """What a server answers to a POST with the completions; a failure is invalid, never 0.
+    """The scores that a server returns to a POST with the completions; a failure is invalid, never 0.
 
     The request is `{"prompt": {"uid", "messages", "answer", "metadata"}, "completions": [{"sample", "text", "tokens",
     "finish_reason"}, …]}`, the response `{"scores": [s, …]}`, one per completion in the same order. Each s is a

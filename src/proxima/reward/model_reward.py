@@ -136,7 +136,8 @@ class ModelReward(ComputeReward):
     def _rows(
         self, prompt: Prompt, completions: Sequence[Completion], *, end: bool
     ) -> tuple[dict[int, Trajectory], list[Score]]:
-        """What is fed of the completions that can be scored, by number, and for each completion why it can't be.
+        """The sequences fed for the completions that can be scored, by number, and a score for each completion that
+        says why if it can't.
 
         Args:
             end: truncated ones get an end-of-turn token.
@@ -172,7 +173,8 @@ class ModelReward(ComputeReward):
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
-        """What is fed; a truncated completion is ended where that makes no more than `room` tokens."""
+        """The sequence that is fed; an end token is added to a truncated completion if the result has at most `room`
+        tokens."""
         from proxima.model.chat_answer import read_tokens
 
         if self.encode == "tokens":

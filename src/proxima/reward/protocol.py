@@ -31,11 +31,11 @@ class Reward(Protocol):
 
     @property
     def whole_batch(self) -> bool:
-        """Whether `score_batch` is called once per generated batch, and `score` never."""
+        """True if `score_batch` is called once per generated batch, and `score` never."""
 
     @property
     def needs_answer(self) -> bool:
-        """Whether the reward compares with the row's answer; `unreadable` then checks each answer before the run."""
+        """True if the reward compares with the row's answer; `unreadable` then checks each answer before the run."""
 
     @property
     def completions_per_call(self) -> int:
@@ -53,7 +53,7 @@ class Reward(Protocol):
         """UserError, before the run, if something that the reward needs outside this process is missing."""
 
     def unreadable(self, answer: Any) -> str | None:
-        """Why this reward can't score a row with this answer; None if it can."""
+        """The reason why this reward can't score a row with this answer; None if it can."""
 
     def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""

@@ -89,17 +89,17 @@ class RewardRunner:
 
     @property
     def has_batch(self) -> bool:
-        """Whether a reward compares the whole batch, so that `score_batch` adds something."""
+        """True if a reward compares the whole batch, so that `score_batch` changes scores."""
         return any(reward.whole_batch for reward in self.rewards)
 
     @property
     def _batch_counts(self) -> bool:
-        """Whether `score_batch` adds to the values, and not only parts that are logged."""
+        """True if `score_batch` changes the values, not only parts that are logged."""
         return any(reward.whole_batch and reward.weight != 0 for reward in self.rewards)
 
     @property
     def needs_answers(self) -> bool:
-        """Whether a reward that counts compares with the row's answer, so that `unreadable` may find something."""
+        """True if a reward with nonzero weight compares with the row's answer, so that `unreadable` may object."""
         return bool(self.comparing)
 
     @property
@@ -272,7 +272,7 @@ class RewardRunner:
         return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
 
     async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
-        """What the call returns, or a failed score with the reason."""
+        """Make a call in the thread of reward `i` and return its result, or a failed score with the reason."""
         seconds = self.rewards[i].call_timeout or timeout
         try:
             result: T = await self._threads[i].run(call, seconds)
@@ -303,7 +303,7 @@ def _key(job: Job | Score, otherwise: int) -> str | int:
 
 
 def _attempt(call: Callable[[], T]) -> T | Score:
-    """What the call returns, or a failed score with what it raised."""
+    """Make a call and return its result, or a failed score with the exception."""
     try:
         return call()
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""How a user's function is called, which its signature says: once for each completion, or as TRL or verl call it."""
+"""Derive from its signature how a user's function is called: once for each completion, or as TRL or verl call it."""
 
 import difflib
 import inspect
@@ -21,7 +21,7 @@ NOT_HERE = {  # what TRL passes beside the columns
 
 @dataclass(frozen=True)
 class CallShape:
-    """How a function is called.
+    """The calling convention of a function.
 
     Args:
         style: `each`: per completion; `lists`: per group, in TRL's names; `verl`: per completion, in verl's names.
@@ -77,14 +77,14 @@ class CallShape:
 
     @property
     def gets_tokens(self) -> bool:
-        """Whether the function sees the tokens of a completion, not its text alone."""
+        """True if the function sees the tokens of a completion, not only its text."""
         if self.style == "each":
             name = (self.leading or PASSED["each"])[1]
             return name not in self.texts and bool(self.leading or self.everything or name in self.named)
         return self.style == "lists" and "completion_ids" in self.named
 
     def problem(self, columns: Collection[str]) -> tuple[str, str] | None:
-        """What is wrong with rows of these columns, and the remedy; None if the function can be called with them."""
+        """The problem with rows of these columns, and the remedy; None if the function can be called with them."""
         for name in self.leading:
             if name in columns:
                 where = f"has the parameter {name!r} in the place of prompt or completion, and it is a column"
@@ -98,12 +98,13 @@ class CallShape:
         return None
 
     def columns(self, row: "HasColumns") -> dict[str, Any]:
-        """What the function may ask for of a row by name; verl's `ground_truth` may stand in another column."""
+        """The columns of a row that the function may request by name; verl's `ground_truth` may be in another
+        column."""
         return row_columns(row) | (_ground_truth(row) if self.style == "verl" else {})
 
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
-        """What the worker needs to call the function with a completion. Of a prompt or completion passed as an object
-        it gets the JSON, and the name of the parameter."""
+        """The data with which a worker calls the function for a completion. A prompt or completion passed as an object
+        is sent as JSON with the name of the parameter."""
         columns = self.columns(prompt)
         if EPISODE in self.named:
             columns = {EPISODE: messages_of(completion)} | columns
@@ -142,7 +143,7 @@ class CallShape:
 
 
 def _is_text(annotation: Any) -> bool:
-    """Whether it is `str`, perhaps with None, as an object or as its source."""
+    """True if an annotation is `str`, possibly with None, as an object or as source text."""
     if isinstance(annotation, str):
         inner = annotation.replace(" ", "").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")
         return inner in ("str", "str|None", "None|str")

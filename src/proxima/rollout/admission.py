@@ -1,4 +1,4 @@
-"""When another prompt may be generated during training."""
+"""Decides when another prompt may be generated during training."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ OverAge = Literal["wait", "drop", "train"]
 
 @dataclass(frozen=True, kw_only=True)
 class Admission:
-    """How many prompts may be in flight.
+    """The limit on prompts in flight.
 
         capacity = min(C - generating, (max_lag + s + 1) B - (accepted + running), steps B - (accepted + running))
 
@@ -55,7 +55,7 @@ class Admission:
         return max(0, min(self._places(generating), self._room(finished, accepted + running)))
 
     def stalled(self, *, finished: int, accepted: int, running: int, generating: int) -> bool:
-        """Whether the engine has a free place that only `max_lag` keeps empty."""
+        """True if the engine has a free slot that only `max_lag` keeps empty."""
         admitted = accepted + running
         return self._places(generating) > 0 and (self.max_lag + finished + 1) * self.prompts <= admitted < self._needed
 

@@ -27,7 +27,7 @@ class Admitted:
 
     @classmethod
     def restored(cls, group: Group, pending: Pending) -> "Admitted":
-        """As it was when `pending` was taken."""
+        """Restore the entry as it was when `pending` was taken."""
         entry = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
         if entry.uid in pending.rejected:
             entry.stage = "rejected"

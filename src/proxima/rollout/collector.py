@@ -24,7 +24,7 @@ History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the fin
 
 @dataclass(frozen=True, kw_only=True)
 class Refill:
-    """How generation continues until a batch is full.
+    """Settings of dynamic sampling: how generation continues until a batch is full.
 
     Args:
         sampling: how many prompts, and for how long.
@@ -118,8 +118,8 @@ class CollectedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """What a collector holds for later steps at one instant, by uid. With the data cursor of the same instant it is all
-    that a resume needs.
+    """Snapshot of the groups and prompts that a collector holds for later steps. Together with the data cursor of the
+    same instant it is all that a resume needs.
 
     Args:
         groups: generated, and not used or dropped by any step.
@@ -144,7 +144,7 @@ class Pending:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], groups: Sequence[Group], prompts: Sequence[Prompt]) -> "Pending":
-        """What `facts` described; the prompts are those of `in_flight`."""
+        """Restore from `facts`; the prompts are those of `in_flight`."""
         return cls(
             groups=tuple(groups),
             prompts=tuple(prompts),
@@ -154,7 +154,7 @@ class Pending:
 
 
 class Collector:
-    """Where the groups of a step come from. The defaults are those of one that does nothing between two steps.
+    """Supplies the groups of a step. The default methods suit a collector that does nothing between steps.
 
     Args:
         generator: turns prompts into scored groups; None where none is generated.
@@ -177,7 +177,7 @@ class Collector:
         raise NotImplementedError
 
     def pending(self) -> Pending:
-        """What is kept for later steps, at this instant."""
+        """A snapshot of what is kept for later steps."""
         return Pending()
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
@@ -318,7 +318,7 @@ class BatchCollector(Collector):
 
 
 def without_score(groups: Sequence[Group]) -> int:
-    """How many of the groups have no valid score."""
+    """Count the groups without a valid score."""
     return sum(not any(score.valid for score in group.scores) for group in groups)
 
 
@@ -329,5 +329,5 @@ def score_errors(groups: Sequence[Group]) -> str:
 
 
 def group_age(group: Group, version: int) -> int:
-    """How many policy versions the oldest token of the group is behind; 0 for a group without tokens."""
+    """Age of the group's oldest token in policy versions; 0 for a group without tokens."""
     return version - (version if group.oldest_version is None else group.oldest_version)

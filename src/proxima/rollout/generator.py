@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """How the group of a prompt is generated.
+    """Settings of the group that is generated for a prompt.
 
     Args:
         sampling: of each completion.
@@ -48,7 +48,7 @@ def greedy(sampling: Sampling) -> Sampling:
 
 
 class RolloutListener:
-    """Told what happens to prompts. The methods do nothing here; override those of interest. They must be fast."""
+    """Callbacks for what happens to prompts. They do nothing here; override those of interest. They must be fast."""
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
         """Prompts were drawn from the data and go to the engine next."""
@@ -67,7 +67,7 @@ class RolloutListener:
 
 
 class EpisodePlayer(Protocol):
-    """What plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
+    """Plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
 
     listener: Callable[[EpisodeLife], None]  # told of each episode that has ended
     times: "EpisodeTimes"  # what its episodes wait for
@@ -91,13 +91,14 @@ class EpisodePlayer(Protocol):
 
 
 class GroupScorer(Protocol):
-    """What a generator asks of the rewards: `RewardRunner`, or the simulator's, which only take time."""
+    """The interface through which a generator scores groups: `RewardRunner`, or the simulator's, which only takes
+    time."""
 
     awaited: dict[str, list[int]]  # prompts of the calls that run, by the reward's label
 
     @property
     def has_batch(self) -> bool:
-        """Whether a reward compares the whole batch, so that `score_batch` adds something."""
+        """True if a reward compares the whole batch, so that `score_batch` changes scores."""
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
         """One score per completion, in the same order."""

@@ -68,7 +68,7 @@ class ColumnMapping(PlayedTask):
         raise_together(errors)
 
     def lacks_answer(self, columns: Iterable[str]) -> bool:
-        """Whether the answer is null because these columns are without that of the default."""
+        """True if the answer is null because the default column is not among these."""
         return self.answer == ANSWER and ANSWER not in columns
 
     def columns(self) -> tuple[str, ...] | None:

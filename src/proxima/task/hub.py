@@ -70,7 +70,7 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
 
 @contextmanager
 def offline_unless_reachable() -> Iterator[None]:
-    """If the hub's name does not resolve, use the cache at once instead of retrying for half a minute."""
+    """Use the cache at once if the hub's name does not resolve, instead of retrying for half a minute."""
     import datasets.config
     from huggingface_hub import constants
 

@@ -100,7 +100,7 @@ class Mix(PlayedTask):
         return counts
 
     def shares(self, seed: int) -> str:
-        """What each source has of the mix, for people."""
+        """The share of each source in the mix, as text."""
         sizes = [
             len(rows)
             for rows in open_tasks({source.name: source.task for source in self.tasks}, seed, may_skip=True).values()

@@ -48,7 +48,7 @@ class PreparedTask(PlayedTask):
             require_question_template(self.template)
 
     def missing(self) -> str | None:
-        """Why the data can't be read, with the remedy; None if they can."""
+        """The reason why the data can't be read, with the remedy; None if they can."""
         folder = Path(self.path).expanduser()
         command = prepare_command(folder) or "proxima data prepare"
         if not folder.is_dir():

@@ -69,7 +69,7 @@ def to_prompt(
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:
-    """How many tokens both begin with, in steps of OPENING."""
+    """Length of the common prefix of both, rounded down to a multiple of OPENING."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
     return (length if same.all() else int(same.argmin())) // OPENING * OPENING
@@ -184,7 +184,7 @@ class PromptSource:
             self._made(0, 0)
 
     def count_over_length(self, limit: int = 0) -> int:
-        """How many of the first `limit` rows (0: all) are too long; needs no weights. UserError as `next`."""
+        """Count the rows among the first `limit` (0: all) that are too long; needs no weights. UserError as `next`."""
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(row, uid=row) is None for row in range(count))
         self._require_some_fit(too_long)

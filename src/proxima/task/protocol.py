@@ -1,4 +1,4 @@
-"""What a task is: a numbered list of rows, each with messages and an answer."""
+"""The interface of a task: a numbered list of rows, each with messages and an answer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -28,7 +28,7 @@ KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch:
-    """What a step trains on, and why the rest was dropped."""
+    """The groups that a step trains on, and the reasons why the others were dropped."""
 
     groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
     unused: Set[int] = frozenset()  # the uids of the latter
@@ -147,7 +147,7 @@ class BatchBuilder:
         return start if self.kl_coefficient is None else self.kl_coefficient
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint keeps."""
         return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
 
     def after(self, batch: TrainingBatch) -> "BatchBuilder":
@@ -159,7 +159,7 @@ class BatchBuilder:
         return replace(self, kl_coefficient=beta)
 
     def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
-        """What to tell the user if a selection compares accuracies and no reward gives one; otherwise empty."""
+        """A warning if a selection compares accuracies and no reward provides one; otherwise empty."""
         named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
         valid = [score for group in groups for score in group.scores if score.valid]
         if not named or not valid or any(score.correct is not None for score in valid):

@@ -15,7 +15,7 @@ from proxima.train.stack import TrainStack
 
 
 def damage(path: Path) -> str | None:
-    """What is wrong with the checkpoint in `path`; None if every file is as it was written. Reads all of them."""
+    """Describe the damage to the checkpoint in `path`; None if every file is as it was written. Reads all files."""
     checkpoint = read_checkpoint(path)
     if checkpoint is None:
         return "state.json is missing or damaged"

@@ -1,4 +1,4 @@
-"""What became of one completion in its step: what a row of the rollouts says beside the completion and its score."""
+"""The outcome of one completion in its step: the columns of a rollout row other than the completion and its score."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:  # the viewer's server reads records without torch
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRecord:
-    """What became of one completion in its step.
+    """The outcome of one completion in its step.
 
     Args:
         outcome: `trained`, `skipped_zero_advantage`, `critic_only` (the policy waits for its critic),

@@ -51,8 +51,8 @@ def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
 
 @dataclass(frozen=True)
 class ColumnShare:
-    """What a rank fills of a stage's columns: its trajectories, and one of all, which it runs for nothing where other
-    ranks have more micro-batches."""
+    """The part of a stage's columns that a rank computes: its trajectories, and a dummy trajectory that it runs while
+    other ranks have more micro-batches."""
 
     column: str
     trajectories: Sequence[Trajectory]

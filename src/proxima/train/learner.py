@@ -45,8 +45,8 @@ class Learner:
     compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
-        """What comes before the update, called on the event loop: the guard's rejections and the stages with a memory;
-        `version` is that of the present weights."""
+        """Prepare an update, on the event loop: apply the guard's rejections and the stages that keep state; `version`
+        is that of the present weights."""
         batch = await self.compute.run(self.reject_mismatched, batch)
         for stage in self.run_stages:
             batch = batch.filled(await stage.fill(batch.trajectories, version))
@@ -144,9 +144,9 @@ class Learner:
         return {name: value for stage in self.run_stages for name, value in stage.metrics().items()}
 
     def warnings(self) -> list[str]:
-        """What the stages with a memory have to say, each sentence once."""
+        """The warnings of the stages that keep state, each sentence once."""
         return [warning for stage in self.run_stages for warning in stage.warnings()]
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
-        """What the stages with a memory keep in a checkpoint, see `RunStage.files`."""
+        """The checkpoint files of the stages that keep state; see `RunStage.files`."""
         return {name: write for stage in self.run_stages for name, write in stage.files(pending).items()}

@@ -46,7 +46,7 @@ class NextLogProbs(Columns):
         return self.uid, self.sample, self.turn
 
     def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
-        """Whether the other has these tokens first, of the same versions."""
+        """True if the other begins with these tokens, sampled by the same versions."""
         own = len(self.tokens)
         versions = other.policy_version
         same = versions is not None and np.array_equal(versions[:own], self.policy_version)
@@ -63,7 +63,7 @@ class Segment:
 
     @property
     def prompt(self) -> tuple[int, bytes]:
-        """What it has the prompt in common with: uid and prompt tokens."""
+        """Key of completions with the same prompt: uid and prompt tokens."""
         return self.of.prompt_uid, self.of.prompt_tokens.tobytes()
 
     def trajectory(self, group: int) -> Trajectory:
@@ -166,7 +166,7 @@ class NextPolicy(RunStage):
         return filled
 
     async def _segments(self, version: int) -> list[Segment]:
-        """What has to be computed while `version` is the newest."""
+        """The segments to compute while `version` is the newest."""
         # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
         running = await self.engine.in_flight()
         parts: Sequence[tuple[InFlight, Bools | None]] = [(one, None) for one in running]
@@ -189,7 +189,7 @@ class NextPolicy(RunStage):
         return segments
 
     def _entry(self, completion: InFlight | Trajectory) -> NextLogProbs | None:
-        """What is known of this completion; not of an earlier one with the same key."""
+        """The entry of this completion, not of an earlier one with the same key."""
         entry = self.entries.get(completion.key)
         return entry if entry is not None and entry.is_prefix_of(completion) else None
 

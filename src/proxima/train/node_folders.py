@@ -23,8 +23,8 @@ CHUNK = 1 << 26  # bytes on their way at once
 
 @dataclass(frozen=True)
 class FolderPart:
-    """What every rank is told of a folder: where it is on the first rank's node, and the names in its parent that stay
-    there; others that were sent before go."""
+    """The description of a folder that every rank receives: its path on the first rank's node, and the names in its
+    parent to keep; other names that were sent before are deleted."""
 
     path: Path
     kept: tuple[str, ...]
@@ -40,7 +40,7 @@ class NodeFolders:
         self._groups: dict[tuple[int, ...], Any] = {}
 
     def send(self, folder: Path, kept: Sequence[Path]) -> None:
-        """Bring a folder of files to all nodes that do not see it. It appears there whole, with the same path.
+        """Copy a folder of files to all nodes that cannot see it. It appears there atomically, with the same path.
 
         Raises:
             UserError: a node has no room for it.

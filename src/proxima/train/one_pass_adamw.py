@@ -42,7 +42,7 @@ class OnePassAdamW:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """What torch's AdamW keeps of a weight."""
+        """The state that torch's AdamW keeps for a weight."""
         state: dict[str, Any] = self.optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros(())

@@ -13,7 +13,7 @@ from proxima.data import require
 
 @dataclass(frozen=True)
 class Adam:
-    """What every kind of Adam has; vectors (norms, biases) are not decayed.
+    """Fields common to all kinds of Adam; vectors (norms, biases) are not decayed.
 
     Args:
         lr: peak learning rate, >= 0; 0 leaves the weights as they are, to measure the mismatch alone. A recipe of SFT

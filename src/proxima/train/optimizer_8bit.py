@@ -51,7 +51,7 @@ class AdamW8bit(Adam):
 
 
 def missing_package() -> str | None:
-    """How to install what is missing; None if nothing is."""
+    """The command that installs the missing package; None if it is installed."""
     return None if find_spec("torchao") else "pip install 'proxima-rl[low-bit]'"
 
 

@@ -68,7 +68,7 @@ class Muon(Adam):
 
 
 def is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
-    """Whether Muon has this parameter of a model: a matrix in a numbered module."""
+    """True if Muon optimises this parameter: a matrix in a numbered module."""
     return parameter.dim() == 2 and re.search(r"\.\d+\.", f".{name}") is not None
 
 

@@ -38,7 +38,7 @@ def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def pieces_of(files: Iterable[Path]) -> dict[str, list[Piece]]:
-    """Where the blocks of each tensor lie, by its name."""
+    """The locations of the blocks of each tensor, by its name."""
     pieces = dict[str, list[Piece]]()
     for file in files:
         with safe_open(file, framework="pt") as opened:

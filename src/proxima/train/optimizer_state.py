@@ -43,7 +43,8 @@ def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
 def _missing(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """What should be there: nothing before the first update, else what the optimizer says, or what any weight has."""
+    """Names of the missing entries. None are expected before the first update; after it, the optimizer's `slots`, or
+    those that any weight has."""
     kinds = {name.partition("/")[0] for name in tensors}
     slots: Any = getattr(optimizer, "slots", None)
     trained = [(name, p) for name, p in parameters.items() if p.requires_grad]

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """What rank 0 tells another rank to do: the call of a target, with the rank's part."""
+    """A command from rank 0 to another rank: the call of a target, with the rank's part."""
 
     target: str
     name: str
@@ -134,6 +134,6 @@ class ProcessRanks(Ranks):
 
 
 def _collectives() -> int:
-    """How many collectives this process has begun, over all groups."""
+    """The number of collectives that this process has started in all groups."""
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return sum(group._get_sequence_number_for_group() for group in groups)

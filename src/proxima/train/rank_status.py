@@ -1,4 +1,4 @@
-"""What a rank is doing at this moment, for whoever watches it from another thread."""
+"""The current activity of a rank, for a watcher in another thread."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ class RankStatus:
             self.waits, self.moved_at = False, time.monotonic()
 
     def beat(self) -> dict[str, Any]:
-        """What is told of it; `still` is the seconds since something moved."""
+        """A report of the activity; `still` is the number of seconds without progress."""
         issued = self._last
         with suppress(Exception):  # a group that is being made or destroyed
             issued = self._issued()

@@ -1,4 +1,4 @@
-"""How the processes of a run share an update, and how what belongs to the whole of it comes together.
+"""How the processes of a run share an update and combine its results.
 
 Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only `TrainStack`
 knows of it: no objective, surrogate or advantage does. `Ranks` itself is one process, which shares nothing;
@@ -26,7 +26,7 @@ class Refused(Exception):
 
 
 class RanksWatch(Protocol):
-    """What hears the other ranks."""
+    """Watches the other ranks."""
 
     @property
     def losing(self) -> bool:
@@ -51,11 +51,11 @@ class RanksWatch(Protocol):
 
 
 class SharedProblem(NotFiniteError):
-    """What every rank finds at the same point, so that none waits for another."""
+    """A problem that every rank finds at the same point, so that none waits for another."""
 
 
 class RankError(Exception):
-    """What went wrong on another rank."""
+    """An error of another rank."""
 
 
 class Ranks:
@@ -98,7 +98,7 @@ class Ranks:
         """On rank 0: let the other ranks end, with the outcome of the run."""
 
     def losing(self) -> bool:
-        """Whether another rank has failed."""
+        """True if another rank has failed."""
         return self.watch is not None and self.watch.losing
 
     def name(self, rank: int) -> str:

@@ -1,4 +1,4 @@
-"""What routing replay brings in a run: engine against trainer on some sequences of each step, with and without."""
+"""Measures the effect of routing replay: engine against trainer on some sequences of each step, with and without it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

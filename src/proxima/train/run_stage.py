@@ -32,10 +32,10 @@ class RunStage(Protocol):
         ...
 
     def warnings(self) -> list[str]:
-        """What the user should know, each once."""
+        """Warnings for the user, each once."""
         ...
 
     def files(self, pending: Pending) -> Mapping[str, Callable[[Path], None]]:
-        """What a checkpoint keeps at this instant, by file name, each with what writes it; `pending` is what the
-        collector holds for later steps. What none of these will read is forgotten."""
+        """The functions that write this stage's files of a checkpoint, by file name; `pending` is what the collector
+        holds for later steps. State that nothing in `pending` needs is dropped."""
         ...

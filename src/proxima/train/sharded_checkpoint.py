@@ -58,7 +58,7 @@ Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 @dataclass
 class _Unwritten:
-    """What is left to write, all of it of one moment: tensors by the folder that they go to, and facts."""
+    """A snapshot that is not yet written: tensors by destination folder, and facts."""
 
     final: Path
     temporary: Path
@@ -220,7 +220,7 @@ class ShardedWriter:
             raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
 
     def _merged(self, function: Callable[[], dict[str, str]]) -> dict[str, str]:
-        """What `function()` gives on every rank, together."""
+        """The merged results of `function()` on all ranks."""
         own = self._together(function)
         parts = list[Any]([None] * dist.get_world_size())
         dist.all_gather_object(parts, own, group=self._group)
@@ -293,7 +293,8 @@ def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | N
 
 
 def _conversion(model: Any) -> Convert | None:
-    """What gives weights the names and shapes of the files that they came from; None where these are the model's."""
+    """The function that converts weights back to the names and shapes of their files; None if these are the model's
+    own."""
     if not getattr(model, "_weight_conversions", None):
         return None
     from transformers.core_model_loading import revert_weight_conversion

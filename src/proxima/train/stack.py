@@ -40,7 +40,7 @@ class OptimizerSpec(Protocol):
 
 @dataclass(kw_only=True)
 class UpdateResult:
-    """What a call of `TrainStack.update` did.
+    """The result of a call of `TrainStack.update`.
 
     Args:
         metrics: merged over micro-batches and updates, ready to be logged.
@@ -274,7 +274,7 @@ class TrainStack:
     def _look_at_first(
         self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: WholeUpdate | None
     ) -> None:
-        """What is measured and observed before the first optimizer step; rank 0 may refuse to make it."""
+        """Measure and observe before the first optimizer step, which rank 0 may refuse."""
         problem: Exception | None = None
         if whole is not None:
             try:
@@ -352,8 +352,8 @@ class TrainStack:
     def _batch_statistics(
         self, share: UpdateShare, run: Sequence[Occurrence]
     ) -> tuple[BatchStatistics, dict[Occurrence, int]]:
-        """What the objective reads off all items of an update, on every rank, and the row of each item of this rank in
-        the packs that it read."""
+        """Statistics of the objective over all items of an update, on every rank, and the row of each of this rank's
+        items in the packs that were read."""
         objective = share.objective
         sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
         cuts, parts = self._cuts(sequences), []
@@ -470,7 +470,7 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
 
 
 def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks) -> "OnePassAdamW | None":
-    """What steps instead of the optimizer: in bf16 on a CPU, where runs need not have torch's last bits."""
+    """The replacement for the optimizer's step in bf16 on a CPU, where runs need not match torch's last bits."""
     elsewhere = ranks.size > 1 or model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
     if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
         return None
@@ -480,7 +480,7 @@ def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks
 
 
 def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:
-    """Whether another update follows; rank 0's answer counts."""
+    """True if another update follows; rank 0 decides."""
     if whole is None or whole.should_continue is None:
         return True
     return whole.should_continue(whole.updates[number], merge_metrics([*metrics]))

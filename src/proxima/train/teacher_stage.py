@@ -1,4 +1,4 @@
-"""What a teacher computes once a step in distillation: log-probs of response tokens, and of those with a bucket."""
+"""The teacher's forward pass of a step in distillation: log-probs of response tokens, and of those with a bucket."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,5 @@
-"""What each rank computes of a call of `TrainStack.update`, and what rank 0 knows of the whole call."""
+"""The share of a `TrainStack.update` call that each rank computes, and the data about the whole call that rank 0
+has."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ class Occurrence:
 
 @dataclass
 class UpdateShare:
-    """What a rank computes of a call of `TrainStack.update`: its items of each update that are run."""
+    """A rank's share of a call of `TrainStack.update`: its items of each update that are run."""
 
     objective: Objective[Any]
     updates: Sequence[Sequence[Any]]
@@ -34,7 +35,7 @@ class UpdateShare:
 
 @dataclass
 class WholeUpdate:
-    """What rank 0 alone knows of the call."""
+    """The data about the whole call that only rank 0 has."""
 
     updates: Sequence[Sequence[Any]]
     run: Sequence[Sequence[Occurrence]]  # of each update, those that are not skipped

@@ -30,7 +30,7 @@ DOTS = 30  # up to this many evaluations of a run, each is a dot
 
 @dataclass(frozen=True)
 class PageAxis:
-    """What the curves are drawn over: the name on its button, its description, and the units for its numbers."""
+    """The horizontal axis of the curves: the name on its button, its description, and the units for its numbers."""
 
     name: str
     description: str
@@ -196,8 +196,8 @@ def widened(low: float, high: float, least: float, highest: float) -> tuple[floa
 
 
 def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float = 0.0) -> tuple[float, float]:
-    """What the axis must show of the bands: a third of the means' range beyond them, within what the quantity can be,
-    and wide enough for ties to look like ties.
+    """The range of the bands that the axis must show: a third of the means' range beyond them, within what the quantity
+    can be, and wide enough for ties to look like ties.
 
     The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. The two
     values of two seeds are shown.

@@ -39,7 +39,7 @@ class LearningCurve(Drawing):
 
     @property
     def title(self) -> str:
-        """What the curve shows, in one line."""
+        """Describe the curve in one line."""
         spent = f"{self.train[-1]['step']} steps, {duration(sum(float(r.get('time/step') or 0) for r in self.train))}"
         headline = Headline.of(self.evals)
         values = [value for r in self.evals if (value := headline.value(r)) is not None]

@@ -32,7 +32,7 @@ def often_truncated(record: Record) -> str | None:
 
 
 def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) -> str:
-    """Which limits ended a share of the episodes, the most frequent first, and what raises them.
+    """Name the limits that ended a share of the episodes, the most frequent first, and the settings that raise them.
 
     Args:
         figures: what `episode_metrics` returns; records of earlier versions do not tell the limits apart.

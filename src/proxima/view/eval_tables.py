@@ -134,8 +134,8 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 
 
 def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What stands for a set: the named metric, or the accuracy, with several samples their mean, or where no reward
-    decides what is right the mean reward; None if it is unknown."""
+    """The main figure of a set: the named metric, or the accuracy (with several samples their mean), or the mean reward
+    if no reward decides what is right; None if it is unknown."""
     main: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
     return main
 
@@ -164,7 +164,7 @@ def _bounds(figure: Mapping[str, Any] | None) -> str:
 
 
 def caveats(suites: Mapping[str, Any]) -> list[str]:
-    """What a reader of the table must know, and what to do about it."""
+    """Caveats that a reader of the table must know, and what to do about them."""
     texts = []
     for name, facts in suites.items():
         if main_figure(facts) is None and facts["answers"]:

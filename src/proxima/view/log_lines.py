@@ -333,7 +333,8 @@ def carried_in(record: Record) -> int:
 
 
 def why_unknown(record: Record) -> str:
-    """Why an evaluation has no figure, or not one of all answers: scores failed, or nobody decides what it asks."""
+    """The reason why an evaluation has no figure, or not one of all answers: scores failed, or no reward decides what
+    is correct."""
     answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
     return f"{count(failed)} of {count(answers)} answers have no score" if failed else "no reward gives it"
 
@@ -347,7 +348,7 @@ def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float
 
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:
-    """How the run ended, what it gained, and what to do next."""
+    """Summarise how the run ended, its gain, and the next command."""
     status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
     of = f" of {info.steps}" if info is not None and steps != info.steps else ""
     planned = info.steps if info is not None else steps

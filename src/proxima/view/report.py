@@ -149,7 +149,7 @@ def last_steps(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def not_evaluated(run: Run) -> str:
-    """Why the run has no held-out figure, and what to do about it."""
+    """Explain why the run has no held-out figure, and what to do about it."""
     if run.evals:
         return f"The held-out evaluations have no score: {why_unknown(run.evals[-1])}."
     if run.config.get("eval.task.kind"):

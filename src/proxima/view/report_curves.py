@@ -78,7 +78,8 @@ def add_cards(cards: list[Card], specs: Iterable[Curves], train: Sequence[Record
 
 
 def rewards_are_accuracy(train: Sequence[Record], evals: Sequence[Record]) -> bool:
-    """Whether the mean reward is the share of right answers, at every step and evaluation: one chart shows both."""
+    """True if the mean reward equals the share of right answers at every step and evaluation, so that one chart shows
+    both."""
     both = [(r["reward/mean"], r.get("accuracy")) for r in (*train, *evals) if r.get("reward/mean") is not None]
     return bool(both) and all(reward == accuracy for reward, accuracy in both)
 
@@ -176,8 +177,8 @@ def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
 
 
 def prompts_card(train: Sequence[Record]) -> Card:
-    """What became of the prompts of a step, stacked; the ruler also shows where they came from: used + dropped +
-    carried over = generated + carried in."""
+    """The outcomes of a step's prompts, stacked; the ruler also shows their origin: used + dropped + carried over =
+    generated + carried in."""
     reasons = sorted({reason for r in train for reason, n in dropped_prompts(r).items() if n and reason != "uniform"})
     bars = {
         "used": ("a", column(train, "prompts_used")),

@@ -58,7 +58,7 @@ def _change(values: Sequence[float | None]) -> float:
 
 
 def _scored(row: Mapping[str, Any]) -> bool:
-    """Whether a reward was asked: of one that failed the row has the error."""
+    """True if a reward was computed: if it failed, the row has the error."""
     return row["reward"] is not None or row["error"] is not None
 
 
@@ -174,7 +174,7 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ending(row: Mapping[str, Any]) -> list[str]:
-    """What is unusual about an episode."""
+    """Notes on unusual properties of an episode."""
     if row.get("episode") is None:
         return []
     episode = Episode.from_json(row["episode"])

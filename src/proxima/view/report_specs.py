@@ -1,4 +1,4 @@
-"""What the charts of report.html draw: the metrics of each, the format of a value, and where the axis ends."""
+"""Definitions of the charts in report.html: the metrics of each, the format of a value, and where the axis ends."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace

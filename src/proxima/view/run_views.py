@@ -74,7 +74,7 @@ class RunViews(Tee):
 
 
 def is_drawable(stream: TextIO) -> bool:
-    """Whether a live view can be drawn on it: a terminal that can move its cursor."""
+    """True if a live view can be drawn on a stream: a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
 
 

@@ -128,7 +128,7 @@ def _within_completion(
 
 
 def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> Tensor:
-    """What the whole batch would decide, as `remark_on` says."""
+    """The decisions over the whole batch, as described by `remark_on`."""
     if isinstance(spec, ClipCov | KlCov):
         return torch.full(log_prob.shape, isinstance(spec, KlCov))
     still = behavior[:, None].expand(-1, 3)

@@ -123,7 +123,8 @@ class SweepTable:
 
 
 def most_relevant(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
-    """As many as fit, in their order; running ones have priority, then failed, waiting, and the last finished ones."""
+    """The runs that fit, in their order; running ones have priority, then failed, waiting, and the last finished
+    ones."""
     if len(progresses) <= room:
         return list(progresses)
     rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
@@ -191,7 +192,7 @@ def headline_of(progresses: Sequence[RunProgress]) -> Headline:
 
 
 def played(progresses: Sequence[RunProgress]) -> bool:
-    """Whether some run has episodes."""
+    """True if a run has episodes."""
     return any(progress.turns is not None for progress in progresses)
 
 

@@ -1,4 +1,4 @@
-"""What several terminal views share: tables, and the progress of a stage on one line."""
+"""Common parts of terminal views: tables, and the progress of a stage on one line."""
 
 import io
 from collections.abc import Mapping, Sequence

@@ -18,7 +18,7 @@ MARGINS = (52, 14, 66, 56)
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdFigure(Drawing):
-    """What the figure shows of a completion."""
+    """The data of a completion that the figure shows."""
 
     completion: TrainedCompletion
     weighted: Floats  # [T] Z_t

@@ -100,7 +100,7 @@ def key_of(engine: Any) -> str | None:
 
 
 def how_to_train(given: Sequence[str], engine: Any, urls: tuple[str, ...], key: str) -> str:
-    """How another terminal trains the recipe with these servers."""
+    """The command with which another terminal trains the recipe on these servers."""
     words = ["proxima", "train", *given]
     if engine.serve is None:
         return shlex.join(words)

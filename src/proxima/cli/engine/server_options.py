@@ -17,7 +17,7 @@ TOKEN_ENV = "environment variable with the server's bearer token"
 
 @dataclass(frozen=True)
 class ServerPlace:
-    """Which server is meant.
+    """The server that a command addresses.
 
     The kinds are those of `proxima.engine.http.detect.DIALECTS`, which needs numpy and httpx.
     """
@@ -31,7 +31,7 @@ class ServerPlace:
 
 
 def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]") -> T:
-    """What `use(client)` gives; the connections are closed.
+    """Return the result of `use(client)`, then close the connections.
 
     Raises:
         UserError: an address that can't be meant, or a call that failed.

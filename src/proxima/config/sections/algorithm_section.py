@@ -221,7 +221,8 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
 
 
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
-    """What is replayed has been recorded, of a model with routers. Stored rollouts may lack it, which is counted."""
+    """Routes that are replayed must have been recorded, from a model with routers. Stored rollouts may lack them, which
+    is counted."""
     path, replay = "algorithm.routing_replay", algorithm.routing_replay
     if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
         message = "replays the forward pass that recomputes the proximal policy, and there is none"
@@ -239,7 +240,7 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
 
 
 def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
-    """Whether something is for mixtures of experts."""
+    """True if a setting applies to mixtures of experts."""
     recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
     return recorded or algorithm.router_balance is not None
 

@@ -19,7 +19,7 @@ _OF_TRAIN = (
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
-    """What both kinds of critic have."""
+    """Fields common to both kinds of critic."""
 
     loss: Annotated[ValueLoss, "of a token, towards its return"] = field(default_factory=ValueLoss)
     aggregate: Annotated[Any, AGGREGATE, "per-token losses -> one number, with a denominator of its own"] = None
@@ -83,7 +83,7 @@ class HeadCritic(CriticConfig):
 
 
 def critic_model_exists(critic: Any) -> Findings:
-    """What the critic starts from is a model folder or a hub name."""
+    """The critic must start from a model folder or a hub name."""
     if isinstance(critic, ModelCritic) and critic.path is not None and (remedy := model_problem(critic.path)):
         yield "critic.path", remedy
 
@@ -100,7 +100,7 @@ def critic_is_read(critic: Any, algorithm: AlgorithmConfig) -> Findings:
 
 
 def critic_fits_the_step(critic: Any, train: TrainConfig) -> Findings:
-    """What the critic changes of `train` is as valid there, and the policy is trained in some step."""
+    """The critic's changes to `train` must be valid there, and the policy must be trained in some step."""
     if not isinstance(critic, ModelCritic):
         return
     try:

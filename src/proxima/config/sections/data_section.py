@@ -14,7 +14,7 @@ from proxima.task import TASKS
 
 @dataclass(frozen=True, kw_only=True)
 class RowsConfig:
-    """What every training has that reads rows."""
+    """Fields common to all training that reads rows."""
 
     system: Annotated[str | None, "system prompt put before each row that has none"] = None
     template_arguments: Annotated[

@@ -18,7 +18,7 @@ def tasks_of(config: Any) -> dict[str, Any]:
 
 
 def is_played(task: Any) -> bool:
-    """Whether a task has episodes: an environment or tools."""
+    """True if a task has episodes: an environment or tools."""
     return bool(getattr(task, "environment", None) or getattr(task, "tools", ()))
 
 
@@ -34,7 +34,7 @@ def only_rl_plays(r: Resolved[Any]) -> Findings:
 
 
 def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
-    """What scores an episode by its environment scores no single answer."""
+    """A reward that comes from the environment needs one: it can't score a single answer."""
     if r.get("episode") is None:
         return
     rewards = {"task": ("reward", reward)}

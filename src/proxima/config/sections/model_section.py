@@ -147,7 +147,7 @@ def _config_json(folder: str) -> dict[str, Any]:
 
 
 def model_problem(path: str) -> str | None:
-    """Why `path` is not a model, with the remedy; None if it may be one."""
+    """The reason why `path` is not a model, with the remedy; None if it may be one."""
     place = Path(path)
     if is_downloadable(path):
         from proxima.model.demo_model import missing_reader

@@ -1,5 +1,5 @@
-"""What every run on a fixed data set has, whatever its method. A method's own section and the config of its command
-have a module of their own: `sft_section`, `reward_model_section`, `preference_section`. To add one: see `families`."""
+"""Fields common to all runs on a fixed data set. A method's section and the config of its command are in separate
+modules: `sft_section`, `reward_model_section`, `preference_section`. To add one: see `families`."""
 
 import math
 from collections.abc import Sequence
@@ -101,7 +101,7 @@ class OfflineRuntimeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
-    """What a run on a fixed data set has, whatever its method."""
+    """Fields common to all runs on a fixed data set."""
 
     model: Annotated[ModelConfig, "the model that is trained"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training rows"]
@@ -127,7 +127,7 @@ class OfflineConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PairConfig(OfflineConfig):
-    """What a run on compared completions has, whatever its method."""
+    """Fields common to all runs on compared completions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -21,7 +21,7 @@ class LocalPlacement:
 
 
 def is_supervised() -> bool:
-    """Whether the supervisor of a cluster has started this process, and starts all ranks again when one dies."""
+    """True if a cluster's supervisor has started this process, and restarts all ranks when one dies."""
     return STARTED_BY in os.environ
 
 

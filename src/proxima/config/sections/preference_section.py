@@ -58,7 +58,7 @@ class PreferenceSection:
         return kto
 
     def pair_objective(self) -> PreferenceObjective:
-        """What is minimised over pairs; FieldError for settings that contradict one another."""
+        """The objective that is minimised over pairs; FieldError for settings that contradict one another."""
         return PreferenceObjective(
             terms=self.loss,
             weights=self.weights,
@@ -75,7 +75,7 @@ class PreferenceConfig(PairConfig):
     preference: Annotated[PreferenceSection, "loss, reference and columns"]
 
     def item(self, number: int, row: Row, tokenizer: Any, context: int) -> PreferencePair | LabeledCompletion:
-        """What a row holds; raises as `PreferenceReader`."""
+        """Read the item of a row; raises as `PreferenceReader`."""
         section, reader = self.preference, self.reader(tokenizer, context)
         if section.kto is not None:
             return reader.labeled(number, row, LabelColumns(completion=section.completion, label=section.label))

@@ -21,7 +21,8 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 @dataclass(frozen=True, kw_only=True)
 class ShardingSpec:
-    """What every way to share a model over ranks has; `proxima.model.parallel.Sharding` has the same fields."""
+    """Fields common to all ways of sharding a model over ranks; `proxima.model.parallel.Sharding` has the same
+    fields."""
 
     kind: ClassVar[str]
     param_dtype: Annotated[
@@ -63,7 +64,7 @@ class ReplicatedModel(ShardingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
-    """What every placement in several processes has."""
+    """Fields common to all placements in several processes."""
 
     sharding: Annotated[
         Any, Slot("proxima.config.sections:SHARDINGS", default="full"), "how ranks share a trained model"
@@ -84,8 +85,8 @@ class RankPlacement:
         require(beats, "heartbeat", self.heartbeat, f"must be below timeout={self.timeout:g}")
 
     def layout_problems(self, r: Resolved[Any]) -> Findings:
-        """Why the ranks can't be laid out so, or can't split a model that they share, as far as that is known: a
-        launcher may still have to say how many there are, and a model of the hub may not be here."""
+        """The reasons why the ranks can't have this layout, or can't split the model, as far as known: the launcher may
+        not have set their number yet, and a model of the hub may not be downloaded."""
         ranks, of = getattr(self, "ranks", None) or told_ranks() or 0, ""
         if self.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
             ranks, of = int(nearby), " of a node"
@@ -220,7 +221,7 @@ class RayPlacement(RankPlacement):
 
     @property
     def bundles(self) -> int:
-        """How many parts of the cluster the ranks ask for: one each, or with `colocate` one with each server."""
+        """The number of bundles that the ranks request: one each, or with `colocate` one with each server."""
         return self.engines if self.colocate else self.ranks
 
     @property

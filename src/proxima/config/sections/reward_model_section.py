@@ -14,7 +14,7 @@ from proxima.task.protocol import Row
 
 @dataclass(frozen=True, kw_only=True)
 class RewardModelSection:
-    """Which columns hold the pairs, and the loss between the scores of the two sides."""
+    """The columns that hold the pairs, and the loss between the scores of the two sides."""
 
     chosen: Annotated[str, "column of the better completion: text, or a list of {role, content}"] = "chosen"
     rejected: Annotated[str, "column of the worse completion"] = "rejected"

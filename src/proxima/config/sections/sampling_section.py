@@ -38,7 +38,7 @@ def behavior_matches_sampling(sampling: Sampling, algorithm: AlgorithmConfig, en
 
 
 def sampling_masks_are_replayed(sampling: Sampling, algorithm: AlgorithmConfig) -> Findings:
-    """What compares the policy over the whole vocabulary has no part beside a comparison over fewer tokens."""
+    """A comparison of policies over the whole vocabulary can't be combined with one over fewer tokens."""
     if not replays_sampling_masks(sampling, algorithm):
         return
     why = "under truncating sampling, behavior=sampled compares over the sampled tokens"
@@ -63,7 +63,7 @@ def sampling_masks_are_replayed(sampling: Sampling, algorithm: AlgorithmConfig) 
 
 
 def sampling_masks_are_small(sampling: Sampling, algorithm: AlgorithmConfig) -> Findings:
-    """Where the policy is unsure, top-p and min-p alone keep much of the vocabulary."""
+    """Warn if masks may be large: where the policy is unsure, top-p and min-p alone keep much of the vocabulary."""
     if replays_sampling_masks(sampling, algorithm) and not 0 < sampling.top_k <= WIDE:
         message = f"the ids of all tokens that could be sampled go to the trainer; {WIDE} bounds them and seldom binds"
         yield "sampling.top_k", message

@@ -13,7 +13,7 @@ from proxima.task.template import template_fields
 
 @dataclass(frozen=True, kw_only=True)
 class SftSection:
-    """What is trained of a row, and from which of its columns it is made."""
+    """The part of a row that is trained on, and the columns that it is made from."""
 
     loss_on: Annotated[
         Literal["completion", "all_turns"],

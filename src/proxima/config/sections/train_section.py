@@ -14,7 +14,7 @@ from proxima.train import OPTIMIZERS
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizationConfig:
-    """What every training has, with or without groups."""
+    """Fields common to all training, with or without groups."""
 
     steps: Annotated[int, "steps of the run"] = 100
     tokens_per_micro_batch: Annotated[int, "tokens forwarded at once"] = 4096

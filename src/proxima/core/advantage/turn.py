@@ -115,7 +115,8 @@ class TurnReturns(TokenAdvantage):
 
 @dataclass(frozen=True)
 class Gigpo(TokenAdvantage):
-    """How much better an episode is than its group, and each of its turns than those that began in the same state.
+    """Advantage of an episode over its group, plus that of each of its turns over the turns that began in the same
+    state.
 
         A_{i,k} = A^E_i + weight A^S_{i,k}        A^E = (R_i - mean_group R) / F        R_i = sum_k r_{i,k}
         A^S = (G_{i,k} - mean_state G) / F        G_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}

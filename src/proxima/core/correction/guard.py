@@ -1,4 +1,4 @@
-"""What a run does about the mismatch that it measures."""
+"""The reaction of a run to the mismatch that it measures."""
 
 import math
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ class MismatchGuard:
 
     @property
     def judges_fresh(self) -> bool:
-        """Whether `check_fresh` is to be called."""
+        """True if `check_fresh` must be called."""
         return self.measure and self.on_mismatch == "auto"
 
     def check_fresh(self, distances: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What a preference loss takes and gives: pairs in, a loss of each pair out."""
+"""The interface of a preference loss: pairs in, a loss for each pair out."""
 
 import math
 from dataclasses import dataclass

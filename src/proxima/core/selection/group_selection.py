@@ -31,7 +31,7 @@ class Selection(Spec, Protocol):
         return False
 
     def prompts_factor(self, size: int) -> int:
-        """How many times as many prompts a step takes, with groups of `size`, because of this spec."""
+        """Factor by which this spec multiplies the prompts of a step, for groups of `size`."""
         return 1
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor: ...
@@ -115,5 +115,5 @@ def select(
 
 
 def prompts_factor(specs: Sequence[Selection], size: int) -> int:
-    """How many times as many prompts a step takes, with groups of `size`, because of all specs."""
+    """Factor by which all specs together multiply the prompts of a step, for groups of `size`."""
     return math.prod(spec.prompts_factor(size) for spec in specs)

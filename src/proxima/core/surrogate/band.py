@@ -29,7 +29,7 @@ Words = Callable[[int], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """What a surrogate measures of each token, [N] each, detached.
+    """The values that a surrogate measures for each token, [N] each, detached.
 
     Args:
         title: what is drawn, `weighted divergence and its threshold`.
@@ -69,7 +69,7 @@ class Band:
         return {name: values for name, values in own if name} | dict(self.columns)
 
     def reason(self, token: int) -> str:
-        """Why the surrogate kept or dropped it: `masked: 0.21 > 0.18 because …`."""
+        """The reason why the surrogate kept or dropped a token: `masked: 0.21 > 0.18 because …`."""
         value, lower, upper = (float(column[token]) for column in (self.value, self.lower, self.upper))
         if not bool(self.loss_mask[token]):
             return "not in the loss"
@@ -110,7 +110,7 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
 
 
 def reads_proximal(surrogate: Surrogate) -> bool:
-    """Whether the band needs the proximal policy."""
+    """True if the band needs the proximal policy."""
     kind = SURROGATES.name_of(type(surrogate))
     return kind != "reinforce" and not (kind in ("cppo", "dppo", "m2po") and "proximal" not in vars(surrogate).values())
 
@@ -200,7 +200,7 @@ def _reinforce(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _moved(b: PolicyBatch, centre: str) -> Words:
-    """Why a token is kept whatever its divergence is."""
+    """The reason why a token is kept regardless of its divergence."""
     name = "μ" if centre == "behavior" else "π_prox"
 
     def words(token: int) -> str:

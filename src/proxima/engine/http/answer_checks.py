@@ -1,4 +1,5 @@
-"""What servers give, before any of it counts: what can't be an answer, and what the log-probs in it are of."""
+"""Check the answers of servers before they are used: reject impossible ones, and find out what their log-probs refer
+to."""
 
 from collections.abc import Mapping
 
@@ -14,7 +15,7 @@ SLACK = 1e-3  # nats above 0 that rounding can give a log-prob
 
 
 class WrongAnswerError(ValueError):
-    """What a server gave can't be the answer; nothing of it is used."""
+    """The answer of a server is impossible; nothing of it is used."""
 
     @property
     def reason(self) -> str:

@@ -12,7 +12,7 @@ EXPLAINS = ("error", "message", "detail")  # fields of an answer that is an erro
 
 
 def one_line(value: object, width: int = SHOWN) -> str:
-    """What a server said, in one line that any terminal and file can show."""
+    """The text of a server in one line that any terminal and file can show."""
     try:
         text = str(value)[: 20 * width]
     except RecursionError:
@@ -31,14 +31,14 @@ def error_message(text: str) -> str:
 
 
 def _explained(answer: Any) -> Any:
-    """What is said of the failure in an answer; the answer itself if nothing is."""
+    """The explanation of a failure inside an answer; the answer itself if there is none."""
     while isinstance(answer, dict) and (name := next((name for name in EXPLAINS if name in answer), None)):
         answer = answer[name]
     return answer
 
 
 def missing(key: object, answer: object = None) -> str:
-    """What is said of an answer without a field."""
+    """The message about an answer that lacks a field."""
     explanation = _explained(answer)
     return f"it lacks {key!r}" + ("" if explanation is None else f": {one_line(explanation, 100)}")
 
@@ -85,7 +85,7 @@ def mask_of_sets(value: Any) -> SamplingMask:
 
 
 def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
-    """Which weights sampled which tokens: version, start and end each."""
+    """The spans of tokens that each version sampled: version, start and end."""
     return tuple(
         (short_text(span["version"], "a version"), whole(span["start"], "a start"), whole(span["end"], "an end"))
         for span in items(value, "weight_versions")

@@ -68,7 +68,7 @@ class RefusedError(UserError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server is, and how it is spoken to.
+    """The address of a server and the settings of its connections.
 
     Args:
         url: `http://` or `https://`, no path.
@@ -117,7 +117,7 @@ class Address:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host name can only be this machine."""
+    """True if a host name can only be this machine."""
     if host == "localhost":
         return True
     try:
@@ -128,7 +128,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class StreamSize:
-    """What a stream may have.
+    """Limits on the size of a stream.
 
     Args:
         line, total: bytes of one line, and of all.
@@ -177,7 +177,7 @@ class ServerClient:
         await self._http.aclose()
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """What a GET answers: JSON decoded, None where the body is empty.
+        """Send a GET and return the decoded JSON, or None if the body is empty.
 
         Raises:
             ServerError: no connection, no answer in time, another status than 2xx, no JSON, or more than fits the call.
@@ -201,7 +201,7 @@ class ServerClient:
         return self._decoded(path, await self._request("POST", path, body, query, seconds=seconds, size=size))
 
     async def post_text(self, path: str, body: Any = None) -> str:
-        """What a POST answers that is no JSON."""
+        """Send a POST and return the answer as text."""
         return (await self._request("POST", path, body)).decode(errors="replace")
 
     async def _request(
@@ -280,7 +280,7 @@ class ServerClient:
         raise ServerError(self.url, path, f"status {status}: {message}", status, _retry_after(response.headers))
 
     def told(self, text: bytes | str) -> str:
-        """What the server says, in one line, without the key that it was sent."""
+        """A message of the server in one line, without the key that it was sent."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
         return error_message(text.replace(self._key, "…") if self._key else text)
 

@@ -1,4 +1,4 @@
-"""Which kind of server is at an address, and what it can do."""
+"""Detect the kind of server at an address, and its capabilities."""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ SIGNS = {  # a call that one kind alone has, and a field of its answer
 
 
 async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple[Dialect, ServerFacts]":
-    """How the server is asked, and what it can do.
+    """The dialect of the server, and its capabilities.
 
     Args:
         kind: one of `DIALECTS`; None: found by asking.

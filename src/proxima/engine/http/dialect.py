@@ -1,4 +1,4 @@
-"""What differs between servers: how each is asked, and what it can do."""
+"""The differences between servers: the requests of each kind, and its capabilities."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ LogProbMode = Literal["processed", "untruncated", "raw"]
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """What a server can do, as it was found by asking it. Nothing is inferred from a version number.
+    """The capabilities of a server, found by requests. Nothing is inferred from a version number.
 
     Args:
         server: name and version, for messages: `vllm 0.32.0`.
@@ -167,7 +167,7 @@ class WeightHandover:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHealth:
-    """What a server answers to a health check.
+    """The answer of a server to a health check.
 
     Args:
         running, waiting: requests; None: it does not tell.
@@ -191,7 +191,7 @@ def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> Non
 
 
 class Dialect(Protocol):
-    """How a kind of server is asked. Holds no state of a server: one object serves many.
+    """The requests that one kind of server takes. Holds no state of a server: one object serves many.
 
     Every method raises `ServerError` of `client.py` for a call that failed, and `UserError` for what another call
     would not mend.

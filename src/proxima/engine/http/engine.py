@@ -104,7 +104,7 @@ class HttpEngine:
         return replace(capabilities, max_length=self.rules.max_length)
 
     def check(self, needs: EngineRequirements) -> list[str]:
-        """As `ServerSpec.check`, of servers that the engine has started."""
+        """Like `ServerSpec.check`, for servers that the engine has started."""
         return check_facts(self.spec, self.facts, needs, self._pool.replicas[0].url)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:

@@ -92,7 +92,7 @@ class StagedWeights:
 
 
 def way_of(spec: ServerSettings, facts: ServerFacts) -> str:
-    """How this server gets weights; `check_facts` has seen that it can."""
+    """The way in which this server receives weights, which `check_facts` has confirmed that it supports."""
     return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
 
 
@@ -187,7 +187,7 @@ class FolderSync:
         self._perturbed_folders.close()
 
     async def _is_new(self, replica: "Replica") -> bool:
-        """Whether the server's weights are not ours, as of one that was started again."""
+        """True if the server does not have our weights, for example because it was restarted."""
         if replica.url not in self._proven:
             return True
         health = await replica.dialect.health(replica.client, replica.facts)

@@ -29,7 +29,7 @@ from proxima.model.routing import FAMILIES
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRules:
-    """What a completion of this model can be.
+    """The rules that a completion of this model obeys.
 
     Args:
         tokenizer: of the model.
@@ -67,7 +67,7 @@ class CompletionRules:
 
 @dataclass(eq=False)
 class JobSegment:
-    """What one request to a server has given so far.
+    """The tokens that one request to a server has returned so far.
 
     Args:
         marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
@@ -174,7 +174,7 @@ class GenerationJob:
         self.current = JobSegment([(0, version)])
 
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
-        """What is still missing, for a server."""
+        """The request for the part that is still missing, in a server's terms."""
         request, length = self.request, self.length
         uid, sample, turn = self.key
         sampling = replace(request.sampling, max_tokens=self.limit - length)
@@ -249,13 +249,13 @@ class GenerationJob:
             raise WrongAnswerError(f"a log-prob is {log_prob.max():g}, above 0")
 
     def _asked(self) -> Ints:
-        """What the current attempt asked the server to continue."""
+        """The tokens that the current attempt asked the server to continue."""
         kept = [token for segment in self.kept for token in segment.tokens]
         return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
 
     def _end_within(self, start: int) -> int | None:
-        """How many tokens of the attempt there are up to a stop that the server has not seen, from `start` on: a stop
-        token, or a stop string that begins before the attempt."""
+        """The number of tokens of the attempt up to a stop that the server has not noticed, searching from `start`: a
+        stop token, or a stop string that begins before the attempt."""
         assert self.current is not None
         tokens = self.current.tokens
         for at in range(start, len(tokens)):
@@ -323,7 +323,7 @@ class GenerationJob:
         return "length" if len(tokens) == self.limit else None
 
     def in_flight(self) -> InFlight:
-        """What it has so far."""
+        """A snapshot of the partial completion."""
         uid, sample, turn = self.key
         return InFlight(
             prompt_uid=uid,

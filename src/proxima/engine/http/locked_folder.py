@@ -52,7 +52,7 @@ class LockedFolder:
 
 
 def _kernel() -> bytes:
-    """Which running kernel this is; empty where nobody says it."""
+    """The boot id of the running kernel; empty if it is not available."""
     with suppress(OSError):
         return BOOT.read_bytes().strip()
     return b""

@@ -164,7 +164,7 @@ class Replica:
         self.busy_reason = reason
 
     def break_seconds(self, retry_after: float | None) -> float:
-        """How long to leave it alone, one more time in a row."""
+        """Count another consecutive refusal, and return the seconds to wait before the next request."""
         self.busy_times += 1
         return busy_seconds(self.busy_times, retry_after, crc32(self.url.encode()))
 

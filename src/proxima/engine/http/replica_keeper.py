@@ -57,12 +57,12 @@ class ReplicaKeeper:
 
     @property
     def published(self) -> bool:
-        """Whether the weights are ours."""
+        """True once our weights have been published."""
         return self._newest is not None
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What the last `publish` found; empty before there was one."""
+        """Figures of the last `publish`; empty before the first one."""
         return sync_figures(self.reports) | {"prepare_seconds": self.prepare_seconds} if self.reports else {}
 
     # ---- weights -----------------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ class ReplicaPool:
             self.router.add(job, first=True)
 
     def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
-        """What a call that failed says of its server."""
+        """Record what a failed call reveals about its server."""
         if isinstance(error, RefusedError):
             self.move(replica, Event.REFUSED, error.reason)
         elif isinstance(error, ServerError) and error.busy:
@@ -215,7 +215,7 @@ class ReplicaPool:
         return wants and job.rules.log_probs == "processed" and job.scored is None and bool(job.length)
 
     def _lacks_score(self, job: GenerationJob, replica: Replica) -> bool:
-        """Whether this replica should score it: with the weights that sampled it."""
+        """True if this replica should score the completion: it has the weights that sampled it."""
         same = bool((job.policy_version == replica.proof.version).all())
         return self._wants_score(job) and replica.facts.scores and same
 

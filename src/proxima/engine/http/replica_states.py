@@ -8,7 +8,7 @@ from enum import Enum
 
 
 class State(Enum):
-    """Whether a replica is given work, and if not, what it is waiting for."""
+    """The states of a replica: in service, or waiting, and for what."""
 
     NEW = "not compared with the others yet"
     READY = "is given work"
@@ -22,7 +22,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """What happens to a replica."""
+    """Events of a replica."""
 
     JOINED = "it is like the others and answers"
     ABSENT = "it did not answer when the engine started"
@@ -39,7 +39,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """What the pool does at a transition."""
+    """Actions of the pool at a transition."""
 
     NOTHING = "nothing"
     DISPATCH = "give it work"

@@ -1,5 +1,5 @@
-"""What weights give once they are rounded to a server's dtype, computed in float32: a server's log-probs without the
-rounding of its activations.
+"""Log-probs of weights rounded to a server's dtype, computed in float32: those of the server without the rounding of
+its activations.
 
 Small updates are smaller than the rounding of bfloat16, so the weights at a server move by less than the trainer's, or
 not at all. Whether a server follows is therefore judged by the rounded weights that it got.

@@ -20,7 +20,7 @@ ID_BYTES = 6  # of an id in the answer: 32 bits in base64, at most
 
 @dataclass(frozen=True, kw_only=True)
 class RouteShape:
-    """What the rows of a model are.
+    """The shape of a model's route rows.
 
     Args:
         layers: of its decoder.
@@ -53,7 +53,7 @@ class RouteShape:
 
     @property
     def dtype(self) -> type[np.int8] | type[np.int16]:
-        """As of `proxima.model.routing.id_dtype`."""
+        """The dtype of the ids, that of `proxima.model.routing.id_dtype`."""
         return np.int8 if self.experts <= 128 else np.int16
 
     def absent(self, rows: int) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Which replica gets which completion: the least loaded one gets a prompt, and all completions of that prompt."""
+"""Assign completions to replicas: the least loaded replica gets a prompt and all its completions."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -63,11 +63,11 @@ class Router:
 
     @property
     def has_started(self) -> bool:
-        """Whether any waiting completion has tokens already."""
+        """True if a waiting completion already has tokens."""
         return any(job.length for job in self.jobs)
 
     def next_for(self, replica: Replica, *, only_started: bool = False) -> GenerationJob | None:
-        """What the replica, which has room, should run next; None: nothing.
+        """The job that a replica with a free slot should run next, or None.
 
         Args:
             only_started: nothing that has no token yet.
@@ -104,7 +104,7 @@ class Router:
             return
 
     def _may_run(self, job: GenerationJob, replica: Replica) -> bool:
-        """Whether it has not failed here, or has failed everywhere."""
+        """True if the job has not failed on this replica, or has failed on all of them."""
         return replica not in job.tried or all(other in job.tried for other in self.replicas if other.in_service)
 
     def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:

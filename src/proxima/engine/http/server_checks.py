@@ -1,4 +1,4 @@
-"""What servers are asked before a run begins: whether they can do what it needs, and are what it takes them for."""
+"""Checks of servers before a run begins: they meet its requirements, and are what the recipe says."""
 
 import asyncio
 import tempfile
@@ -37,7 +37,7 @@ ALIKE = {  # facts in which servers must not differ, and what a message calls th
 
 @dataclass(frozen=True, kw_only=True)
 class ServerExpectations:
-    """What a server is compared with, whenever it is asked what it can do.
+    """The facts with which a server is compared whenever it is probed.
 
     Args:
         facts: of the first replica.
@@ -48,7 +48,7 @@ class ServerExpectations:
     tokenizer: Any
 
     async def problem(self, dialect: Dialect, client: ServerClient, facts: ServerFacts) -> str | None:
-        """How a server differs; None: not at all.
+        """Describe how a server differs, or return None.
 
         Raises:
             ServerError: it can't be asked.
@@ -103,7 +103,7 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
 
 
 async def _ask_facts(replica: Replica) -> ServerError | None:
-    """What it can do; one that is too busy is asked again, for as long as a call may take."""
+    """Probe a replica; one that is too busy is asked again, for as long as a call may take."""
     loop = asyncio.get_running_loop()
     until, times = loop.time() + replica.client.seconds, 0
     while True:
@@ -174,7 +174,7 @@ def check_weight_folder(folder: str | None) -> None:
 
 
 def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
-    """Whether one server can do what a run needs.
+    """Check that one server meets the requirements of a run.
 
     Returns: warnings.
 
@@ -233,7 +233,7 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequir
 def capabilities_of(
     spec: ServerSettings, facts: ServerFacts, *, plain: bool = False, deterministic: bool = False
 ) -> Capabilities:
-    """What an engine over such servers can do.
+    """The capabilities of an engine over such servers.
 
     Args:
         plain: `score` is about tokens that a caller gives, not about completions under truncation.

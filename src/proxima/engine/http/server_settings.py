@@ -111,5 +111,5 @@ class ServerSettings(EngineSpec):
         return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
     def dialect(self) -> "Dialect":
-        """How the servers are spoken to."""
+        """The dialect of the servers."""
         raise NotImplementedError

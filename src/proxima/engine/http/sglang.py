@@ -64,7 +64,7 @@ END_OF_ID = "."  # no id of ours holds it, so none begins another
 
 
 class SglangDialect:
-    """How SGLang is asked; see `Dialect`."""
+    """The requests of SGLang; see `Dialect`."""
 
     kind: ClassVar[str] = "sglang"
 

@@ -1,4 +1,4 @@
-"""What an SGLang server can do: what it says of itself, the calls that it has, and what it answers."""
+"""Find the capabilities of an SGLang server: from its own description, the calls that it has, and its answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -80,7 +80,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
 
 async def first_answer(client: ServerClient, *paths: str) -> Any:
-    """What the first of several paths answers that the server has; newer versions have renamed some.
+    """The answer of the first of several paths that the server has; newer versions have renamed some.
 
     Raises:
         ServerError: of the last, if it has none; any other failure at once.
@@ -144,8 +144,8 @@ async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[s
 
 
 async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None, str | None]:
-    """What the log-probs are of: two temperatures, and one draw from the most probable token alone. The server does not
-    tell; its environment variable SGLANG_RETURN_ORIGINAL_LOGPROB decides."""
+    """Find which distribution the log-probs refer to, with two temperatures and one draw restricted to the most
+    probable token. The server does not report it; its environment variable SGLANG_RETURN_ORIGINAL_LOGPROB decides."""
     rows = {}
     for temperature in (1.0, 2.0):
         answer = await _generate(client, {"top_logprobs_num": 5}, temperature=temperature)
@@ -169,14 +169,14 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
 
 
 async def _find_scores(client: ServerClient) -> bool:
-    """Whether log-probs of given tokens come."""
+    """True if the server returns log-probs of given tokens."""
     answer = await _generate(client, {"logprob_start_len": 1}, max_new_tokens=1)
     rows = answer["meta_info"].get("input_token_logprobs") or []
     return len(rows) > 1 and all(row[0] is not None for row in rows[1:])
 
 
 async def _find_cache(client: ServerClient) -> tuple[bool | None, bool]:
-    """Whether equal prefixes are reused, and whether a salt keeps them apart: by what the answers say of it."""
+    """Find from the answers whether equal prefixes are reused, and whether a salt keeps them apart."""
     counts: list[Any] = []
     for salt in ("proxima-a", "proxima-a", "proxima-b"):
         fields = {"input_ids": list(PROBE_TOKENS), "return_logprob": False, **salted(salt)}

@@ -1,4 +1,5 @@
-"""Which weights a server has: those that it was given, those that it names, and those that it was seen to compute with.
+"""Determine the weights that a server has: those that it was sent, those that it names, and those that it demonstrably
+computes with.
 
 A server that is started again has the weights of its start, under another label, until it is given ours. So if it names
 our label, all that it has sampled since it was given them is of these weights: one answer proves every completion that
@@ -30,7 +31,7 @@ class SharedQuestion:
         self._asking = asyncio.Lock()
 
     async def ask(self, seconds: float) -> ServerHealth:
-        """What the server says when it is asked after this call.
+        """The answer of the server to a health check sent after this call.
 
         Args:
             seconds: deadline of the question.
@@ -61,7 +62,7 @@ class SharedQuestion:
 
 
 class ProvedServer(Protocol):
-    """As much of a replica as its proof sees; `running` has what samples now."""
+    """The part of a replica that its proof reads; `running` holds the jobs that are being sampled."""
 
     url: str
     facts: ServerFacts
@@ -73,7 +74,7 @@ class ProvedServer(Protocol):
 
 
 class VersionProof:
-    """What is known of the weights of one replica.
+    """The evidence about the weights of one replica.
 
     `version` and `label`: the weights that it was given last. `attempts`: the completions that it runs, and how many
     segments each had before.
@@ -138,7 +139,7 @@ class VersionProof:
         return {label: version for label, version in self._past_labels.items() if version in had}
 
     def problem(self, health: ServerHealth, label: str | None) -> str | None:
-        """What is wrong with the state that the server reports; None: nothing.
+        """Describe the problem with the state that the server reports, or return None.
 
         Args:
             label: of the weights that it should have; None: they are changing.

@@ -49,7 +49,7 @@ COLDEST = 0.01  # vLLM samples at this temperature when it is asked for a lower 
 
 
 class VllmDialect:
-    """How vLLM is asked; see `Dialect`."""
+    """The requests of vLLM; see `Dialect`."""
 
     kind: ClassVar[str] = "vllm"
 

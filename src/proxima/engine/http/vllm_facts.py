@@ -1,4 +1,4 @@
-"""What a vLLM server can do, found by asking it for a few tokens and for its settings."""
+"""Find the capabilities of a vLLM server by requesting a few tokens and its settings."""
 
 import asyncio
 import math
@@ -142,8 +142,8 @@ class _Asker:
         return {"model": self.model, "prompt": list(prompt), **fields, **names}
 
     async def echoes_prompt(self) -> bool:
-        """Whether the first tokens of a stream come with the ids of the prompt. What a completion lacks tells nothing:
-        it may be the answer to another request."""
+        """True if the first tokens of a stream come with the ids of the prompt. Their absence from a completion proves
+        nothing: it may be the answer to another request."""
         body = self._body(PROMPTS[0], {"max_tokens": 1}) | {"stream": True, "return_token_ids": True}
         async with (
             asyncio.timeout(self.client.seconds),
@@ -166,13 +166,13 @@ class _Asker:
             return None
 
     async def scores(self) -> bool:
-        """Whether log-probs of the prompt come."""
+        """True if the server returns log-probs of the prompt."""
         choice = await self.with_field(prompt_logprobs=0) or {}
         rows = choice.get("prompt_logprobs") or []
         return len(rows) == len(PROMPTS[0]) and all(isinstance(row, dict) for row in rows[1:])
 
     async def log_prob_mode(self) -> tuple[LogProbMode | None, str]:
-        """What log-probs are of, and what speaks against both modes.
+        """The distribution that log-probs refer to, and the evidence if neither mode fits.
 
         With top-k 2 at temperatures 1 and 2 the two tokens that are left have g = ln p1 - ln p2. Of the distribution
         really sampled p1 + p2 = 1, and g at 2 is half of g at 1; of softmax(logits) p1 + p2 < 1, and g does not change.
@@ -208,7 +208,7 @@ class _Asker:
 
 
 async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """How new weights get in, best first; and what was found and is not used."""
+    """The ways to load new weights, best first, and what was found but is not used."""
     ways, more = [RELOAD], dict[str, str]()
     if _of(config, "parallel_config", "worker_extension_cls"):
         try:
@@ -226,7 +226,7 @@ async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tup
 
 
 async def _optional(client: ServerClient, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """What a GET answers; None where the server has no such path."""
+    """The answer to a GET; None if the server has no such path."""
     try:
         return await client.get(path, query)
     except UserError:

@@ -53,7 +53,8 @@ ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # of `rounding`: how far a server that ro
 
 @dataclass(frozen=True)
 class Bound:
-    """How far the log-probs of a server that has the right weights may be from the trainer's, nats over the tokens."""
+    """The distance allowed between the log-probs of a server with the right weights and the trainer's, in nats over the
+    tokens."""
 
     mean: float
     largest: float
@@ -183,7 +184,8 @@ def strengths(module: nn.Module, tokens: Ints) -> list[float]:
 
 
 def rounding(module: nn.Module, tokens: Ints, expected: Floats) -> Bound:
-    """How far bfloat16 moves the log-probs of a module, nats: what a server that computes in it will be away."""
+    """The shift of a module's log-probs by bfloat16, in nats: the distance to expect of a server that computes in
+    it."""
     exact = next(module.parameters()).dtype != torch.bfloat16
     other = copy.deepcopy(module).to(torch.bfloat16 if exact else torch.float32)
     away = np.abs(trainer_log_prob(other, tokens).astype(np.float64) - expected)
@@ -233,7 +235,7 @@ class WeightProbe:
     def check_movement(
         self, url: str, version: int, exact: Floats, given: Floats, *, judged: bool = True
     ) -> dict[str, float]:
-        """How far a replica's log-probs moved since an earlier version, in units of how far they should have: m and s.
+        """The movement of a replica's log-probs since an earlier version, in units of the expected movement: m and s.
 
             slope = sum_t sign(s_t) m_t / sum_t |s_t|
             error = sqrt(sum_t r_t^2) / sum_t |s_t|,    r_t = m_t - slope s_t
@@ -284,7 +286,7 @@ class WeightProbe:
 
 
 def bound_of(facts: ServerFacts, mean: float | None, *, copy_rounding: Bound | None = None) -> Bound:
-    """How far a server with the right weights may be.
+    """The bound for a server with the right weights.
 
     Args:
         mean: set by the user; the largest distance is allowed ten times as much.

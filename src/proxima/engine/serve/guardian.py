@@ -53,7 +53,7 @@ class Guardian:
         self.asked = True
 
     def abandoned(self) -> bool:
-        """Whether proxima is gone or wants the command to end; returns at any signal, and after `BEAT` seconds."""
+        """Wait for a signal, or `BEAT` seconds; return True if proxima has exited or wants the command to stop."""
         readable, _, _ = select.select([0, self.bell], [], [], BEAT)
         if self.bell in readable:
             os.read(self.bell, 4096)

@@ -84,7 +84,7 @@ def vllm_launch(
     serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
     sampling_mask: bool = False, routed_experts: bool = False,
 ) -> Launch:  # fmt: skip
-    """How to start vLLM so that it can do what the engine `vllm` uses.
+    """The command that starts vLLM with the features that the engine `vllm` uses.
 
     Args:
         port: to listen on, at 127.0.0.1; the others as of `start_servers`.
@@ -132,7 +132,7 @@ def threads_of(serve: Serve) -> int:
 
 
 def has_gpu() -> bool:
-    """Whether this machine has an NVIDIA GPU, without loading its driver here."""
+    """True if this machine has an NVIDIA GPU, without loading its driver."""
     places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
     return any(any(devices) for devices in places)
 

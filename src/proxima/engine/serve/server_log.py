@@ -1,4 +1,4 @@
-"""What a server's log says: what it is doing, and why it died."""
+"""Read from a server's log what it is doing, and why it died."""
 
 import re
 

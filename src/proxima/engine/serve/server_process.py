@@ -57,7 +57,7 @@ class ServerProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def answers(self) -> bool:
-        """Whether the server is ready: it is healthy, and serves its model to who has the key."""
+        """True if the server is ready: it is healthy, and serves its model to a client with the key."""
         try:
             ready = self._status_is_good("/health") and self._status_is_good("/v1/models")
         except httpx.HTTPError:
@@ -65,8 +65,8 @@ class ServerProcess:
         return ready and self.code is None
 
     def is_unhealthy(self) -> bool | None:
-        """Whether a server that has answered is beyond recovery, though its process runs: it says so, or listens no
-        more. None: it does not answer, as one that is busy.
+        """True if a server that was ready can't recover although its process runs: it says so, or no longer listens.
+        None: it does not answer, as when it is busy.
         """
         try:
             return not self._status_is_good("/health")
@@ -88,11 +88,11 @@ class ServerProcess:
             return self.launch.masked(stream.read().decode(errors="replace"))
 
     def doing(self) -> str:
-        """What it is doing, in the last words of its log."""
+        """The current activity, from the end of the log."""
         return doing(self.output())
 
     def describe_exit(self) -> str:
-        """How it ended, and the line of its log that says why."""
+        """The way in which it ended, and the line of its log that says why."""
         code = self.code or 0
         how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
         reason = self.last_error()

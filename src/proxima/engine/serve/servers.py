@@ -309,7 +309,7 @@ def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a port of 127.0.0.1."""
+    """True if a server could listen on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
         try:

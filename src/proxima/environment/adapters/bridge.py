@@ -46,7 +46,7 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if the process is running."""
         return self._process.poll() is None
 
     def write(self, message: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Bridge:
         weakref.finalize(self, _dropped, program, self._number)
 
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
-        """What a method returned.
+        """Call a method and return its result.
 
         Raises: ProgramFailed: it raised.
         """

@@ -1,4 +1,4 @@
-"""What `bridge` starts in the interpreter that has a library: clients of the library, by number.
+"""The process that `bridge` starts in the interpreter that has a library: holds clients of the library, by number.
 
     python bridge_process.py openenv
 

@@ -71,7 +71,7 @@ class ToolServer:
         self.program.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def tools(self) -> list[dict[str, Any]]:
-        """What it offers, of all pages."""
+        """The tools that the server offers, from all pages."""
         found: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         while True:
@@ -101,7 +101,7 @@ class ToolServer:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """As chat templates take it."""
+    """The schema of a tool in the form that chat templates take."""
     parameters = {"type": "object", "properties": {}} | dict(tool.get("inputSchema") or {})
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
     return {"type": "function", "function": function}

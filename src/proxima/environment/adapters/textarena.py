@@ -53,7 +53,7 @@ class TextArena(Environment):
             return Reply(self._observed())
 
     def _observed(self) -> str:
-        """What the game says that the player has not seen; its own moves it knows."""
+        """The new observations of the player, without its own moves."""
         _, observed = self.game.get_observation()
         return "\n".join(text.strip() for sender, text, _ in observed if sender != 0)
 

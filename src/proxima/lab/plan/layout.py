@@ -1,4 +1,4 @@
-"""How trainer and engines lie on devices."""
+"""Layouts of trainer and engines on devices."""
 
 import math
 from dataclasses import dataclass, field

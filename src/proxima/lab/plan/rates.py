@@ -11,7 +11,7 @@ from proxima.lab.plan.devices import DeviceKind
 
 @dataclass(frozen=True)
 class Rates:
-    """What the file has; its comments say what each is."""
+    """The values in the file, whose comments explain each."""
 
     products: float
     width: float

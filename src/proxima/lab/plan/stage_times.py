@@ -1,4 +1,4 @@
-"""How long each stage of a step takes on a layout: a roofline, with the shares of the peaks in `rates`."""
+"""The time of each stage of a step on a layout: a roofline, with the shares of the peaks in `rates`."""
 
 import heapq
 import math

@@ -1,4 +1,4 @@
-"""What a step generates and trains on: how many sequences, and how long they are."""
+"""The sequences that a step generates and trains on: their number and lengths."""
 
 import math
 from dataclasses import dataclass

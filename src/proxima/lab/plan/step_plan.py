@@ -26,7 +26,7 @@ Generate = Callable[[StageTimes, StepLoad, int], Stage]
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a step takes.
+    """The time and memory of a step.
 
     Args:
         stages: in order, those of the trainer and of the engines.
@@ -49,7 +49,7 @@ class StepPlan:
 
     @property
     def overlaps(self) -> bool:
-        """Whether engines generate while the ranks train."""
+        """True if engines generate while the ranks train."""
         return self.load.lag > 0 and not self.layout.colocated
 
     @property
@@ -168,7 +168,7 @@ def _times(stage: Stage, count: float) -> Stage:
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """What the plans of a recipe on several layouts share. `config`: of transformers, the model's or one like it."""
+    """The common part of a recipe's plans on several layouts. `config`: of transformers, the model's or one like it."""
 
     model: ModelFacts
     spec: ModelConfig

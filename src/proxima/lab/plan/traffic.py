@@ -1,4 +1,4 @@
-"""What the ranks send each other: of layers and gradients, and between the dimensions of a layout."""
+"""Traffic between ranks: layers and gradients, and between the dimensions of a layout."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -67,7 +67,8 @@ class PlacedModel:
 
 
 class Traffic(NamedTuple):
-    """What one device sends: bytes, at so many bytes a second at best, in so many collectives over so many nodes."""
+    """The traffic of one device: bytes, the best rate in bytes per second, and the collectives and nodes over which
+    they are sent."""
 
     size: float
     rate: float

@@ -40,7 +40,7 @@ Resolve = Callable[[str], Resolved[Any]]
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """What one device needs.
+    """The memory that one device needs.
 
     Args:
         rehearsal: what was measured. devices: what it is measured against.
@@ -125,7 +125,7 @@ def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, 
 
 
 def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_code: bool) -> DeviceFit | str:
-    """What is known of the recipe, or why it can't be."""
+    """The fit of the recipe, or the reason why it can't be rehearsed."""
     try:
         resolved = resolve(recipe, overrides, root=None, import_code=import_code)
         return rehearse_fit(
@@ -158,15 +158,15 @@ def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, shares: int = 1) 
 
 
 def config_is_single(config: Any) -> bool:
-    """Whether an example is one sequence, not a pair."""
+    """True if an example is a single sequence, not a pair."""
     from proxima.config.families import command_of
 
     return command_of(config) == "sft" or (command_of(config) == "dpo" and config.preference.kto is not None)
 
 
 def changes_of(resolved: Resolved[Any], again: Resolve, fit: DeviceFit) -> list[Saving]:
-    """What would need less, as words of the command line, the change that costs least time first. What each needs is
-    what was rehearsed less what `explain` reckons that it saves."""
+    """Changes that need less memory, as command-line overrides, the one that costs least time first. The need of each
+    is the rehearsed one minus the saving that `explain` estimates."""
     config: AnyConfig = resolved.config
     budget, slots = config.train.tokens_per_micro_batch, getattr(getattr(config, "engine", None), "slots", 0) or 0
     words = [f"engine.slots={slots // 2}"] if slots > 1 else []

@@ -289,13 +289,13 @@ def _target(kwargs: Mapping[str, Any]) -> str | None:
 
 
 def _plausible(shape: Any, dtype: torch.dtype) -> Tensor:
-    """What a copy to the host holds: log-probs and numbers of 0, masks that are True."""
+    """The values of a copy to the host: zeros for log-probs and other numbers, True for masks."""
     return torch.full(shape, dtype == torch.bool, dtype=dtype)
 
 
 @cache
 def is_own_code(path: str) -> bool:
-    """Whether a file is ours, or a user's: not torch's, not another package's, and not the rehearsal's own."""
+    """True if a file belongs to proxima or the user, not to torch, another package, or the rehearsal."""
     place = PurePath(path)
     if place.is_relative_to(OURS):
         return not place.is_relative_to(HERE)

@@ -51,7 +51,7 @@ class _FakeEvent(_FakeStream):
 
 
 class _Backend(backend_registration._DummyBackendModule):
-    """What torch asks of the module of a device."""
+    """The functions that torch expects in the module of a device."""
 
     Stream, Event = _FakeStream, _FakeEvent
 
@@ -128,7 +128,7 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """What `scaled_dot_product_attention` chooses on CUDA: flash without a mask in half precision, else the
+    """The choice of `scaled_dot_product_attention` on CUDA: flash without a mask in half precision, else the
     memory-efficient kernel with a dense bias."""
     if enable_gqa and (repeat := query.shape[1] // key.shape[1]) > 1:
         key, value = (x.repeat_interleave(repeat, dim=1) for x in (key, value))
@@ -153,8 +153,9 @@ def _grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """As many operations, and tensors of the shapes, of rows [S, I] with their own of the matrices [E, I, O]. In
-    another precision than bfloat16 CUDA computes group by group, and reads the ends of the groups on the host."""
+    """Stand in for the product of rows [S, I] with their matrices of [E, I, O]: as many operations, and tensors of the
+    same shapes. In precisions other than bfloat16, CUDA computes group by group and reads the ends of the groups on the
+    host."""
     if offs is not None and rows.dtype != torch.bfloat16:
         offs.cpu()
     return rows @ matrices[0]

@@ -1,4 +1,4 @@
-"""What a config trains, on a fake device: model, forward stages, objective, optimizer, and items of its sizes."""
+"""The training of a config on a fake device: model, forward stages, objective, optimizer, and items of its sizes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -64,7 +64,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Place:
-    """Where the models are: on a device, spread over ranks."""
+    """The place of the models: a device, and their distribution over ranks."""
 
     device: torch.device
     ranks: Ranks = ALONE
@@ -105,7 +105,7 @@ def fake_model(
 
 
 def trainings(config: AnyConfig, place: Place) -> list[Training]:
-    """What a step of the config trains, in order: the critic, if it has one of its own, and the policy."""
+    """The models that a step of the config trains, in order: the critic, if it has one of its own, and the policy."""
     return _of_groups(config, place) if isinstance(config, RunConfig) else [_of_examples(config, place)]
 
 

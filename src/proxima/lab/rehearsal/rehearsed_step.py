@@ -1,4 +1,5 @@
-"""Whole steps of a config on a fake device: what is on the wrong device, what waits, how many bytes are alive."""
+"""Rehearse whole steps of a config on a fake device: find tensors on the wrong device, synchronisations, and the bytes
+in use."""
 
 import time
 import traceback
@@ -24,7 +25,7 @@ WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "optimizer"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found.
+    """The findings of a rehearsal.
 
     Args:
         faults: what raised, with the line of ours: a tensor on the wrong device. The part it is in ends there.

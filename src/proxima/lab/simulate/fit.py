@@ -35,8 +35,8 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a run generated for a prompt: tokens of the prompt, and of each turn of each completion, of which there is
-    one without an environment; `used`: a step trained on it."""
+    """The generation of a run for a prompt: the tokens of the prompt, and of each turn of each completion (one turn
+    without an environment); `used`: a step trained on it."""
 
     uid: int
     step: int
@@ -93,7 +93,7 @@ def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
 
 
 def is_overlapping(run: Run) -> bool:
-    """Whether the run was asynchronous."""
+    """True if the run was asynchronous."""
     lag, concurrent = run.config.get("runtime.max_lag"), run.config.get("runtime.max_concurrent_rollouts")
     return bool(lag) and concurrent is not None
 

@@ -1,4 +1,4 @@
-"""What takes how long on devices that nobody has rented yet: the times of a plan, for a simulated run."""
+"""Durations on devices that are not rented yet: the times of a plan, for a simulated run."""
 
 import math
 from collections.abc import Sequence

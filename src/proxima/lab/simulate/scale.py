@@ -50,12 +50,12 @@ class ScaledRun:
 
     @property
     def binds(self) -> str:
-        """What takes most of a step; or why there is none."""
+        """The cause that takes the most of a step, or the reason why there is no step."""
         return self.refused or max(self.spent, key=self.spent.__getitem__)
 
     @property
     def where(self) -> str:
-        """How many engines there are, and how many devices each has."""
+        """The number of engines and of the devices of each, as text."""
         if self.layout is None:
             return "–"
         size = self.layout.engine_devices
@@ -180,7 +180,7 @@ def simulate_plan(
 def spent(
     run: SimulatedRun, times: PlannedTimes, engines: int, begin: float, end: float, steps: int
 ) -> dict[str, float]:
-    """What the trainer's time between two instants went to, as shares.
+    """Break down the trainer's time between two instants by cause, as shares.
 
     While it waits for completions, twice the engines would decode faster, or they would not: because the engines read
     their weights for few completions, whose longest one has to end. The first is the bandwidth, the other that one.
@@ -221,7 +221,7 @@ def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
 
 
 def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
-    """What takes most of the part of a step that no number of devices shortens: a cause that takes s1 seconds on n
+    """The cause of the largest part of a step that no number of devices shortens: a cause that takes s1 seconds on n
     devices, and s2 on f n, takes (f s2 - s1) / (f - 1) on infinitely many, if the rest of it is shared between them."""
     more = larger.devices / run.devices
 

@@ -88,8 +88,9 @@ def figures_of(records: Sequence[Record]) -> SpeedFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """What the metrics.jsonl of a simulated run would hold, and its summary. In seconds of the run: when so many
-    completions began to run, and from when to when the trainer worked and the engine got weights."""
+    """The records that metrics.jsonl of a simulated run would hold, and its summary. In seconds of the run: the times
+    at which the number of running completions changed, and the intervals in which the trainer worked and the engine
+    received weights."""
 
     records: list[dict[str, Any]]
     figures: SpeedFigures
@@ -157,7 +158,7 @@ def _controller(
     thread: TimedThread,
     clock: VirtualClock,
 ) -> Controller:
-    """As `runtime.launch.build.make_controller`, with parts that only take time."""
+    """Like `runtime.launch.build.make_controller`, with parts that only take time."""
     observer, prompts = Observer(), cast(Any, TimedPrompts(times.prompt_length))
     rewards = TimedRewards(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)

@@ -1,4 +1,4 @@
-"""What stands in for data, rewards, trainer and store in a simulated run: all of it only takes time.
+"""Stand-ins for data, rewards, trainer and store in a simulated run, which only take time.
 
 Each class implements a protocol of the house; advantages, selection, updates and checkpoints of a real run call them.
 """

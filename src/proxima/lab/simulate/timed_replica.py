@@ -89,7 +89,7 @@ class TimedReplica:
         self.settle()
 
     def in_flight(self) -> list[InFlight]:
-        """What runs."""
+        """The completions that are running."""
         self._advance()
         return [
             InFlight(

@@ -1,4 +1,4 @@
-"""What takes how long in a simulated run."""
+"""The durations in a simulated run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields

@@ -78,8 +78,8 @@ class ContextGroup:
         return cls(mesh.get_group())
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
-        """What `function` gives for the parts of all ranks, [N, …] or a dict of such, or of what `SUMS` and `FED` name;
-        its backward pass goes through this rank's part. Collective."""
+        """Run `function` on this rank's part and gather the results of all ranks: [N, …], a dict of such, or the values
+        named in `SUMS` and `FED`; the backward pass goes through this rank's part. Collective."""
         part = part_of(batch, self.rank, self.size)
         given = function(part)
         if isinstance(given, Tensor):
@@ -119,9 +119,9 @@ class ContextGroup:
 
 
 def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
-    """Who computes which heads: the order in which those of (q, k, v), H + 2 H_kv in a row, are sent, rank by rank, and
-    how many query heads and key heads each rank gets. A rank's key heads divide its query heads; one that other query
-    heads read too is sent more than once."""
+    """Assign heads to ranks: the order in which the heads of (q, k, v), H + 2 H_kv in a row, are sent, rank by rank,
+    and the number of query heads and key heads of each rank. A rank's key heads divide its query heads; a key head that
+    query heads of several ranks read is sent more than once."""
     group = heads // key_heads
     order, queries, keys = list[int](), list[int](), list[int]()
     for start, end in pairwise(heads * rank // ranks for rank in range(ranks + 1)):

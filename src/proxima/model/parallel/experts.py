@@ -116,7 +116,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
 
 
 def host_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
-    """How many rows go to each rank, `rows` in all, and how many come from each: one wait for the device. A rehearsal,
-    where nothing has a value, puts even counts in the place of this."""
+    """The number of rows sent to each rank, `rows` in all, and received from each, with a single device
+    synchronisation. A rehearsal, whose tensors have no values, replaces this with even counts."""
     there, here = torch.stack((sent, received)).view(2, ranks, -1).sum(2).tolist()
     return there, here

@@ -1,4 +1,4 @@
-"""Whole weights of a sharded model, a bucket at a time, and a plain model that holds them."""
+"""Gather the whole weights of a sharded model, one bucket at a time, and build a plain model that holds them."""
 
 import copy
 from collections.abc import Iterator

@@ -43,7 +43,7 @@ class Meshes:
 
 
 def rank_device(device: str = "auto") -> torch.device:
-    """Where this rank computes: cuda:LOCAL_RANK for any CUDA device, and for `auto` if there is one, else the CPU."""
+    """The device of this rank: cuda:LOCAL_RANK for any CUDA device, and for `auto` if there is one, else the CPU."""
     if device.startswith("cuda") or (device == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu" if device == "auto" else device)

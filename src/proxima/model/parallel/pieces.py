@@ -1,4 +1,5 @@
-"""Where each weight of a model lies in its files, also one that transformers stacks from a tensor for each expert."""
+"""The location of each weight of a model in its files, including weights that transformers stacks from a tensor for
+each expert."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,11 +22,11 @@ class FilePiece:
     place: tuple[int, int, int] | None = None
 
     def among(self, whole: Tensor) -> int:
-        """How many pieces a weight has."""
+        """The number of pieces of a weight."""
         return 1 if self.place is None else self.place[2] * len(whole)
 
     def fits(self, whole: Tensor, shape: list[int]) -> bool:
-        """Whether a tensor of this shape is this piece of a weight."""
+        """True if a tensor of this shape is this piece of a weight."""
         if self.place is None:
             return shape == list(whole.shape)
         expert, _, parts = self.place
@@ -80,6 +81,6 @@ def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterat
 
 
 def _stacks(entry: Any) -> bool:
-    """Whether a conversion stacks the experts' matrices, and then at most joins them by rows."""
+    """True if a conversion stacks the experts' matrices, and then at most joins them by rows."""
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in entry.operations]
     return operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])

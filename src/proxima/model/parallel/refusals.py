@@ -1,4 +1,4 @@
-"""What can't be split over ranks, found before weights are loaded, by a model's config and shape."""
+"""Refuse models that can't be split over ranks, by config and shape, before weights are loaded."""
 
 from collections.abc import Callable
 from dataclasses import replace

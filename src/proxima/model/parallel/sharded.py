@@ -1,4 +1,4 @@
-"""What a module and a weight are where they may lie on many ranks. Light, as `sharding`."""
+"""Types and names of modules and weights that may be sharded over ranks. As light to import as `sharding`."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def fill_weight(weight: Tensor, whole: Any) -> None:
 
 
 def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """What this rank holds of a weight, and where it begins in the whole."""
+    """This rank's part of a weight, and its offset in the whole."""
     if not hasattr(weight, "to_local"):
         return weight, (0,) * weight.dim()
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset

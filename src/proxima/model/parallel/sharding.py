@@ -1,4 +1,4 @@
-"""How a model lies on many ranks. Light: importing it imports nothing of torch.distributed."""
+"""The distribution of a model over ranks. Light: importing it imports nothing of torch.distributed."""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from proxima.data import require
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """How weights, gradients and optimizer state lie on the ranks of a run.
+    """The distribution of weights, gradients and optimizer state over the ranks of a run.
 
     `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, and each node has a copy.
     `replicate` gives every rank a whole copy: for small models and adapters. Gradients are sums over all ranks in each.
@@ -54,7 +54,7 @@ class Sharding:
 
     @classmethod
     def of(cls, placement: Any) -> "Sharding":
-        """As a placement in several processes has it."""
+        """Build it from a placement in several processes."""
         spec = placement.sharding
         return cls(
             kind=spec.kind,
@@ -74,7 +74,7 @@ class Sharding:
 
     @property
     def splits_gradients(self) -> bool:
-        """Whether a rank holds only its part of the gradients between the micro-batches of an update."""
+        """True if a rank holds only its part of the gradients between the micro-batches of an update."""
         return self.sum_gradients == "micro_batch" and self.kind != "replicate"
 
     @property
@@ -84,7 +84,7 @@ class Sharding:
 
 
 def ranks_for_tensors(layout: Any, ranks: int) -> int:
-    """What `tensor_parallel` has to divide for the other groups of a layout to divide what it leaves; where they can't,
-    the ranks. 0 ranks are not known, and any number divides them."""
+    """The number that `tensor_parallel` must divide so that the other groups of a layout divide the rest; the number of
+    ranks if they can't. `ranks` is 0 if unknown, which any number divides."""
     others = math.lcm(layout.context_parallel, layout.expert_parallel)
     return ranks if ranks % others else ranks // others

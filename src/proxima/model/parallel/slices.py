@@ -173,7 +173,8 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
-    """Where each weight and each saved buffer lies: by its first name in the model, under any of its names."""
+    """The file pieces of each weight and saved buffer, by its first name in the model; the files may use any of its
+    names."""
     owner, sources, found = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:

@@ -135,7 +135,7 @@ def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, ad
 
 
 def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
-    """What the ranks divide among them, and how much there is of it."""
+    """The quantities that the ranks divide among themselves, with their sizes."""
     heads = config.num_attention_heads
     counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
     experts = expert_count(config)
@@ -185,8 +185,8 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
 
 
 def fsdp_axis(shards: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Which dimension FSDP shall split, of a parameter whose rows are split already: the rows where that comes out
-    even, else another, because DTensor is wrong about who has which of strided rows that do not.
+    """Choose the dimension that FSDP splits of a parameter whose rows are already split: the rows if they divide
+    evenly, otherwise another, because DTensor assigns uneven strided rows to the wrong ranks.
 
     Raises:
         FieldError: there is none.
@@ -215,7 +215,7 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
-    """What the forward pass of `kind` computes with this rank's rows of the module's weights, and other settings."""
+    """Run the forward pass of `kind` with this rank's rows of the module's weights and with other settings."""
     own = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
     part: Any = object.__new__(kind)  # a copy without the hooks of FSDP
     vars(part).update(vars(module) | {"_parameters": own} | settings)

@@ -31,11 +31,11 @@ class VocabularyPart:
         return cls(weight.device_mesh.get_group(), offset[0], shape[0])
 
     def has(self, token: int) -> bool:
-        """Whether the token is this rank's."""
+        """True if the token belongs to this rank."""
         return self.start <= token < self.start + self.size
 
     def owned(self, ids: Tensor) -> Tensor:
-        """Which of the tokens are this rank's."""
+        """Mask of the tokens that belong to this rank."""
         return (ids >= self.start) & (ids < self.start + self.size)
 
     def local(self, ids: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ class VocabularyPart:
         temperature: Tensor,
         sizes: tuple[int, int | None, int],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """What `top_k_log_prob` returns; collective.
+        """The result of `top_k_log_prob`; collective.
 
         Args:
             head: hidden states, weight and bias, in the dtype of their product.

@@ -103,7 +103,8 @@ def parse_words(formula: str) -> str | None:
 
 
 def is_prose(formula: str) -> bool:
-    r"""Whether a parser would take words of the formula for products of letters: several bare words, or a long one."""
+    r"""True if a parser would mistake words in the formula for products of letters: several bare words, or a long
+    one."""
     bare = re.sub(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}", " ", formula)
     bare = re.sub(r"\\(?:text[a-z]*|math[a-z]*|mbox)\s*\{[^{}]*\}", " ", bare)
     words = [word for word in _LETTERS.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if not _FUNCTION_NAME.fullmatch(word)]

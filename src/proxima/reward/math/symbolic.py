@@ -144,7 +144,8 @@ def _parse_reference(answer: str) -> WrittenNumber | str | None:
 
 
 def unevaluable(formula: str) -> str | None:
-    """Why evaluating a formula may take unbounded time, or None. Linear time; the timeout catches what this misses."""
+    """The reason why evaluating a formula may take unbounded time, or None. Linear time; the timeout catches what this
+    misses."""
     depth = deepest = 0
     for bracket in _BRACKET.finditer(formula):
         depth = max(0, depth + (1 if bracket.group() in "([{" else -1))

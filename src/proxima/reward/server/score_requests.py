@@ -55,12 +55,12 @@ class SubmittedGroup:
 
 
 def score_request(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
-    """What `/score` takes; RefusedRequest names the field."""
+    """Parse a request to `/score`; RefusedRequest names the field."""
     return _within(limits, [_request(0, content, "", limits)])
 
 
 def score_requests(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
-    """What `/batch` takes; RefusedRequest names the field."""
+    """Parse a request to `/batch`; RefusedRequest names the field."""
     given = _list(_object(content, "", ("requests",)), "requests", "")
     return _within(limits, [_request(i, request, f"requests[{i}].", limits) for i, request in enumerate(given)])
 

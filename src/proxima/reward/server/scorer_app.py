@@ -1,4 +1,4 @@
-"""Who may ask, what is read of a request, and what it is answered."""
+"""The web application: authorisation, requests, and answers."""
 
 import asyncio
 import hmac

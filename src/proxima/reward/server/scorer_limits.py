@@ -1,4 +1,4 @@
-"""What a client may ask of a scorer."""
+"""Limits on the requests of a scorer's clients."""
 
 from dataclasses import dataclass, fields
 

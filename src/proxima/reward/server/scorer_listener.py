@@ -145,5 +145,5 @@ def addresses(host: str, port: int = 0) -> list[tuple[int, Any]]:
 
 
 def beyond_loopback(host: str) -> bool:
-    """Whether other machines can reach the address."""
+    """True if other machines can reach the address."""
     return any(not ipaddress.ip_address(address[0].split("%")[0]).is_loopback for _, address in addresses(host))

@@ -65,7 +65,8 @@ def _delimited(answer: str) -> str:
 
 
 def check_math_answer(*, answer: str) -> dict[str, Any]:
-    """Why math-verify can't parse the row's answer as mathematics; it returns plain text for what it can't parse."""
+    """The reason why math-verify can't parse the row's answer as mathematics; it returns plain text for what it can't
+    parse."""
     from math_verify import parse
 
     parsed = parse(_delimited(answer), parsing_timeout=None)
@@ -123,7 +124,7 @@ def grade_function(
     completion: str | None = None,
     verl: bool = False,
 ) -> dict[str, Any]:
-    """What the user's function returns, as a dict with `value`. `values` are by parameter, the first `positional`
+    """The result of the user's function, as a dict with `value`. `values` are by parameter, the first `positional`
     passed by position; those named `prompt` and `completion` become objects. With `verl` a dict has verl's keys."""
     from proxima.data import Completion
     from proxima.reward.workers.user_function import call_function
@@ -153,7 +154,7 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """What the user's function returns for `count` completions: for each a dict, its `error`, or None."""
+    """The results of the user's function for `count` completions: for each a dict, its `error`, or None."""
     from proxima.reward.workers.user_function import call_function
 
     try:
@@ -171,7 +172,8 @@ def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) ->
 
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the user's function returns for all groups: per group a list with a dict per completion, or its `error`."""
+    """The results of the user's function for all groups: per group a list with a dict per completion, or its
+    `error`."""
     from proxima.data import Completion, Group, Score
     from proxima.reward.workers.user_function import call_function
 
@@ -191,7 +193,8 @@ def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[
 
 
 def _listed(result: Any, expected: str) -> list[Any]:
-    """What a list, tuple, array or generator holds; ValueError for anything else, also for a dict, text or set."""
+    """The elements of a list, tuple, array or generator; ValueError for anything else, including a dict, text or
+    set."""
     try:
         scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
     except TypeError:  # also an array of no dimension
@@ -273,7 +276,7 @@ def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any
 
 
 def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
-    """Which unit tests the completion's code passes."""
+    """Run the unit tests of a row on the completion's code."""
     from proxima.reward.workers import run_unit_tests
 
     run_unit_tests.hide_memory()

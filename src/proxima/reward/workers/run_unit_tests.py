@@ -66,7 +66,7 @@ class Code:
         return set(names)
 
     def value(self, name: str) -> Any:
-        """What the code has under a name: plain data, or a stand-in."""
+        """The value of a name in the code: plain data, or a stand-in."""
         return self._send("value", (), [["name", name]], {})
 
     def ask(self, do: str, *arguments: Any, **named: Any) -> Any:
@@ -106,7 +106,8 @@ class Code:
         return Remote(self, int(inside))
 
     def _reference(self, value: Any) -> Any:
-        """What stands for an object that is no plain data: one of the code's own, or one of the row's setup."""
+        """The reference that is sent for an object that is not plain data: one of the code's, or one of the row's
+        setup."""
         if isinstance(value, Remote):
             return ["object", object.__getattribute__(value, "_number")]
         if id(value) in self.given:
@@ -180,8 +181,8 @@ def hide_memory() -> None:
 def run_unit_tests(
     *, code: str, tests: Mapping[str, Any], setup: str, entry_point: str | None, seconds: float, memory_mb: int
 ) -> dict[str, Any]:
-    """Which `tests` of the row, as `as_tests` of `reward.unit_tests` returns them, the code passes within `seconds`.
-    ValueError where they can't be run, whatever the code."""
+    """The results of the row's `tests`, as returned by `as_tests` of `reward.unit_tests`, within `seconds`. ValueError
+    if they can't be run whatever the code is."""
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     with tempfile.TemporaryDirectory(prefix="proxima-tests-", ignore_cleanup_errors=True) as folder:
         for name, text in (("setup.py", setup), ("solution.py", code)):
@@ -199,8 +200,8 @@ def run_unit_tests(
 
 
 def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool, bool]:
-    """What the function yields in a fork of this process until the deadline, whether that has passed, and whether a
-    signal ended the fork: no test sends one, so the code did, or needed too much memory."""
+    """The values that the function yields in a fork of this process until the deadline, whether that has passed, and
+    whether a signal killed the fork: no test sends one, so the code did, or it needed too much memory."""
     receive, send = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -223,7 +224,7 @@ def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> t
 
 
 def _verdicts(code: Code, tests: Mapping[str, Any], setup: str, entry_point: str | None) -> Iterator[bool | str]:
-    """Whether the code can be loaded, then whether it passes each test; or what is wrong with the row."""
+    """Yield True if the code can be loaded, then True for each test that it passes; or the problem with the row."""
     try:
         names: dict[str, Any] = {"__name__": "tests"}
         try:

@@ -22,8 +22,8 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], Any], timeout: float) -> Any:
-        """What the function returns or raises; TimeoutError if it took longer than `timeout` seconds, not counting its
-        time in the queue, RuntimeError if too many earlier calls still hang."""
+        """Run a function and return or raise what it does; TimeoutError if it took longer than `timeout` seconds, not
+        counting its time in the queue, RuntimeError if too many earlier calls still hang."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._threads))
         async with slots:
             if self._hung >= self._max_hung:  # a scorer that always hangs must not exhaust the machine's threads

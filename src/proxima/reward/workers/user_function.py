@@ -21,7 +21,7 @@ _imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards
 
 
 def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
-    """What the function returns; an exception has a note that says in which line of its file."""
+    """Call the function; an exception has a note with the line of its file."""
     function = load_function(path)
     try:
         with _neighbours(path.rpartition(":")[0]):
@@ -117,6 +117,6 @@ def _neighbours(where: str) -> Iterator[None]:
 
 
 def _has(folder: str, module: str) -> bool:
-    """Whether the folder holds the module, or the package that it is in."""
+    """True if the folder contains the module, or the package that it is in."""
     top = os.path.join(folder, module.partition(".")[0])
     return os.path.isfile(f"{top}.py") or os.path.isdir(top)

@@ -328,7 +328,8 @@ class AgentEpisodes:
         return with_instructions(messages, describe_tools(asked.tools, self.tool_format))
 
     def _message(self, message: ChatMessage) -> Message:
-        """As the chat template gets it; the calls of an assistant that the policy is not are part of its text."""
+        """The message in the form that the chat template takes; tool calls that the policy did not write become part of
+        the text."""
         calls = "".join(_written(call, self.tool_format) for call in message.calls)
         return {"role": message.role, "content": message.content + calls}
 
@@ -354,7 +355,8 @@ def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
 
 
 def _alike(known: ChatMessage, given: ChatMessage) -> bool:
-    """Whether a message that comes back is the one that was sent: agents drop spaces, and ids are their own."""
+    """True if a returned message is the one that was sent, ignoring surrounding spaces and call ids, which agents
+    change."""
     same_calls = [*map(_call_key, known.calls)] == [*map(_call_key, given.calls)]
     return known.role == given.role and known.content.strip() == given.content.strip() and same_calls
 

@@ -23,7 +23,7 @@ class ForkRefused(UserError):
 
 @dataclass(frozen=True)
 class Path:
-    """What the model saw of an episode, up to its last turn there.
+    """The tokens that the model saw of an episode, up to its last turn on this path.
 
     Args:
         tokens: [T] int32, all after the prompt.
@@ -84,7 +84,7 @@ class Conversation:
 
     @property
     def context(self) -> Ints:
-        """What the next turn is conditioned on."""
+        """The tokens that the next turn is conditioned on."""
         opening = self.prompt if self._own is None else self._own
         return np.concatenate([opening, *(node.tokens for node in self._nodes)])
 
@@ -193,7 +193,7 @@ class Conversation:
         return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
     def _refusal(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> ForkRefused:
-        """What a fork rewrites."""
+        """Build the error that names the message a fork rewrites."""
         pairs = enumerate(zip(chat, seen, strict=False))
         place = next((i for i, (now, then) in pairs if now != then), min(len(chat), len(seen)))
         if chat.startswith(self._opening):

@@ -43,7 +43,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """What an agent asks.
+    """A chat completion request of an agent.
 
     Args:
         messages: role and content of each; of the assistant's also `calls`, of a tool's `call_id`.
@@ -193,7 +193,7 @@ async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatA
 
 
 def chat_request(body: Any) -> ChatRequest:
-    """What a JSON body asks. ChatRefused names the field that is wrong, or that is not done."""
+    """Parse a JSON body. ChatRefused names the field that is invalid or not supported."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ChatRefused("messages: must be a list of at least one message")
     for name, harmless in NOT_DONE.items():

@@ -1,4 +1,4 @@
-"""What the episodes of a step were like."""
+"""Metrics of the episodes of a step."""
 
 from collections.abc import Sequence
 from typing import get_args

@@ -188,7 +188,7 @@ def _sampled_places(path: Path) -> list[tuple[int, int, int]]:
 
 
 def _begins(tokens: Ints, seen: Ints) -> bool:
-    """Whether the tokens are these, and more."""
+    """True if the tokens begin with `seen` and continue."""
     return len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)])
 
 
@@ -252,8 +252,8 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 
 class EpisodeTimes:
-    """What the episodes of a player waited for, until somebody asks; and `awaited`, the turns that the engine samples
-    now, with `listener` told when there are others."""
+    """Times that the episodes of a player spent waiting since they were last read, and `awaited`, the number of turns
+    that the engine is sampling; `listener` is called when it changes."""
 
     def __init__(self) -> None:
         self.environment = self.turns = 0.0
@@ -278,7 +278,7 @@ class EpisodeTimes:
 
 
 class Attempts:
-    """How often an episode was begun, and whether it may be begun again.
+    """Counts the attempts at an episode and decides whether it may be restarted.
 
     Args:
         retries: how many failures of its environment may be followed by another attempt; of those that another episode

@@ -46,7 +46,7 @@ class GivenUp(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """How the episodes of a task are played.
+    """The rules by which the episodes of a task are played.
 
     Args:
         settings: their limits.
@@ -305,7 +305,7 @@ class GroupTable:
         return completion
 
     async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
-        """What a call of an environment returns.
+        """Await a call of an environment and charge its time to the episode.
 
         Raises:
             EnvironmentFailure: of the call, or the episode takes too long.

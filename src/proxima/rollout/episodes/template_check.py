@@ -18,9 +18,9 @@ TURNS = {
 def check_template(
     template: TurnTemplate, openings: Sequence[Sequence[Message]], roles: Sequence[str] = ("tool", "user")
 ) -> list[UserError]:
-    """What is wrong with a template for episodes that begin so, an error of one line each; a ForkRefused where it only
-    rewrites what the model saw, and one alone if it does so at every turn. The model's turns are made: a tool call, a
-    thought, a space at the end, nothing.
+    """Try a template on synthetic episodes that begin with `openings`, and return one error of one line for each
+    problem: a ForkRefused where it only rewrites what the model saw, and a single one if it does so at every turn. The
+    synthetic turns hold a tool call, a thought, a trailing space, and nothing.
 
     Args:
         roles: who answers the model's turns.

@@ -92,8 +92,8 @@ class TurnTemplate:
     def without_end(
         self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
     ) -> int:
-        """How many tokens of a turn are the message's own: without the last one, if that is the control token which
-        the template itself writes behind a message in this place."""
+        """Number of tokens of a turn that belong to the message: without the last one if it is the control token that
+        the template itself writes after a message in this position."""
         control = self.decode(tokens[-1:])
         if control not in chat.control_texts(self.tokenizer):
             return len(tokens)
@@ -105,7 +105,7 @@ class TurnTemplate:
     def around(
         self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage], role: str = "assistant"
     ) -> tuple[str, str]:
-        """What the template writes before and behind a message that stands between two parts of a chat."""
+        """The text that the template writes before and after a message between two parts of a chat."""
         contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
         text = self.render([*history, self.message({"role": role, "content": mark}), *following])

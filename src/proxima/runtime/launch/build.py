@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Restored:
-    """What a checkpoint kept beside weights, optimizer and data cursor; the defaults are those of a new run.
+    """The state in a checkpoint other than weights, optimizer and data cursor; the defaults are those of a new run.
 
     Args:
         path: its folder.
@@ -99,7 +99,7 @@ def _controller(
 def make_plan(
     config: "RunConfig | OfflineConfig", steps: int, *, metric: str | None = None, max_unscored_steps: int = 0
 ) -> Plan:
-    """When the loop does what, in a run of so many steps."""
+    """The schedule of the loop for a run of `steps` steps."""
     return Plan(
         steps=steps,
         seed=config.seed,

@@ -1,4 +1,4 @@
-"""What the engines of a run will be asked, and the check that they can do it: before any weights are loaded."""
+"""The requirements of a run on its engines, and the check that they meet them, before any weights are loaded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

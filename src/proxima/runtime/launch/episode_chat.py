@@ -112,7 +112,7 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
 
 
 class Hears(Protocol):
-    """Who is told what happens in a chat."""
+    """Callbacks for the events of a chat."""
 
     def opening(self, text: str) -> None:
         """The question, where it isn't what the person wrote."""

@@ -30,7 +30,7 @@ TRIED = 4  # prompts whose openings are tried
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """What plays the episodes of a task, but for the engine."""
+    """Everything that plays the episodes of a task, except the engine."""
 
     hosts: Hosts
     template: TurnTemplate
@@ -48,7 +48,7 @@ class World:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentWorld:
-    """What plays the episodes of a task by an agent from outside, but for the engine."""
+    """Everything that plays the episodes of a task with an external agent, except the engine."""
 
     agents: Agents
     tokenizer: Any

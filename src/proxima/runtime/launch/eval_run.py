@@ -184,7 +184,7 @@ def _spec_facts(spec: Any) -> dict[str, Any]:
 
 
 def _run_facts(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
-    """What result.json says of model, engine and versions."""
+    """The entries of result.json about model, engine and versions."""
     model, environment = config.model, describe_environment(config.seed)
     parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
     return {

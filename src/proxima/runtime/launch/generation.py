@@ -55,8 +55,8 @@ def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], com
 def player_of(
     world: "World | AgentWorld | None", engine: Engine, folder: Path | None, services: RunServices | None = None
 ) -> EpisodePlayer | None:
-    """What plays the episodes of a task, with a log in a folder; None for one without. The timeline of the run has
-    them."""
+    """The player of a task's episodes, which logs to a folder and to the run's timeline; None for a task without
+    episodes."""
     player: EpisodePlayer | None = None if world is None else world.player(engine, folder and folder / ENVIRONMENTS_LOG)
     if player is not None and services is not None:
         player.listener = services.store.activity.played
@@ -87,7 +87,8 @@ def make_generator(
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
-    """What brings weights to the nodes of the other ranks, where servers may be."""
+    """The function that copies weights to the nodes of the other ranks, where servers may run; None if there are
+    none."""
     elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
     if services.ranks.size == 1 or not elsewhere:
         return None
@@ -105,8 +106,8 @@ def make_collector(
     pending: Pending,
     finished: int,
 ) -> "BatchCollector | AsyncCollector":
-    """What fills the batches of a run that generates: asynchronously or, by default, between the updates; after
-    `finished` steps, with what a checkpoint kept."""
+    """The collector that fills the batches of a run that generates, asynchronously or, by default, between the updates;
+    it continues after `finished` steps with the `pending` groups of a checkpoint."""
     runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
     refill = None
     if dynamic is not None:
@@ -165,7 +166,7 @@ def make_evaluation(
 
 
 def training_groups(config: "RunConfig") -> GroupSpec:
-    """How the training groups are generated."""
+    """The settings with which training groups are generated."""
     return GroupSpec(
         sampling=config.sampling,
         completions=config.train.completions_per_prompt,

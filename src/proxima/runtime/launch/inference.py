@@ -71,8 +71,8 @@ class ShownEngine:
 
     @staticmethod
     def _certain(text: str, stop: Sequence[str]) -> str:
-        """What the text will begin with, whatever follows: without half a character, and what may begin a stop
-        string."""
+        """The part of the text that later tokens can't change: without an incomplete character or the beginning of a
+        stop string."""
         if stop_at(text, stop) is not None or text.endswith("\ufffd"):
             return ""
         return text[: len(text) - max(map(len, stop), default=0)]

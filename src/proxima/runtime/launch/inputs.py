@@ -1,5 +1,5 @@
-"""What a run reads, by content: with other weights, another chat template, other questions or another reward function
-it is another run."""
+"""The inputs of a run by content: with other weights, another chat template, other questions or another reward function
+it is a different run."""
 
 import json
 import sys

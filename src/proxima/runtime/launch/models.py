@@ -36,7 +36,7 @@ def make_policy(
 
 
 def sharding_of(config: Any) -> "Sharding | None":
-    """How the models of a config that trains lie on its ranks; None: there is one process, or one rank."""
+    """The sharding of a training config's models over its ranks; None for one process or one rank."""
     placement = getattr(config, "placement", None)
     if not hasattr(placement, "sharding") or os.environ.get("WORLD_SIZE") == "1":
         return None
@@ -81,7 +81,7 @@ def make_stack(
 
 
 def describe_model(config: "RunConfig | OfflineConfig", loaded: LoadedModel) -> dict[str, Any]:
-    """What `RunInfo` says of the model and the machine, whatever is trained."""
+    """The entries of `RunInfo` about the model and the machine, common to all kinds of training."""
     dtype = config.model.compute_dtype
     return {
         "version": __version__,

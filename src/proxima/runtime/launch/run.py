@@ -46,7 +46,7 @@ Hashes = Callable[[], dict[str, str]]
 
 
 class Workload(Protocol):
-    """What a run does between its beginning and its end. It knows its data when it is made, and has no weights yet.
+    """The work of a run between its start and its end. It is created with its data, before weights are loaded.
 
     config: the config of a training command.
     steps: of the whole run.
@@ -78,7 +78,7 @@ class Workload(Protocol):
         that the run resumes from. Called in the compute thread."""
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
-        """What is known at the start, or where the run resumes after `step`."""
+        """The facts known at the start, or when the run resumes after `step`."""
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
         """`algorithm` and, where there is one, `replay`, for summary.json."""

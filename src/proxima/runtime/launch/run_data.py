@@ -1,4 +1,4 @@
-"""What a run knows before its weights are loaded: training prompts, held-out prompts, and warnings about the data."""
+"""The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ LENGTH_CHECK = 2000  # rows whose length is checked before the run
 
 @dataclass(kw_only=True)
 class RunData:
-    """What a run knows before its weights are loaded; `notes` are warnings about the data. In a replay the training
+    """The data of a run before its weights are loaded; `notes` are warnings about it. In a replay the training
     questions are not read: the source is the other run's rollouts."""
 
     source: "PromptSource | StoredRollouts"

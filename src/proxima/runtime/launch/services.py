@@ -1,4 +1,4 @@
-"""What every object of a run may need: where it writes, who looks on, the time, and the thread of the tensor work."""
+"""Services that any object of a run may need: the folder, the observer, the clock, and the thread for tensor work."""
 
 from dataclasses import dataclass
 

@@ -204,8 +204,8 @@ class Controller(TrainingLoop):
     # ---- what the stages need ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """What a checkpoint kept is known to all, and the engine gets the weights that the process begins with: nothing
-        is lost if it can't take them."""
+        """Pass on what a checkpoint kept, and give the engine the initial weights; nothing is lost if it can't take
+        them."""
         self._stage_files = self.learner.files(self._pending)
         for group in self._pending.groups:
             self.activity.scored(group.prompt.uid)

@@ -12,7 +12,7 @@ from proxima.train import TrainStack
 
 
 class DeviceTurns:
-    """Whose turn it is. The engine begins.
+    """Turns on a device that trainer and engine share. The engine has the first.
 
     Args:
         engine: one whose capabilities say that it sleeps.

@@ -87,7 +87,7 @@ class OfflineLoop(TrainingLoop):
         await self.evaluate_last()
 
     async def prepare(self) -> None:
-        """What the method adds once to the items, to those alone that the run comes to."""
+        """Let the method prepare the items, once, and only those that the run reaches."""
 
         def prepare(progress: Progress) -> None:
             drawn = self.data.drawn(self.plan.steps)
@@ -141,7 +141,7 @@ class OfflineLoop(TrainingLoop):
         self.observer.sampled(groups)
 
     async def measured(self) -> list[Any]:
-        """What the method measures on each held-out item."""
+        """The method's measurements on each held-out item."""
         measured: list[Any] = []
         while len(measured) < len(self.data.held_out):
             some = self.data.held_out[len(measured) : len(measured) + MEASURED_AT_ONCE]

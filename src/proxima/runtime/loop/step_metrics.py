@@ -44,7 +44,7 @@ def step_record(
     times: Mapping[str, float],
     stages: Mapping[str, float],
 ) -> dict[str, Any]:
-    """What a step of RL measured: its completions, its batch and its updates.
+    """The metrics of an RL step: of its completions, its batch and its updates.
 
     Args:
         times: seconds of its stages, by name.

@@ -1,4 +1,4 @@
-"""What a finished step tells the user, and what ends the run after it."""
+"""Warnings about a finished step, and the conditions that end the run after it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +52,7 @@ class StepReview:
             )
 
     def _unscored_note(self, record: Mapping[str, Any]) -> str:
-        """When a run without scores ends."""
+        """The sentence that says when a run without scores ends."""
         if not self.limit or record["reward/invalid"] < record["completions"]:
             return ""
         return f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"

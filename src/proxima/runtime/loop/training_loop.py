@@ -1,4 +1,4 @@
-"""What every training loop has in common: when it evaluates and saves, how it stops, and how it ends.
+"""Common part of all training loops: when to evaluate and save, how to stop, and how to end.
 
 `Controller` is the loop of RL, `OfflineLoop` that of a fixed data set.
 """
@@ -46,7 +46,7 @@ class RunEnded(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """When the loop does what."""
+    """The schedule of the loop."""
 
     steps: int  # of the whole run
     seed: int = 0  # of every draw; stored in the checkpoints
@@ -65,8 +65,8 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainState:
-    """What a checkpoint holds of a loop: the model with its tokenizer, and what updates it. `others` are further models
-    with what updates them, by the name of their folder in a checkpoint."""
+    """The part of a loop that a checkpoint stores: the model with its tokenizer, and its training stack. `others` are
+    further models with their stacks, by the name of their folder in a checkpoint."""
 
     loaded: LoadedModel  # written as a Hugging Face folder
     stack: TrainStack  # optimizer and schedule
@@ -174,7 +174,7 @@ class TrainingLoop:
 
     @property
     def steps_left(self) -> bool:
-        """Whether there is another step: the run has more of them, and no plateau is reached."""
+        """True if another step follows: the run has steps left and has not reached a plateau."""
         return self.journal.step < self.plan.steps and not self._plateau
 
     async def keep_evaluation(self, record: Mapping[str, Any]) -> None:
@@ -256,7 +256,7 @@ class TrainingLoop:
             await self.write_aside(self.store.write_checkpoint, step, *parts)
 
     def diverged(self, error: NotFiniteError) -> str:
-        """What happened in the step that could not be finished, and what to do."""
+        """Describe the step that could not be finished, and what to do."""
         resume = "there is no checkpoint to resume from. Training"
         if saved := checkpoints(self.folder.checkpoints):
             resume = f"the checkpoint of step {saved[-1].step} is finite. Resume (--resume) to continue from there; if "
@@ -283,7 +283,7 @@ class TrainingLoop:
             self.times[stage] = self.times.get(stage, 0.0) + self.clock.now() - start
 
     async def computed(self, stage: Stage, call: Callable[[Progress], T]) -> T:
-        """What the call returns, made in the compute thread; it tells of its progress in tokens."""
+        """Make a call in the compute thread and return its result; its progress is reported in tokens."""
         return await self.compute.run_with_progress(call, lambda done, of: self.progress(stage, done, of, "tokens"))
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:

@@ -21,7 +21,7 @@ OWN = ("folder", "monitor", "view")  # fields of rank 0 alone
 
 
 def rank_facts(config: Any, device: str) -> dict[str, Any]:
-    """What has to agree between the ranks, and what a node has, of this one."""
+    """This rank's facts: those that must agree between ranks, and the resources of its node."""
     packages: dict[str, str | None] = {"proxima": __version__, "python": platform.python_version()}
     packages |= {name: package_version(name) for name in ("torch", "transformers")}
     fields = {path: value for path, value in flat_values(config).items() if path.split(".")[0] not in OWN}

@@ -25,7 +25,7 @@ STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
 
 
 def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
-    """What the servers of a run in a folder are started with; None: the placement starts none.
+    """The plan with which the servers of a run are started; None if the placement starts none.
 
     Raises:
         FieldError: a field asks for another engine, or another place.
@@ -98,7 +98,7 @@ class EngineGroup:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What one server reserves; with `colocate`, it and its ranks."""
+        """The resources that one server reserves; with `colocate`, together with its ranks."""
         if self.spec.colocate:
             return bundle_of(self.spec)
         gpus = self.spec.gpus_per_engine

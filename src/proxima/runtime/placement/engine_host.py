@@ -10,7 +10,7 @@ from proxima.engine.serve import Serve, Servers, start_servers
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlan:
-    """What every server of a run is started with; see `start_servers`.
+    """The settings with which every server of a run is started; see `start_servers`.
 
     Args:
         shared: new weights are written to a folder that all nodes see.
@@ -30,7 +30,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class EnginePlace:
-    """Where a server answers: `address` of its node, by the node's name `host`. `gpus` are the ids of its devices."""
+    """The place of a server: the `address` and the name `host` of its node. `gpus` are the ids of its devices."""
 
     node: str
     host: str

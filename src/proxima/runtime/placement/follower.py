@@ -1,4 +1,4 @@
-"""What the ranks beside the first do: the same models, and whatever rank 0 tells them to compute."""
+"""The ranks other than rank 0: they hold the same models and compute what rank 0 tells them to."""
 
 import os
 import time
@@ -28,8 +28,9 @@ FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
 
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
-    """What a rank computes with: the trained models by the name of their stack, and each stack's forward stages by
-    their column; `late_stages` makes those that rank 0 may never ask for, and `late` holds them once it has."""
+    """The objects that a rank computes with: the trained models by the name of their stack, and each stack's forward
+    stages by their column; `late_stages` makes those that rank 0 may never ask for, and `late` holds them once it
+    has."""
 
     stacks: Mapping[str, TrainStack]
     stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
@@ -48,7 +49,7 @@ class RankParts:
 
 
 class RankWorkload(Protocol):
-    """What a follower needs of a run's workload."""
+    """The part of a run's workload that a follower uses."""
 
     def hashes(self) -> dict[str, str]: ...
 

@@ -95,7 +95,7 @@ class Lifeline:
 
 
 def orphaned(parent: int) -> bool:
-    """Whether torchrun, which started this process as its child, is gone."""
+    """True if torchrun, the parent of this process, has exited."""
     return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != parent
 
 

@@ -26,7 +26,7 @@ _groups = count()
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
+    """The variables that torchrun would set, for a task of an `srun` whose script has exported MASTER_ADDR."""
     if "RANK" in environment or "MASTER_ADDR" not in environment or "SLURM_STEP_NUM_TASKS" not in environment:
         return {}
     node = int(environment["SLURM_NODEID"])

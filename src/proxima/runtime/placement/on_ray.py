@@ -17,7 +17,7 @@ LINES = "ranks.log"  # in the run folder, the lines of all ranks
 
 @dataclass(frozen=True)
 class RayEnd:
-    """How a run on Ray ended: the exit code of its command, and its folder."""
+    """The outcome of a run on Ray: the exit code of its command, and its folder."""
 
     exit_code: int
     folder: Path

@@ -1,4 +1,4 @@
-"""How rank 0 finds the servers that its supervisor has started."""
+"""Lets rank 0 find the servers that its supervisor has started."""
 
 import os
 from dataclasses import replace
@@ -8,12 +8,13 @@ URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the rank
 
 
 def asks_engines() -> bool:
-    """Whether this process speaks with servers: alone, or as rank 0. Others may be on a node that sees none."""
+    """True if this process talks to servers: it is alone, or rank 0. Other ranks may be on a node that can't reach
+    them."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def starts_later(placement: Any) -> bool:
-    """Whether the supervisor of the ranks will start the servers: nobody can ask them yet."""
+    """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
     return bool(getattr(placement, "engines", 0)) and URLS not in os.environ
 
 

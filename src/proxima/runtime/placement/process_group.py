@@ -26,22 +26,22 @@ def adopt_launcher() -> None:
 
 
 def is_rank() -> bool:
-    """Whether this process is one of several that a launcher has started."""
+    """True if this process is one of several that a launcher has started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_first() -> bool:
-    """Whether this process speaks for the run."""
+    """True if this process reports for the run: it is alone, or rank 0."""
     return not is_rank() or os.environ.get("RANK", "0") == "0"
 
 
 def is_launched() -> bool:
-    """Whether torchrun, or srun, has started this process and others, as whoever resumes the run has to do again."""
+    """True if torchrun or srun has started this process and others, so that a resume needs the same launcher."""
     return is_rank() and not is_supervised()
 
 
 def places_ranks(config: Any) -> bool:
-    """Whether this process is to start the ranks of the run, being none itself."""
+    """True if this process starts the ranks of the run and is not one of them."""
     return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
 
 
@@ -62,8 +62,7 @@ def check_launch(config: Any) -> None:
 
 
 def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
-    """What can be refused before any library is imported: as `check_launch` and, by the first process,
-    `RunFolder.check`."""
+    """Make the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
     check_launch(resolved.config)
     if is_first() and (folder := resolved.config.folder):
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)

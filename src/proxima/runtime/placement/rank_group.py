@@ -23,14 +23,14 @@ KILL_SECONDS = 10.0  # for the processes to be gone before their devices are giv
 
 @dataclass(frozen=True, kw_only=True)
 class RankCall:
-    """What every rank does: `function` is "module:name", the arguments are what JSON holds."""
+    """The call that every rank makes: `function` is "module:name", the arguments are JSON values."""
 
     function: str
     arguments: Mapping[str, Any]
 
 
 class Attached(Protocol):
-    """What the ranks are told of; with `colocate`, they share its bundles."""
+    """The servers that the ranks use; with `colocate`, ranks and servers share bundles."""
 
     granted: Any
 
@@ -143,7 +143,7 @@ def start_group(
 
 
 def _granted(devices: Any) -> bool:
-    """Whether the cluster has given the devices by now."""
+    """True if the cluster has granted the devices by now."""
     try:
         return bool(devices.wait(timeout_seconds=LOOK_SECONDS))
     except Exception as error:  # of a cluster that has ended, Ray says that the placement group does not exist
@@ -152,7 +152,7 @@ def _granted(devices: Any) -> bool:
 
 
 def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> list[Any]:
-    """What the calls return, all of them."""
+    """Wait for all calls and return their results."""
     import ray
 
     waiting = references
@@ -183,8 +183,8 @@ def rank_order(places: Sequence[RankPlace], driver: str) -> list[int]:
 
 
 def rank_variables(places: Sequence[RankPlace], port: int) -> list[dict[str, str]]:
-    """What torchrun would set for each rank. All ranks of a node see the devices of all of them, in the order of their
-    local ranks: a rank computes on device LOCAL_RANK, and reaches those of its neighbours directly."""
+    """The variables that torchrun would set for each rank. All ranks of a node see the devices of all of them, in the
+    order of their local ranks: a rank computes on device LOCAL_RANK, and reaches those of its neighbours directly."""
     sizes = Counter(place.node for place in places)
     nodes = list(dict.fromkeys(place.node for place in places))
     local: Counter[str] = Counter()
@@ -207,7 +207,7 @@ def rank_variables(places: Sequence[RankPlace], port: int) -> list[dict[str, str
 
 
 def python_path() -> str:
-    """Where this process finds modules beside those of its interpreter."""
+    """The folders in which this process finds modules, other than its interpreter's own."""
     installed = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
     outside = (path for path in map(os.path.abspath, sys.path) if not os.path.realpath(path).startswith(installed))
     return os.pathsep.join(dict.fromkeys(path for path in outside if os.path.isdir(path)))

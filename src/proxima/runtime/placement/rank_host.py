@@ -27,7 +27,7 @@ CLOSING_SECONDS = 5.0  # to read what a dead process has written, of which a chi
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlace:
-    """Where a rank is.
+    """The place of a rank.
 
     Args:
         node: Ray's id of the node.
@@ -45,7 +45,7 @@ class RankPlace:
 
 @dataclass(frozen=True, kw_only=True)
 class RankReport:
-    """What a rank printed since the last report, pairs of the stream (1 or 2) and a line, and its exit code: -N is
+    """The output of a rank since the last report, as pairs of the stream (1 or 2) and a line, and its exit code: -N is
     signal N, None means that it is running."""
 
     lines: tuple[tuple[int, str], ...]
@@ -147,7 +147,7 @@ class RankHost:
         os._exit(1)
 
     async def report(self, seconds: float) -> RankReport:
-        """What is new, at the latest after so many seconds."""
+        """Return the news as soon as there is any, at the latest after `seconds`."""
         self.asked = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.news.wait(), seconds)
@@ -167,7 +167,7 @@ class RankHost:
         self.doors[number].lead(place)
 
     async def interrupt(self) -> None:
-        """What Ctrl-C does to a process."""
+        """Interrupt the rank as Ctrl-C does."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(signal.SIGINT)
 

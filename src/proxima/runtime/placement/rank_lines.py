@@ -1,5 +1,5 @@
-"""What the ranks print, as one text: rank 0's lines as they are, those of the others with their rank, equal ones folded
-into one; and all of them in a file."""
+"""Merge the output of the ranks into one text: rank 0's lines as they are, those of the others with their rank, equal
+ones folded into one; and all of them in a file."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""What the ranks tell one another beside the computation: lines of JSON over a socket, from each rank to the first.
+"""Messages between ranks apart from the computation: lines of JSON over a socket, from each rank to the first.
 
 A socket of its own, because its end tells at once that the process has ended, whatever that was doing, and because a
 collective that another rank doesn't enter would wait. Nothing of the model goes through it.
@@ -52,7 +52,7 @@ class Channel:
 
 
 def told_error(error: BaseException) -> dict[str, Any]:
-    """What is told of an exception; `follows` if it only follows from the loss of another rank."""
+    """The message about an exception; `follows` is true if it is only a consequence of losing another rank."""
     name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     return {
         "text": f"{name}{' '.join(str(error).split())}"[:2000],
@@ -63,7 +63,7 @@ def told_error(error: BaseException) -> dict[str, Any]:
 
 
 def follows_from_loss(error: BaseException) -> bool:
-    """Whether an exception says that another rank is gone. torch has no class for that over gloo."""
+    """True if an exception says that another rank is gone. torch has no exception class for this over gloo."""
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in LOST_PEER)
 
 

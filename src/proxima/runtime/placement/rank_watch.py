@@ -50,7 +50,7 @@ class HeardRank:
 
 @dataclass(frozen=True, kw_only=True)
 class RankFailure:
-    """Why the run ends.
+    """The failure that ends the run.
 
     Args:
         trace: traceback of the rank; empty if it has left none.
@@ -370,7 +370,7 @@ class RankWatch:
 
 
 def last_line(failure: RankFailure) -> str:
-    """The one line about a run that a rank has ended."""
+    """The last line of a run that a rank has ended."""
     if failure.refused:
         return failure.text
     if STARTED_AGAIN in failure.text:

@@ -64,13 +64,13 @@ def _require_listener(address: str) -> None:
 
 
 def first_line_of(error: BaseException) -> str:
-    """What an error of Ray says, without the process states below it."""
+    """The first line of a Ray error, without the process states below it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__).rstrip(".:")
 
 
 def bundle_of(spec: RayPlacement) -> dict[str, float]:
-    """What one rank reserves; with `colocate`, a server and its ranks."""
+    """The resources that one rank reserves; with `colocate`, a server and its ranks."""
     cpus = spec.ranks // spec.bundles * spec.cpus_per_rank + (spec.cpus_per_engine if spec.colocate else 0)
     return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
 

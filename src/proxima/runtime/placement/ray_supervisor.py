@@ -29,7 +29,7 @@ FAILED = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How a rank ended.
+    """The end of a rank.
 
     Args:
         exit_code: -N is signal N; None: it is not known, because its actor is gone.
@@ -183,8 +183,8 @@ def watch(
 
 
 def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
-    """Whether nothing more is to be waited for: all ranks have ended, or rank 0 has and the others had time to, or one
-    has failed and what it died of is known."""
+    """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or one
+    has failed and its cause is known."""
     if len(ends) == ranks:
         return True
     failed = [end.at for end in ends.values() if end.exit_code != 0]

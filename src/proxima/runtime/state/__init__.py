@@ -1,4 +1,4 @@
-"""What survives a kill, and what is read back from it.
+"""State that survives a kill, and how it is read back.
 
     journal.py             each prompt's state and each step, in SQLite; its tables in `journal_schema`, the checksums
                            of all that was written in `journal_checksums`

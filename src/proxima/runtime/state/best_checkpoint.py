@@ -1,4 +1,4 @@
-"""Which checkpoint of a run is the best by its evaluations."""
+"""Find the best checkpoint of a run by its evaluations."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from proxima.train.checkpoint import Checkpoint
 
 
 def best_checkpoint(folder: RunFolder, saved: Sequence[Checkpoint]) -> Checkpoint | None:
-    """The one with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
+    """The checkpoint with the best held-out figure (`Headline`), the earliest of equals; None if none was evaluated."""
     scores = headlines(folder)
     return max((c for c in saved if c.step in scores), key=lambda c: (scores[c.step], -c.step), default=None)
 

@@ -1,4 +1,4 @@
-"""How completions are stored: every column once, and rows with numpy columns into Parquet.
+"""Storage of completions: the definition of each column, and writing rows with numpy columns to Parquet.
 
 A file takes the columns that it needs, by name. Arrays are written as offsets and one flat array of values, without a
 Python object per token.
@@ -93,7 +93,7 @@ def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> p
 
 
 def torn_file(error: Exception) -> str:
-    """What is wrong with a file, in one line: Arrow's reasons may have several."""
+    """Describe a damaged file in one line; Arrow's reasons may have several."""
     return f"is no whole Parquet file ({' '.join(str(error).split())})"
 
 

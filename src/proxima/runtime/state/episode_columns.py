@@ -1,4 +1,4 @@
-"""How episodes are stored: a row a path, with columns that the files of other runs don't have."""
+"""Storage of episodes: one row per path, with columns that the files of other runs don't have."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -138,7 +138,7 @@ class RunFolder:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted or moved after `begin`."""
+        """True if the folder was deleted or moved after `begin`."""
         return self._lock is not None and self._lock.is_gone
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ FROM_COPY = "restore it from a copy; a resume needs it only after the last check
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What is known of one kind of file.
+    """A finding about one kind of file.
 
     Args:
         kind: the file, or the folder of files.
@@ -147,7 +147,7 @@ def _checkpoints(place: Path) -> Finding:
 
 
 def _difference(file: Path, recorded: Checksum) -> str | None:
-    """What is wrong with a file; None if its content is one that was recorded."""
+    """Describe the problem with a file; None if its content is one that was recorded."""
     try:
         now = Checksum.of(file)
     except FileNotFoundError:

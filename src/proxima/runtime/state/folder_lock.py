@@ -46,7 +46,7 @@ class FolderLock:
 
     @property
     def is_gone(self) -> bool:
-        """Whether somebody has deleted or moved the file, and so perhaps all of the folder."""
+        """True if the file was deleted or moved, and so perhaps the whole folder."""
         try:
             return not os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
         except OSError:

@@ -1,5 +1,5 @@
-"""What a checkpoint keeps beside the weights: groups that no step has consumed yet, and their next-policy log-probs.
-Parquet, one row a completion or a path of an episode, exact to the bit."""
+"""Files of a checkpoint other than the weights: groups that no step has consumed yet, and their next-policy log-probs.
+Parquet, one row per completion or path of an episode, exact to the bit."""
 
 from collections.abc import Sequence
 from itertools import groupby

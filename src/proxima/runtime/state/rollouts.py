@@ -1,5 +1,5 @@
-"""What the policy wrote, as Parquet: one file a step, one row a completion. To be read by pandas, DuckDB, the report,
-or `read_rows`.
+"""The completions of the policy as Parquet: one file per step, one row per completion. Readable by pandas, DuckDB, the
+report, and `read_rows`.
 
 Everything that tells why a token was or was not learnt from stays here: the log-prob it was sampled with, the version
 that sampled it, the trainer's own log-prob, and whether the trust region kept it.
@@ -112,14 +112,14 @@ def _completions(groups: Sequence[Group]) -> Iterator[tuple[Group, Completion, S
 
 
 def _common(step: int, prompt: Prompt, completion: Completion, score: Score) -> dict[str, Any]:
-    """What both files have of a completion."""
+    """The columns of a completion that both kinds of file have."""
     judged = {"correct": score.correct, "reward": float(score.value)} if score.valid else {"correct": None}
     of_prompt = {"step": step, "question": utf8(prompt.question), "answer": dumps(prompt.answer)}
     return completion_row(completion) | score_row(score) | of_prompt | judged
 
 
 def _training(group: Group, completion: Completion, record: CompletionRecord) -> dict[str, Any]:
-    """What only the rollouts have of it."""
+    """The columns of a completion that only the rollouts have."""
     per_token = {name: getattr(record, name) for name in OF_TRAJECTORY}
     per_token |= {name: getattr(record.statistics, name, None) for name in OF_FORWARD}
     for name, values in per_token.items():

@@ -1,4 +1,4 @@
-"""How the experts of each token are stored: columns of bytes, in the files of the few runs that have them."""
+"""Storage of the experts of each token: columns of bytes, in the files of the few runs that have them."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What survives the process: the journal and the files of the run folder, and what a run reads back from them."""
+"""State that survives the process: the journal and the files of the run folder, and how a run reads them back."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 class Store(Protocol):
-    """Where a loop keeps what survives the process. `RunStore` keeps it in a run folder, the simulator keeps only the
-    records of metrics.jsonl, in memory.
+    """Storage for the state of a loop that survives the process. `RunStore` uses a run folder; the simulator keeps only
+    the records of metrics.jsonl, in memory.
 
     What is written waits while the `disk` is full. `activity` is what the run does at this moment. The loop calls the
     methods that write completions and checkpoints in the compute thread.

@@ -58,7 +58,7 @@ def algorithm_name(config: "RunConfig") -> str:
 def summarise_run(
     config: Any, folder: RunFolder, journal: Journal, status: str, seconds: float, error: str | None
 ) -> Summary:
-    """What any run's records say; its workload adds the facts that it alone knows."""
+    """Summarise the records of a run of any kind; its workload adds facts of its own."""
     records = folder.read_metrics()
     evals = [r for r in records if r["kind"] == "eval"]
     headline = Headline.of(evals)

@@ -1,4 +1,4 @@
-"""Who looks on while a run trains, and what the machine says.
+"""Observers of a run, and the state of its machine.
 
     observer.py       `Observer`: the loop reports to it, views and trackers implement it
     activity.py       the running stage and the state of each prompt; what has ended goes to the timeline

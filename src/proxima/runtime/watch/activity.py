@@ -1,4 +1,4 @@
-"""What a run is doing at this moment: the stage of the loop, and where each prompt stands.
+"""The current activity of a run: the stage of the loop, and the state of each prompt.
 
 The stall watch reads it; what ends is written to the timeline.
 """
@@ -16,7 +16,7 @@ from proxima.runtime.watch.timeline import ENGINE, EPISODES, REWARDS, TRAINER, L
 
 @dataclass
 class PromptLife:
-    """When a prompt passed from state to state, in seconds of the run; None: not yet."""
+    """The times at which a prompt changed state, in seconds of the run; None: not yet."""
 
     lane: int
     admitted: float
@@ -36,8 +36,8 @@ class RunningStage:
 
 
 class Activity:
-    """Told by the loop and by the rollout; what has ended is written to the timeline. The run took `spent` seconds
-    before this process."""
+    """Collects events of the loop and of the rollout, and writes those that have ended to the timeline. The run took
+    `spent` seconds before this process."""
 
     def __init__(self, clock: Clock, spent: float, timeline: Timeline) -> None:
         self.clock, self.timeline = clock, timeline

@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What the runtime knows of time."""
+    """The time sources of the runtime."""
 
     def now(self) -> float:
         """Seconds, monotonic, from an arbitrary origin: only differences have a meaning."""

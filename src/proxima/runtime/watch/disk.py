@@ -43,7 +43,7 @@ class Disk:
             self._note(error)
 
     async def write(self, call: Callable[..., T], *arguments: Any) -> T:
-        """What the call returns, as soon as there is space for it and for those that wait."""
+        """Make a call that writes, after those that wait, as soon as there is space, and return its result."""
         results: list[T] = []
         self._waiting.append(lambda: results.append(call(*arguments)))
 
@@ -54,7 +54,7 @@ class Disk:
         return results[0]
 
     async def retry_when_full(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """What the attempt returns; it is made again every few seconds as long as there is no space.
+        """Make an attempt, repeat it every few seconds while there is no space, and return its result.
 
         Raises:
             StoppedWaiting: `stop` was set, and there is still no space.

@@ -1,4 +1,4 @@
-"""What an engine reports about itself during a run: how new weights arrived, which servers came and went."""
+"""Collects the reports of an engine during a run: weight syncs, and servers that join or fail."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ class EngineWatch:
         self.metrics = {}
 
     async def published(self, engine: Engine, version: int) -> dict[str, Any]:
-        """What the engine measured when the weights arrived: numbers under `sync/`, `how` and `version`; empty for an
+        """The measurements of the engine at a weight sync: numbers under `sync/`, `how` and `version`; empty for an
         engine that measures nothing."""
         sync = (await engine.health()).detail.get("sync") or {}
         self.metrics |= {f"sync/{name}": value for name, value in _numbers(sync).items()}

@@ -59,7 +59,7 @@ def _torch() -> dict[str, Any]:
 
 
 def _kernels() -> str | None:
-    """What computes between torch's calls; None where nothing that is loaded asks for C++ of our own."""
+    """A description of the kernels in use; None if nothing that is loaded needs them."""
     compiled = sys.modules.get("proxima.kernels.compiled")
     return None if compiled is None else str(compiled.kernels_in_words())
 

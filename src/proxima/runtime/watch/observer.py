@@ -18,7 +18,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RunInfo:
-    """What is known at the start of a run."""
+    """The facts known at the start of a run."""
 
     version: str  # of proxima
     algorithm: str  # the preset's name, or the surrogate's kind; on a fixed data set the command
@@ -104,7 +104,7 @@ class Observer:
 
 
 def evaluation_progress(observer: Observer) -> Callable[[int, int], None]:
-    """What `Evaluation` calls with (answers generated, answers in all)."""
+    """The callback that `Evaluation` calls with (answers generated, answers in all)."""
     return lambda done, total: observer.progress("evaluate", done, total, "answers")
 
 

@@ -1,4 +1,4 @@
-"""What a stalled run is waiting for, in a sentence."""
+"""Describe in a sentence what a stalled run is waiting for."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ NAMED = 5  # prompts of a warning
 
 @dataclass(frozen=True, kw_only=True)
 class Standstill:
-    """What `StallWatch` knows at the moment of a warning.
+    """The facts that `StallWatch` has at the moment of a warning.
 
     Args:
         activity, generator: as the watch has them.

@@ -59,7 +59,8 @@ class Timeline:
         self._add({"name": name, "ph": "C", "ts": _microseconds(at)} | _place(Lane(2, 0)) | {"args": values})
 
     def has_room(self, at: float) -> bool:
-        """Whether prompts are still written. The first time that they are not, file and user are told."""
+        """True if prompts are still written. The first time that they are not, a note goes to the file and a warning to
+        the user."""
         if not self._full and self._size >= MOST_BYTES:
             self._full = True
             self.mark("prompts are left out from here on", at)

@@ -58,7 +58,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(coroutine: Coroutine[Any, Any, T], clock: VirtualClock) -> T:
-    """What the coroutine returns, run on the time of `clock`.
+    """Run a coroutine on the time of `clock`, and return its result.
 
     Raises:
         Deadlock: the coroutine can never end.

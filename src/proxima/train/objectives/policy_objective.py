@@ -196,7 +196,7 @@ class PolicyObjective(Objective[Trajectory]):
         return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
 
     def _require_past(self, batch: PackedBatch) -> None:
-        """What `core.proximal` checks, without a wait for the device."""
+        """Make the check of `core.proximal` without synchronising with the device."""
         if batch.newest_version > self.current_version:
             latest = f"policy_version {batch.newest_version}"
             raise ValueError(f"proximal: {latest} is later than current_version {self.current_version}.")
@@ -245,8 +245,8 @@ def _required(batch: PackedBatch, name: str) -> Tensor:
 def first_forward(
     trajectories: Sequence[Trajectory], log_probs: Sequence[Floats], device: torch.device | str = "cpu"
 ) -> PolicyBatch:
-    """What `mismatch_metrics` and the guard read: two log-probs and the loss mask of every response token. What a
-    correction rejects is in it too.
+    """The input of `mismatch_metrics` and the guard: two log-probs and the loss mask of every response token, including
+    tokens that a correction rejects.
 
     Raises:
         ValueError: a trajectory without `behavior_log_prob`.

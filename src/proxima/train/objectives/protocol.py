@@ -1,4 +1,4 @@
-"""What the training stack asks of an objective."""
+"""The interface between the training stack and an objective."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -110,7 +110,7 @@ class BatchStatistics(Protocol):
 
 
 class Objective(Protocol[Item]):
-    """What is minimised. Subclass it to get the defaults; `PolicyObjective` is the one of RL.
+    """The function that is minimised. Subclass it to get the defaults; `PolicyObjective` is the objective of RL.
 
     An update is a list of items. Its loss is the sum over `losses` of numerator / denominator, where each denominator
     belongs to the whole update and is known before it is split into micro-batches. So no split changes a gradient.
@@ -118,8 +118,8 @@ class Objective(Protocol[Item]):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """What the forward pass returns beside what the model always gives: `entropy`, `entropy_gradient`, `value`,
-        `log_sum_square`."""
+        """Outputs of the forward pass in addition to those that the model always returns: `entropy`,
+        `entropy_gradient`, `value`, `log_sum_square`."""
         return frozenset()
 
     @property
@@ -129,7 +129,7 @@ class Objective(Protocol[Item]):
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
-        """As `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
+        """Like `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
         return frozenset()
 
     def at_version(self, version: int) -> Self:

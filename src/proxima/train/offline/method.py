@@ -62,7 +62,7 @@ class OfflineMethod(Generic[Settings, Item]):
         """
 
     def item(self, row: Row, number: int) -> Item:
-        """What is trained of a row; `number` is its index in the data, and serves as the group of its trajectories.
+        """The training item of a row; `number` is its index in the data, and serves as the group of its trajectories.
 
         Raises:
             FieldError: nothing can be; names the part of the row, and why. The run skips and counts such rows, or is
@@ -91,7 +91,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return self.source.load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
-        """What packs and runs the items of the objective."""
+        """The model that packs and runs the items of the objective."""
         return self.source.policy(loaded)
 
     def notes(self, loaded: LoadedModel) -> list[str]:
@@ -99,7 +99,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return []
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
-        """Why an evaluation on these items, at least one, has no `headline`; empty where it has."""
+        """The reason why an evaluation on these items, at least one, has no `headline`; empty if it has one."""
         return ""
 
     def stages(self) -> Sequence[ForwardStage]:
@@ -119,7 +119,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return items
 
     def objective(self) -> Objective[Item]:
-        """What is minimised, over the items of an update."""
+        """The objective that is minimised over the items of an update."""
         raise NotImplementedError
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[Any]:
@@ -132,6 +132,6 @@ class OfflineMethod(Generic[Settings, Item]):
         raise NotImplementedError
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """What the model is to complete for people to look at, from the first held-out rows; by default nothing. The
-        answer of a prompt is shown beside the completion. `eval.samples` bounds how many are generated."""
+        """Prompts from the first held-out rows whose completions are shown to people; none by default. The answer of a
+        prompt is shown beside the completion. `eval.samples` bounds how many are generated."""
         return []

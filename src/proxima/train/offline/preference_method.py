@@ -44,7 +44,7 @@ class PreferenceSettings(Protocol):
     def preference(self) -> PreferenceTerms: ...
 
     def item(self, number: int, row: Row, tokenizer: Any, context: int) -> Item:
-        """What a row holds."""
+        """Read the item of a row."""
         ...
 
 

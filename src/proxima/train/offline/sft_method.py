@@ -23,7 +23,7 @@ from proxima.train.offline.method import OfflineMethod
 
 class SftSettings(Protocol):
     def reader(self, tokenizer: Any, context: int) -> ChatReader:
-        """What makes examples of rows."""
+        """The reader that turns rows into examples."""
         ...
 
 
@@ -70,7 +70,7 @@ class SftMethod(OfflineMethod[SftSettings, Trajectory]):
         }
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """What comes before the last turn of each chat; the turn is the answer to compare with."""
+        """Each chat without its last turn, which is the answer to compare with."""
         prompts = []
         for number, row in enumerate(rows):
             try:

@@ -169,7 +169,7 @@ class CompletionPage:
         }
 
     def _reason(self, token: int, keep: bool | None) -> str:
-        """Why it was kept or dropped, or that only this was recorded."""
+        """The reason why a token was kept or dropped, or the note that only the decision was recorded."""
         if not self._sampled(token):
             return "not sampled here: it is context, in no loss"
         if not (problem := self.explained.problem):

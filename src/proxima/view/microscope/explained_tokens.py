@@ -1,4 +1,4 @@
-"""What needs torch or weights: the decisions about the tokens of a completion, in a process of its own.
+"""Explain the decisions about the tokens of a completion in a separate process, because that needs torch or weights.
 
 The server itself stays small, and a model that is loaded for `--recompute` is not in it.
 """
@@ -99,7 +99,7 @@ def _recomputed(folder: str) -> Any:
 
 
 def answer_questions() -> None:
-    """What the process does: answers until its standard input ends, with the server, however that ends."""
+    """Main loop of the process: answer questions until standard input closes, which happens when the server exits."""
     one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
@@ -151,7 +151,7 @@ class TokenProcess:
         return answer
 
     def begin(self) -> tuple[Connection, Connection]:
-        """What takes questions and gives answers; the process begins if it has not."""
+        """The connections for questions and answers; starts the process if necessary."""
         if self._process is None:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -56,7 +56,7 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
 
 
 def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[str, Any]]:
-    """What the server answers, by the rest of its address after `/api/`."""
+    """The server's answers, by the part of their address after `/api/`."""
     at, text, told = f"0/step/{file.step}", TokenText.of_run(run.files.path, run.model), 0
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}

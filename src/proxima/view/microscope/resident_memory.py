@@ -1,4 +1,4 @@
-"""What the processes of the viewer hold in memory: no more than they use. Of glibc and Linux; elsewhere nothing."""
+"""Keep the resident memory of the viewer's processes small. Works with glibc on Linux; does nothing elsewhere."""
 
 import ctypes
 import sys
@@ -29,9 +29,9 @@ def one_arena() -> None:
 
 
 def release_memory() -> None:
-    """What is not in use goes back to the system: free heap, and the mapping of code that is not running, of torch some
-    60 MB. What is called again is mapped again, from the page cache, in milliseconds. Only pages of files that are
-    executable and can't be written to, so that nothing is lost."""
+    """Return unused memory to the system: free heap, and mapped code that is not running, some 60 MB of torch. Code
+    that is called again is mapped again from the page cache in milliseconds. Only executable, read-only file pages are
+    released, so that nothing is lost."""
     with suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.malloc_trim(ctypes.c_size_t(0))

@@ -58,7 +58,7 @@ def new_key(listening: socket.socket) -> str:
 
 
 def address_of(listening: socket.socket, host: str, key: str, fragment: str = "") -> str:
-    """What a browser is to open."""
+    """The address for a browser to open."""
     port, place = listening.getsockname()[1], listening.getsockname()[0]
     name = socket.gethostname() if place in ("0.0.0.0", "::") else host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"

@@ -113,7 +113,7 @@ class StepFile:
         return table
 
     def _lengths(self, group: int) -> list[int]:
-        """How many tokens of each completion the model wrote: not those that an environment answered."""
+        """The number of tokens of each completion that the model wrote, without an environment's answers."""
         lengths: list[int] = pc.list_value_length(self.column(group, "policy_version")).to_pylist()
         if "sampled" not in self.columns:
             return lengths

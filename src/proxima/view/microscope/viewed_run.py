@@ -102,7 +102,8 @@ class ViewedRun:
         return GrowingRecords(self.files.metrics)
 
     def _read(self, file: Path, read: Callable[[], Value]) -> Value:
-        """What `read` makes of a file, made again only where the file has changed. FileNotFoundError without it."""
+        """The result of `read` on a file, recomputed only if the file has changed. FileNotFoundError if it is
+        missing."""
         stat = file.stat()
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if self._known.get(file, (None,))[0] != stamp:
@@ -153,7 +154,7 @@ class ViewedRun:
         }
 
     def problem(self) -> str | None:
-        """What is wrong with the folder as a whole; a damaged step is told when it is opened."""
+        """Describe a problem with the whole folder; a damaged step is reported when it is opened."""
         if not self.files.path.is_dir():
             return "the folder is gone"
         if not self.files.has_run:
@@ -182,7 +183,7 @@ class ViewedRun:
             return {}
 
     def state(self) -> dict[str, Any]:
-        """What a page asks again and again of a run that goes on."""
+        """The state that a page polls while a run continues."""
         steps = self.rollout_steps()
         return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
 

@@ -43,7 +43,7 @@ class ViewerProcess:
         )
 
     def address(self) -> str:
-        """What a browser is to open, once the server listens; empty if it could not begin."""
+        """The address for a browser to open, once the server listens; empty if it could not start."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

@@ -1,4 +1,4 @@
-"""What a tracker is: a spec whose fields are its settings, and the session that it opens for one run."""
+"""The interface of a tracker: a spec whose fields are its settings, and the session that it opens for one run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -53,7 +53,7 @@ class Tracker:
     extra: ClassVar[str] = ""  # which extra of proxima-rl installs it
 
     def problem(self) -> str | None:
-        """Why no run can be tracked here, with the remedy, or None; asked before the model is loaded."""
+        """The reason why no run can be tracked here, with the remedy, or None; checked before the model is loaded."""
         if self.package and find_spec(self.package) is None:
             return f"needs the package {self.package}: pip install 'proxima-rl[{self.extra}]'"
         if (every := getattr(self, "sample_every", 0)) < 0:

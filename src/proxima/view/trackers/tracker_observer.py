@@ -75,7 +75,7 @@ class TrackerObserver(Observer):
             self._later(lambda: self._log_page(number, sample.uid))
 
     def ending(self) -> Mapping[str, str]:
-        """Where the run is, when all that was logged has arrived, or the tool does not answer."""
+        """Links to the run, returned once everything logged has arrived or the tool does not answer."""
         arrived = threading.Event()
         self._later(arrived.set)
         self._wait(arrived)
@@ -142,7 +142,7 @@ class TrackerObserver(Observer):
         self._remember(logged={**self._state.get("logged", {}), kind: step})
 
     def _log_page(self, step: int, uid: int) -> None:
-        """What `proxima view --export` shows of a prompt, written by a process of its own."""
+        """Log the page that `proxima view --export` writes for a prompt, in a separate process."""
         if self._session is None:
             return
         with TemporaryDirectory() as place:

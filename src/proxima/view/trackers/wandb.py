@@ -72,7 +72,7 @@ class Wandb(Tracker):
 
 
 def _has_key() -> bool:
-    """Whether there is a key where wandb looks for it; `wandb.login` would ask the server, which may not answer."""
+    """True if wandb would find a key; `wandb.login` would ask the server, which may not answer."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb

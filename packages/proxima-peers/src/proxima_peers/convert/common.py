@@ -156,7 +156,7 @@ FILES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json")}
 
 
 def is_gsm8k(path: str) -> bool:
-    """Whether a name is that of GSM8K, or of a file that a peer's script made of it: `…/gsm8k/train.parquet`."""
+    """True if a name is that of GSM8K, or of a file that a peer's script made from it: `…/gsm8k/train.parquet`."""
     *folders, name = path.lower().rstrip("/").split("/")
     return name == "gsm8k" or ("gsm8k" in folders and name.partition(".")[0] in ("train", "test", "main"))
 
@@ -200,7 +200,7 @@ def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
 
 
 def rewards_of(d: Draft) -> int:
-    """How many rewards the draft has."""
+    """The number of rewards in the draft."""
     return len({path.split(".")[1] for path in d.entries if path.startswith("reward.")})
 
 

@@ -117,7 +117,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
-    """What stops the recipe; opens no file and no reward model, and imports no code."""
+    """The problems that prevent the recipe from running; opens no file or reward model, and imports no code."""
     rewards = [_unopened(reward) for reward in recipe.get("reward", ())]
     try:
         resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)

@@ -1,4 +1,4 @@
-"""What becomes of the options that no converter reads: a table for each peer, in `options/*.yaml`.
+"""The fate of the options that no converter reads: a table for each peer, in `options/*.yaml`.
 
     no effect    nothing here depends on them, whatever their value
     changes      they would change the result and have no equivalent; harmless while they have the neutral value beside
@@ -40,7 +40,7 @@ OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 @dataclass(frozen=True)
 class Rule:
-    """Why an option has no field of ours, or, for `part of`, the option that it belongs to.
+    """The reason why an option has no field of ours, or, for `part of`, the option that it belongs to.
 
     Args:
         effect: the section of the table.
@@ -92,7 +92,7 @@ def _table(peer: str) -> dict[Any, Any]:
 
 
 def not_a_training(o: Options, peer: str) -> str | None:
-    """Why the file is no training with rewards of this peer; None where it is one."""
+    """The reason why the file is not a training with rewards of this peer; None if it is one."""
     marks, others, unless = (_table(peer)["training"].get(key, "").split() for key in ("marks", "others", "unless"))
     if not any(fnmatch.fnmatchcase(name, mark) for name in o.flat for mark in marks):
         return "sets none of its options"

@@ -43,7 +43,7 @@ class Options:
     doubts: dict[str, str] = field(default_factory=dict)
 
     def given(self, *names: str) -> bool:
-        """Whether the file sets one of the names to something other than null. Marks them as read."""
+        """True if the file sets one of the names to something other than null. Marks them as read."""
         self.asked.update(names)
         return any(self.flat.get(name) is not None for name in names)
 
@@ -64,7 +64,7 @@ class Options:
     def number(
         self, *names: str, default: float | None = None, least: float | None = None, most: float | None = None
     ) -> Any:
-        """As `get`, for a number in [`least`, `most`]; an int stays an int."""
+        """Like `get`, for a number in [`least`, `most`]; an int stays an int."""
         value = self.get(*names, default=default)
         if isinstance(value, str):
             value = _parsed(value)
@@ -82,7 +82,7 @@ class Options:
         return self.number(*names, default=default), self.origin(*names)
 
     def whole(self, *names: str, default: int | None = None, least: int | None = None) -> Any:
-        """As `number`, for a whole number."""
+        """Like `number`, for a whole number."""
         value = self.number(*names, default=default, least=least)
         if value is None or isinstance(value, int):
             return value
@@ -91,7 +91,7 @@ class Options:
         return int(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """As `get`, for true or false, which scripts also write as strings."""
+        """Like `get`, for true or false, which scripts also write as strings."""
         value = self.get(*names, default=default)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -100,7 +100,7 @@ class Options:
         return value
 
     def choice(self, choices: Iterable[str], *names: str, default: str) -> str:
-        """As `get`, for one of `known`."""
+        """Like `get`, for one of `choices`."""
         value = str(self.get(*names, default=default))
         if value in choices:
             return value
@@ -113,7 +113,7 @@ class Options:
         return default
 
     def origin(self, *names: str) -> str:
-        """Where a value came from, as a comment: the option that is set, or the peer's default."""
+        """The origin of a value, as a comment: the option that is set, or the peer's default."""
         for name in names:
             if name in self.doubts:
                 stand_in = next((o for o in names if self.flat.get(o) is not None and o not in self.doubts), None)

@@ -32,7 +32,7 @@ def read(path: Path) -> Flat:
 
 
 def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), above: tuple[Path, ...] = ()) -> Flat:
-    """As `read`, with `${…}` as written: what a reference means is known when all files are together.
+    """Like `read`, with `${…}` as written: references are resolved once all files are merged.
 
     Args:
         choices: group → file of it, as a file that builds on this one overrides its `defaults`.

@@ -74,7 +74,7 @@ def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_rows(call: ast.Call) -> bool:
-    """Whether a method called `map` or `filter` is one of a data set, as far as its owner's name tells."""
+    """True if a method called `map` or `filter` belongs to a data set, judging by its owner's name."""
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
 
@@ -116,7 +116,7 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
 
 
 def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
-    """What makes the tokenizer, as text; None where it is the model's own: `….from_pretrained(MODEL)`."""
+    """The expression that creates the tokenizer, as text; None if it is the model's own: `….from_pretrained(MODEL)`."""
     made = _assigned(tree, node)
     own = isinstance(made, ast.Call) and _called(made) == "from_pretrained" and len(made.args) == 1
     if isinstance(made, ast.Call) and own:
@@ -133,7 +133,7 @@ def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
 
 
 def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
-    """What the variable was assigned, if that was once; any other expression as it is."""
+    """The value assigned to a variable that is assigned once; any other expression unchanged."""
     if not isinstance(node, ast.Name):
         return node
     assignments = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]

@@ -63,7 +63,7 @@ def from_script(text: str, name: str = "script") -> Flat:
 
 @dataclass
 class _Script:
-    """What has been read of a script, statement by statement."""
+    """The state of a script while it is read statement by statement."""
 
     variables: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
     branches: dict[str, list[str]] = field(default_factory=dict)  # variable → the values it may have

@@ -191,7 +191,7 @@ def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
 
 
 def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
-    """How each loss type divides."""
+    """Convert the denominator of each loss type."""
     origin, path = o.origin("loss_type"), "algorithm.aggregate"
     if kind == "dr_grpo":
         common.horizon(d, origin, longest, o.origin("max_completion_length"), "TRL divides by max_completion_length")

@@ -147,7 +147,7 @@ def _lengths(d: Draft, o: Options, command: str) -> None:
 
 
 def _sft(d: Draft, o: Options) -> None:
-    """Which tokens are trained, and packing."""
+    """Convert the choice of trained tokens, and packing."""
     only, turns = "completion_only_loss", "assistant_only_loss"
     if o.flag(turns):
         d.put("sft.loss_on", "all_turns", o.origin(turns))

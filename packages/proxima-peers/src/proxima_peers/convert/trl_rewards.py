@@ -70,7 +70,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def reads_solutions(o: Options) -> bool:
-    """Whether a reward compares with the column `solution`."""
+    """True if a reward compares with the column `solution`."""
     return any(function.name in ("accuracy_reward", "accuracy") for function in _functions(o))
 
 

@@ -226,7 +226,7 @@ CPPO, CPPO_DEFAULTS = LOSS + "cppo.", {"w_min": 0.8, "delta_b": 0.02}
 
 
 def _cppo_budget(d: Draft, o: Options) -> None:
-    """What verl's cppo has beyond ours: another quantile of the budget, its bounds, and a cap on the ratio."""
+    """Options of verl's cppo that ours lacks: another quantile of the budget, its bounds, and a cap on the ratio."""
     for option, ours in (("delta_b_q", 0.9), ("delta_b_k", 1.0), ("delta_b_max_mult", 2.0)):
         name = f"{CPPO}cppo_{option}"
         if (value := o.number(name, default=ours)) != ours:

@@ -80,7 +80,7 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
 
 
 def _filter(d: Draft, o: Options, name: str) -> None:
-    """Which groups are uniform: those of equal `metric`."""
+    """Convert the filter of uniform groups, which have equal `metric`."""
     metric, origin = o.get(name), o.origin(name)
     index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
     ours, note = METRICS.get(str(metric), "reward"), ""

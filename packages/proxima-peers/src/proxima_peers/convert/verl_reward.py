@@ -1,4 +1,5 @@
-"""What scores a completion in verl: a function of the user's, a reward manager, or the scorer of the row's data set."""
+"""The scorer of a completion in verl: a function of the user's, a reward manager, or the scorer of the row's data
+set."""
 
 from proxima_peers.convert import common
 from proxima_peers.convert.draft import Draft
@@ -14,7 +15,7 @@ SOURCES = ("reward.reward_manager.source", "reward_model.reward_loop_source")
 
 
 def scored_by_function(o: Options) -> bool:
-    """Whether the file names a function that scores."""
+    """True if the file names a function that scores."""
     return o.given(*PATHS)
 
 
@@ -48,7 +49,7 @@ def scorer(d: Draft, o: Options) -> None:
 
 
 def reward_manager(d: Draft, o: Options) -> None:
-    """How the scorer is called; a manager of the user's own is to fill in."""
+    """Convert the way in which the scorer is called; a custom manager is left to the user."""
     o.given(*SOURCES)
     if o.given(*CLASSES):
         place = f"{o.get(*CLASSES)}:{o.get(*PARTS)}"

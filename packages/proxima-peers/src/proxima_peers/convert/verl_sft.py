@@ -50,7 +50,7 @@ def convert_offline(o: Options, command: str) -> Draft:
 
 
 def _columns(o: Options) -> dict[str, str]:
-    """Which columns hold the rows: a chat, or a prompt and its answer."""
+    """The columns that hold the rows: a chat, or a prompt and its answer."""
     turns = o.flag("data.multiturn.enable", default=not o.given(OLDER, "data.prompt_key", "data.response_key"))
     o.given(*MESSAGES)
     if turns:

@@ -261,7 +261,7 @@ def critic_loss(record: Record) -> Iterator[Attempt]:
 def ppo_numbers(
     record: Record, padded: Padded, clip: tuple[float, float, float | None], corrections: list[Any], *, sequence: bool
 ) -> dict[str, Any]:
-    """What `ppo_actor_loss_fn` reports.
+    """The numbers that `ppo_actor_loss_fn` reports.
 
     Args:
         clip: how far the ratio may fall and rise, and the dual clip.
@@ -296,7 +296,7 @@ def ppo_numbers(
 
 
 def sapo_numbers(record: Record, padded: Padded, spec: Sapo) -> dict[str, Any]:
-    """What `sapo_loss_fn` reports; a token's ratio is not masked (A6)."""
+    """The numbers that `sapo_loss_fn` reports; a token's ratio is not masked (A6)."""
     gap = record.tensor("logp") - record.tensor("behavior_logp")
     everywhere = torch.ones_like(padded.mask)
     sequence = spec.level == "sequence"

@@ -41,7 +41,7 @@ class Check:
     where: Tensor | None = None
 
     def error(self) -> float:
-        """How far outside the tolerance, 0 when inside; infinite when the shapes differ."""
+        """The distance outside the tolerance, 0 when inside; infinite when the shapes differ."""
         candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)
         return min(self._outside(as_tensor(value)) for value in candidates)
 
@@ -76,7 +76,7 @@ class Tracked(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As of a dict."""
+        """Like `dict.get`; notes the key as read."""
         self.seen.add(key)
         return super().get(key, default)
 
@@ -220,7 +220,7 @@ class Record:
         return as_tensor(self.inputs[name]).to(torch.float32 if self.single else torch.float64)
 
     def has(self, name: str) -> bool:
-        """Whether the record has the input."""
+        """True if the record has the input."""
         return self.inputs.get(name) is not None
 
     def batch(self, **fields: Tensor) -> "Padded":

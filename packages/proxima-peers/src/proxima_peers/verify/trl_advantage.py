@@ -58,7 +58,7 @@ def _precision(record: Record) -> Precision:
 def _advantage_block(
     parts: Tensor, weights: tuple[float, ...], size: int, scale: str, each: bool, *, precision: Precision
 ) -> dict[str, Tensor]:
-    """What TRL's block computes, in a precision: the difference of two of them is TRL's own rounding.
+    """The numbers that TRL's block computes, in a given precision: the difference of two of them is TRL's own rounding.
 
     Args:
         each: every reward function is standardised within its groups of `size`, and then their sum over the batch.

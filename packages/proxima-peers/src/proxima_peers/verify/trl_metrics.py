@@ -20,7 +20,7 @@ def loss_token_mean(values: Tensor, mask: Tensor) -> float:
 
 
 def epsilons(p: Tracked) -> tuple[float, float]:
-    """How far the ratio may fall and rise; `epsilon_high` is `epsilon_low` unless given."""
+    """The bounds on the fall and rise of the ratio; `epsilon_high` is `epsilon_low` unless given."""
     low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
     return low, low if high is None else high
 

@@ -166,7 +166,7 @@ def _checks(
 
 @torch.no_grad()
 def numbers_of(spec: Any, b: PolicyBatch, keep: Tensor) -> dict[str, Any]:
-    """What an algorithm of UniRL reports, over all packed tokens, or sequences for GSPO."""
+    """The numbers that an algorithm of UniRL reports, over all packed tokens, or sequences for GSPO."""
     assert b.behavior_log_prob is not None
     gap = b.log_prob - b.behavior_log_prob
     numbers: dict[str, Any] = {

@@ -58,7 +58,7 @@ def unclamped() -> Iterator[None]:
 
 
 def beyond_limit(log_ratio: Tensor) -> bool:
-    """Whether some log-ratio is one that our surrogates clamp."""
+    """True if our surrogates clamp a log-ratio."""
     return bool((log_ratio.detach().abs() > LOG_RATIO_LIMIT).any())
 
 
@@ -102,7 +102,7 @@ def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
 
 
 def beyond_ten(b: PolicyBatch) -> bool:
-    """Whether some sequence's log-ratio is beyond 10, or where ours is clamped."""
+    """True if a sequence's log-ratio is beyond 10, or beyond the point where ours is clamped."""
     mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
     return bool((mean > 10).any()) or beyond_limit(mean)
 

@@ -53,6 +53,6 @@ def unsupported(record: Record, reason: str, compared: tuple[str, ...] = ()) -> 
 
 
 def totals(verdicts: Sequence[RecordVerdict]) -> dict[str, int]:
-    """How many records there are, and how many of each status."""
+    """The number of records, in all and by status."""
     counts = Counter(verdict.status for verdict in verdicts)
     return {"records": len(verdicts), **{status: counts[status] for status in get_args(Status)}}

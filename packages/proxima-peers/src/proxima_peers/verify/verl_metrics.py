@@ -1,5 +1,5 @@
-"""What verl reports, computed from ours: of its policy losses, and of weights, rejections and policies in each
-generation.
+"""The metrics that verl reports, computed from ours: of its policy losses, and of weights, rejections and policies in
+each generation.
 
 Includes verl's own definitions: averages over all rows, empty ones included (P27, P35), extremes of sequences without
 a clamp from below (P28), and the spread that a denominator of n + 1e-8 leaves in equal weights.
@@ -43,7 +43,7 @@ CLAMPED = (PpoClip, Dppo, Sapo, Cispo)  # verl bounds these log-ratios at ±20 b
 
 @torch.no_grad()
 def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
-    """What verl reports for our `spec`, under its bare names, over the loss mask of `b`."""
+    """The metrics that verl reports for our `spec`, under its bare names, over the loss mask of `b`."""
     mask = b.loss_mask
     log_ratio = masked_log_ratio(b)
     kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) if isinstance(spec, CLAMPED) else log_ratio
@@ -183,7 +183,7 @@ class ReportedRejection:
         return b.loss_mask & (good if self.rule.level == "token" else good[b.sequence_index])
 
     def numbers(self, b: PolicyBatch) -> Metrics:
-        """What 0.9 reports of it, under bare names; empty rows are left out there too."""
+        """The metrics that 0.9 reports of it, under bare names; empty rows are left out there too."""
         values, mask = self.values(b), b.loss_mask
         token = values if self.rule.level == "token" else values[b.sequence_index]
         row = segment_mean(token, mask, b.cu_seqlens) if self.rule.level == "token" else values

@@ -71,7 +71,8 @@ def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool
 
 
 def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
-    """What 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as it runs."""
+    """The metrics that 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as
+    it runs."""
     rejections = []
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":

@@ -20,11 +20,11 @@ BACKEND = "proxima_folder"
 
 
 class ProximaWorker:
-    """What `--worker-extension-cls` adds to a worker: calls for `/collective_rpc`. Naming it makes the server import
-    this file, and that registers the backend."""
+    """Extension that `--worker-extension-cls` adds to a worker: calls for `/collective_rpc`. Naming it makes the server
+    import this file, and that registers the backend."""
 
     def proxima_worker(self) -> list[str]:
-        """What this worker can do: the names of its calls."""
+        """The capabilities of this worker: the names of its calls."""
         return ["reload_packed"]
 
     def reload_packed(self, weights_path: str) -> int:
