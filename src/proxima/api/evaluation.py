@@ -58,7 +58,7 @@ def evaluate(
     Proxima's documentation of evaluation says what each number means.
 
     Args:
-        model: hub name, folder, .gguf file, or a run folder, which stands for its recipe too.
+        model: hub name, folder, .gguf file, or a run folder, which also provides its recipe.
         recipe: whose held-out questions are asked, where `task` names none.
         overrides: as for `train`: `{"engine.slots": 32}`.
         task: named sets, `"gsm8k,aime24"` or a list; `gsm8k=FOLDER` says where one is.

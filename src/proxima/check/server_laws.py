@@ -214,7 +214,7 @@ def _tokenizes(case: ServerUnderTest) -> str | None:
     return None if _with_client(case, ask) is not None else "the server has no call that tokenizes"
 
 
-ABSENT = {  # what a server may lack, and how it is told
+ABSENT = {  # capabilities that a server may lack, and how they are reported
     "pause_modes": "it can't be paused",
     "seeds": "it has no seeds",
     "version_spans": "it does not say which weights sampled which token; proxima counts by itself",

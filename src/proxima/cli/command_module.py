@@ -1,4 +1,4 @@
-"""Imports the module of a command: one of this room, or one that another distribution brings."""
+"""Imports the module of a command: one of this room, or one that another distribution provides."""
 
 import importlib
 import textwrap
@@ -17,7 +17,8 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
     has several, those of `COMMANDS`.
 
     Args:
-        place: a module of proxima, `proxima.cli.explain`, or the distribution that brings the command, `proxima-peers`.
+        place: a module of proxima, `proxima.cli.explain`, or the distribution that provides the command,
+            `proxima-peers`.
 
     Raises:
         UserError: the distribution is not installed.

@@ -69,7 +69,7 @@ def _section(name: str) -> str | None:
 
 
 def list_recipes(*, as_json: bool = False) -> None:
-    """Print a line a recipe: its name, and the first sentence of its comments; then the layouts to lay over one."""
+    """Print one line per recipe: its name, and the first sentence of its comments; then the layouts to lay over one."""
     files = shipped_recipes() | {f"{FILE}{name}": file for name, file in shipped_layouts().items()}
     comments = {name: _first_sentence(file) for name, file in files.items()}
     if as_json:

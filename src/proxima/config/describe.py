@@ -31,7 +31,7 @@ class FieldInfo:
         help: meaning and unit in one line, may be empty.
         default: the value when a recipe says nothing; `MISSING` when it must be given.
         slot: set where the field holds specs of a table.
-        presets: set where a preset's name may stand.
+        presets: set where a preset's name is allowed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class FieldInfo:
 
     @property
     def section(self) -> type | None:
-        """The dataclass (of `C` or `C | None`) whose fields stand below this field; None for a slot or a value."""
+        """The dataclass (of `C` or `C | None`) whose fields are nested in this field; None for a slot or a value."""
         classes = (option for option in options_of(self.hint) if isinstance(option, type))
         return None if self.slot else next(filter(dataclasses.is_dataclass, classes), None)
 

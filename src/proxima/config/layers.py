@@ -58,7 +58,7 @@ def _with_section_presets(tree: Node, root: type, refused: dict[str, Problem]) -
 
 
 def _with_list_presets(layer: Node, cls: type) -> Node:
-    """Replace each name of a list preset in the layer by the specs that it stands for."""
+    """Replace each name of a list preset in the layer by its specs."""
     if layer.mapping is None:
         return layer
     fields = dict(layer.mapping)

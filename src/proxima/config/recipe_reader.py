@@ -171,8 +171,8 @@ def _split(text: str) -> tuple[str, Node]:
 
 
 def shown_path(path: Path) -> str:
-    """The path as a user would type it: relative where it lies below the current folder, the name of a recipe that
-    comes with proxima elsewhere."""
+    """The path as a user would type it: relative if it is below the current folder, the name of a recipe that comes
+    with proxima elsewhere."""
     relative = os.path.relpath(path)
     if not relative.startswith("..") or not path.is_absolute():
         return relative

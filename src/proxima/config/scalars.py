@@ -1,7 +1,7 @@
 """Scalars of recipes: YAML 1.2 when read, which is what people mean; what any YAML reader takes alike when written.
 
-`1e-5` is a number; `on`, `yes` and `12:30` are texts; `_` may stand between digits. A text that some reader would take
-for something else is written in quotes.
+`1e-5` is a number; `on`, `yes` and `12:30` are texts; `_` may separate digits. A text that some reader would take for
+something else is written in quotes.
 """
 
 import dataclasses

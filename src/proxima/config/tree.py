@@ -1,4 +1,4 @@
-"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer lies over
+"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer overrides
 another.
 
 Layers, lowest first: the preset, the recipe that is extended, the recipe, the command line. Mappings merge key by key;
@@ -13,7 +13,7 @@ from typing import Any, Literal
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
-FILL_IN = "TO FILL IN"  # a comment behind a value that only stands in, as `proxima convert` writes it
+FILL_IN = "TO FILL IN"  # a comment after a placeholder value, as `proxima convert` writes it
 Scalar = str | int | float | bool | None
 
 

@@ -54,7 +54,7 @@ class IfSet:
 
 
 def values_are_filled_in(r: Resolved[Any]) -> Findings:
-    """No value has the comment that it only stands in for one to be filled in."""
+    """Refuse values whose comment says that they are placeholders to be filled in."""
     for entry in r.entries:
         if entry.where.endswith(FILL_IN):
             remedy = f"set it and remove the comment, or {entry.path}=… on the command line"

@@ -46,7 +46,7 @@ def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], mar
         if not all(part.isdigit() for part in child):
             lines += yaml_lines(child, leaf, f"{margin}  ")
             continue
-        for index in sorted(child, key=int):  # of a list: the dash stands before its first field
+        for index in sorted(child, key=int):  # of a list: the dash precedes its first field
             inner = yaml_lines(child[index], leaf, f"{margin}    ")
             first = next(i for i, (text, _) in enumerate(inner) if not text.lstrip().startswith("#"))
             for at, (text, comment) in enumerate(inner[: first + 1]):

@@ -57,8 +57,8 @@ class Episode:
             this path is not the last one.
         cut: the limit that ended it; empty: it ended by itself.
         failure: why there is no result, one line; such an episode has no valid score. Empty: none.
-        attempts: how many times it was begun.
-        forks: paths that the episode has beside this one.
+        attempts: how many times it was started.
+        forks: paths that the episode has in addition to this one.
     """
 
     spans: tuple[Span, ...] = ()

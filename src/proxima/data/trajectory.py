@@ -118,8 +118,8 @@ class Trajectory(Columns):
         routes: bool = False,
     ) -> "Trajectory":
         """A completion, or one path of an episode, trained on what the model wrote; `behavior` says which of the
-        engine's two log-probs is μ, `untruncated` or `sampled`, which brings the completion's `sampling_mask`; `routes`
-        brings its `routed_experts`. No column is copied."""
+        engine's two log-probs is μ, `untruncated` or `sampled`, which adds the completion's `sampling_mask`; `routes`
+        adds its `routed_experts`. No column is copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,

@@ -18,7 +18,7 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 
 
 class HostCopies:
-    """Copies to the host that are begun one by one and waited for once.
+    """Copies to the host that are started one by one and awaited together.
 
     copies = HostCopies(); on_host = copies.begin(tensor); …; copies.wait()     on_host may be read from here on
     """
@@ -36,7 +36,7 @@ class HostCopies:
         return host.copy_(value, non_blocking=True)
 
     def wait(self) -> None:
-        """Wait for all that were begun."""
+        """Wait for all copies that were started."""
         if self._device is not None:
             module: Any = torch.get_device_module(self._device)
             module.current_stream(self._device).synchronize()

@@ -351,7 +351,7 @@ def tried_limits(
     height: int, width: int, dtype: torch.dtype, packed: bool, threads: int, *, transposed: bool = False
 ) -> tuple[int, int]:
     """Least and most rows of a CPU product [n, width] → [n, height], such that a row has the same bits whatever n is.
-    `transposed`: the weight lies in memory as [width, height].
+    `transposed`: the weight is stored as [width, height].
 
     Libraries choose kernels by shape and threads: with AMX, products of few rows, and bf16 ones of many, have others.
     Tried on sums whose terms cancel, so that the result is their rounding errors, and another order of summation can't

@@ -244,7 +244,7 @@ class EngineSetup:
         compute: the thread of the tensor work of this process; None: that of the event loop.
         log: file for the output of a process that the engine starts; None: only its errors, where those of this process
             go.
-        spread: brings a folder that was just written, of which others beside it stay, to the other machines whose
+        spread: copies a folder that was just written, of which others beside it stay, to the other machines whose
             servers read it; called in the thread of the tensor work. None: all servers see the folders of this one.
     """
 
@@ -342,7 +342,7 @@ class EngineSpec(Protocol):
         Returns: warnings for the user.
 
         Raises:
-            FieldError: it can't; `field` is one of this spec's own, the caller adds where the spec stands.
+            FieldError: it can't; `field` is one of this spec's own, the caller adds the spec's place in the config.
             UserError: the same, where no field is to blame.
         """
         return []

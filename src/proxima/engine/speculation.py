@@ -82,7 +82,7 @@ class NgramDrafter:
             return ()
         found = self.tokens[place : place + length]
         period = len(self.tokens) - place
-        found += [found[i % period] for i in range(len(found), length)]  # a text that repeats itself goes on so
+        found += [found[i % period] for i in range(len(found), length)]  # repetitive text is likely to continue so
         self._unseen = list(found)
         return found
 

@@ -44,7 +44,7 @@ def main(reference: str) -> None:
     loop.run_forever()
 
 
-class Row(dict[str, Any]):
+class JobRow(dict[str, Any]):
     """The row of an episode; a column that it lacks is a KeyError that lists those it has."""
 
     def __missing__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class Row(dict[str, Any]):
 
 
 async def _played(function: Callable[..., Any], job: dict[str, Any]) -> dict[str, Any]:
-    job["row"] = Row(job["row"])
+    job["row"] = JobRow(job["row"])
     arguments = {name: job[name] for name in inspect.signature(function).parameters if name in ASKED}
     try:
         if inspect.iscoroutinefunction(function):

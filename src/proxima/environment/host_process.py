@@ -27,9 +27,9 @@ CALL_BYTES = 1 << 16  # of the output of a call that are kept
 CUT = b"\n... the rest of what this call printed is left out\n"
 OBSERVATION_ROLES = ("user", "tool", "system")
 OPENING_ROLES = (*OBSERVATION_ROLES, "assistant")
-# What a tool raises when the model's arguments are wrong, which the model is told. Anything else is a fault.
+# Exceptions of a tool for wrong arguments of the model, which are shown to the model. Any other is a fault.
 TOLD = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
-TOLD_OF = ("sqlite3", "re")  # modules whose errors are told, too
+TOLD_OF = ("sqlite3", "re")  # modules whose errors are shown, too
 
 _builtins = dict(vars(builtins))
 _environments: dict[int, Any] = {}

@@ -300,7 +300,7 @@ def _columns(environment: Any) -> list[str]:
 
 
 def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[str, Any]]:
-    """The schemas of the tools that an environment brings; FieldError if one is no schema, or its name is taken."""
+    """The schemas of the tools that an environment provides; FieldError if one is no schema, or its name is taken."""
     if not brings_tools(environment):
         return []
     try:

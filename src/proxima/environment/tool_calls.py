@@ -5,7 +5,7 @@
     xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
     code     a fenced block, with the tool's name behind the fence             templates without tools
 
-Any text is read: what begins as a call and is none is told in one line, and never raises.
+Any text is read: text that begins like a call but is not one is reported in one line, and never raises.
 """
 
 import json

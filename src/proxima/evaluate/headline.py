@@ -76,7 +76,7 @@ class Headline:
 
     @property
     def share(self) -> bool:
-        """True for what lies in [0, 1] whatever the reward."""
+        """True for figures that are in [0, 1] whatever the reward is."""
         return self.key in (ACCURACY, CUT) or self.key.startswith(("mean@", "pass@"))
 
     def value(self, record: Record) -> float | None:

@@ -80,7 +80,7 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
         differences: second minus first, a question.
         single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its
             95 % where few questions differ, too (`paired_score`).
-        shares: they lie in [-1, 1]; False for rewards.
+        shares: the differences are in [-1, 1]; False for rewards.
     Raises: ValueError without questions, or for single answers that differ by something else.
     """
     if single:

@@ -10,7 +10,7 @@ from proxima.evaluate.headline import Headline, Record
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """The run ends after an evaluation if the last `patience` of them brought no improvement.
+    """The run ends after an evaluation if the last `patience` of them showed no improvement.
 
     Args:
         patience: evaluations without an improvement, >= 1.

@@ -1,4 +1,5 @@
-"""C++ for bf16 on a CPU: what lies between torch's calls, compiled where a compiler is. Without one the same is torch.
+"""C++ for bf16 on a CPU: the operations between torch's calls, compiled if there is a compiler. Without one the same is
+torch.
 
 compiled   compiles a file once a machine and keeps the library; `vectors.h` is what the files share
 step       norms, rotary, attention over the cache and SwiGLU of a decode step

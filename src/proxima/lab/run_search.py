@@ -1,4 +1,4 @@
-"""Finds the folders of runs: those that are named, that lie below a folder, or that match a pattern."""
+"""Finds the folders of runs: those that are named, are below a folder, or match a pattern."""
 
 import glob
 import itertools

@@ -82,7 +82,7 @@ def run_sweep(
 
     Args:
         runs: of `plan_runs`.
-        observers: are told of each event, in this order.
+        observers: notified of each event, in this order.
         retry_failed: also resume failed runs, from their last checkpoint.
         command: the command of a run; tests pass their own.
     Raises: UserError if another sweep is using the folder.

@@ -19,7 +19,7 @@ def fused_log_prob(
     them.
 
     Raises:
-        IndexError: a target is no row of `weight`; kernels would read what lies beyond it.
+        IndexError: a target is no row of `weight`; kernels would read beyond its end.
     """
     exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
     kernels = None if not exact or any(size % LANES for size in weight.shape) else train_kernels()

@@ -153,9 +153,9 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
 
 def bound_product_caches() -> None:
     """Have torch remember the code of `SHAPES` products in bf16 on a CPU, unless the environment says how many. Each
-    takes a megabyte, packed batches bring a dozen new shapes each, and torch would remember 1,024 in each of two
-    caches: gigabytes, the more as the heap between them becomes fragmented. The layers of a model have the same
-    shapes, so a pass needs a dozen."""
+    takes a megabyte, packed batches have a dozen new shapes each, and torch would remember 1,024 in each of two caches:
+    gigabytes, the more as the heap between them becomes fragmented. The layers of a model have the same shapes, so a
+    pass needs a dozen."""
     for name in PRODUCT_CACHES:
         os.environ.setdefault(name, str(SHAPES))  # read at the first product
 
@@ -212,7 +212,7 @@ def load_weights(
 def align_weights(model: "nn.Module") -> None:
     """Copy the parameters to where torch would have allocated them.
 
-    Those read from safetensors lie in the mapped file, behind a header of any length, and the kernels of some CPUs
+    Those read from safetensors are in the mapped file, behind a header of any length, and the kernels of some CPUs
     choose the order of a sum by the address of a matrix: the weights of a checkpoint would not always compute what the
     same weights computed before it was written.
     """

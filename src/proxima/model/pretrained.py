@@ -25,7 +25,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
     """A model with its tokenizer and path; `base` is what its adapter is for, None without one. On many ranks,
-    `sharding` says how it lies on them, and `device` where this rank computes, which its weights need not be."""
+    `sharding` says how it is distributed, and `device` where this rank computes, which its weights need not be."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"

@@ -17,7 +17,7 @@ from proxima.data import Completion, PackedBatch
 
 class TrainedTurn(NamedTuple):
     """A turn of the model in a path: its number, its reward by the environment, which tokens of the path it wrote, and
-    what stands for the state that it saw."""
+    a representation of the state that it saw."""
 
     number: int
     reward: float

@@ -58,7 +58,7 @@ class Adam:
 
 
 def by_mesh(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups, each split into those that lie on one device mesh, which a fused step needs; none is empty."""
+    """Parameter groups, each split into those on one device mesh, which a fused step needs; none is empty."""
     split = []
     for group in groups:
         meshes = dict[Any, list[nn.Parameter]]()

@@ -59,5 +59,5 @@ def _place(
     own: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
     if own is not None:
         return own(key, parameter)  # type: ignore[no-any-return]
-    fused = bool(optimizer.defaults.get("fused"))  # its step counts lie beside the weights, others on the CPU
+    fused = bool(optimizer.defaults.get("fused"))  # step counts then are on the weights' device, else on the CPU
     return parameter.shape, parameter.device if value.dim() or fused else torch.device("cpu")

@@ -1,5 +1,5 @@
-"""Optimizers that step a weight at a time, on this rank's slice of it; their state is plain tensors, or sharded ones
-that lie as the weight does, so that any number of ranks writes and reads it."""
+"""Optimizers that step a weight at a time, on this rank's slice of it; their state is plain tensors, or sharded like
+the weight, so that any number of ranks writes and reads it."""
 
 import math
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
     Args:
         groups: as torch's optimizers take them.
         defaults: of a group's settings.
-        on_host: the state lies in host memory, pinned beside a GPU.
+        on_host: the state is in host memory, pinned beside a GPU.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any], *, on_host: bool = False) -> None:
@@ -93,7 +93,7 @@ def own_slice(tensor: Any) -> Tensor:
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
-    """The tensor of `shape` whose slice on this rank is `own`; it lies on the ranks as `weight` does."""
+    """The tensor of `shape` whose slice on this rank is `own`; it is sharded as `weight` is."""
     if not hasattr(weight, "to_local"):
         return own
     from torch.distributed.tensor import DTensor

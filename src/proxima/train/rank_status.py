@@ -10,8 +10,8 @@ class RankStatus:
     """Written by the thread that computes.
 
     Args:
-        issued: how many collectives this process has begun, over all its groups; ranks that wait for one another differ
-            in it.
+        issued: how many collectives this process has started, over all its groups; ranks that wait for one another
+            differ in it.
     """
 
     def __init__(self, issued: Callable[[], int] = int) -> None:

@@ -77,7 +77,7 @@ class TrainStack:
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update; the methods are rank 0's, and the others are told what to do.
+        ranks: the processes that share each update; the methods are rank 0's, which tells the others what to do.
         name: by which the other ranks know it.
     """
 
@@ -302,7 +302,7 @@ class TrainStack:
             for d in self.ranks.broadcast(whole and objective.denominators(whole.updates[number], statistics)) or ()
         ]
         measured = Measured()
-        problem: Exception | None = None  # of a loss; the passes of the other ranks go on until all know of it
+        problem: Exception | None = None  # of a loss; the passes of the other ranks continue until all know of it
         cuts = self._micro_batches(run)
         passes = self.ranks.most(len(cuts))
         for index in range(passes):

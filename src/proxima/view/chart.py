@@ -217,7 +217,7 @@ def line_chart(
     Args:
         label: what a screen reader reads out.
         zero: the axis starts at 0.
-        ends: of the axis; what lies beyond is drawn at them. None: those of the values.
+        ends: of the axis; values beyond are drawn at them. None: those of the values.
         within: what the axis shows at least; bands are cut off at its edge. None: all points and bands.
     """
     drawn = [_prepared(s, ends or (-math.inf, math.inf)) for s in series]

@@ -19,8 +19,8 @@ class Curves:
         keys: of metrics.jsonl, with the names of their lines.
         write: formats a value.
         zero: the axis starts at 0.
-        ends: of the axis, where the values have ends; what lies beyond is drawn at them.
-        share_if_possible: the axis is 0 … 1 if all values lie there.
+        ends: of the axis, where the values have ends; values beyond are drawn at them.
+        share_if_possible: the axis is 0 … 1 if all values are in it.
         unusual: lines that are 0 throughout are left out.
         held_out: keys of the evaluations, drawn as dots, with their names.
     """

@@ -61,7 +61,7 @@ class LossTokens:
         return cls(index, sequences, counts[sequences])
 
     def select(self, values: Tensor) -> Tensor:
-        """[N] → [n] float64, detached; what lies outside the loss may be NaN."""
+        """[N] → [n] float64, detached; values outside the loss may be NaN."""
         return values.detach()[self.index].double()
 
     def sums(self, values: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def sequence_statistics(row: Tensor) -> Metrics:
 
 
 def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: float, lower: float) -> Metrics:
-    """Distribution of the weights, from their logs [N], and how many lie outside the bounds of the correction."""
+    """Distribution of the weights, from their logs [N], and how many are outside the bounds of the correction."""
     tokens = LossTokens.of(b)
     raw = safe_exp(tokens.select(log_w))
     bounded, row = distribution(raw.clamp(lower, upper)), tokens.means(raw)

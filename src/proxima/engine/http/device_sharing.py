@@ -15,7 +15,7 @@ async def sleep_all(pool: ReplicaPool) -> None:
 
 
 async def wake_all(pool: ReplicaPool) -> None:
-    """Every server takes its devices again; the pause goes on. One that can't is ejected, and woken when it returns."""
+    """Every server takes its devices again, and stays paused. One that can't is ejected, and woken when it returns."""
     await pool.each([replica for replica in pool.serving if replica.asleep], wake)
     pool.asleep = False
 

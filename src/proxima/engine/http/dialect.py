@@ -152,7 +152,7 @@ class WeightHandover:
 
     Args:
         version: theirs.
-        label: what the server is to call it, so that it can be told from the versions of other runs.
+        label: what the server is to call it, so that it differs from the versions of other runs.
         folder: a Hugging Face folder with them, complete: config, tokenizer, safetensors. The server must see the path.
         how: one of `ServerFacts.weight_updates`.
         seconds: deadline of it all.

@@ -17,7 +17,7 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
-BUSY_NEWS = 3  # waits for a busy server, in a row, after which the user is told
+BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is warned
 CONFIRM_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
 EVENTS = 1000  # the latest lines for the user, that are kept
 

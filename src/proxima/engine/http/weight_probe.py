@@ -254,7 +254,7 @@ class WeightProbe:
             given: [T] what it gives.
             judged: a slope that is not 1 is an error.
 
-        Returns: `slope`, `slope_error` and `slope_limit`, where it could be told from 0.
+        Returns: `slope`, `slope_error` and `slope_limit`, if it could be distinguished from 0.
 
         Raises:
             UserError: it is not 1 within its error.

@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None)
 
 
 class ProgramFailed(Exception):
-    """A program, or what it runs, failed: the episode with it. No error that the model is told."""
+    """A program, or what it runs, failed, and so does the episode. The model does not see this error."""
 
 
 class Program:

@@ -17,7 +17,7 @@ VERSION = "2025-06-18"
 class Mcp(Environment):
     """The tools of a server, as tools of the model. Each episode has a server of its own, unless it is `shared`.
 
-    The texts of a tool's answer are its result; an error that the server reports as the tool's is told to the model. A
+    The texts of a tool's answer are its result; an error that the server reports as the tool's is shown to the model. A
     server that ends, or answers with an error of the protocol, fails the episode.
 
     Args:

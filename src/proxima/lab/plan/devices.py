@@ -37,12 +37,12 @@ class DeviceKind:
     products: float = 0.0
 
     def nodes(self, group: int, stride: int = 1) -> int:
-        """Nodes that every `stride`th of neighbouring devices lies on, for a group of so many."""
+        """The number of nodes that a group of every `stride`th of neighbouring devices spans."""
         return max(1, math.ceil(group * stride / self.node))
 
     def link(self, group: int, stride: int = 1) -> float:
         """Bytes a second that a device of a group gets of an all-gather: every `stride`th of neighbouring devices is in
-        it. Across nodes, each adapter of a node brings its part, and the devices of the group share it inside."""
+        it. Across nodes, each adapter of a node carries its part, and the devices of the group share it inside."""
         if group * stride <= self.node:
             return self.inside * 1e9
         return min(self.inside, self.across * max(1, self.node // stride)) * 1e9

@@ -78,7 +78,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """By group: what computation waits for, and what goes on beside it."""
+    """By group: the traffic that computation waits for, and the traffic that overlaps with it."""
 
     blocking: dict[str, Traffic]
     overlapped: dict[str, Traffic]

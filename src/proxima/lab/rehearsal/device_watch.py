@@ -159,8 +159,8 @@ class DeviceWatch(TorchDispatchMode):
         self.bytes.most, self.bytes.peak = self.bytes.total, dict(self.bytes.now)
 
     def _frames(self) -> Iterator[FrameType]:
-        """The frames of ours, the innermost first; those of a backward pass, which has threads of its own, lie within
-        those of the thread that waits for it."""
+        """The frames of ours, the innermost first; those of a backward pass, which runs in other threads, follow those
+        of the thread that waits for it."""
         own: FrameType | None = sys._getframe(2)
         waiting = None if threading.get_ident() == self._thread else sys._current_frames().get(self._thread)
         for frame in (own, waiting):

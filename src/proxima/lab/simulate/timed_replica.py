@@ -106,7 +106,7 @@ class TimedReplica:
         ]
 
     def drain(self) -> None:
-        """Run what has begun to its end, even in a pause, until `load`."""
+        """Finish completions that have begun, even in a pause, until `load`."""
         self._drains = True
         self.settle()
 

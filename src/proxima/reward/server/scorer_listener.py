@@ -16,7 +16,7 @@ from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
 
 GRACE_SECONDS = 3  # of the requests that are being answered when the server ends
-WRITE_SECONDS = 30  # until a client must go on reading
+WRITE_SECONDS = 30  # until a client must continue reading
 
 
 class Listener(uvicorn.Server):

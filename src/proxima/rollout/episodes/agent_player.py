@@ -173,7 +173,7 @@ class AgentEpisodes:
     # ---- an episode --------------------------------------------------------------------------------------------------
 
     async def _play(self, request: Request, openings: dict[int, Prompt]) -> Completion:
-        """An episode to its end; begun again where its agent fails."""
+        """Play an episode to its end; restart it if its agent fails."""
         attempts = Attempts(self.settings.retries)
         while True:
             try:
@@ -195,7 +195,7 @@ class AgentEpisodes:
         except TimeoutError:
             raise EnvironmentFailure(f"its agent took longer than {limit:g} s (episode.seconds)") from None
         except EnvironmentFailure:
-            if episode.broken is not None:  # which the agent was told, and did not survive
+            if episode.broken is not None:  # which the agent received as an error, and did not survive
                 raise episode.broken from None
             if not episode.cut:
                 raise

@@ -59,10 +59,10 @@ class Conversation:
     Args:
         template: of the run.
         opening: the messages before the first turn.
-        forks: `train`: go on on the new path; `refuse`: raise ForkRefused.
+        forks: `train`: continue on the new path; `refuse`: raise ForkRefused.
 
     `prompt` are the tokens of the opening, with the generation prompt; `awaits_turn`: the model is to speak
-    next. A `copy.copy` goes on without the other.
+    next. A `copy.copy` continues independently.
 
     Raises:
         UserError: the template fails for the opening.
@@ -146,8 +146,8 @@ class Conversation:
         return tuple(paths) or (_path([]),)
 
     def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
-        """Begin the new path with what stands before the first turn in a chat, or with the whole chat where the
-        template shows no such place. The space before a turn may be its own."""
+        """Begin the new path with the part of a chat before the first turn, or with the whole chat where the template
+        shows no such place. The space before a turn may be its own."""
         opening, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
         if not chat.startswith(opening):
             opening = chat
@@ -179,7 +179,7 @@ class Conversation:
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
 
     def _rewritten(self, nodes: Sequence[_MessageNode], chat: str, start: int, stop: int) -> list[_MessageNode]:
-        """The node that stands in a place of a chat instead of some; none where there was nothing and is nothing."""
+        """The node at one position of a chat instead of some; none where there was nothing and is nothing."""
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
             return []

@@ -98,7 +98,7 @@ class ChatEndpoint:
     """Serves `answer` on a free port of the loopback from `start` to `close`.
 
     Args:
-        model: the name that agents are told, and may send.
+        model: the name that agents see, and may send.
         answer: see there; it is cancelled if the agent goes away.
     """
 

@@ -13,7 +13,7 @@ def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
     """Means and counts over the episodes, failed ones only in the counts that say so; empty without an episode.
 
     Returns: `episode/turns/mean`, `episode/turns/max`; and counts: `calls` of tools, `unreadable` calls, `errors` of
-        tools, `observation_tokens`, episodes `cut` by a limit, by each (`cut/turns`), `failed`, begun again (`retried`:
+        tools, `observation_tokens`, episodes `cut` by a limit, by each (`cut/turns`), `failed`, restarted (`retried`:
         how often), `forks`.
     """
     episodes = [completion for completion in completions if completion.episode is not None]

@@ -79,7 +79,7 @@ class Played:
         return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
     def add(self, completion: Completion) -> PlayedTurn:
-        """A turn of the model, asked for or, in an episode that is begun again, sampled before."""
+        """A turn of the model: requested, or in a restarted episode sampled before."""
         self.contexts.append(self.conversation.context)
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
         self.turns.append(PlayedTurn(completion, self.state))

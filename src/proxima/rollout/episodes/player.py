@@ -1,7 +1,7 @@
 """Plays episodes: like an engine's `generate`, but each completion has several turns.
 
 The first turns of a prompt's completions go to the engine in one call, so that it reads the opening once; each further
-turn is a call of its own, as the episodes go on. The draws of a turn are keyed by (seed, uid, sample, turn) and the
+turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample, turn) and the
 environment's seed by (seed, uid): an episode that is played again, after a kill or a failure of its environment, is the
 same one.
 """
@@ -187,7 +187,7 @@ class GroupTable:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
-        """An episode to its end; begun again where its environment fails, with the first turn that was sampled."""
+        """Play an episode to its end; restart it if its environment fails, with the first turn that was sampled."""
         attempts = Attempts(self.rules.settings.retries)
         while True:
             try:

@@ -117,8 +117,8 @@ class TurnTemplate:
         the encoding of what is between them.
 
         Args:
-            tokens, text: what stood there.
-            before, new: the text before the place, and what stands there now.
+            tokens, text: the old contents of the place.
+            before, new: the text before the place, and the new contents of the place.
         """
         pieces = self._pieces(tokens, text)
         if pieces is None:

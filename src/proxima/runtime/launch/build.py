@@ -48,7 +48,8 @@ def make_controller(
     services: RunServices,
     restored: Restored,
 ) -> Controller:
-    """Everything that the loop touches, and the loop, which closes it; what was begun before a failure ends here."""
+    """Everything that the loop touches, and the loop, which closes it; what was started before a failure is closed
+    here."""
     with ExitStack() as opened:
         opened.callback(learner.close)
         controller = _controller(config, learner, batch_builder, data, services, restored, opened)

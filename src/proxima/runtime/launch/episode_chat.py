@@ -135,7 +135,7 @@ class EpisodeChat:
         table: of `make_table`.
         engine: samples the turns.
         sampling: of a turn.
-        hears: is told what happens.
+        hears: notified of what happens.
     """
 
     def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:

@@ -135,7 +135,7 @@ def generate(
 ) -> tuple[list[Completion], float]:
     """Answers of a model (a path, or a run folder's last checkpoint) through the local engine.
 
-    `warn` is told if the model has no chat template.
+    `warn` is called if the model has no chat template.
 
     Returns: `samples` completions for each question, in order, and the seconds that generation took.
     """

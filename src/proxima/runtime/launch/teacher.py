@@ -51,7 +51,7 @@ def check_teacher(config: "RunConfig", distillation: "DistillationConfig", token
 
 
 def shared_vocabulary(config: "RunConfig") -> int:
-    """Ids that both models have; what lies beyond, in one of them, is padding of its output layer."""
+    """Ids that both models have; further ids, in one of them, are padding of its output layer."""
     assert config.algorithm.distillation is not None
     configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
     return min(int(model_config.get_text_config().vocab_size) for model_config in configs)

@@ -9,7 +9,7 @@ what those beside the first do.
     rank_host           the actor: starts the process of a rank on its node, and passes on its lines and its end
     rank_process        the process itself: calls the function of the rank
     rank_lines          the lines of all ranks as one text, and in one file
-    engine_group        the servers of `placement.engines`: an actor each, started again while the run goes on
+    engine_group        the servers of `placement.engines`: an actor each, restarted while the run continues
     engine_host         the actor: starts a server on its node
     door                a port of rank 0's node that leads to a server, wherever it was started last
     placed_engine       how rank 0 finds these

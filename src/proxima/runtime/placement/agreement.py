@@ -15,7 +15,7 @@ from proxima.runtime.watch.environment import package_version
 
 VERSIONS = ("proxima", "torch", "transformers", "python")
 MIB = 2**20
-LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node: NCCL's buffers lie there
+LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node: NCCL's buffers are there
 LEAST_DISK = 64 * MIB  # of the folder for temporary files
 OWN = ("folder", "monitor", "view")  # fields of rank 0 alone
 

@@ -1,5 +1,5 @@
-"""The servers of a run on a Ray cluster: an actor each, in bundles of their own. One that dies is started again,
-wherever there is room, while the run goes on; what generates reaches it by the same address as before."""
+"""The servers of a run on a Ray cluster: an actor each, in their own bundles. One that dies is restarted wherever there
+is room, while the run continues; clients reach it at the same address as before."""
 
 import secrets
 import time

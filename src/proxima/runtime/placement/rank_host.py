@@ -140,7 +140,7 @@ class RankHost:
 
     async def _guard(self, raylet: int) -> None:
         """End with the raylet, which Ray leaves to chance, and when no supervisor asks any more: a rank that was given
-        up as lost must not go on writing beside the one that replaced it."""
+        up as lost must not continue writing alongside the one that replaced it."""
         while os.getppid() == raylet and time.monotonic() - self.asked < LEASE_SECONDS:
             await asyncio.sleep(1)
         await self.kill()

@@ -1,4 +1,4 @@
-"""On rank 0: hears the other ranks, says which one differs when the run stands still, and ends the run when one dies.
+"""On rank 0: hears the other ranks, reports which one differs when the run stalls, and ends the run when one dies.
 
 A thread listens, because the thread that computes may be inside a collective that never ends. It chooses the first
 cause of what it hears, and ends the process where that can't be done in order.
@@ -323,7 +323,7 @@ class RankWatch:
         os._exit(2 if self.failure.refused else 1)
 
     def _look(self, now: float) -> None:
-        """Warn of what stands still, and give it up after `timeout`."""
+        """Warn when the run stalls, and end it after `timeout`."""
         late = self.late(now)
         if late is None:
             self._warn_after = SILENT_BEATS * self.heartbeat

@@ -148,7 +148,7 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Undo `begin`, where no run has begun since: a refused one leaves nothing. What somebody else has written
+        """Undo `begin`, if no run has started since: a refused one leaves nothing. What somebody else has written
         stays, and so does its folder."""
         if self._lock is None or self.has_run:
             return

@@ -320,7 +320,7 @@ class Journal:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        if self._opened and not self.path.exists():  # SQLite would go on in a file without a name
+        if self._opened and not self.path.exists():  # SQLite would continue in a deleted file
             remedy = "resume the run (--resume): the steps up to the last checkpoint are restored from metrics.jsonl"
             raise UserError(f"{self.path} was deleted during the run", remedy=remedy)
         try:

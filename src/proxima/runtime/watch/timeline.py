@@ -32,8 +32,8 @@ NAMES = {TRAINER: "trainer", ENGINE: "engine", REWARDS: "rewards"}
 
 class Timeline:
     """Appends events to the file, which is created by the first one; events that it has are kept. What is written is on
-    its way to the disk at each `flush`. A full disk ends the timeline, never the run. `warn` is told when the timeline
-    ends, or leaves something out."""
+    its way to the disk at each `flush`. A full disk ends the timeline, never the run. `warn` is called when the
+    timeline ends, or leaves something out."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
         self.path, self.warn = path, warn

@@ -176,7 +176,7 @@ class ViewedRun:
         return next((int(r["step"]) for r in reversed(self.records()) if r["kind"] == "train"), 0)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json; empty while the run goes on, or where it is damaged."""
+        """summary.json; empty while the run continues, or if it is damaged."""
         try:
             return _mapping(json.loads(self.files.summary.read_text(encoding="utf-8")))
         except (OSError, ValueError):
@@ -220,7 +220,7 @@ class ViewedRun:
         return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
 
     def headline(self, evals: list[dict[str, Any]]) -> str:
-        """The metric of the evaluations that stands for the run."""
+        """The metric of the evaluations that represents the run."""
         from proxima.evaluate.headline import Headline
 
         return Headline.of(evals).key

@@ -63,5 +63,5 @@ class Tracker:
         return None
 
     def open(self, run: TrackedRun) -> TrackerSession:
-        """Begin to track the run, or continue where `run.identity` was. It may block; the run goes on meanwhile."""
+        """Begin to track the run, or continue where `run.identity` was. It may block; the run continues meanwhile."""
         raise NotImplementedError

@@ -117,7 +117,7 @@ class TrackerObserver(Observer):
             self._busy_since = self.clock.now()
             try:
                 call()
-            except BaseException as error:  # a tool that calls sys.exit() fails, its thread goes on
+            except BaseException as error:  # a tool that calls sys.exit() fails; its thread continues
                 self._error = self._error or " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._busy_since = None
 

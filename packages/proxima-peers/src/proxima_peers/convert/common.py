@@ -73,7 +73,7 @@ SCHEDULES = {
 
 
 def schedule(d: Draft, o: Options, *names: str, default: str, path: str = "train") -> None:
-    """`schedule` of `train` or `critic` by its common names; for another one constant stands in."""
+    """`schedule` of `train` or `critic` by its common names; another one is replaced by `constant`."""
     written = o.choice(SCHEDULES, *names, default=default)
     d.put(f"{path}.schedule", SCHEDULES[written], o.origin(*names))
 

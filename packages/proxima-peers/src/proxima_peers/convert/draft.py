@@ -29,7 +29,7 @@ TITLES = {  # of the lists of a draft
 }
 
 Fields = dict[str, Sourced]
-EMPTY: dict[str, Any]  # slots that a recipe may leave out, as they stand where one waits
+EMPTY: dict[str, Any]  # placeholders for slots that a recipe may leave out
 EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
 EMPTY |= {"task.environment": None, "task.tools": []}
 
@@ -96,7 +96,7 @@ class Draft:
         self.unsupported.append(Leftover(name, why))
 
     def needs(self, path: str, why: str) -> None:
-        """Record a value to fill in, for which the default of the recipe stands in."""
+        """Record a value that the user must fill in; the default of the recipe is used meanwhile."""
         self.missing.append(Leftover(path, on_one_line(why)))
 
     def wait(self, path: str, option: str, why: str) -> None:

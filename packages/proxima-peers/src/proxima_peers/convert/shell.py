@@ -32,7 +32,7 @@ def statements(text: str) -> Iterator[Statement]:
     for token, operator in _Scan(text.replace("\r\n", "\n")).tokens():
         if not operator:
             statement.words.append(token)
-        elif array := _ARRAY.fullmatch(token):  # what stands before it, as `declare`, says nothing
+        elif array := _ARRAY.fullmatch(token):  # words before it, such as `declare`, mean nothing
             statement = Statement(array=array[1])
         elif token == ")" or statement.array is None:
             if statement.words or statement.array:

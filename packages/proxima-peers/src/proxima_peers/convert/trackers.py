@@ -33,7 +33,7 @@ AREAL: dict[str, tuple[str, ...]] = {
     "wandb": ("project", "entity", "name", "group", "tags", "mode"),
     "trackio": ("project", "name", "space_id"),
 }
-AREAL_NAMES = {"project": "experiment_name", "name": "trial_name"}  # what stands in for those that are not set
+AREAL_NAMES = {"project": "experiment_name", "name": "trial_name"}  # defaults of those that are not set
 
 
 def trl(d: Draft, o: Options) -> None:

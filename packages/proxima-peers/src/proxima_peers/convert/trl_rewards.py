@@ -83,7 +83,7 @@ def _functions(o: Options) -> list[NamedReward]:
 
 
 def rewards(d: Draft, o: Options) -> None:
-    """`reward_funcs` with `reward_weights`; a placeholder with its weight stands in for an unknown function."""
+    """`reward_funcs` with `reward_weights`; an unknown function becomes a placeholder with its weight."""
     functions, weights = _functions(o), o.get("reward_weights")
     if weights is not None and not (isinstance(weights, list) and all(_is_number(weight) for weight in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")

@@ -92,7 +92,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
     wanted: set[str] | None = None
 
     def init_transfer_engine(self, init_info: FolderInit) -> None:
-        """Note what a whole update brings: every parameter, tied ones once. There is no connection."""
+        """Note the contents of a whole update: every parameter, tied ones once. There is no connection."""
         if self.wanted is None:  # later the model may be in the midst of an update that failed
             self.wanted = {name for name, _ in self.model.named_parameters()}
 
