@@ -39,16 +39,16 @@ class EventLoopThread:
             raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same; blocks."""
+        """Run `work` and block until it returns."""
         return self.start(work).result()
 
     def submit(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Call it there, soon; nothing happens once the loop is closed."""
+        """Schedule a call in the loop; ignored once the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run it there. What comes of it; the loop runs it as long as that is kept.
+        """Start `work` in the loop and return its future, to which the caller must keep a reference.
 
         Raises:
             RuntimeError: the loop is closed.
@@ -103,7 +103,7 @@ class Arrivals(Generic[T]):
             self._loop.call_soon_threadsafe(self._some.set)
 
     async def get(self) -> T:
-        """The next one; raises it if it is an exception."""
+        """The next item; raised if it is an exception."""
         while not self.items:
             await self._some.wait()
             self._some.clear()

@@ -83,19 +83,19 @@ class Executor:
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
     def register_pre_pause_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` before the engine pauses, while it still samples. Returns what removes it again."""
+        """Call `hook` before the engine pauses, while it still samples. Returns a function that removes the hook."""
         return self._register("pre_pause", hook)
 
     def register_post_pause_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` when no token is being sampled any more. Returns what removes it again."""
+        """Call `hook` once no token is being sampled. Returns a function that removes the hook."""
         return self._register("post_pause", hook)
 
     def register_pre_resume_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` before the engine samples again. Returns what removes it again."""
+        """Call `hook` before the engine resumes sampling. Returns a function that removes the hook."""
         return self._register("pre_resume", hook)
 
     def register_post_resume_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` when the engine samples again. Returns what removes it again."""
+        """Call `hook` once the engine samples again. Returns a function that removes the hook."""
         return self._register("post_resume", hook)
 
     def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
@@ -202,5 +202,5 @@ class Executor:
         return await self.engine.health()
 
     def close(self) -> None:
-        """End what the engine has started beside this process."""
+        """Stop the processes that the engine has started."""
         close_engine(self.engine)

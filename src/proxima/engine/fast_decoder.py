@@ -124,14 +124,14 @@ class FastDecoder(CachingDecoder):
         )
 
     def _vector(self, name: str, weight: Tensor) -> Tensor:
-        """In float32, in the memory of the one that had this name before."""
+        """A float32 copy of a vector, in the memory of the previous one of this name."""
         if name not in self.vectors:
             self.vectors[name] = torch.empty_like(weight, dtype=torch.float32)
         return self.vectors[name].copy_(weight)
 
     def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
-        """Of linear layers that read the same states, the first `rotary` with their rows permuted; in the memory of the
-        one that had this name before."""
+        """The joined weights of linear layers that read the same states, the first `rotary` with permuted rows, in the
+        memory of the previous one of this name."""
         weights = [weight_of(module) for module in modules]
         orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
         biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
@@ -201,7 +201,7 @@ class FastDecoder(CachingDecoder):
         return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
 
     def _buffers(self, rows: int) -> Sequence[Tensor]:
-        """Of a step, kept for the next one: fresh memory costs more than what is computed in it."""
+        """Buffers of a step, reused by the next: allocating memory costs more than the computation in it."""
         if not self.buffers or len(self.buffers[0]) < rows:
             queries, width = self.heads * self.head_dim, self.embedding.shape[1]
             widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width

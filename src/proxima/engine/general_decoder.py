@@ -133,8 +133,8 @@ class RecomputeDecoder(_ModelCopy):
 
 
 class SteadyRows(TorchFunctionMode):
-    """Within it the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`,
-    which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
+    """Context in which the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's
+    `Conv1D`, which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -43,7 +43,7 @@ class GraphedSteps:
 
     @staticmethod
     def reach_of(longest: int, capacity: int) -> int:
-        """At least `longest`, one of few numbers, and not much larger than needed."""
+        """A reach of at least `longest` from a small set of values, not much larger than needed."""
         return min(rounded_up(longest, 64), capacity)
 
     def run(self, step: Step, tokens: Tensor, position: Tensor, reach: int, places: Sequence[Tensor]) -> Tensor:

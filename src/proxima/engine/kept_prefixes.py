@@ -38,7 +38,7 @@ class KeptPrefixes:
         return most, longest
 
     def beginnings(self, prompt: Prompt, shared: Sequence[int], decoder: Decoder) -> list[Beginning]:
-        """Of a prompt's KV under the present weights, the longest first."""
+        """Names of the prefixes of a prompt's KV under the current weights, the longest first."""
         text, names, start = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16), list[Beginning](), 0
         for end in dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))):
             text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
@@ -90,12 +90,12 @@ class KeptPrefixes:
             self.positions -= kv.shape[3]
 
     def trim(self, most: int) -> None:
-        """Forget what was not used for longest, until no more than `most` positions are kept."""
+        """Forget the least recently used until at most `most` positions are kept."""
         while self.positions > most:
             self._forget(next(iter(self._kept)))
 
     def clear(self) -> None:
-        """The weights have changed."""
+        """Forget everything: the weights have changed."""
         self._kept.clear()
         self.positions = 0
         self._loads += 1

@@ -18,11 +18,11 @@ class MaskTable:
         self._used = np.zeros((2, lines), np.int64)  # of ids and counts
 
     def clear(self, line: int) -> None:
-        """The line holds nothing."""
+        """Empty a line."""
         self._used[:, line] = 0
 
     def append(self, lines: NDArray[np.int64], ids: Ints, counts: NDArray[np.int64]) -> None:
-        """More tokens on each of `lines`.
+        """Append tokens to each of `lines`.
 
         Args:
             ids: [M], step by step, and line by line within a step.

@@ -336,8 +336,8 @@ class EngineSpec(Protocol):
         return frozenset({"behavior_log_prob", "policy_version"})
 
     def check(self, needs: EngineRequirements) -> list[str]:
-        """Before any weights load: whether the engine can do what the run will ask of it. An engine in this process is
-        made for the run; a server is asked.
+        """Check, before any weights load, that the engine meets the requirements of a run. An engine in this process is
+        built for the run; a server is asked.
 
         Returns: warnings for the user.
 
@@ -370,8 +370,8 @@ class Engine(Protocol):
         ...
 
     async def in_flight(self) -> list[InFlight]:
-        """Every completion with a token that was not yielded when this was called, and changes nothing. A token that
-        was sampled before is in the answer, or in a completion that was yielded before it came; perhaps in both."""
+        """Every completion that has a token and was not yielded when this was called. Changes nothing. A token that was
+        sampled before is in the answer, or in a completion that was yielded before it came; perhaps in both."""
         ...
 
     async def publish(self, update: WeightUpdate) -> None:
@@ -389,7 +389,7 @@ class Engine(Protocol):
         ...
 
     async def resume(self) -> None:
-        """Sample again after `pause`."""
+        """Resume sampling after `pause`."""
         ...
 
     async def abort(self, prompt_uid: int) -> None:
@@ -402,6 +402,6 @@ class Engine(Protocol):
 
 
 def close_engine(engine: Engine) -> None:
-    """End what an engine has started beside this process. One that starts nothing needs no method `close`."""
+    """Stop the processes that an engine has started. One that starts nothing needs no method `close`."""
     if (close := getattr(engine, "close", None)) is not None:
         close()

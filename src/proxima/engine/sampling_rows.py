@@ -26,7 +26,7 @@ class SamplingRows:
         return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
 
     def of_rows(self, own: Tensor | slice) -> "SamplingRows":
-        """Those of some rows."""
+        """The settings of some rows."""
         return SamplingRows(**{field.name: getattr(self, field.name)[own] for field in fields(self)})
 
     @cached_property

@@ -147,7 +147,7 @@ class Scheduler:
 
     @property
     def detail(self) -> dict[str, Any]:
-        """Of `Health`."""
+        """Entries of `Health.detail`."""
         return {}
 
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
@@ -174,7 +174,7 @@ class Scheduler:
         self.waiting.extend(groups.values())
 
     def discard(self, sink: Sink) -> None:
-        """Drop the requests of a caller that went away."""
+        """Drop the requests of a caller that has left."""
         self._write()
         self._release([r for r in self.running if r.sink is sink])
         for entry in list(self.waiting):
@@ -308,7 +308,7 @@ class Scheduler:
         self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
-        """Of prompts that were just run, in this order."""
+        """Keep the routes of prompts that were just run, in this order."""
         routes = self.decoder.routes
         if routes is None:
             return
@@ -343,7 +343,7 @@ class Scheduler:
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
     ) -> list[tuple[RunningRequest, FinishReason]]:
-        """Those that end with their last token, which the table has."""
+        """The requests that end with their last token in the table."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
             if token in self.stop_tokens or self._has_stop_string(running):
@@ -357,7 +357,7 @@ class Scheduler:
         return bool(stop) and stop_at(decoded(self.tokenizer, self.table.tokens(running.line)), stop) is not None
 
     def _write(self) -> None:
-        """End the batch: what it has sampled goes to the table. Called before the running completions or the weights
+        """End the batch and write its samples to the table. Called before the running completions or the weights
         change."""
         batch, self._batch = self._batch, None
         if batch is not None and batch.sampled:

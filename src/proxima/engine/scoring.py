@@ -13,7 +13,7 @@ ROWS = 512  # of logits held at once
 
 
 def score_batches(requests: Sequence[ScoreRequest], most: int) -> Iterator[list[ScoreRequest]]:
-    """In order; those of a batch feed the model `most` tokens together, or it has one request."""
+    """Split requests, in order, into batches of at most `most` tokens or one request."""
     batch, room = list[ScoreRequest](), most
     for request in requests:
         fed = len(request.prompt_tokens) + max(0, len(request.tokens) - 1)  # the last one predicts nothing

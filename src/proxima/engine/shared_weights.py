@@ -37,7 +37,7 @@ class TensorPlace:
 
     @property
     def end(self) -> int:
-        """The first byte behind it."""
+        """The end offset in bytes."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return self.start + int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
 
@@ -79,7 +79,7 @@ class SharedWeights:
 
     @property
     def version(self) -> int:
-        """Of the weights, or UNFINISHED."""
+        """The version of the weights, or UNFINISHED."""
         return int(self._header[0])
 
     @torch.no_grad()

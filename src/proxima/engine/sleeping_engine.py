@@ -9,9 +9,9 @@ class SleepingEngine(Engine, Protocol):
     """An engine that can give up the memory of its devices. Both calls are for a paused one, which stays paused."""
 
     async def sleep(self) -> None:
-        """Give it up; nothing is sampled, scored or published before `wake`."""
+        """Release the memory; nothing is sampled, scored or published before `wake`."""
         ...
 
     async def wake(self) -> None:
-        """Take it again, with the weights as before."""
+        """Reallocate the memory, with the same weights."""
         ...

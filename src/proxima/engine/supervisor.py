@@ -103,11 +103,11 @@ class Supervisor:
 
     @property
     def outstanding(self) -> int:
-        """Completions that have not come."""
+        """Completions that have not arrived."""
         return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
 
     def not_taken(self) -> list[tuple[Completion, Request]]:
-        """Completions that have come and that their callers have not taken, each with its request."""
+        """Completions that have arrived but that their callers have not taken, each with its request."""
         completions = []
         for call in list(self._callers.values()):
             asked = {request.key: request for request in call.arguments[0]} if call.method == "generate" else {}

@@ -59,7 +59,7 @@ class TokenTable:
         return line
 
     def close(self, line: int) -> None:
-        """The line may be used again; what `read` returned stays valid."""
+        """Free a line; what `read` returned stays valid."""
         self._free.append(line)
 
     def add_column(self, name: str, of_token: NDArray[Any]) -> None:
@@ -68,7 +68,7 @@ class TokenTable:
         self.columns[name] = np.empty((len(self.length), capacity, *of_token.shape), of_token.dtype)
 
     def append(self, lines: Lines, policy_version: int, columns: Mapping[str, NDArray[Any]]) -> None:
-        """More tokens on each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k]."""
+        """Append tokens to each of `lines`, all of the same version of the weights: [steps, n] or [steps, n, top_k]."""
         steps = len(columns["tokens"])
         at = self._next(lines, steps)
         for name, column in self.columns.items():

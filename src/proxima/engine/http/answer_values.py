@@ -51,7 +51,7 @@ def whole(value: Any, what: str, least: int = 0) -> int:
 
 
 def number(value: Any, what: str) -> float:
-    """A number; NaN and the infinities are some."""
+    """A number; NaN and infinities are allowed."""
     if type(value) not in (int, float):
         raise ValueError(f"{what} is {_short(value)}, no number")
     return float(value)  # OverflowError for an integer beyond all floats

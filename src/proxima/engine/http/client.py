@@ -141,7 +141,7 @@ class StreamSize:
     def of(
         cls, tokens: int, *, prompt: int, set_size: int = 0, row_bytes: int = 0, repeats: bool = False
     ) -> "StreamSize":
-        """Of a completion: generous, so that only what is none goes beyond.
+        """The limits for a completion: so generous that only an invalid answer exceeds them.
 
         Args:
             tokens: of it, at most.
@@ -193,7 +193,7 @@ class ServerClient:
         query: Mapping[str, str] | None = None,
         size: int = ANSWER,
     ) -> Any:
-        """The same of a POST.
+        """Send a POST and return the decoded JSON, as `get` does.
 
         Args:
             size: most bytes of the answer.
@@ -248,7 +248,7 @@ class ServerClient:
 
     @contextmanager
     def _transfer(self, path: str, seconds: float) -> Iterator[None]:
-        """A transfer inside that fails is a `ServerError`."""
+        """Context in which a failed transfer raises `ServerError`."""
         try:
             yield
         except (TooLargeError, UnreadableError) as error:
@@ -287,7 +287,7 @@ class ServerClient:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """httpx's own, loaded once: that takes longer than a call."""
+    """The certificates of httpx, loaded once: loading takes longer than a call."""
     return httpx.create_ssl_context(trust_env=False)
 
 
@@ -346,7 +346,7 @@ async def stream_events(
 
 @contextmanager
 def as_expected(client: ServerClient, path: str, answer: object = None) -> Iterator[None]:
-    """Reading an answer inside raises `ServerError` where it has another form.
+    """Context in which reading an answer of unexpected form raises `ServerError`.
 
     Args:
         answer: what is read, for the message.

@@ -111,12 +111,12 @@ class TokenRequest:
 
     @property
     def row_bytes(self) -> int:
-        """Most bytes that come of the experts of each token."""
+        """The maximum number of bytes of routed experts per token."""
         return 0 if self.routes is None else self.routes.bytes_per_token
 
     @property
     def set_size(self) -> int:
-        """Most ids that come with each token."""
+        """The maximum number of ids per token in a sampling mask."""
         return (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
 
 
@@ -184,7 +184,7 @@ class ServerHealth:
 
 
 def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
-    """Raise UserError for as many tokens as fill the server's whole length: it wants room for one token more."""
+    """Raise UserError if the tokens fill the server's whole context: it needs room for one more."""
     if facts.max_length is not None and count >= facts.max_length:
         message = f"{url}: {count} tokens can't be scored at a maximum length of {facts.max_length}"
         raise UserError(message, remedy=f"start the server with {option} or more")
@@ -221,7 +221,7 @@ class Dialect(Protocol):
         ...
 
     async def resume(self, client: "ServerClient", facts: ServerFacts) -> None:
-        """Sample again."""
+        """Resume sampling."""
         ...
 
     async def abort(self, client: "ServerClient", facts: ServerFacts, ids: Sequence[str]) -> None:
@@ -243,12 +243,12 @@ class Dialect(Protocol):
 
 
 class SleepingDialect(Dialect, Protocol):
-    """Of the kinds whose servers may have `ServerFacts.sleeps`."""
+    """Dialect of server kinds that may support `ServerFacts.sleeps`."""
 
     async def sleep(self, client: "ServerClient", facts: ServerFacts) -> None:
         """Let a paused server, which holds no completion, give up the memory of its devices."""
         ...
 
     async def wake(self, client: "ServerClient", facts: ServerFacts) -> None:
-        """Let it take the memory again, with the weights that it had. It stays paused."""
+        """Let it reallocate the memory, with the weights that it had. It stays paused."""
         ...

@@ -53,7 +53,7 @@ class CompletionRules:
 
     @classmethod
     def of(cls, setup: EngineSetup) -> "CompletionRules":
-        """Of a model whose weights are elsewhere."""
+        """Rules for a model whose weights are not in this process."""
         config = load_config(setup.model_path)
         text = config.get_text_config()
         return cls(
@@ -87,14 +87,14 @@ class JobSegment:
     mismatched: set[int] = field(default_factory=set)
 
     def cut(self, length: int) -> None:
-        """Drop the tokens from there on."""
+        """Drop the tokens from `length` on."""
         del self.tokens[length:], self.log_prob[length:]
         if self.masks:
             self.masks = [SamplingMask.joined(self.masks).part(0, length)]
 
     @property
     def versions(self) -> Ints:
-        """[T] of each token."""
+        """[T] the version of each token."""
         column = np.empty(len(self.tokens), np.int32)
         if self.spans is not None:
             for version, start, end in self.spans:
@@ -139,7 +139,7 @@ class GenerationJob:
 
     @property
     def masked(self) -> bool:
-        """It comes with the tokens that could be sampled at each."""
+        """True if the completion comes with sampling masks."""
         sampling = self.request.sampling
         return self.rules.sampling_mask and sampling.truncates and sampling.temperature > 0
 
@@ -159,18 +159,18 @@ class GenerationJob:
 
     @property
     def tokens(self) -> Ints:
-        """[T] so far."""
+        """[T] the tokens so far."""
         return np.array([token for segment in self._segments for token in segment.tokens], np.int32)
 
     @property
     def policy_version(self) -> Ints:
-        """[T] of each."""
+        """[T] the version of each token."""
         return np.concatenate([np.empty(0, np.int32), *(segment.versions for segment in self._segments)])
 
     # ---- an attempt --------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """An attempt at a replica with these weights."""
+        """Begin an attempt at a replica with these weights."""
         self.current = JobSegment([(0, version)])
 
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
@@ -193,7 +193,7 @@ class GenerationJob:
         )
 
     def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
-        """More of the current attempt; the finish reason when it is the end.
+        """Append a chunk to the current attempt; returns the finish reason if it is the last one.
 
         Args:
             labels: the versions that the replica had during the attempt, by what it calls them; empty: it is not known
@@ -228,7 +228,7 @@ class GenerationJob:
         return chunk.finish_reason
 
     def _take_routes(self, chunk: Chunk) -> None:
-        """Those of the whole attempt, which come with its end; one that was aborted may lack them."""
+        """Take the routes of the whole attempt, which come with its last chunk; an aborted one may lack them."""
         assert self.current is not None
         wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
         if self.rules.routes is not None and wanted:
@@ -277,7 +277,7 @@ class GenerationJob:
     # ---- its end -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> int:
-        """The attempt ended before the completion did; what it gave counts. Returns how many tokens that is."""
+        """Keep the tokens of an attempt that ended before the completion did; returns their number."""
         segment, self.current = self.current, None
         if segment is not None and segment.spans is None and len(segment.marks) > 1:
             segment.cut(segment.marks[1][0])  # of what came later nobody knows which weights sampled it
@@ -289,26 +289,27 @@ class GenerationJob:
         return len(segment.tokens)
 
     def discard(self) -> int:
-        """Nothing of the attempt counts. Returns how many tokens that is."""
+        """Discard the tokens of the attempt; returns their number."""
         segment, self.current = self.current, None
         return 0 if segment is None else len(segment.tokens)
 
     def since(self, first: int) -> list[JobSegment]:
-        """The segments from there on."""
+        """The segments from `first` on."""
         return self._segments[first:]
 
     def has_unverified_tokens(self, since: int) -> bool:
-        """There are tokens, from segment `since` on, of which only we say which weights sampled them."""
+        """True if segments from `since` on have tokens whose version no server has confirmed."""
         return any(segment.tokens and segment.spans is None and not segment.confirmed for segment in self.since(since))
 
     def has_mismatched_tokens(self, since: int) -> bool:
-        """A server says that tokens, from segment `since` on, are of weights that it did not have."""
+        """True if a server attributes tokens of segments from `since` on to weights that it did not have."""
         return any(
             version in segment.mismatched for segment in self.since(since) for version, _, _ in segment.spans or ()
         )
 
     def forget(self, since: int) -> int:
-        """Drop the segments from there on, and an end that they had. Returns how many tokens that is."""
+        """Drop the segments from `since` on, and a finish reason that they had; returns the number of tokens
+        dropped."""
         lost = sum(len(segment.tokens) for segment in self.since(since))
         del self.kept[since:]
         self.current = self.reason = None
@@ -343,18 +344,18 @@ class GenerationJob:
             deliver(self._completion(reason))
 
     def fail(self, error: BaseException) -> None:
-        """Deliver an error in its place."""
+        """Deliver an error instead of the completion."""
         deliver, self._deliver = self._deliver, None
         if deliver is not None:
             deliver(error)
 
     def withdraw(self) -> None:
-        """The caller has left."""
+        """Deliver nothing: the caller has left."""
         self._deliver = None
 
     @property
     def wanted(self) -> bool:
-        """A caller is waiting for it."""
+        """True if a caller is waiting for it."""
         return self._deliver is not None
 
     def _completion(self, reason: FinishReason) -> Completion:

@@ -19,8 +19,8 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")  # of a running Linux kernel, and
 
 
 class LockedFolder:
-    """Made at once, with a name of its own. The operating system ends its lock with the process, however that ends, and
-    an unlocked one is a leftover.
+    """A folder with a unique name and a lock, created at once. The operating system releases the lock when the process
+    ends, however it ends; an unlocked folder is a leftover.
 
     Args:
         parent: what it is made in.
@@ -59,7 +59,7 @@ def _kernel() -> bytes:
 
 
 def _lock(path: Path, *, may_fail: bool) -> IO[bytes] | None:
-    """The new file, locked; None: another process took it for a leftover in between.
+    """Create and lock a file; None if another process removed it as a leftover meanwhile.
 
     Args:
         may_fail: a disk that has no locks is no error: then nobody takes it for a leftover.

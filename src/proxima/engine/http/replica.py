@@ -52,12 +52,12 @@ class RunningCall:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, cancel_reason: CancelReason) -> None:
-        """Close its stream; what came counts."""
+        """Close the stream; the tokens received so far count."""
         self.cancel_reason = self.cancel_reason or cancel_reason
         self.limit(0.0)
 
     def limit(self, seconds: float | None) -> None:
-        """It ends unless a token comes within this time; None: it may take any."""
+        """End the call unless a token arrives within `seconds`; None: no limit."""
         if self.timed and not self.timeout.expired():
             now = asyncio.get_running_loop().time()
             self.timeout.reschedule(None if seconds is None else now + seconds)
@@ -100,7 +100,7 @@ class Replica:
     # ---- its state ---------------------------------------------------------------------------------------------------
 
     def move(self, event: Event) -> Action:
-        """Enter the state that follows; what the pool has to do."""
+        """Enter the next state, and return the action for the pool."""
         self.state, action = TRANSITIONS[self.state, event]
         return action
 
@@ -117,37 +117,37 @@ class Replica:
 
     @property
     def in_service(self) -> bool:
-        """It may be given work, perhaps after a break or a health check."""
+        """True if it may be given work, perhaps after a break or a health check."""
         return self.state in IN_SERVICE
 
     @property
     def ready(self) -> bool:
-        """It may be given work now."""
+        """True if it may be given work now."""
         return self.state is State.READY and self.pause == "none"
 
     @property
     def has_room(self) -> bool:
-        """It may be given one more completion now."""
+        """True if it may be given one more completion now."""
         return self.ready and self.assigned < self.limit
 
     @property
     def has_room_to_score(self) -> bool:
-        """It may be given one more score; these do not wait for completions, of which there may be no end."""
+        """True if it may be given one more score; scores do not wait for completions, which may never end."""
         return self.ready and self.scoring < max(1, self.limit // 4)
 
     @property
     def refuses_key(self) -> bool:
-        """It is out of service because it refuses our key."""
+        """True if it is out of service because it refuses our key."""
         return self.state in (State.REFUSING, State.LOCKED) or self.refusals >= REFUSALS
 
     def failed(self, started_at: float, now: float) -> None:
-        """Note a failed attempt. Attempts that fail together count once: the cause may have lasted a moment only."""
+        """Note a failed attempt. Attempts that fail together count once: the cause may have been momentary."""
         if started_at >= self._failed_at:
             self.streak += 1
             self._failed_at = now
 
     def served(self) -> None:
-        """Note that it has done something."""
+        """Note that it has made progress."""
         self.busy_since, self.busy_times = None, 0
 
     def succeeded(self) -> None:
@@ -159,7 +159,7 @@ class Replica:
             self.recent_ejections = 0
 
     def overloaded(self, since: float, reason: str) -> None:
-        """Note that it is too busy, from then on if it had done something before."""
+        """Note that it is overloaded, since `since` if it had made progress before."""
         self.busy_since = since if self.busy_since is None else self.busy_since
         self.busy_reason = reason
 
@@ -248,7 +248,7 @@ class Replica:
             self._over(call)
 
     async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> Chunk | None:
-        """Take what comes; returns the chunk with which the completion ended, None if it has not."""
+        """Read the chunks; returns the one that ended the completion, None if none did."""
         job = call.job
         async for chunk in chunks:
             call.answered = True
@@ -296,14 +296,14 @@ class Replica:
 
     @property
     def in_place(self) -> bool:
-        """It can hold what it runs in a pause, and, unless that ends before new weights come, says which tokens are of
-        which weights."""
+        """True if it can hold its completions in a pause and, unless they end before new weights arrive, say which
+        tokens are of which weights."""
         facts, interrupt = self.facts, self.spec.interrupt
         named = facts.version_spans and interrupt in facts.interrupts
         return "keep" in facts.pause_modes and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
-        """Stop sampling; what runs stays where it is.
+        """Stop sampling; running completions stay in place.
 
         Raises:
             ServerError: it can't be told to.
@@ -314,7 +314,7 @@ class Replica:
             call.limit(None)
 
     async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
-        """End what runs, and keep its tokens; all of it: then the server is paused.
+        """End running completions and keep their tokens; if all are ended, the server is paused.
 
         Raises:
             ServerError: it can't be told to.
@@ -343,7 +343,7 @@ class Replica:
         await _all_over(calls)
 
     async def resume(self) -> None:
-        """Sample again.
+        """Resume sampling.
 
         Raises:
             ServerError: it can't be told to.
@@ -370,21 +370,21 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
 
 
 def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
-    """No replica works."""
+    """The error that no replica works."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
     return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def too_busy(replicas: Sequence[Replica], seconds: float) -> UserError:
-    """Servers that answer, and do nothing."""
+    """The error that servers answer, but make no progress."""
     reasons = "; ".join(f"{replica.url}: {replica.busy_reason}" for replica in replicas)
     remedy = "lower engine.max_running or raise engine.away_seconds, and resume the run (--resume)"
     return UserError(f"engine: too busy for a completion for {seconds:g} s: {reasons}", remedy=remedy)
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:
-    """A call failed again and again."""
+    """The error that a call failed repeatedly."""
     counted = "once" if times == 1 else f"{times} times in a row"
     return UserError(
         f"engine: {what}: failed {counted}, the last time at {replica.url}: {error.reason}",

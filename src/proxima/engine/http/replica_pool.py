@@ -92,7 +92,7 @@ class ReplicaPool:
                 task.add_done_callback(partial(self._over, replica))
 
     def _over(self, replica: Replica, task: asyncio.Task[None]) -> None:
-        """An attempt is over, perhaps one that was cancelled before it began."""
+        """Handle the end of an attempt, perhaps one that was cancelled before it began."""
         self._tasks.pop(task, None)
         replica.assigned -= 1
         self.dispatch()
@@ -114,9 +114,8 @@ class ReplicaPool:
             self._ended(job, replica, aborted=cancel_reason == "aborted")
 
     async def _run(self, job: GenerationJob, replica: Replica) -> CancelReason | None:
-        """`Replica.run`, of which nothing stays that other weights may have sampled: those of a server that was started
-        again, and does not say with each completion which weights it is of, or that says so and was then not seen to
-        have them.
+        """Run `Replica.run`, and drop tokens that other weights may have sampled: those of a server that was restarted
+        and does not name the weights of each completion, or that names them and was then not seen to have them.
 
         Raises:
             ServerError, WrongAnswerError: as `Replica.run`, or the completion may be of other weights.
@@ -158,7 +157,7 @@ class ReplicaPool:
         return scores if replica.proof.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
-        """An attempt ended as it should: the completion has, or a pause or an abort ended it before."""
+        """Handle an attempt that ended normally: with its completion, or before it by a pause or an abort."""
         if job.reason is None:
             job.keep()
         else:
@@ -170,7 +169,8 @@ class ReplicaPool:
             self.router.add(job, first=True)
 
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
-        """An attempt failed. A server that is too busy, or refuses our key, is no failure of the completion."""
+        """Handle a failed attempt. A server that is too busy or refuses our key does not count against the
+        completion."""
         kept = 0
         if isinstance(error, ServerError) and not self.repeatable:
             kept = job.keep()
@@ -275,7 +275,7 @@ class ReplicaPool:
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
     def move(self, replica: Replica, event: Event, reason: str = "", *, retry_after: float | None = None) -> None:
-        """Something happened to a replica: `TRANSITIONS` says what becomes of it.
+        """Apply an event to a replica as `TRANSITIONS` says.
 
         Args:
             reason: of an ejection.
@@ -316,7 +316,7 @@ class ReplicaPool:
         self.dispatch()
 
     def give_up(self, error: Exception) -> None:
-        """No replica will come back: whoever waits gets this."""
+        """Fail everything that waits: no replica will come back."""
         self.failure = error
         for job in self.router.take(lambda _: True):
             job.fail(error)
@@ -372,7 +372,7 @@ class ReplicaPool:
         self.dispatch()
 
     async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
-        """Do it at each at once; one where it fails is ejected."""
+        """Run `work` at all replicas concurrently; one where it fails is ejected."""
 
         async def work_at(replica: Replica) -> None:
             try:

@@ -17,8 +17,9 @@ from proxima.model.lora import base_layer, is_adapted, weight_of
 
 @contextmanager
 def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Within it the parts of a model compute in float32, with weights rounded to `dtype`, those with an adapter merged.
-    They are replaced a layer at a time, so that one layer more is in memory; afterwards all are as before, to the bit.
+    """Context in which the parts of a model compute in float32, with weights rounded to `dtype` and adapters merged.
+    Weights are replaced one layer at a time, so that only one more layer is in memory; afterwards all are restored to
+    the bit.
     """
     swaps = [_Swap(unit, dtype, whole) for unit, whole in _units(module)]
     hooks: list[Any] = []
@@ -35,12 +36,12 @@ def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def rounded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight as a server of this dtype gets it, in float32; what is no floating-point number stays."""
+    """A weight as a server of this dtype gets it, in float32; other dtypes are unchanged."""
     return weight.detach().to(dtype).float() if weight.is_floating_point() else weight
 
 
 def _units(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """The layers of a stack and the modules beside it, each with whether what is below it belongs to it."""
+    """The layers of a stack and the modules outside it, each with True if its submodules belong to it."""
     stacked = any(isinstance(part, nn.ModuleList) for part in module.modules())
     if isinstance(module, nn.ModuleList):
         for child in module:

@@ -58,7 +58,7 @@ class Router:
 
     @property
     def jobs(self) -> list[GenerationJob]:
-        """Those that wait."""
+        """The waiting completions."""
         return [job for queue in self._queues.values() for job in queue]
 
     @property
@@ -108,7 +108,7 @@ class Router:
         return replica not in job.tried or all(other in job.tried for other in self.replicas if other.in_service)
 
     def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:
-        """Remove those that wait."""
+        """Remove waiting completions."""
         taken = [job for queue in self._queues.values() for job in queue if which(job)]
         if taken:
             for replica, queue in self._queues.items():

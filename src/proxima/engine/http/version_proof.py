@@ -95,7 +95,7 @@ class VersionProof:
     # ---- what it was given -------------------------------------------------------------------------------------------
 
     def set_version(self, version: int, label: str | None) -> None:
-        """Note that it has other weights now."""
+        """Note that the replica has new weights."""
         running = self._server.running
         if not running:
             self._past_labels.clear()
@@ -127,7 +127,7 @@ class VersionProof:
         await self._settled.wait()
 
     def computes(self, label: str | None, health: ServerHealth) -> bool:
-        """It is the server that was seen to compute with these weights, and still has them."""
+        """True if this server instance was seen to compute with these weights, and still has them."""
         same = health.instance is not None and health.instance == self.instance
         return same and self._computed == label == health.weight_version
 

@@ -257,7 +257,7 @@ def _reported(values: Sequence[float]) -> Floats:
 
 
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
-    """By the server's weight-transfer API, bucket by bucket."""
+    """Send weights through the server's weight-transfer API, bucket by bucket."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
     await client.post("/start_weight_update", seconds=weights.seconds)
     buckets = list(weight_buckets(weights.folder, BUCKET))
@@ -268,7 +268,7 @@ async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
 
 
 async def _reload(client: ServerClient, weights: WeightHandover) -> None:
-    """By a call of the workers that reads the whole folder."""
+    """Let the workers reload the whole folder."""
     method = RELOAD_PACKED if weights.how == RELOAD_PACKED else "reload_weights"
     call = {"method": method, "kwargs": {"weights_path": str(weights.folder)}}
     await client.post("/collective_rpc", call, seconds=weights.seconds)

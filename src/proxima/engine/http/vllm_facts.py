@@ -86,7 +86,7 @@ async def _wake(client: ServerClient) -> None:
 
 
 async def wake_up(client: ServerClient) -> None:
-    """Take the memory again, first that of the weights; what has it already is left as it is."""
+    """Reallocate the memory, that of the weights first; parts that have theirs are left alone."""
     for tag in ("weights", "kv_cache"):
         await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
 
@@ -157,7 +157,7 @@ class _Asker:
         return False
 
     async def with_field(self, **more: Any) -> dict[str, Any] | None:
-        """The answer to a request with one field more; None: the server refuses it."""
+        """The answer to a request with one more field; None if the server refuses it."""
         try:
             return await self.tokens(max_tokens=1, **more)
         except ServerError as error:

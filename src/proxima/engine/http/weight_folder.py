@@ -26,8 +26,8 @@ ROOM = 1.2  # of free memory, for each folder that is kept
 
 
 class WeightFolders:
-    """Versions of a model's weights, a complete folder each: config, tokenizer, safetensors. A folder appears whole,
-    and the two newest are kept, so that a server that still reads one finds it.
+    """Versions of a model's weights, a complete folder each: config, tokenizer, safetensors. A folder appears
+    atomically, and the two newest are kept, so that a server that still reads one finds it.
 
     Args:
         root: a folder of its own in it holds the folders; created. None: in memory, if there is room, else among the

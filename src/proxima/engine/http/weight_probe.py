@@ -131,8 +131,8 @@ def _plain(model: Any) -> Iterator[None]:
 
 @contextmanager
 def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
-    """Within it every weight tensor is moved at random, each so far that it alone would move the log-probs of the
-    tokens about as much as any other (`strengths`); afterwards all are as before, to the bit."""
+    """Context in which every weight tensor is moved at random, each so far that it alone would move the log-probs of
+    the tokens about as much as any other (`strengths`); afterwards all are restored to the bit."""
     amounts = strengths(module, tokens)
     saved = [parameter.detach().to("cpu", copy=True) for parameter in module.parameters()]
     try:
@@ -207,7 +207,7 @@ class WeightProbe:
         self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and given, of an earlier version
 
     def forget(self, url: str) -> None:
-        """A replica was started again."""
+        """Forget a replica that was restarted."""
         self._before.pop(url, None)
 
     def check(self, url: str, what: str, expected: Floats, given: Floats, bound: Bound) -> dict[str, float]:

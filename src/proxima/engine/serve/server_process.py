@@ -47,7 +47,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process that guards the server; the server's are its descendants."""
+        """The id of the process that guards the server; the server's processes are its descendants."""
         return self._process.pid
 
     @property
@@ -76,7 +76,7 @@ class ServerProcess:
             return None
 
     def _status_is_good(self, path: str) -> bool:
-        """Of a GET, whose answer is not read."""
+        """True if a GET succeeds; its answer is not read."""
         with self._http.stream("GET", path) as response:
             return response.is_success
 

@@ -134,7 +134,7 @@ class Servers:
         self.close()
 
     def wait(self) -> UserError:
-        """Wait until a server is given up; why."""
+        """Wait until a server is given up, and return the reason."""
         while self.failure is None:
             self._closing.wait(BEAT)
         return self.failure
@@ -184,7 +184,7 @@ class Servers:
             self._closing.wait(pause)
 
     def _watch(self, server: StartedServer, process: ServerProcess) -> str:
-        """Wait until it has ended or all are closed; why it must end, if it does not by itself."""
+        """Wait until it has ended or all are closed; returns why it must be stopped, if it does not end by itself."""
         begun = time.monotonic()
         while process.code is None and not self._closing.is_set():
             if process.answers():
@@ -198,7 +198,7 @@ class Servers:
         return ""
 
     def _watch_ready(self, server: StartedServer, process: ServerProcess) -> str:
-        """The same of a server that has answered."""
+        """Like `_watch`, for a server that has answered."""
         steady_from = time.monotonic() + STEADY
         answered_at = checked = time.monotonic()
         while process.code is None and not self._closing.wait(BEAT):

@@ -28,8 +28,8 @@ class ProximaWorker:
         return ["reload_packed"]
 
     def reload_packed(self, weights_path: str) -> int:
-        """`reload_weights`, and what the kernels of a CPU have packed is packed again: experts, and output heads that
-        share their weight with the embedding.
+        """Run `reload_weights`, and repack what the kernels of a CPU have packed: experts, and output heads that share
+        their weight with the embedding.
 
         Returns: how many heads there were.
         """
@@ -72,7 +72,7 @@ def _pack_tied_heads(model: Any) -> int:
 
 @dataclass
 class FolderInit:
-    """Nothing has to be agreed on."""
+    """Empty: nothing has to be negotiated."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
             self.wanted = {name for name, _ in self.model.named_parameters()}
 
     def start_weight_update(self) -> None:
-        """Begin; what an update that failed half-way has left is replaced by this one."""
+        """Begin an update; it replaces the remains of one that failed half-way."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.loaded = set[str]()
@@ -125,11 +125,11 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         _pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to end."""
+        """Nothing to shut down."""
 
 
 def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
-    """Its weights one by one, out of a file that is mapped into memory."""
+    """The weights of a bucket one by one, from a memory-mapped file."""
     with safe_open(bucket.file, framework="pt") as weights:
         for name in bucket.names:
             yield name, weights.get_tensor(name)
