@@ -37,7 +37,7 @@ class Admitted:
 
     @property
     def uid(self) -> int:
-        """Of the prompt."""
+        """The uid of the prompt."""
         return self.prompt.uid
 
     @property
@@ -64,5 +64,5 @@ class IdleTime:
 
     @property
     def seconds(self) -> float:
-        """So far."""
+        """The idle seconds so far."""
         return self._sum + (0.0 if self._since is None else self.now() - self._since)

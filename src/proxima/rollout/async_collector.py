@@ -149,12 +149,12 @@ class AsyncCollector(Collector):
         }
 
     def engine_paused(self) -> None:
-        """No token is sampled until `engine_resumed`."""
+        """Note that no token is sampled until `engine_resumed`."""
         self._paused = True
         self._track_idleness()
 
     def engine_resumed(self) -> None:
-        """The engine samples again."""
+        """Note that the engine samples again."""
         self._paused = False
         self._track_idleness()
 
@@ -243,7 +243,7 @@ class AsyncCollector(Collector):
         return (f"{calls} failed and {'was' if len(self._errors) == 1 else 'were'} repeated ({self._errors[-1]})",)
 
     def _evict(self, version: int) -> list[Group]:
-        """Remove the groups that are too old to be used. Under `wait` there are none, but where a step before was
+        """Remove the groups that are too old to be used. Under `wait` there are none, unless an earlier step was
         exhausted and took fewer groups than were admitted for it."""
         if self.admission.over_age == "train":
             return []
@@ -267,7 +267,7 @@ class AsyncCollector(Collector):
         self._changed.set()
 
     def _wake(self) -> None:
-        """`_advance` soon, once for all that happens at the same time."""
+        """Schedule `_advance`, once for all events of the same moment."""
         if not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._advance)

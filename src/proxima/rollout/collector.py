@@ -70,7 +70,7 @@ class BatchNotFilled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedBatch:
-    """The groups of a step, and their account: carried in + generated = used + dropped + carried out.
+    """The groups of a step and their balance: carried in + generated = used + dropped + carried out.
 
     Args:
         groups: what the step trains on, before the selection within groups; by uid.
@@ -134,7 +134,7 @@ class Pending:
     unjudged: frozenset[int] = frozenset()
 
     def facts(self) -> dict[str, Any]:
-        """JSON values for a checkpoint, beside the groups; without those that are empty."""
+        """JSON values for a checkpoint, in addition to the groups; empty ones are left out."""
         more = {
             "in_flight": [prompt.uid for prompt in self.prompts],
             "rejected": [[uid, reason] for uid, reason in self.rejected.items()],
@@ -196,7 +196,7 @@ class Collector:
         return {} if player is None else dict(player.taken())
 
     def abandon(self) -> None:
-        """End what runs between two steps; nothing is collected after this."""
+        """Stop what runs between steps; nothing is collected after this."""
 
 
 class BatchCollector(Collector):

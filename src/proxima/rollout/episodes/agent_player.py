@@ -128,7 +128,7 @@ class AgentEpisodes:
         return self.times.taken()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream one finished episode per request, in any order. Closing it ends the agents that still play.
+        """Stream one finished episode per request, in any order. Closing it stops the agents that still play.
 
         Raises:
             Exception: of the engine.
@@ -158,7 +158,7 @@ class AgentEpisodes:
             await self._unused()
 
     async def _listen(self) -> None:
-        """The endpoint listens while somebody generates."""
+        """Keep the endpoint open while there are generators."""
         self._users += 1
         if self._endpoint is None:
             self._endpoint = ChatEndpoint("policy", self.answer)

@@ -18,7 +18,7 @@ __all__ = ["Conversation", "ForkRefused", "Path", "TurnTemplate"]
 
 
 class ForkRefused(UserError):
-    """The template rewrites what the model saw, and that is refused."""
+    """The template rewrites what the model saw, which the recipe refuses."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Path:
 
 @dataclass(frozen=True)
 class _MessageNode:
-    """A message, or those between two turns: the tokens that they add, and the text of these."""
+    """One message, or the messages between two turns: the tokens that they add, and their text."""
 
     span: Span
     tokens: Ints
@@ -89,8 +89,8 @@ class Conversation:
         return np.concatenate([opening, *(node.tokens for node in self._nodes)])
 
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
-        """The model wrote these tokens after `context`. For the chat template they are what they decode to, not `text`,
-        which lacks control tokens and a stop string."""
+        """Add a turn: the tokens that the model wrote after `context`. The chat template gets their decoded text, not
+        `text`, which lacks control tokens and a stop string."""
         if not self.awaits_turn:
             raise ValueError("Conversation.add_turn: the last turn has no answer.")
         span = Span(role="assistant", tokens=len(tokens), text=text, sampled=True, turn=self._turns)
@@ -106,7 +106,8 @@ class Conversation:
         return other
 
     def observe(self, messages: Sequence[Message]) -> bool:
-        """Messages answer the last turn. True if the template rewrote what the model saw, and a new path begins.
+        """Add messages that answer the last turn. True if the template rewrote what the model saw, so that a new path
+        begins.
 
         Raises:
             ForkRefused: it did, and forks are refused. Nothing has changed then.
@@ -141,7 +142,7 @@ class Conversation:
         return forks
 
     def paths(self) -> tuple[Path, ...]:
-        """The paths that the model wrote on, oldest first, each up to its last turn there."""
+        """The paths on which the model wrote, oldest first, each up to its last turn."""
         paths = [path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans]
         return tuple(paths) or (_path([]),)
 

@@ -136,7 +136,7 @@ class ChatEndpoint:
         return self.address
 
     async def close(self) -> None:
-        """End the connections. May be called twice."""
+        """Close all connections. May be called twice."""
         server, task, self._server, self._task = self._server, self._task, None, None
         if server is not None and task is not None:
             server.should_exit = server.force_exit = True
@@ -166,7 +166,7 @@ class ChatEndpoint:
 
 
 class _SilentServer(uvicorn.Server):
-    """One that leaves the signals to the run."""
+    """A server that leaves signals to the run."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -180,7 +180,7 @@ def _key(request: Request) -> str:
 
 
 async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatAnswer:
-    """The answer; cancelled if the client disconnects before it is there."""
+    """Await the answer; it is cancelled if the client disconnects first."""
     work = asyncio.ensure_future(answer)
     try:
         while not work.done():

@@ -24,7 +24,7 @@ NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model 
 
 @dataclass(eq=False)
 class PlayedTurn:
-    """A message of the model, and what came of it.
+    """A message of the model, and its outcome.
 
     Args:
         completion: what the engine sampled.
@@ -67,8 +67,8 @@ class Played:
         return len(self.conversation.context) - len(self.conversation.prompt)
 
     def next_request(self, max_tokens: int) -> Request:
-        """Of the next turn. It names the contexts of earlier turns that its own begins with, and its own, which is the
-        beginning of the next one's; without those that a fork has left behind."""
+        """The request for the next turn. It names the contexts of earlier turns that are prefixes of its own, and its
+        own, which is a prefix of the next one's; without those that a fork has left behind."""
         prompt, sampling = self.opening, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
@@ -119,7 +119,7 @@ class Played:
         ]
 
     def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:
-        """The whole episode. What follows the last turn is no part of it: nothing is conditioned on that."""
+        """The whole episode, without anything after the last turn, on which nothing is conditioned."""
         paths = self.conversation.paths()
         columns = [self._columns(path) for path in paths]
         episodes = [

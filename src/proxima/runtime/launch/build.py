@@ -48,7 +48,7 @@ def make_controller(
     services: RunServices,
     restored: Restored,
 ) -> Controller:
-    """Everything that the loop touches, and the loop, which closes it; what was started before a failure is closed
+    """Build the loop and everything that it uses, which the loop closes; what was started before a failure is closed
     here."""
     with ExitStack() as opened:
         opened.callback(learner.close)

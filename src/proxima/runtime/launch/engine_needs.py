@@ -21,8 +21,8 @@ TEACHER = "algorithm.distillation.engine"
 
 
 def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str]:
-    """Ask the engine of the rollouts, and those of reference and teacher, whether they can do what the run needs.
-    `context` tokens may prompt and completion have together; `tokenizer` is the policy's.
+    """Check that the engine of the rollouts, and those of reference and teacher, meet the requirements of the run.
+    Prompt and completion together have at most `context` tokens; `tokenizer` is the policy's.
 
     Returns: warnings.
 
@@ -36,7 +36,7 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
 
 
 def ask_engine(spec: Any, needs: EngineRequirements, path: str = "engine") -> list[str]:
-    """`EngineSpec.check`, for a spec at `path`. One that does not derive from `EngineSpec` has none."""
+    """Run `EngineSpec.check` for a spec at `path`. One that does not derive from `EngineSpec` has no check."""
     check = getattr(spec, "check", None)
     if check is None:
         return []
@@ -64,7 +64,7 @@ def build_engine(
 
 
 def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineRequirements]:
-    """The engine of reference or teacher, at `path`, and what it will be asked."""
+    """The engine of reference or teacher, at `path`, and its requirements."""
     return next((spec, needs) for at, spec, needs in _engines(config, tokenizer, context) if at == path)
 
 
@@ -85,7 +85,7 @@ def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tupl
 
 
 def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRequirements:
-    """Of the engine that generates; without `samplings` where a replay asks no held-out questions."""
+    """Requirements on the engine that generates; without `samplings` if a replay asks no held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
     held_out = [evaluation_sampling(config.sampling, spec) for spec in config.eval.all_sets.values()]
@@ -111,13 +111,14 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRe
 def evaluation_needs(
     config: "EvaluateConfig", tokenizer: Any, context: int, samplings: Sequence[Sampling]
 ) -> EngineRequirements:
-    """Of an engine that only answers questions: no log-prob is read."""
+    """Requirements on an engine that only answers questions: no log-prob is read."""
     of_model = _of_model(config, tokenizer, context)
     return EngineRequirements(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
 
 
 def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
-    """A set's own; by default that of training for several samples, and greedy up to its length for one."""
+    """The sampling of a set: its own, or by default that of training for several samples, and greedy up to its length
+    for one."""
     alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
     return spec.sampling or (training if spec.samples > 1 else alone)
 
@@ -135,7 +136,7 @@ def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int
 
 
 def _scoring(rollouts: EngineRequirements, role: str, temperatures: tuple[float, ...]) -> EngineRequirements:
-    """The same model as the policy's, which is scored and never changes."""
+    """Requirements on an engine that scores with a model that never changes."""
     idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False, "sleeps": False}
     idle |= {"in_flight": False, "log_probs": frozenset(), "measured": frozenset()}
     return replace(rollouts, role=role, score_temperatures=temperatures, **idle)

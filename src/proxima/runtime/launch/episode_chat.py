@@ -42,7 +42,7 @@ class Questions:
         return rows
 
     def prompt(self, number: int, text: str | None = None) -> Prompt:
-        """Of a row, with its own question; or with this text, and nothing of the row's chat but the system message.
+        """The prompt of a row, with its own question; or with `text`, and of the row's chat only the system message.
 
         Raises:
             UserError: there is no such row, or the task can't be read.
@@ -78,20 +78,20 @@ class Table:
     notes: tuple[str, ...]
 
     def reward(self, episode: float | None) -> float | None:
-        """That of an episode; None where the environment gives none: the turns of any have 0."""
+        """The reward of an episode; None if the environment gives none (turns then have 0)."""
         judges = self.world.hosts.interface.reward or self.world.rules.responds
         return episode if episode or judges else None
 
     def require_question(self) -> None:
-        """Raise UserError if nobody can ask."""
+        """Raise UserError if there is no question to ask."""
         if self.writes:
             remedy = "proxima chat plays one after the other, proxima eval many"
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 
 def make_table(config: "PlayedConfig", row: int) -> Table | None:
-    """The world in which the model of a config plays, tried on a row; the caller closes it. None for an agent from
-    outside, which plays by itself.
+    """The world in which the model of a config plays, tried on a row; the caller closes it. None for an external agent,
+    which plays by itself.
 
     Raises:
         UserError: environment, tools or chat template can't be used, or there is no such row.
@@ -115,10 +115,10 @@ class Hears(Protocol):
     """Callbacks for the events of a chat."""
 
     def opening(self, text: str) -> None:
-        """The question, where it isn't what the person wrote."""
+        """The question, if the person did not write it."""
 
     def piece(self, text: str) -> None:
-        """Of the model's message, as it is sampled."""
+        """A piece of the model's message, as it is sampled."""
 
     def turn(self, turn: PlayedTurn) -> None:
         """The model's message is complete, and has been answered."""
@@ -207,7 +207,7 @@ class EpisodeChat:
         return group, begun
 
     def _set_limits(self, group: GroupTable, played: Played, *, responds: bool) -> None:
-        """Those of an episode, for what follows; `responds`: the environment speaks for the user."""
+        """Set the limits of an episode for the following turns; `responds`: the environment speaks for the user."""
         rules = self.table.world.rules
         tokens = rules.settings.tokens
         limits = replace(
@@ -218,7 +218,7 @@ class EpisodeChat:
         group.rules = replace(rules, responds=responds, settings=limits)
 
     async def _answered(self, group: GroupTable, played: Played, before: Played | None) -> Cut:
-        """Turns of the model until a person is to speak. `before` is the chat without the message."""
+        """Play turns of the model until it is a person's turn. `before` is the chat without the message."""
         said, over = len(played.turns), False
         cut: Cut = ""
         try:

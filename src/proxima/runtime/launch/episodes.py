@@ -37,7 +37,7 @@ class World:
     rules: Rules
 
     def player(self, engine: Engine, log: Path | None = None) -> Episodes:
-        """With the engine that samples the turns; what environments print goes to `log`."""
+        """The player of episodes over the engine that samples the turns; environments print to `log`."""
         self.hosts.log_to(log)
         return Episodes(engine, self.hosts, self.template, self.rules)
 
@@ -57,7 +57,8 @@ class AgentWorld:
     context: int
 
     def player(self, engine: Engine, log: Path | None = None) -> "AgentEpisodes":
-        """With the engine that samples the turns. Of what an agent prints, a failure names the last line."""
+        """The player of episodes over the engine that samples the turns. A failure names the last line that the agent
+        printed."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
         def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
@@ -125,7 +126,7 @@ def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
 def _agent_world(
     config: "RunConfig | EvaluateConfig | PlayedConfig", spec: EnvironmentSpec, tokenizer: Any, context: int
 ) -> AgentWorld:
-    """With processes that start with the first episode.
+    """The world of an agent, whose processes start with the first episode.
 
     Raises:
         FieldError: the recipe's agent can't be.
@@ -174,7 +175,7 @@ def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, to
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
-    """Begin two episodes of some prompts, and render made turns after one of these openings.
+    """Begin two episodes of some prompts, and render synthetic turns after one of these openings.
 
     Returns: a warning if the template rewrites what the model saw.
 

@@ -121,7 +121,7 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def rows_sha(rows: Rows) -> str:
-    """SHA-256 of the rows of a task, of a large one those at even distances."""
+    """SHA-256 of the rows of a task, of a large one an evenly spaced sample."""
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())
@@ -136,7 +136,7 @@ def rows_sha(rows: Rows) -> str:
 
 
 def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
-    """Refuse other inputs than those that the journal names; a journal without any gets these.
+    """Refuse inputs other than those that the journal names; they are recorded if it names none.
 
     Returns: the rewards, environments and agents that differ and that the user accepts, which the caller records.
 
@@ -160,7 +160,7 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
 
 
 def numerics_note(journal: Journal, config: Any) -> str | None:
-    """A warning if settings or versions that change the last bits of the numbers are others than before."""
+    """A warning if settings or versions that change the last bits of the numbers differ from before."""
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}

@@ -42,8 +42,8 @@ def make_learner(
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
-    """The weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is for engines that run
-    some of them."""
+    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is
+    for engines that run some of them."""
     head = None
     if critic is not None:
         from proxima.train.critic import ValueHead
@@ -77,7 +77,7 @@ def make_learner(
 
 
 def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjective":
-    """The loss."""
+    """The objective of a config."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
     if algorithm.preference is not None:
         from proxima.train import PreferenceObjective
@@ -118,7 +118,7 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
 
 
 def distillation_term(distillation: "DistillationConfig") -> DistillationTerm:
-    """The loss of the teacher."""
+    """The loss term of the teacher."""
     return DistillationTerm(
         divergence=distillation.divergence, aggregate=distillation.aggregate, coefficient=distillation.coefficient
     )
@@ -161,7 +161,7 @@ def make_stages(
 
 
 def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
-    """The slots that act before the update; `kl_coefficient` is that of a checkpoint.
+    """Build the batch builder from the slots that act before the update; `kl_coefficient` is that of a checkpoint.
 
     Raises:
         FieldError: nothing supplies what the advantage needs.
@@ -194,5 +194,5 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
 
 
 def value_warmup(config: "RunConfig") -> int:
-    """The first steps, in which the policy waits for the critic."""
+    """The number of first steps in which only the critic is trained."""
     return config.critic.value_warmup_steps if CRITICS.holds(config.critic, "model") else 0

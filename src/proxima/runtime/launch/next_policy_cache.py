@@ -22,7 +22,7 @@ def make_next_policy(
     entries: Iterable[NextLogProbs],
     playing: Playing | None = None,
 ) -> NextPolicy:
-    """The cache of a run, its hook registered.
+    """Build the cache of a run and register its hook.
 
     Raises:
         FieldError: the engine can't say what is in flight, or can't score.

@@ -25,7 +25,7 @@ TRIAL_UID = 1 << 42  # the first uid of tried prompts, which no draw and no reco
 
 
 def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any) -> list[str]:
-    """Score two made-up completions of a prompt, the row's answer and a plain sentence; if both fail, of more prompts.
+    """Score two made-up completions of a prompt, the row's answer and a plain sentence; if both fail, try more prompts.
 
     Rewards that run a model are left out, because their weights are not loaded; their `check` has passed. So are those
     of episodes.

@@ -97,7 +97,7 @@ class RlWorkload:
         checkpoint: Path | None,
         log: Path | None = None,
     ) -> Learner:
-        """Of every rank, whose models are made in the same order."""
+        """The learner of every rank; all ranks build their models in the same order."""
         critic = None
         if self.config.critic is not None:
             from proxima.runtime.launch.critic_weights import make_critic

@@ -63,13 +63,13 @@ class Workload(Protocol):
         """SHA-256 of everything that the run reads, by what it is called in a message."""
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
-        """Restore the data cursor, and what the checkpoint kept beside weights and optimizer."""
+        """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
 
     def load(self, path: str | None) -> LoadedModel:
         """The model of the config, or that of a checkpoint in `path`. Called in the compute thread."""
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> TrainingLoop:
-        """Everything that the loop touches, and the loop."""
+        """The loop and everything that it uses."""
 
     def rank_parts(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
@@ -251,7 +251,7 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
 def _rewind(
     work: Workload, hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
 ) -> Checkpoint | None:
-    """Everything but weights and optimizer as it was at the last checkpoint, which is returned."""
+    """Restore everything but weights and optimizer as it was at the last checkpoint, which is returned."""
     from proxima.runtime.state.resume import Change, record_changes
     from proxima.runtime.state.rewind import check_journal, rewind_run
 
@@ -270,7 +270,7 @@ def _rewind(
 
 
 def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
-    """With what the views know: links, and warnings after those of the run before its resume."""
+    """Add the facts that the views have: links, and warnings after those of the run before its resume."""
     links = observer.ending()  # first: it may warn
     warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):
@@ -279,7 +279,7 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
 
 
 def _compare_files(hashes: Hashes, folder: RunFolder, ranks: Ranks) -> None:
-    """Does every node read what this one does?"""
+    """Check that every node reads the same files."""
     if ranks.size == 1:
         return
     from proxima.runtime.placement.agreement import compare_files

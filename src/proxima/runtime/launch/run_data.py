@@ -132,7 +132,7 @@ def load_run_data(config: "RunConfig") -> RunData:
 
 
 def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
-    """The tokenizer, and the tokens that prompt and completion may have together."""
+    """The tokenizer, and the number of tokens that prompt and completion may have together."""
     text_config = load_config(model.path, model.revision).get_text_config()
     limit = context_limit(text_config)
     return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)

@@ -11,7 +11,7 @@ from proxima.train.ranks import ALONE, Ranks
 
 @dataclass(frozen=True)
 class RunServices:
-    """Journal and folder of a run, its compute thread, its observer, its clock, and the processes that train it."""
+    """The journal and folder of a run, its compute thread, observer, clock, and training processes."""
 
     store: RunStore
     compute: ComputeThread

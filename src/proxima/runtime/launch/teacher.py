@@ -27,8 +27,8 @@ FAMILY = "use a teacher of the student's family: they are compared token by toke
 
 
 def check_teacher(config: "RunConfig", distillation: "DistillationConfig", tokenizer: Any, context: int) -> None:
-    """Refuse a teacher that reads other tokens than the student, whose tokenizer this is, or fewer at once than the
-    `context` that prompt and completion may have together.
+    """Refuse a teacher with other tokens than the student, whose tokenizer this is, or fewer at once than the `context`
+    that prompt and completion may have together.
 
     Raises:
         FieldError: names what differs.

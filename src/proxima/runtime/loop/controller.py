@@ -33,7 +33,7 @@ from proxima.train.learner import Learner
 
 
 class Controller(TrainingLoop):
-    """Everything that the loop touches, and the loop.
+    """The loop of a run, with everything that it uses.
 
     Args:
         plan, store, observer, clock: see `TrainingLoop`.
@@ -95,7 +95,8 @@ class Controller(TrainingLoop):
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
     async def collect(self, step: int) -> CollectedBatch:
-        """Scored groups until they make a batch; then the engine rests, where it shares devices with the trainer."""
+        """Collect scored groups until they make a batch; then the engine rests if it shares devices with the
+        trainer."""
         self.publisher.watch.begin_step()
         stage = self.collector.stage
         with self.timed(stage):
@@ -120,7 +121,7 @@ class Controller(TrainingLoop):
         return collected
 
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
-        """Advantages, selection and the order of the updates; then what must be known before the update."""
+        """Compute advantages, selection and the order of the updates, then the columns that the update needs."""
         batch = await self.compute.run(self.batch_builder.step_batch, collected.groups, step, collected.dropped)
         with self.timed("train"):
             batch = await self.learner.prepare(batch, collected.version)
@@ -128,7 +129,7 @@ class Controller(TrainingLoop):
         return batch
 
     async def update(self, batch: TrainingBatch, collected: CollectedBatch) -> UpdateResult:
-        """Log-probs of the frozen policies, then the optimizer steps, beside the event loop."""
+        """Compute log-probs of the frozen policies, then make the optimizer steps, without blocking the event loop."""
         self.step_complete = False
         update = partial(self.learner.update, batch, collected.version, own=not collected.replayed)
         with self.timed("train"):
@@ -139,7 +140,7 @@ class Controller(TrainingLoop):
                 raise RunEnded(f"step {self.journal.step + 1}, before its update: {error}") from error
 
     async def publish(self, result: UpdateResult) -> int:
-        """The engine gets the new weights, if there are any. Returns the version after the step."""
+        """Give the engine the new weights, if there are any. Returns the version after the step."""
         version = self.journal.version + bool(result.updates)
         if result.updates:
             with self.timed("publish"):
@@ -151,8 +152,8 @@ class Controller(TrainingLoop):
     async def finish_step(
         self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> Mapping[str, Any]:
-        """Files first, then the journal's one transaction: a step in the journal has left all its traces. Returns the
-        step's line of metrics.jsonl."""
+        """Write the files, then commit the journal's single transaction, so that a step in the journal has all its
+        files. Returns the step's line of metrics.jsonl."""
         await self.publisher.check_health(step)
         record = self.record(step, version, collected, batch, result)
         with self.activity.stage("write", step=step):
@@ -248,7 +249,7 @@ class Controller(TrainingLoop):
         self.publisher.report_health(health, min(self.journal.step + 1, self.plan.steps))
 
     def close(self) -> None:
-        """End what is being generated, the workers of the rewards, and the engine's process if it has one."""
+        """Stop generation, the reward workers, and the engine's process if it has one."""
         self.collector.abandon()
         self.learner.close()
         generators = [self.collector.generator] if self.collector.generator is not None else []

@@ -26,7 +26,7 @@ class DeviceTurns:
         self.asleep = False
 
     async def rest(self) -> None:
-        """The engine is paused, and leaves the devices to the trainer.
+        """Pause the engine and leave the devices to the trainer.
 
         Raises:
             RunEnded: a hook of the pause failed.
@@ -40,14 +40,14 @@ class DeviceTurns:
         self.asleep = True
 
     async def wake(self) -> None:
-        """The trainer frees what it can, and the engine takes the devices again. It stays paused."""
+        """Release the trainer's memory and give the devices back to the engine, which stays paused."""
         if self.asleep:
             await self.compute.run(self.stack.release)
             await self.sleeper.wake()
             self.asleep = False
 
     async def go_on(self) -> None:
-        """The engine goes on with the weights that it has."""
+        """Let the engine continue with its current weights."""
         if self.asleep:
             with engine_errors():
                 await self.wake()

@@ -38,7 +38,7 @@ class HeldOutSamples:
         self.engine = Local(slots=len(prompts)).build(EngineSetup.of(whole, max_length=max_length, compute=compute))
 
     async def groups(self, version: int) -> list[Group]:
-        """A group of one completion without a score for each prompt, under the present weights."""
+        """A group of one completion without a score for each prompt, under the current weights."""
         whole = await self.compute.run(self.stack.gathered)
         await self.engine.publish(WeightUpdate(version=version, module=whole.model))
         completions = await collect(
@@ -49,7 +49,7 @@ class HeldOutSamples:
 
 
 class OfflineLoop(TrainingLoop):
-    """Everything that the loop touches, and the loop.
+    """The loop of a run on a fixed data set, with everything that it uses.
 
     Args:
         plan, trained, store, observer, clock: see `TrainingLoop`.
@@ -100,14 +100,15 @@ class OfflineLoop(TrainingLoop):
             await self.computed("prepare", prepare)
 
     async def update(self, items: list[Any]) -> UpdateResult:
-        """One optimizer step on the items, beside the event loop."""
+        """Make one optimizer step on the items, without blocking the event loop."""
         self.step_complete = False
         update = partial(self.trained.stack.update, self.method.objective(), [items])
         with self.timed("train"):
             return await self.computed("train", update)
 
     async def finish_step(self, record: dict[str, Any]) -> None:
-        """The file first, then the journal's one transaction: a step in the journal has left all its traces."""
+        """Write the file, then commit the journal's single transaction, so that a step in the journal has all its
+        files."""
         await self.disk.write(self.store.append_metrics, record)
         self._cursor = self.data.cursor.state()
         consume = partial(self.journal.consume, version=record["policy_version"])

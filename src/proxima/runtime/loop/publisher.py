@@ -54,7 +54,7 @@ class Publisher:
             self.turns = device_turns.DeviceTurns(generator.engine, stack, compute)
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
-        """The engine gets the weights `version` of `step`; `deferring` keeps what goes wrong until `end_if_failed`.
+        """Give the engine the weights `version` of `step`; `deferring` keeps an error until `end_if_failed`.
 
         Raises:
             UserError: a hook refuses with one; or, not deferring, the engine can't take the weights.
@@ -96,7 +96,7 @@ class Publisher:
             raise self.failure
 
     async def check_health(self, step: int) -> None:
-        """Ask the engine, unless the run ends for it anyway."""
+        """Check the engine's health, unless the run ends because of it anyway."""
         if self.generator is not None and self.failure is None:
             self.report_health(await self.generator.engine.health(), step)
 

@@ -97,19 +97,19 @@ class TrainingLoop:
         self._plateau = self._reached()
 
     async def train(self) -> None:
-        """All steps and evaluations that the run still lacks."""
+        """Make all remaining steps and evaluations."""
         raise NotImplementedError
 
     async def evaluate(self, label: str) -> None:
-        """Held-out figures under the present weights, once per step; `label` is `before`, `step` or `after`."""
+        """Compute held-out figures under the current weights, once per step; `label` is `before`, `step` or `after`."""
         raise NotImplementedError
 
     def checkpoint_contents(self) -> tuple[dict[str, Any], dict[str, Callable[[Path], None]]]:
-        """JSON facts, the data cursor among them, and further files by name, each with what writes it."""
+        """JSON facts, including the data cursor, and the functions that write further files, by name."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """End what the loop started beside this process."""
+        """Stop the processes that the loop has started."""
 
     @property
     def generator(self) -> GroupGenerator | None:
@@ -200,13 +200,13 @@ class TrainingLoop:
         self.times["cpu"] = self.clock.cpu() - cpu
 
     async def evaluate_first(self) -> None:
-        """Before the first step, and where an interrupted run missed an evaluation."""
+        """Evaluate before the first step, and where an interrupted run missed an evaluation."""
         if self.journal.step == 0 and self.plan.evaluate_before:
             await self.evaluate("before")
         await self.evaluate_if_due(self.journal.step)
 
     async def evaluate_last(self) -> None:
-        """After the last step."""
+        """Evaluate after the last step."""
         if self.plan.evaluate_after:
             await self.evaluate("after")
 
@@ -229,8 +229,8 @@ class TrainingLoop:
         self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
 
     async def _complete_checkpoint(self, step: int) -> None:
-        """The checkpoint of the step with which the run ends. Several ranks write beside the training; a full disk that
-        has ended the writing is asked again."""
+        """Write the checkpoint of the last step. Several ranks write in the background; if a full disk has ended that,
+        it is tried again."""
         await self.checkpoint(step)
         if self.trained.stack.ranks.size > 1:
             await self.write_aside(self.store.finish_checkpoint)
@@ -240,7 +240,8 @@ class TrainingLoop:
             self.store.prune_checkpoints(self.plan.keep_last, keep_best=self.plan.keep_best)
 
     async def _end_writing(self) -> None:
-        """Before the run ends otherwise: the checkpoint that the ranks are writing becomes complete, if they can."""
+        """Before the run ends in another way, let the ranks complete the checkpoint that they are writing, if they
+        can."""
         ranks = self.trained.stack.ranks
         if ranks.writing and not ranks.in_call and not ranks.losing():
             with suppress(Exception):
@@ -274,7 +275,8 @@ class TrainingLoop:
 
     @contextmanager
     def timed(self, stage: str, **facts: Any) -> Iterator[None]:
-        """A stage of a step; its seconds are in the step's record, and its span with the `facts` in the timeline."""
+        """Time a stage of a step: its seconds go to the step's record, and its span with the `facts` to the
+        timeline."""
         start = self.clock.now()
         try:
             with self.activity.stage(stage, **facts):

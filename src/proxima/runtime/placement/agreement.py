@@ -38,7 +38,7 @@ def rank_facts(config: Any, device: str) -> dict[str, Any]:
 
 
 def free_bytes(folder: str) -> int | None:
-    """Of the file system of a folder; None: there is none."""
+    """Free bytes of a folder's file system; None if the folder is missing."""
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -84,7 +84,7 @@ def _has_room(name: str, own: Mapping[str, Any]) -> None:
 
 def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
     """Compare the hashes of what the ranks read, by the rank's name, rank 0 first; None: another rank of its node has
-    looked.
+    compared them.
 
     Raises:
         UserError: names rank, file and both hashes.

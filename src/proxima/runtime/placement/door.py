@@ -8,7 +8,8 @@ CHUNK = 1 << 16
 
 
 class Door:
-    """Lives in an event loop. While it leads nowhere, whoever connects is refused: the connection is closed at once."""
+    """A port that forwards connections. Lives in an event loop. While it leads nowhere, connections are closed at
+    once."""
 
     def __init__(self) -> None:
         self.place: tuple[str, int] | None = None
@@ -16,12 +17,12 @@ class Door:
         self._open = set[asyncio.StreamWriter]()
 
     async def listen(self) -> int:
-        """The port, on 127.0.0.1."""
+        """Listen on 127.0.0.1; returns the port."""
         self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0)
         return int(self._server.sockets[0].getsockname()[1])
 
     def lead(self, place: tuple[str, int] | None) -> None:
-        """From now on it leads there; what goes elsewhere is closed."""
+        """Forward to another place from now on; existing connections are closed."""
         self.place = place
         for writer in list(self._open):
             writer.transport.abort()
@@ -43,7 +44,7 @@ class Door:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until one side ends; then the other learns it."""
+    """Copy until one side closes, then close the other."""
     while chunk := await reader.read(CHUNK):
         writer.write(chunk)
         await writer.drain()

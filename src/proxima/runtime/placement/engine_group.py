@@ -129,8 +129,8 @@ class EngineGroup:
             time.sleep(LOOK_SECONDS)
 
     def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
-        """With `colocate`: the devices of each rank. Waits for servers that are being started again, which need room on
-        these devices before the ranks have them.
+        """With `colocate`: the devices of each rank. Waits for servers that are restarting, which need room on these
+        devices before the ranks have them.
 
         Raises:
             UserError: one did not start in time.
@@ -147,7 +147,7 @@ class EngineGroup:
         return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
 
     def poll(self) -> None:
-        """Start what has died again; returns at once."""
+        """Restart servers that have died; returns at once."""
         import ray
 
         for engine in self.engines:
@@ -244,8 +244,8 @@ class EngineGroup:
 def engines_on(
     spec: RayPlacement, plan: EnginePlan | None, say: Callable[[str], None], look: Callable[[], None]
 ) -> Iterator[EngineGroup | None]:
-    """The servers of a plan, as long as the block lasts; None without a plan. Within it this process is a driver of the
-    cluster.
+    """The servers of a plan, as long as the block lasts; None without a plan. Inside the block this process is a driver
+    of the cluster.
 
     Args:
         look: called again and again while they start; what it raises ends that.

@@ -79,6 +79,6 @@ class EngineHost:
         return EnginePlace(node=context.get_node_id(), host=socket.gethostname(), address=address, port=port, gpus=gpus)
 
     def failure(self) -> str:
-        """Wait until the server is given up; why."""
+        """Wait until the server is given up, and return the reason."""
         assert self.servers is not None
         return str(self.servers.wait())

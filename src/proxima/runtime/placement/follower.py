@@ -39,7 +39,7 @@ class RankParts:
 
     @property
     def others(self) -> dict[str, TrainStack]:
-        """The stacks beside the policy's."""
+        """The stacks other than the policy's."""
         return {name: stack for name, stack in self.stacks.items() if name != POLICY}
 
     def stage(self, target: str, column: str) -> ForwardStage:
@@ -111,7 +111,7 @@ def _follow(make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", folder
 
 
 def require_folder(folder: Path) -> None:
-    """Raise where the run folder that rank 0 has made is not seen: checkpoints are written by all ranks."""
+    """Raise if this node does not see the run folder that rank 0 has created: all ranks write checkpoints."""
     seconds = 0.0
     while not folder.is_dir():
         if seconds >= FOLDER_SECONDS:

@@ -20,7 +20,7 @@ GRACE = 1.0  # seconds from rank 0's end to this process's, in which a launcher 
 
 
 class Lifeline:
-    """On the ranks above 0.
+    """The connection to rank 0, on the other ranks.
 
     Args:
         address: host, port and token of rank 0's `RankWatch`.
@@ -46,12 +46,12 @@ class Lifeline:
             self._channel.send(**message)
 
     def report(self, error: BaseException) -> None:
-        """Tell rank 0 what this rank dies of, and leave it the last word."""
+        """Report to rank 0 the error that ends this rank, and leave the last message to it."""
         self.send(error=told_error(error), at=dict(self.beat()))
         self._thread.join(LAST_WORDS)
 
     def close(self) -> None:
-        """This rank has done everything. Waits until rank 0 has, too: its exit code is to be noticed first."""
+        """Note that this rank is done, and wait until rank 0 is: its exit code must be noticed first."""
         self._over.set()
         self.send(bye=True)
         self._thread.join()
@@ -113,7 +113,7 @@ class ForwardedLines(TextIOBase):
 
 
 def obey_rank_zero() -> None:
-    """Signals that a terminal or a launcher sends to all processes are for rank 0 to decide on; when it ends, this one
+    """Leave signals that a terminal or a launcher sends to all processes to rank 0; this process ends when rank 0
     does."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):

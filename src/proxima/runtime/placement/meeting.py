@@ -123,8 +123,8 @@ def other_rank(config: Any) -> Iterator[Ranks]:
 
 
 def report_early(error: BaseException) -> bool:
-    """On a rank above 0: leave an error that it has before it has met rank 0 to that one, which has the same, or hears
-    of it now. Returns False if there is no rank 0 to tell."""
+    """On a rank above 0: report an error from before the ranks have met to rank 0, which has the same error or learns
+    of it now. Returns False if rank 0 can't be reached."""
     try:
         store, key = _store(EARLY_SECONDS)
         lifeline = _lifeline(store, key, {}, None, None)

@@ -19,7 +19,8 @@ def starts_later(placement: Any) -> bool:
 
 
 def placed_engine(engine: Any) -> Any:
-    """The spec of the engine of the rollouts over the servers that a supervisor has started; without any, the same."""
+    """The spec of the engine of the rollouts over the servers that a supervisor has started; unchanged if there are
+    none."""
     urls = os.environ.get(URLS)
     if not urls or not hasattr(engine, "serve"):
         return engine

@@ -35,7 +35,7 @@ class Attached(Protocol):
     granted: Any
 
     def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
-        """Of each rank, by bundle, with `colocate`."""
+        """The devices of each rank, by bundle, with `colocate`."""
         ...
 
     def attach(self, host: Any, nodes: Set[str]) -> Mapping[str, str]:
@@ -61,7 +61,7 @@ class RankGroup:
         return f"rank {rank} on {place.host}" + (f" ({place.address})" if len(nodes) > 1 else "")
 
     def stop(self) -> None:
-        """Kill the processes and the actors. Nothing is left, whatever has died before."""
+        """Kill the processes and the actors, whichever of them have died before."""
         import ray
 
         with suppress(Exception):  # of actors that are dead

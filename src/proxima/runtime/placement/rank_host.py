@@ -163,7 +163,7 @@ class RankHost:
         return [await door.listen() for door in self.doors]
 
     async def lead(self, number: int, place: tuple[str, int] | None) -> None:
-        """From now on a door leads to this address and port; None: nowhere."""
+        """Let a door lead to this address and port; None: nowhere."""
         self.doors[number].lead(place)
 
     async def interrupt(self) -> None:
@@ -172,7 +172,7 @@ class RankHost:
             self.process.send_signal(signal.SIGINT)
 
     async def kill(self) -> None:
-        """End the process and what it started in its session."""
+        """Kill the process and its session."""
         if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)

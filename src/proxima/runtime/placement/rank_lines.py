@@ -59,7 +59,7 @@ class RankLines:
             self._waiting.setdefault(line, FoldedLine(line, self.clock())).ranks.append(rank)
 
     def say(self, line: str) -> None:
-        """A line of the supervisor's own."""
+        """Print a line of the supervisor."""
         self.flush(at_once=True)
         print(line, file=self.err, flush=True)
         self._unlogged.append(line)

@@ -159,7 +159,7 @@ class RankWatch:
 
     @property
     def losing(self) -> bool:
-        """A rank has failed, and perhaps it is not known yet which one was first."""
+        """True if a rank has failed, even if it is not known yet which one was first."""
         return bool(self._causes)
 
     def cause(self, error: BaseException) -> RankFailure | None:
@@ -173,13 +173,13 @@ class RankWatch:
         return self.peers[rank].name if rank else f"rank 0 on {host_name()}"
 
     def take(self) -> None:
-        """The thread that computes will say what has failed, and end."""
+        """Note that the compute thread will report the failure and end."""
         with self._changed:
             self._taken = True
         self.log.flush(at_once=True)
 
     def own_error(self) -> None:
-        """This rank says what has failed: what the others report from now on follows from it and is not printed."""
+        """Note that this rank reports the failure: later reports of the others follow from it and are not printed."""
         self._own = True
 
     def await_farewells(self) -> None:
@@ -189,7 +189,7 @@ class RankWatch:
         self.log.flush(at_once=True)
 
     def release(self) -> None:
-        """The run has ended: the others may go."""
+        """Let the other ranks exit: the run has ended."""
         for peer in self.peers.values():
             peer.channel.send(bye=True)
 
@@ -312,7 +312,7 @@ class RankWatch:
             self._cancel()
 
     def _end_process(self) -> None:
-        """The thread that computes waits for a rank that never comes."""
+        """End the process: the compute thread waits for a rank that never comes."""
         assert self.failure is not None
         self.log.flush(at_once=True)
         with self._changed:
@@ -381,7 +381,7 @@ def last_line(failure: RankFailure) -> str:
 
 @contextmanager
 def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
-    """A launcher ends all processes when one dies: this one, which has to say why, does not obey then."""
+    """Ignore the launcher's signal if a rank has died: it ends all processes, but this one has to report why."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

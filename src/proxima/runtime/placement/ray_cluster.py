@@ -16,7 +16,7 @@ ADDRESS = "RAY_ADDRESS"
 
 @contextmanager
 def connected(spec: RayPlacement) -> Iterator[None]:
-    """Within it this process is a driver of the cluster. One that was started for it ends with it.
+    """Inside the block this process is a driver of the cluster. A cluster that was started for it ends with it.
 
     Raises:
         FieldError: there is no cluster at the address, or it refuses this process.
@@ -49,7 +49,7 @@ def connected(spec: RayPlacement) -> Iterator[None]:
 
 
 def _require_listener(address: str) -> None:
-    """Ray itself would try for a minute and end the process."""
+    """Raise if nothing listens at the address: Ray itself would try for a minute and end the process."""
     host, _, port = address.rpartition(":")
     form = "is HOST:PORT of the cluster's head, as `ray start --head` prints it"
     if "://" in address or not port.isdigit() or not host:
@@ -76,7 +76,7 @@ def bundle_of(spec: RayPlacement) -> dict[str, float]:
 
 
 def check_devices(spec: RayPlacement) -> None:
-    """Before anything starts: the nodes have what the ranks ask for, whoever uses it now.
+    """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
     Raises:
         FieldError: what is asked, what there is, and the remedy.

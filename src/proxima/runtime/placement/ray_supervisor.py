@@ -194,8 +194,8 @@ def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
 
 
 def first_cause(ends: list[RankEnd]) -> RankEnd:
-    """The end that the others follow from. What was killed or lost broke the collectives of the others, which raise or
-    are ended by it, and rank 0 says so and fails; else rank 0's own end is the run's."""
+    """The end that caused the others. A rank that was killed or lost broke the collectives of the others, which raise
+    or end because of it, and rank 0 reports that and fails; otherwise rank 0's own end is the run's."""
     zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
     # torch aborts a rank whose peers are gone: after rank 0's own end, that is no cause
     killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]

@@ -89,7 +89,7 @@ class _ActorWorker:
             return JobResult(error=f"its actor died: {first_line_of(error)}")
 
     def kill(self) -> int:
-        """Kill the actor, and with it what is below."""
+        """Kill the actor and its child processes."""
         import ray
 
         self.alive = False

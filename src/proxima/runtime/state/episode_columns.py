@@ -32,6 +32,6 @@ def stored_episode(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def joined_paths(paths: Sequence[Completion]) -> tuple[Completion, ...]:
-    """Each sample with all its paths, which follow one another, the last of them last."""
+    """Each sample with all its consecutive paths, in order."""
     samples = (tuple(members) for _, members in groupby(paths, key=lambda path: path.sample))
     return tuple(replace(last, earlier=tuple(earlier)) for *earlier, last in samples)

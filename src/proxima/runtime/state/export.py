@@ -42,7 +42,8 @@ def find_checkpoint(run: str | Path, which: str = "last") -> Checkpoint:
 
 
 def _refuse_deleted_best(folder: RunFolder, best: Checkpoint) -> None:
-    """Without `checkpoint.keep_best`, that of the best evaluation may be deleted: another is not the best."""
+    """Refuse to export another checkpoint as the best: without `checkpoint.keep_best`, the best one may have been
+    deleted."""
     if not folder.config.is_file() or read_yaml(folder.config).to_python().get("checkpoint", {}).get("keep_best"):
         return
     scores = headlines(folder)
@@ -99,7 +100,7 @@ def check_hub_name(name: str) -> None:
 
 
 def push_to_hub(folder: Path, name: str, *, private: bool) -> str:
-    """Upload an exported folder in one commit, and return its address; the repository is made if it is missing.
+    """Upload an exported folder in one commit, and return its address; a missing repository is created.
 
     Raises:
         UserError: the hub can't be reached, or refuses; with its own words.

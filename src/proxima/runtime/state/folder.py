@@ -148,8 +148,8 @@ class RunFolder:
             self._lock = None
 
     def discard(self) -> None:
-        """Undo `begin`, if no run has started since: a refused one leaves nothing. What somebody else has written
-        stays, and so does its folder."""
+        """Undo `begin`, if no run has started since: a refused run leaves nothing. Files of others, and their folder,
+        stay."""
         if self._lock is None or self.has_run:
             return
         for file in (self.log, self._lock.path):

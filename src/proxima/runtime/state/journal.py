@@ -154,7 +154,7 @@ class Journal:
         return any(record["step"] == step for record in self.get("evaluations") or ())
 
     def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Keep an evaluation's record, should metrics.jsonl be lost, and the checksums of its files."""
+        """Keep an evaluation's record in case metrics.jsonl is lost, and the checksums of its files."""
         with self._transaction():
             self._set("evaluations", [*(self.get("evaluations") or ()), dict(record)])
             self.checksums.record_files()
@@ -188,13 +188,13 @@ class Journal:
                 self._set("cursor", cursor_state)
 
     def generating(self, uids: Iterable[int]) -> None:
-        """The prompts went to the engine: queued → generating, one more attempt."""
+        """Prompts go to the engine: queued → generating, one more attempt."""
         with self._transaction():
             for uid in uids:
                 self._move(uid, "generating", "attempts = attempts + 1, generating_at = :now")
 
     def scored(self, groups: Iterable["Group"]) -> None:
-        """The groups are complete and have their scores: generating → scored."""
+        """Groups are complete and scored: generating → scored."""
         columns = "scored_at = :now, policy_version = :version, completions = :completions, invalid = :invalid"
         with self._transaction():
             for group in groups:

@@ -32,7 +32,7 @@ class JournalChecksums:
         self._db.execute(SCHEMA)
 
     def read(self) -> dict[str, Checksum]:
-        """All of them, by name; of what an earlier version wrote there is none."""
+        """All checksums, by name; records of earlier versions have none."""
         rows = self._db.execute("SELECT name, size, crc32 FROM checksums").fetchall()
         return {name: Checksum(size, crc32) for name, size, crc32 in rows}
 
@@ -42,7 +42,7 @@ class JournalChecksums:
             self._record(name, step, checksum)
 
     def record_step(self, step: int) -> None:
-        """Record what a finished step has left in the journal."""
+        """Record the checksum of a finished step's rows in the journal."""
         self._record(f"{PART}step {step}", step, self._content(step))
 
     def record_key(self, key: str, text: str) -> None:
@@ -85,7 +85,7 @@ class JournalChecksums:
         self._db.execute("INSERT OR REPLACE INTO checksums VALUES (?, ?, ?, ?)", row)
 
     def _content(self, step: int) -> Checksum:
-        """Of a finished step's row and of its prompts."""
+        """The content of a finished step's row and of its prompts."""
         rows = self._db.execute("SELECT * FROM steps WHERE step = ?", (step,)).fetchall()
         query = "SELECT * FROM prompts WHERE state = 'consumed' AND step = ? ORDER BY uid"
         return _of_text(repr([*rows, *self._db.execute(query, (step,)).fetchall()]))

@@ -23,7 +23,7 @@ HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def model_card(folder: RunFolder, step: int, library: str) -> str:
-    """Markdown with the hub's metadata; of places on this machine it has the last name alone."""
+    """Markdown with the hub's metadata; paths on this machine are reduced to their last name."""
     config = read_yaml(folder.config).to_python() if folder.config.is_file() else {}
     recipe = _without_places({key: value for key, value in config.items() if key not in LEFT_OUT})
     base = str((config.get("model") or {}).get("path", ""))

@@ -33,8 +33,8 @@ NEXT = schema("next policy 1", ("uid", "sample", "turn", "tokens", "policy_versi
 
 
 def write_groups(path: Path, groups: Sequence[Group]) -> None:
-    """Write the groups; `read_groups` gives them back equal. What no file can hold becomes what the rollouts hold of
-    it."""
+    """Write the groups; `read_groups` gives them back equal. Values that no file can hold are stored as in the
+    rollouts."""
     rows = []
     for group in groups:
         prompt = group.prompt

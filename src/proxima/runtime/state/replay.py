@@ -66,7 +66,7 @@ class StoredRollouts:
         self.folder.release()
 
     def _checked(self) -> list[int]:
-        """The policy version at the beginning of each step, after all files are found to be there and whole."""
+        """The policy version at the beginning of each step, after checking that all files are present and complete."""
         versions = [0] + [r["policy_version"] for r in self.folder.read_metrics() if r["kind"] == "train"]
         finished = len(versions) - 1
         if finished < self.steps:
@@ -109,7 +109,7 @@ class StoredRollouts:
         return out
 
     def check_vocabulary(self, tokenizer: Any, vocabulary: int) -> None:
-        """Refuse a model to be trained that reads the stored tokens as other text than the one that wrote them;
+        """Refuse to train a model that reads the stored tokens as other text than the model that wrote them;
         `vocabulary` is the rows of its embedding.
 
         Raises:
@@ -133,7 +133,7 @@ class StoredRollouts:
                 raise self._refused(f"has a completion {shown}", remedy)
 
     def check_routes(self, text_config: Any) -> None:
-        """Refuse a mixture to be trained that has no use for the stored experts; without any, nothing is replayed.
+        """Refuse to train a mixture to which the stored experts do not apply; without any, nothing is replayed.
 
         Raises:
             FieldError: other layers, experts, or experts of each token.
@@ -179,7 +179,7 @@ class StoredRollouts:
 
 
 class ReplayCollector(Collector):
-    """To the loop, what `BatchCollector` is to a run that generates.
+    """The collector of a replay, in place of `BatchCollector`.
 
     Args:
         stored: the groups.

@@ -25,7 +25,7 @@ BOUND = {  # why not even a user who accepts it may change a field, by section
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A field, or what a run reads, that is not what it was when the run was started."""
+    """A field or an input that has changed since the run was started."""
 
     field: str
     before: Any
@@ -74,7 +74,7 @@ def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
 
 
 def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:
-    """Go on with another config from here on, and keep what the former one was."""
+    """Continue with another config from here on, and record the former one."""
     if changes:
         entry = {"step": journal.step, "changes": [asdict(change) for change in changes]}
         entries = journal.get("changes") or []
@@ -84,7 +84,7 @@ def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> 
 
 
 def change_notes(journal: Journal) -> list[str]:
-    """A warning for each time that the run was resumed as another one: nobody shall take it for an unbroken run."""
+    """A warning for each resume with changes: nobody should take the run for an uninterrupted one."""
     return [
         f"resumed after step {entry['step']} with other settings: "
         f"{', '.join(str(Change(**change)) for change in entry['changes'])}; the steps before were made with the former"
@@ -93,7 +93,7 @@ def change_notes(journal: Journal) -> list[str]:
 
 
 def schedule_note(journal: Journal, schedule: str, now: int) -> str | None:
-    """A warning if `now` is another number of steps than at the start, which changes the learning rate schedule in the
+    """A warning if `now` differs from the number of steps at the start, which changes the learning rate schedule in the
     middle of the run."""
     started = journal.get("steps")
     if started is None:

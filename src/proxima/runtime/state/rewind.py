@@ -35,7 +35,7 @@ def rewind_run(folder: RunFolder, journal: Journal, observer: Observer) -> Check
 
 
 def _restore_steps(journal: Journal, folder: RunFolder, checkpoint: Checkpoint, observer: Observer) -> None:
-    """Into a journal that ends before the checkpoint, the steps between, from metrics.jsonl."""
+    """If the journal ends before the checkpoint, restore the steps between from metrics.jsonl."""
     first, last = journal.step + 1, checkpoint.step
     records = {r["step"]: r for r in folder.read_metrics() if r["kind"] == "train"}
     if lost := [step for step in range(first, last + 1) if step not in records]:

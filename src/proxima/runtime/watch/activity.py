@@ -82,7 +82,7 @@ class Activity:
             self.stages[-1].done = f"{done:,} of {total:,} {unit}"
 
     def published(self, version: int) -> None:
-        """Note that the engine has these weights."""
+        """Note that the engine has the weights `version`."""
         self.timeline.mark(f"weights {version}", self.moved(), version=version)
 
     # ---- prompts -----------------------------------------------------------------------------------------------------

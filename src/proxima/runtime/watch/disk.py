@@ -35,7 +35,7 @@ class Disk:
         self._full = False
 
     def enqueue(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Make the call now, or, if there is no space, before the next `write`: for a caller that can't wait."""
+        """Make the call now or, if there is no space, before the next `write`: for callers that can't wait."""
         self._waiting.append(partial(call, *arguments))
         try:
             self._make_calls()
@@ -87,7 +87,7 @@ class Disk:
             self._waiting.popleft()
 
     def _note(self, error: OSError) -> None:
-        """Tell the user, once, or raise what is no full disk."""
+        """Warn the user, once; raise any error other than a full disk."""
         if not is_disk_full(error):
             raise error
         if not self._full:

@@ -88,7 +88,7 @@ class Observer:
         """Something that affects the result: what it means and what to do, in one line."""
 
     def lasting(self, text: str) -> None:
-        """A warning about a state, told after each step in which the state is found. Views print it now and then."""
+        """A warning about a state, repeated after each step in which it persists. Views print it from time to time."""
         self.warning(text)
 
     def ending(self) -> Mapping[str, str]:
@@ -135,7 +135,7 @@ def warning_kind(text: str) -> str:
 
 
 class EvalObserver(Observer):
-    """An observer that is also told about the suites."""
+    """An observer that is also notified of suites."""
 
     def suite_started(self, name: str, questions: int, answers: int) -> None:
         """The model answers a suite next: `answers` completions to `questions` questions."""
@@ -182,7 +182,7 @@ class Tee(Observer):
         self._tell("finished", summary)
 
     def _tell(self, event: str, *facts: Any) -> list[Any]:
-        """Tell all, and return their answers."""
+        """Notify all, and return their answers."""
         answers = []
         for observer in list(self._observers):
             try:

@@ -44,14 +44,13 @@ class Timeline:
         self._full = self._size >= MOST_BYTES
 
     def span(self, name: str, start: float, end: float, lane: Lane, **facts: Any) -> None:
-        """Something that took from `start` to `end`, in seconds of the run. On a lane, spans nest or follow each
-        other."""
+        """Add an event from `start` to `end`, in seconds of the run. On a lane, spans nest or follow each other."""
         first, last = _microseconds(start), _microseconds(end)
         self._name(lane)
         self._add({"name": name, "ph": "X", "ts": first, "dur": last - first} | _place(lane) | _args(facts))
 
     def mark(self, name: str, at: float, **facts: Any) -> None:
-        """Something that happened at a moment, to the whole run."""
+        """Add an event of the whole run at a moment."""
         self._add({"name": name, "ph": "i", "s": "p", "ts": _microseconds(at)} | _place(TRAINER) | _args(facts))
 
     def count(self, name: str, at: float, **values: int) -> None:
@@ -71,7 +70,7 @@ class Timeline:
         return not self._full
 
     def flush(self) -> None:
-        """Append what has come since."""
+        """Append the events since the last flush."""
         if not self._waiting or self._ended:
             return
         events, self._waiting = ",\n".join(self._waiting), []
@@ -110,7 +109,7 @@ class Timeline:
 
 
 def rewind_timeline(path: Path, seconds: float) -> None:
-    """Leave what had ended `seconds` after the run began, and open the array for more; 0 deletes the file."""
+    """Keep the events that had ended `seconds` after the run began, and open the array for more; 0 deletes the file."""
     events = _events(path) if path.exists() and seconds > 0 else ()
     kept = [_encoded(event) for event in events if event.get("ts", 0) + event.get("dur", 0) <= 1e6 * seconds + 1]
     if kept:
@@ -150,7 +149,7 @@ def union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def _events(path: Path) -> Iterator[dict[str, Any]]:
-    """Each event of the file; one that is torn is none."""
+    """Each event of the file, without incomplete ones."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             with suppress(ValueError):

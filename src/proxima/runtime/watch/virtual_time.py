@@ -30,7 +30,7 @@ class VirtualClock:
 
 
 class _Skip(selectors.DefaultSelector):
-    """Never waits: moves the clock to where the event loop wants to be woken up."""
+    """Never waits: advances the clock to the next wake-up of the event loop."""
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__()
