@@ -41,7 +41,7 @@ KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # ways to start that
 
 
 def check_base(path: str, base: BaseModel, *, field_name: str) -> None:
-    """Refuse an adapter whose base is not the one that it was made for.
+    """Refuse an adapter whose base is not the one that it was trained on.
 
     Args:
         path: the adapter's folder.
@@ -118,7 +118,7 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
 
 
 def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = False) -> None:
-    """Refuse a `lora.path` that does not go with the other settings, or with the model at `path`; nothing is loaded.
+    """Refuse a `lora.path` that does not match the other settings or the model at `path`; nothing is loaded.
 
     Raises:
         FieldError: names the field, and the remedy.
@@ -137,7 +137,7 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
 
 
 def start_adapter(model: nn.Module, lora: Lora, base: BaseModel, seed: int) -> None:
-    """`attach`, and the matrices of `lora.path`, if it is set.
+    """Run `attach`, and load the matrices of `lora.path` if it is set.
 
     Raises:
         FieldError: as `check_start`, or the adapter can't be read.

@@ -15,8 +15,9 @@ from proxima.model.chat import Tokenizer, chat_tokens
 def completion_tokens(
     prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
 ) -> Ints:
-    """[T] token ids of the assistant's answer to a chat, up to and with the token that ends its turn: what an engine
-    would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's EOS.
+    """[T] token ids of the assistant's answer to a chat, up to and including the token that ends its turn: what an
+    engine would have generated after `prompt_tokens(prompt)`. Without a chat template that token is the tokenizer's
+    EOS.
 
     Raises:
         UserError: as `prompt_tokens`; the tokens of the whole chat do not begin with those of the prompt; or no control
@@ -30,8 +31,8 @@ def completion_tokens(
 
 
 def read_tokens(prompt: Sequence[Message], text: str, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
-    """The token ids of a chat with an answer, up to and with the one that ends its turn, for a model that only reads
-    them: those that are `prompt_tokens(prompt)` too, and the rest. The first are fewer than `prompt_tokens` where
+    """The token ids of a chat with an answer, up to and including the one that ends its turn, for a model that only
+    reads them: those that are `prompt_tokens(prompt)` too, and the rest. The first are fewer than `prompt_tokens` where
     template or tokenizer join the two, as a line end and an answer that begins with one.
 
     Raises:

@@ -48,7 +48,7 @@ class ComputeThread:
 
     @property
     def wanted(self) -> bool:
-        """Another call waits, or, where calls run in place, perhaps the event loop."""
+        """True if another call waits, or, if calls run in place, perhaps the event loop."""
         return self._jobs is None or not self._jobs.empty()
 
     def call(self, call: Callable[..., T], *arguments: Any) -> T:

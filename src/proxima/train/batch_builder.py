@@ -42,13 +42,13 @@ class TrainingBatch:
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """The completions that are trained."""
+        """The completions that are trained on."""
         return tuple(item for item in self.completions if item.key not in self.reasons)
 
     @property
     def valued(self) -> tuple[Trajectory, ...]:
-        """The completions with `value` and `returns`: what a critic learns from. Those that a selection drops are among
-        them: they were sampled like the rest."""
+        """The completions with `value` and `returns`: the training data of a critic. They include those that a
+        selection drops, which were sampled like the rest."""
         return tuple(item for item in self.completions if item.returns is not None)
 
     def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
@@ -76,7 +76,7 @@ class TrainingBatch:
 
     @property
     def kept(self) -> list[int]:
-        """uids of the groups of which a completion is trained."""
+        """The uids of the groups with a completion that is trained on."""
         trained = {item.uid for item in self.trajectories}
         return [group.prompt.uid for group in self.groups if group.prompt.uid in trained]
 
@@ -151,7 +151,7 @@ class BatchBuilder:
         return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
 
     def after(self, batch: TrainingBatch) -> "BatchBuilder":
-        """For the step after the one of `batch`."""
+        """The builder for the step after that of `batch`."""
         if self.reward_kl is None or KL not in batch.metrics:
             return self
         samples = len({key[:2] for key in batch.scored})
@@ -218,8 +218,8 @@ class BatchBuilder:
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes
     ) -> tuple[Tensor, list[Trajectory], dict[str, float]]:
-        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. Of an
-        advantage of tokens a completion has the mean over its loss tokens, 0 without any."""
+        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. For
+        advantages of tokens, a completion has the mean over its loss tokens, 0 without any."""
         per_token, metrics = self.advantage.per_token, dict[str, float]()
         of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
@@ -289,8 +289,8 @@ class BatchBuilder:
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, tokens: "EpisodeTokens") -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token, but
-        for what the turns are paid."""
+        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token,
+        minus the rewards paid to turns."""
         batch, edges = tokens.batch, tokens.cu_seqlens
         if self.reward_kl is None:
             from proxima.core.advantage.token import place_scores
@@ -358,21 +358,21 @@ def completion_advantage(*paths: Trajectory) -> float:
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
-    """Of each group, the number of the prompt of each path: that of the group, i; of an opening of their own i plus a
-    multiple of the number of groups."""
+    """For each group i, the prompt number of each path: i, or i plus a multiple of the number of groups for a path with
+    its own opening."""
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
         yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
 
 
 def _owners(groups: Sequence[Group]) -> list[int]:
-    """Of each path, the number of its completion in the order of the groups."""
+    """For each path, the number of its completion in the order of the groups."""
     completions = (completion for group in groups for completion in group.completions)
     return [i for i, completion in enumerate(completions) for _ in completion.paths]
 
 
 def _absent(item: Trajectory, column: Floats) -> Bools:
-    """[T] where a token that the policy sampled has no value in `column`."""
+    """[T] bool: a token that the policy sampled has no value in `column`."""
     absent: Bools = np.isnan(column)
     return absent if item.sampled is None else absent & item.sampled
 
@@ -385,7 +385,7 @@ def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: 
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
-    """uid → reason of the groups not in `kept`: a selection's rather than that completions have no score."""
+    """uid → reason of the groups not in `kept`; a selection's reason takes precedence over missing scores."""
     out: dict[int, str] = {}
     for group in groups:
         if group.prompt.uid not in kept:

@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """Its Hugging Face folder; of a run with LoRA its adapter's."""
+        """The Hugging Face folder of the model; with LoRA, of the adapter."""
         return self.path / "model"
 
 
@@ -162,8 +162,8 @@ def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: 
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint, by a rename first: whatever interrupts this, no half of it looks complete. A link goes, not
-    what it points to."""
+    """Delete a checkpoint after renaming it, so that an interrupted deletion leaves nothing that looks complete. Of a
+    link only the link is deleted."""
     aside = path.with_name(f".{path.name}.old.part")  # `prune` deletes what a kill leaves
     if aside.exists():
         shutil.rmtree(aside)
@@ -180,7 +180,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _state_crc32(state: Mapping[str, Any]) -> str:
-    """Of the content of state.json without its own entry."""
+    """CRC-32 of the content of state.json without its own entry."""
     text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
 

@@ -36,7 +36,7 @@ class CompletionRecord:
 
     @property
     def next_log_prob(self) -> Floats | None:
-        """[T] nats, what the next-policy cache had for the step."""
+        """[T] nats, the log-probs of the next-policy cache for the step."""
         return None if self.trajectory is None else self.trajectory.next_log_prob
 
     @property

@@ -25,7 +25,7 @@ class ValueHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
-    """A critic with weights of its own, a `ScalarModel`, and what changes them. Called in the compute thread.
+    """A critic with its own weights, a `ScalarModel`, and the stack that trains it. Called in the compute thread.
     `updates`, `epochs` and `seed` are those of `split_into_updates`."""
 
     stack: "TrainStack"

@@ -44,7 +44,8 @@ class EarlyStop:
         return not self.kl > self.limit
 
     def figures(self, planned: int) -> dict[str, float]:
-        """For the record of the step, of `planned` epochs: those made, the KL of the last, and whether it stopped."""
+        """Entries of the step's record, for `planned` epochs: the epochs made, the KL of the last, and whether it
+        stopped."""
         return {
             "early_stop/epochs": float(self.epochs),
             "early_stop/kl": self.kl,

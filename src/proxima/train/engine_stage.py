@@ -61,5 +61,6 @@ class EngineStage:
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 
     def close(self) -> None:
-        """End what the engine has started. The runner stays: it can't be closed beside the event loop of a run."""
+        """Stop the processes that the engine has started. The runner stays open: it can't be closed next to a run's
+        event loop."""
         close_engine(self.engine)

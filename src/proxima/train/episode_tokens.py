@@ -111,7 +111,7 @@ class EpisodeTokens:
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
-        """The input of a token advantage that has these `needs`.
+        """The input of a token advantage with these `needs`.
 
         Args:
             reward: [N] reward units.

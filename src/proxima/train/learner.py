@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # most runs have neither
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """The weights, what updates them (the optimizer and all around it), and by which loss."""
+    """The weights, the stack that updates them, and the loss."""
 
     policy: Policy
     stack: TrainStack
@@ -85,7 +85,7 @@ class Learner:
 
     def _look_at_first(self, version: int, first: FirstForward, *, own: bool) -> None:
         """Before the first optimizer step: `MismatchGuard.check_fresh` of the loss tokens that weights `version` of
-        this run have sampled, and what the stages with a memory observe."""
+        this run have sampled, and the observations of the stages that keep state."""
         if own and self.guard.judges_fresh:
             gaps = [np.empty(0, np.float32)]
             for item, statistics in first:
@@ -98,7 +98,8 @@ class Learner:
             stage.observe(first, version)
 
     def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
-        """With `on_mismatch: reject`, the batch without what the guard rejects, and with the `mismatch/` metrics.
+        """With `on_mismatch: reject`, the batch without the items that the guard rejects, and with the `mismatch/`
+        metrics.
 
         Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
         same ones as under `warn` and `stop`, which measure in the update's own forward.
@@ -134,13 +135,13 @@ class Learner:
         return self.critic.stack.fill([self.critic.stage], filled)  # `value` and `bootstrap`
 
     def close(self) -> None:
-        """End the engines that stages ask."""
+        """Close the engines that stages use."""
         for stage in self.stages:
             if (close := getattr(stage, "close", None)) is not None:
                 close()
 
     def stage_metrics(self) -> dict[str, float]:
-        """Metrics of the stages with a memory, of the step that ends."""
+        """Metrics of the stages that keep state, for the step that ends."""
         return {name: value for stage in self.run_stages for name, value in stage.metrics().items()}
 
     def warnings(self) -> list[str]:

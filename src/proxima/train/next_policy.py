@@ -42,7 +42,7 @@ class NextLogProbs(Columns):
 
     @property
     def key(self) -> Key:
-        """That of the completion."""
+        """The key of the completion."""
         return self.uid, self.sample, self.turn
 
     def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
@@ -79,7 +79,7 @@ def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
 
 
 class NextPolicy(RunStage):
-    """The cache, and what fills it: `next_log_prob` of `proximal: next`.
+    """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
 
     A log-prob is written once, under the one version that it is of. Nothing else is kept: a token that nobody found
     while its next version was the newest has none, and is counted.
@@ -219,7 +219,7 @@ class NextPolicy(RunStage):
         return replace(item, next_log_prob=column)
 
     def observe(self, first: FirstForward, version: int) -> None:
-        """Remember some tokens of the version before, with the trainer's log-probs under the present one, for
+        """Remember some tokens of the previous version, with the trainer's log-probs under the current one, for
         `before_pause` to compare the engine's with."""
         for item, statistics in first:
             if len(self._compared) == COMPARED or self.trainer is not None:
@@ -248,8 +248,8 @@ class NextPolicy(RunStage):
             self._metrics[f"next/weight_{name}_std"] = float(weight.std())
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: what was missing and what was written, in tokens; and on some tokens that were one version old,
-        how engine and trainer differ, and the weight by the arithmetic of each."""
+        """Metrics of the step: tokens missing and written; and, on some tokens that were one version old, the
+        difference of engine and trainer, and the weight in the arithmetic of each."""
         return self._metrics
 
     def warnings(self) -> list[str]:
@@ -269,8 +269,8 @@ class NextPolicy(RunStage):
         return {name: lambda path: write(path, entries)}
 
     def forget(self, pending: Pending) -> list[NextLogProbs]:
-        """Forget what a step has consumed or dropped. Returns what a checkpoint keeps: all that is known of the groups
-        that wait. A prompt that is still generating will be generated again by a resume."""
+        """Forget groups that a step has consumed or dropped. Returns the entries for a checkpoint: all that is known of
+        the groups that wait. A prompt that is still generating will be generated again by a resume."""
         groups = {group.prompt.uid for group in pending.groups}
         uids = groups | {prompt.uid for prompt in pending.prompts}
         self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}

@@ -31,8 +31,8 @@ class FolderPart:
 
 
 class NodeFolders:
-    """Of one rank; `send` is rank 0's, and the others answer with `follow`. `close` removes what this rank has
-    written; what a killed one has left goes with the next run on its node."""
+    """The folders of one rank; rank 0 calls `send`, and the others answer with `follow`. `close` removes what this rank
+    has written; leftovers of a killed rank are removed by the next run on its node."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -53,8 +53,8 @@ class NodeFolders:
             raise UserError(f"weights could not be written: {problems[0]}", remedy=remedy)
 
     def follow(self, part: FolderPart) -> list[str]:
-        """Take a folder where this rank is the first of a node that lacks it; collective. Returns, on rank 0, what went
-        wrong at each rank."""
+        """Take a folder where this rank is the first of a node that lacks it; collective. Returns, on rank 0, the
+        problem of each rank."""
         first = os.environ.get("LOCAL_RANK", "0") == "0"  # without the variable all are, and the first to end wins
         lacking = self.ranks.gather_everywhere(first and not part.path.exists())
         members = (0, *(rank for rank, lacks in enumerate(lacking) if lacks))
@@ -121,7 +121,7 @@ def send_files(folder: Path, group: Any) -> None:
 
 
 def receive_files(folder: Path | None, group: Any) -> str:
-    """Receive what `send_files` sends, to the end, also where it can't be written; returns why not, else nothing.
+    """Receive all that `send_files` sends, even if it can't be written; returns the reason if it can't.
 
     Args:
         folder: empty; None: nothing is written.

@@ -10,7 +10,7 @@ from proxima.kernels.adamw import AdamWKernels, Slots, adamw_kernels
 
 
 class OnePassAdamW:
-    """Steps in the place of torch's fused AdamW, on its state, and with its bits. The norm of the gradient is that of
+    """Steps in place of torch's fused AdamW, on its state, with the same bits. The norm of the gradient is that of
     float64 to 1e-8; torch's sums in float32 are off by 3e-4 for 135 million weights, and so is what they clip.
 
     Args:
@@ -57,7 +57,7 @@ class OnePassAdamW:
 
 
 def one_pass(optimizer: torch.optim.Optimizer) -> OnePassAdamW | None:
-    """None where another optimizer, other weights or the machine do not allow it."""
+    """The one-pass step for an optimizer; None if the optimizer, the weights or the machine do not allow it."""
     if type(optimizer) is not torch.optim.AdamW or (kernels := adamw_kernels()) is None:
         return None
     weights = [p for group in optimizer.param_groups for p in group["params"]]

@@ -49,11 +49,12 @@ class Adam:
         return by_mesh(groups)
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
-        """Bytes of Muon's momentum, and of Adam's moments, of so many weights in matrices of layers and others."""
+        """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights in matrices of layers and
+        elsewhere."""
         return 0, 8 * (matrices + others)
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of torch's AdamW, and of what is like it."""
+        """Arguments of torch's AdamW, and of similar optimizers."""
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
 
 

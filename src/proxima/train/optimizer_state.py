@@ -32,7 +32,7 @@ def restore_state(
 
 
 def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
-    """UserError if what does not fit are the scales of `optimizer_8bit`, a column per block, and there are others."""
+    """UserError if the entries that do not fit are scales of `optimizer_8bit` in other blocks."""
     kind, _, owner = name.partition("/")
     if kind.endswith("_scale") and any(other.startswith(f"{kind}/") for other in tensors):
         reason = f"the 8-bit moments of {owner!r} are in other blocks than this run's: the checkpoint was written with"
@@ -55,7 +55,7 @@ def _missing(
 def _place(
     optimizer: torch.optim.Optimizer, key: str, parameter: nn.Parameter, value: Tensor
 ) -> tuple[torch.Size, torch.device]:
-    """The shape of an entry that is no scalar, and the device of any."""
+    """The shape of an entry that is not a scalar, and the device of any entry."""
     own: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
     if own is not None:
         return own(key, parameter)  # type: ignore[no-any-return]

@@ -14,7 +14,7 @@ ADAM = ("step", *MOMENTS)
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
-    """The base of them: a subclass has `step_weight`.
+    """Base of optimizers that step weight by weight: a subclass defines `step_weight`.
 
     Args:
         groups: as torch's optimizers take them.
@@ -45,7 +45,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         return ADAM
 
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
-        """The shape of an entry of the state that is no scalar, and the device of any."""
+        """The shape of an entry of the state that is not a scalar, and the device of any entry."""
         return parameter.shape, torch.device("cpu") if self.on_host else parameter.device
 
     def zeros(self, slot: str, parameter: nn.Parameter, dtype: torch.dtype, columns: int = 1) -> Tensor:
@@ -58,7 +58,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
 
 
 class HostMomentsAdamW(WeightwiseOptimizer):
-    """torch's fused AdamW with its state in host memory, the same name by name and bit by bit."""
+    """torch's fused AdamW with its state in host memory, with the same names and bits."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, settings, on_host=True)

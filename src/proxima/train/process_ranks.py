@@ -58,7 +58,7 @@ class ProcessRanks(Ranks):
             self._scatter([Call(RUN, "end", outcome)] * self.size)
 
     def receive(self) -> Call:
-        """On the other ranks: the next call."""
+        """Receive the next call, on ranks other than 0."""
         self.status.begin("")
         call = self._scatter(None)
         assert isinstance(call, Call)

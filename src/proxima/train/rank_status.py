@@ -21,16 +21,16 @@ class RankStatus:
         self.moved_at = time.monotonic()
 
     def begin(self, call: str) -> None:
-        """A call of rank 0's begins; empty: the rank waits for the next one."""
+        """Note that a call of rank 0 begins; empty: the rank waits for the next one."""
         self.call, self.part, self.moved_at = call, "", time.monotonic()
 
     def at(self, part: str) -> None:
-        """The part of the call that comes next."""
+        """Note the part of the call that comes next."""
         self.part, self.moved_at = part, time.monotonic()
 
     @contextmanager
     def within(self, collective: str) -> Iterator[None]:
-        """In the block, this rank waits for the others."""
+        """Note that inside the block this rank waits for the others."""
         self.collective, self.waits, self.moved_at = collective, True, time.monotonic()
         try:
             yield

@@ -30,13 +30,13 @@ class RanksWatch(Protocol):
 
     @property
     def losing(self) -> bool:
-        """A rank has failed."""
+        """True if a rank has failed."""
 
     def name(self, rank: int) -> str:
         """`rank 2 on HOST`."""
 
     def release(self) -> None:
-        """The run has ended: the others may go."""
+        """Let the other ranks exit: the run has ended."""
 
     def late(self, now: float) -> tuple[float, str] | None:
         """Seconds and a sentence about the rank that the others wait for."""
@@ -44,7 +44,7 @@ class RanksWatch(Protocol):
     def attached(
         self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        """In the block there is a run, with a log, an observer's warnings, and what cancels it."""
+        """Attach a run inside the block: its log, its observer's warnings, and the function that cancels it."""
 
     def cause(self, error: BaseException) -> Any:
         """The failure of a rank that an exception of this one follows from."""
@@ -71,7 +71,7 @@ class Ranks:
 
     @property
     def shares(self) -> int:
-        """Into how many parts an update is split."""
+        """The number of parts that an update is split into."""
         return self.size // self.together
 
     @property
@@ -80,12 +80,12 @@ class Ranks:
         return self.rank // self.together
 
     def dealt(self, parts: Sequence[T]) -> list[T]:
-        """For each rank, its own of one part a share."""
+        """For each rank, its part, given one part for each share."""
         return [part for part in parts for _ in range(self.together)]
 
     @property
     def writing(self) -> bool:
-        """A checkpoint is not complete yet."""
+        """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
     @contextmanager
@@ -102,11 +102,11 @@ class Ranks:
         return self.watch is not None and self.watch.losing
 
     def name(self, rank: int) -> str:
-        """Of a rank, for people."""
+        """The name of a rank, for people."""
         return f"rank {rank}" if self.watch is None else self.watch.name(rank)
 
     def at(self, part: str) -> None:
-        """Note what part of the call comes next, for who asks where this rank is."""
+        """Note the part of the call that comes next, for reports of this rank's activity."""
 
     def agree(self, problem: Exception | None) -> None:
         """Raise the problem that a rank has, on every rank at the same point, so that none waits for another: its own
@@ -124,16 +124,16 @@ class Ranks:
         return value
 
     def gather(self, value: T) -> list[T]:
-        """The values of all ranks, on rank 0; elsewhere this rank's alone. Collective; tensors come on the CPU."""
+        """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
         return [value]
 
     def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
-        """The values of all shares, each of the first rank that has it, on rank 0; elsewhere this rank's alone, unless
-        `everywhere`. Collective; tensors come on the CPU."""
+        """The values of all shares, each of the first rank that has it, on rank 0; elsewhere only this rank's, unless
+        `everywhere`. Collective; tensors arrive on the CPU."""
         return [value]
 
     def gather_everywhere(self, value: T) -> list[T]:
-        """The values of all ranks, on every rank. Collective; tensors come on the CPU."""
+        """The values of all ranks, on every rank. Collective; tensors arrive on the CPU."""
         return [value]
 
     def sum(self, value: Tensor) -> Tensor:

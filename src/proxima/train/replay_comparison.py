@@ -30,7 +30,7 @@ class ReplayComparison:
 
     @classmethod
     def before(cls, stack: TrainStack, objective: Objective[Any], items: Sequence[Any]) -> "ReplayComparison":
-        """Of the items of the first update; collective on several ranks."""
+        """Compare the items of the first update; collective on several ranks."""
         run = [(one,) for item in items if not objective.skippable(item) for one in objective.sequences(item)]
         run = [(one,) for (one,) in run if len(one.tokens) and one.behavior_log_prob is not None]
         shared = stack.model.share_prompt

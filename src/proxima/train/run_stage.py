@@ -10,8 +10,8 @@ from proxima.train.objectives.protocol import FirstForward
 
 
 class RunStage(Protocol):
-    """A stage with a memory that lasts as long as the run. It fills its column on the event loop, before the update,
-    from what it has gathered in hooks of the engine's `Executor`, between two updates.
+    """A stage that keeps state as long as the run. It fills its column on the event loop, before the update, from what
+    it has gathered in hooks of the engine's `Executor`, between two updates.
 
     column: the field of `Trajectory`, [T] float32, that it fills.
     """
@@ -28,7 +28,7 @@ class RunStage(Protocol):
         what its forward passes gave."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Of the step that ends."""
+        """Metrics of the step that ends."""
         ...
 
     def warnings(self) -> list[str]:

@@ -143,7 +143,7 @@ class ShardedWriter:
 
     @property
     def unfinished(self) -> bool:
-        """A checkpoint waits for `finish`, the same on every rank; not collective."""
+        """True if a checkpoint waits for `finish`, the same on every rank; not collective."""
         return self._job is not None
 
     def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
@@ -227,7 +227,7 @@ class ShardedWriter:
         return {name: value for part in parts for name, value in part.items()}
 
     def _together(self, function: Callable[[], T]) -> T:
-        """`function()` on every rank; what one raises, all raise."""
+        """Run `function()` on every rank; if one raises, all raise the same error."""
         error, result = None, None
         try:
             result = function()

@@ -139,7 +139,7 @@ class TrainStack:
         return out
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
-        """Stages that are made in the middle of a run, by every rank at once: loading their models is collective."""
+        """Create stages in the middle of a run, on every rank at once: loading their models is collective."""
         with self.ranks.call(self.name, "stages", [None] * self.ranks.size):
             return make()
 
@@ -152,8 +152,8 @@ class TrainStack:
         return self.ranks.gather_shares(own)
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
-        """The trained model as one process has it, with the present weights, for engines: itself, or on several ranks
-        a copy on rank 0. The first call makes that copy, on `device`."""
+        """The trained model as in a single process, with the current weights, for engines: itself, or on several ranks
+        a copy on rank 0. The first call creates that copy, on `device`."""
         if self.ranks.size == 1:
             return self.model.loaded
         with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
@@ -162,7 +162,7 @@ class TrainStack:
         return self._plain
 
     def follow_gather(self, device: torch.device | str = "cpu") -> None:
-        """Bring the weights of all ranks together on the first."""
+        """Gather the weights of all ranks on the first."""
         from proxima.model.parallel.gather import gather_into, plain_copy
 
         if self._gathers:
@@ -171,12 +171,12 @@ class TrainStack:
             self._plain, self._gathers = plain_copy(self.model.loaded, device), True
 
     def release(self) -> None:
-        """Give the device memory that no tensor uses back, on every rank, to others that compute there."""
+        """Release unused device memory on every rank, for others that compute there."""
         with self.ranks.call(self.name, "release", [None] * self.ranks.size):
             self.follow_release()
 
     def follow_release(self) -> None:
-        """The same on this rank; nothing where it has used no GPU."""
+        """Release it on this rank; does nothing if it has used no GPU."""
         torch.cuda.empty_cache()
 
     def update(
@@ -228,7 +228,7 @@ class TrainStack:
         return result
 
     def follow_update(self, share: UpdateShare) -> None:
-        """On the other ranks: their share of rank 0's `update`.
+        """Compute this rank's share of rank 0's `update`.
 
         Raises:
             Refused: rank 0 has ended the call before its first step.
@@ -413,7 +413,7 @@ class TrainStack:
         return float(self.ranks.norm([p.detach() for p in self.parameters]))
 
     def _check_weights(self, before: float) -> float:
-        """The norm of the weights, which was `before` ahead of the last update."""
+        """Check the norm of the weights, which was `before` ahead of the last update."""
         before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
         if not math.isfinite(norm):
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
@@ -454,7 +454,7 @@ class TrainStack:
 
 
 def _packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
-    """In which items are packed: as they come, but for paths of episodes, of which neighbours share most."""
+    """The order in which items are packed: as given, except for paths of episodes, whose neighbours share most."""
     if all(sequence.sampled is None for sequence, *_ in items):
         return range(len(items))
     from proxima.data.shared_paths import sharing_order
@@ -487,7 +487,7 @@ def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics])
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
-    """The trajectory with columns [T, …]; one value more, that of a sentinel, is its bootstrap."""
+    """The trajectory with columns [T, …]; one further value, that of a sentinel, is its bootstrap."""
     value, count = columns.get("value", ()), len(item.tokens)
     if len(value) > count:
         columns |= {"value": value[:count], "bootstrap": float(value[count])}

@@ -48,8 +48,8 @@ class WholeUpdate:
 def by_occurrence(
     run: Sequence[Occurrence], cuts: Sequence[Sequence[Occurrence]], statistics: Sequence[TokenStatistics]
 ) -> list[list[TokenStatistics]]:
-    """Those of each occurrence of `run`, from those of all sequences in the order of the `cuts`; empty lists where the
-    objective gives none."""
+    """The statistics of each occurrence of `run`, from those of all sequences in the order of the `cuts`; empty lists
+    if the objective gives none."""
     rest = iter(statistics)
     own = {each: list(islice(rest, len(each.sequences))) for cut in cuts for each in cut}
     return [own.get(each, []) for each in run]

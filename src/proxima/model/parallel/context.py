@@ -37,7 +37,7 @@ FED = frozenset({"routed_experts"})  # outputs of each token that is fed, [L, â€
 
 
 def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module | None, *, name: str) -> None:
-    """`check_split`, of the tokens; `model` may lack its weights, and None is not looked at.
+    """`check_split` for tokens; `model` may lack its weights; if None, it is not checked.
 
     Raises:
         FieldError: it has fewer query heads than ranks, or carries information between tokens elsewhere than in an

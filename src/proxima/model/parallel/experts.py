@@ -34,13 +34,13 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model'
 
 
 def expert_count(config: Any) -> int:
-    """Experts of each mixture of a model of this config; 0: it has none."""
+    """The number of experts of each mixture in a model of this config; 0 if it has none."""
     text = config.get_text_config()
     return next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
 
 
 def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
-    """`check_split`, of the experts; `model` may lack its weights, and None is not looked at."""
+    """`check_split` for experts; `model` may lack its weights; if None, it is not checked."""
     parts, count = sharding.expert_parallel, expert_count(config)
     require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
     legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
@@ -68,7 +68,8 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
 
 
 def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
-    """Of a weight of experts, what FSDP splits: the experts of a rank, or if that leaves ranks with fewer, the rows."""
+    """The axis of an expert weight that FSDP splits: the experts of a rank, or the rows if that would leave some ranks
+    with fewer."""
     shards, parts = cast(DeviceMesh, meshes.expert_shards).size(-1), cast(DeviceMesh, meshes.expert).size()
 
     def axis(weight: nn.Parameter) -> Shard | None:

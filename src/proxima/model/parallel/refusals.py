@@ -53,7 +53,7 @@ def check_split(
 
 
 def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
-    """That of a teacher or critic beside a policy with this one: a model without experts has none to split."""
+    """The sharding of a teacher or critic next to a policy with this one: a model without experts has none to split."""
     if sharding is None or sharding.expert_parallel == 1:
         return sharding
     from proxima.model.parallel.experts import expert_count

@@ -79,7 +79,7 @@ class Sharding:
 
     @property
     def gathered_dtype(self) -> torch.dtype | None:
-        """Of the weights that a layer computes with; None: their own."""
+        """The dtype of the weights that a layer computes with; None: their own."""
         return torch.bfloat16 if self.param_dtype == "bfloat16" else None
 
 

@@ -110,7 +110,7 @@ STYLES: dict[str, Callable[[], ParallelStyle]] = {
 
 
 def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str) -> None:
-    """`check_split`, of the matrices."""
+    """`check_split` for matrices."""
     count = sharding.tensor_parallel
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if ".experts." not in name}

@@ -26,7 +26,7 @@ class VocabularyPart:
 
     @classmethod
     def of(cls, weight: DTensor) -> "VocabularyPart":
-        """Of a head [V, D] that is split over the ranks of a mesh."""
+        """The part of a head [V, D] that is split over the ranks of a mesh."""
         shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
         return cls(weight.device_mesh.get_group(), offset[0], shape[0])
 
@@ -47,13 +47,13 @@ class VocabularyPart:
         return self.local(target), None if others is None else self.local(others)
 
     def kept(self, kept: KeptTokens) -> KeptTokens:
-        """This rank's of the tokens that could be sampled."""
+        """This rank's part of the tokens that could be sampled."""
         own = self.owned(kept.ids)
         before = torch.cat([own.new_zeros(1, dtype=torch.int64), own.cumsum(0)])
         return KeptTokens(kept.ids[own] - self.start, before[kept.cu], source=kept)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Over the ranks; collective."""
+        """Sum over the ranks; collective."""
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total

@@ -49,7 +49,7 @@ class Measured:
         self._parts: list[tuple[Sequence[Trajectory], Sequence[int], dict[str, Tensor]]] = []
 
     def add(self, trajectories: Sequence[Trajectory], batch: PackedBatch, columns: Mapping[str, Tensor]) -> None:
-        """The columns [N] of a micro-batch of these; none: nothing is kept of them."""
+        """Add the columns [N] of a micro-batch of these trajectories; without columns nothing is kept."""
         if columns:
             on_host = {name: self._copies.begin(values) for name, values in columns.items()}
             self._parts.append((trajectories, batch.tokens_of, on_host))

@@ -55,7 +55,7 @@ class OfflineMethod(Generic[Settings, Item]):
         self.tokens_per_micro_batch = tokens_per_micro_batch
 
     def check(self) -> None:
-        """Refuse what can be refused before any row is read.
+        """Make the checks that need no row.
 
         Raises:
             FieldError: names the setting.
@@ -72,8 +72,7 @@ class OfflineMethod(Generic[Settings, Item]):
         raise NotImplementedError
 
     def joined(self, items: list[Item]) -> list[Item]:
-        """The training items with what each takes from the others, however many of them the run comes to; by default
-        as they are.
+        """Combine training items that depend on each other, however many of them the run reaches; by default unchanged.
 
         Raises:
             UserError: an item finds nothing that it needs.
@@ -81,8 +80,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return items
 
     def inputs(self) -> Mapping[str, str]:
-        """SHA-256 of files that it reads beside model and rows, by what they are called in a message: a resume with
-        others is refused."""
+        """SHA-256 of further files that it reads, by their name in messages: a resume with other files is refused."""
         return {}
 
     def load(self, path: str | None) -> LoadedModel:
@@ -95,7 +93,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return self.source.policy(loaded)
 
     def notes(self, loaded: LoadedModel) -> list[str]:
-        """Warnings about the data for this model, told once it is loaded."""
+        """Warnings about the data for this model, issued once it is loaded."""
         return []
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
@@ -109,7 +107,7 @@ class OfflineMethod(Generic[Settings, Item]):
     def prepare(
         self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
     ) -> list[Item]:
-        """The items with what a frozen model adds to them once, such as reference log-probs; by default as they are.
+        """Add to the items, once, values of a frozen model such as reference log-probs; by default unchanged.
 
         Args:
             progress: called with (tokens done, tokens in all).

@@ -74,7 +74,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
     @property
     def cache(self) -> Path | None:
-        """The folder of the reference's log-probs, where they are kept."""
+        """The folder in which the reference's log-probs are cached, if they are."""
         cache = self.section.cache if self.section.reference == "start" else None
         return None if cache is None else Path(cache).expanduser()
 
@@ -159,7 +159,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
-    """Each labeled completion with the next one in the data that has another prompt and fits behind its own.
+    """Each labeled completion with the next one in the data that has another prompt and fits after its own prompt.
 
     Raises:
         UserError: there is none.

@@ -17,8 +17,8 @@ FORMAT = "1"
 
 
 class ReferenceCache:
-    """A folder with a file for each model and data set, made when something is written; None: nothing is kept. `model`
-    is what decides the numbers beside the tokens: hashes of the weights, and settings, by name."""
+    """A folder with a file for each model and data set, created when something is written; None: nothing is cached.
+    `model` holds what determines the numbers apart from the tokens: hashes of the weights, and settings, by name."""
 
     def __init__(self, folder: str | None, model: Mapping[str, str]) -> None:
         self.folder = None if folder is None else Path(folder).expanduser()
@@ -27,8 +27,8 @@ class ReferenceCache:
     def log_probs(
         self, trajectories: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory]], list[Floats]]
     ) -> list[Floats]:
-        """[T] float32, nats, of each trajectory: those on disk, or what `compute` gives, which is then kept. A file
-        that is damaged or of other tokens is computed and written again."""
+        """[T] float32, nats, of each trajectory: those on disk, or those of `compute`, which are then cached. A file
+        that is damaged or has other tokens is recomputed."""
         if self.folder is None or not trajectories:
             return compute(trajectories)
         key = self.key(trajectories)

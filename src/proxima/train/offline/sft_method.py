@@ -40,7 +40,8 @@ class SftMethod(OfflineMethod[SftSettings, Trajectory]):
         return self.reader.example(number, row)
 
     def notes(self, loaded: LoadedModel) -> list[str]:
-        """Of a base model with the chat template of another: engines stop at its EOS, and turns end with another."""
+        """Warn about a base model with another model's chat template: engines stop at its EOS, but turns end with
+        another token."""
         chat: Message = {"role": "user", "content": "Hello"}
         end = int(completion_tokens([chat], "Hello", self.tokenizer, self.reader.arguments)[-1])
         if end in loaded.stop_tokens:
