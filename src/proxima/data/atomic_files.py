@@ -45,7 +45,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file, or the renames and new files in a folder, survive a power failure; nothing where the path can't be
+    """Make a file, or the renames and new files in a folder, survive a power failure; does nothing if the path can't be
     opened (a folder on Windows)."""
     try:
         handle = os.open(path, os.O_RDONLY)

@@ -17,7 +17,7 @@ _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class TooLargeError(ValueError):
-    """More bytes came, or were announced, than the response may have, or its JSON is over a bound."""
+    """More bytes arrived, or were announced, than the response may have, or its JSON exceeds a bound."""
 
 
 class UnreadableError(ValueError):

@@ -14,7 +14,7 @@ class Checksum:
 
     @classmethod
     def of(cls, path: Path) -> "Checksum":
-        """Of a file, which is read."""
+        """The checksum of a file, which is read."""
         crc = size = 0
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

@@ -69,7 +69,7 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
 
 
 def limit_process(seconds: int, memory_mb: int) -> None:
-    """Set the limits of this process, for good unless it belongs to root."""
+    """Set the limits of this process, irrevocably unless it belongs to root."""
     limits = {
         "AS": memory_mb << 20,
         "CPU": seconds,
@@ -104,7 +104,7 @@ _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def confine(event: str, arguments: tuple[Any, ...], folder: str) -> None:
-    """Audit hook: no processes, no connections, and files are changed in `folder` alone."""
+    """Audit hook: forbid processes, connections, and changes to files outside `folder`."""
     if event.startswith(FORBIDDEN):
         raise PermissionError(f"{event} is not allowed in code under test")
     if event == "ctypes.dlsym" and arguments[1] in SYSTEM_CALLS:

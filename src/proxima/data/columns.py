@@ -42,7 +42,7 @@ class Columns:
     not_json: ClassVar[tuple[str, ...]] = ()  # columns that nobody reads as text
 
     def __post_init__(self) -> None:
-        """Convert the columns and check their lengths; ValueError with class, column and what does not fit."""
+        """Convert the columns and check their lengths; ValueError with class, column and problem."""
         cls: type = type(self)
         length = None
         for name, dtype in column_dtypes(cls).items():

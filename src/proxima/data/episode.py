@@ -49,7 +49,7 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A path of an episode, and what is known of the whole.
+    """A path of an episode, with facts about the whole episode.
 
     Args:
         spans: the messages after the opening, in order; see `Span`.
@@ -90,8 +90,8 @@ def _span(values: Mapping[str, Any]) -> Span:
 
 
 class EpisodeLife(NamedTuple):
-    """From when to when an episode was played, all attempts together, and waited for each turn of the model; the rest
-    was its environment's. Seconds of the event loop's clock."""
+    """The times between which an episode was played, over all attempts, and waited for each turn of the model; the
+    remaining time was its environment's. Seconds of the event loop's clock."""
 
     uid: int
     sample: int

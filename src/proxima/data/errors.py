@@ -80,7 +80,7 @@ class FieldError(UserError):
 
 
 class FieldErrors(UserError):
-    """Several of them, found in one go; a line each."""
+    """Several `FieldError`s found together; one line each."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("")
@@ -130,7 +130,7 @@ def renamed(field: str, other: str) -> Iterator[None]:
 
 
 def raise_together(errors: Sequence[FieldError]) -> None:
-    """Raise them together; one alone is raised as it is, none raises nothing."""
+    """Raise several errors together, a single one unchanged, and nothing if there is none."""
     if errors:
         raise errors[0] if len(errors) == 1 else FieldErrors(*errors)
 

@@ -104,13 +104,13 @@ PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of processes belo
 
 
 def prctl(option: int, value: int) -> None:
-    """Ask the kernel for something, where it is Linux."""
+    """Call `prctl` on Linux; do nothing elsewhere."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def kill_children(besides: set[int]) -> None:
-    """Kill every child of this process but the workers `besides`, and the children that it gets by that."""
+    """Kill every child of this process except the workers `besides`, and the orphans that it inherits from them."""
     while orphans := children() - besides:
         for pid in orphans:
             with suppress(OSError):
@@ -135,7 +135,7 @@ def limit_memory(kind: int, column: int, memory_mb: int) -> None:
 
 
 def forbid_side_effects() -> None:
-    """No writing of files, no connections, no processes."""
+    """Forbid writing files, connections and processes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(refuse)

@@ -17,8 +17,8 @@ def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
 
 
 def as_disk_full(error: BaseException, path: Path) -> OSError | None:
-    """The system's error behind one of a library that gives no number (safetensors, tokenizers, SQLite) and came up
-    while `path` was written; None if the disk was not the cause.
+    """The system's error behind an error without a number of a library (safetensors, tokenizers, SQLite) that was
+    raised while `path` was written; None if the disk was not the cause.
 
     Call it before what was written is deleted: where the text does not tell, the folder is tried.
     """

@@ -50,8 +50,8 @@ class Kinds(Mapping[str, type]):
 
 
 def lazy_imports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package: what its `if TYPE_CHECKING:` imports, it has from the first use on, and
-    its modules.
+    """`__getattr__` and `__dir__` of a package that loads, at first use, its modules and the names imported under `if
+    TYPE_CHECKING:`.
 
     Type checkers read the same block, so a name can't be in one place and not in the other. The block is read from the
     compiled module, which an installation without sources has too. A name that a module of the package has too must be

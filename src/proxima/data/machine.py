@@ -11,7 +11,7 @@ SERVER_REMEDY = "pip install 'proxima-rl[serve]'"
 
 
 def compiler() -> tuple[str, ...]:
-    """The words of $CXX, a place or a command as `ccache g++`, or g++, where that is; nothing where it is not."""
+    """The words of $CXX, a path or a command such as `ccache g++`, or of g++; empty if it is not installed."""
     named = os.environ.get("CXX") or "g++"
     words = [named] if shutil.which(named) else named.split()
     place = shutil.which(words[0]) if words else None

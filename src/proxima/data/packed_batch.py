@@ -108,8 +108,8 @@ class PackedBatch:
 
     @property
     def prompts(self) -> list[list[tuple[int, int]]]:
-        """Of each sequence, the spans of L that its prompt has, in order: with these the context of its response
-        begins."""
+        """For each sequence, the spans of L that hold its prompt, in order: the context of its response begins with
+        these."""
         contexts, responses = self.contexts(), set(self.responses)
         out: list[list[tuple[int, int]]] = []
         for segment in self.responses:
@@ -119,7 +119,7 @@ class PackedBatch:
         return out
 
     def contexts(self) -> list[list[tuple[int, int]]]:
-        """Of each segment, the spans of L with the tokens before it, in order: the first `seen` of its parent's
+        """For each segment, the spans of L with the tokens before it, in order: the first `seen` of its parent's
         sequence. A whole prompt has none, a response that shares its prompt alone has that."""
         out: list[list[tuple[int, int]]] = []
         for parent, left in zip(self.parents, self.seen, strict=True):
@@ -236,8 +236,8 @@ def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
 def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """[S] which lay out their prompt, those of another group than their neighbour; of these [S] `common_opening`, of
-    the others [S] `shared_response`."""
+    """[S] bool: the sequences that lay out their prompt, because their neighbour is of another group; [S]
+    `common_opening` for these, and [S] `shared_response` for the others."""
     opens = np.append(True, group[1:] != group[:-1])[: len(group)]
     opened, shared = np.zeros((2, len(group)), np.int64)
     opener = 0  # whose prompt is the last that was laid out, with its routes

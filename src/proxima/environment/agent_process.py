@@ -22,7 +22,7 @@ THREADS = 256  # episodes at once, of a function that is not async
 
 
 def main(reference: str) -> None:
-    """Run jobs until stdin ends; then end at once, whatever they do."""
+    """Run jobs until stdin closes; then exit at once, whatever they are doing."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the function may print
     module, _, name = reference.partition(":")

@@ -43,7 +43,7 @@ class Agents(Protocol):
     """Plays episodes, many at once."""
 
     async def play(self, job: AgentJob) -> float | None:
-        """The reward that the agent itself gives, if it gives one.
+        """Play an episode; returns the reward that the agent itself gives, if any.
 
         Raises:
             EnvironmentFailure: it failed.
@@ -85,7 +85,7 @@ class AgentSpec:
             require(known, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
 
     def build(self) -> Agents:
-        """The agents."""
+        """Build the agents."""
         return (
             FunctionAgents(self.run, self.workers or 1) if self.run else CommandAgents(self.command, self.workers or 16)
         )
@@ -141,8 +141,8 @@ class CommandAgents:
 
 
 class FunctionAgents:
-    """Processes that each play many episodes by one function. One that ends fails all episodes that it plays; these
-    may begin again in the process that takes its place.
+    """Processes that each play many episodes by one function. A process that ends fails all episodes that it plays;
+    these may restart in the process that replaces it.
 
     Args:
         reference: see `AgentSpec.run`.
@@ -211,7 +211,7 @@ class _AgentProcess:
         return reward
 
     def _read(self) -> None:
-        """Hand on answers until the process ends; then all that it played has failed."""
+        """Pass on answers until the process ends; then all episodes that it played have failed."""
         assert self._process.stdout is not None
         reason = "wrote what is no answer"
         with suppress(ValueError, KeyError, TypeError):
@@ -229,7 +229,7 @@ class _AgentProcess:
             self._hand_on(number, EnvironmentFailure(f"the agent's process {reason}{said}", collateral=together))
 
     def _hand_on(self, number: int, value: dict[str, Any] | EnvironmentFailure) -> None:
-        """From the thread that reads, to the loop that waits."""
+        """Pass an answer from the reading thread to the waiting loop."""
         if (answered := self.waiting.get(number)) is None:
             return
 
@@ -255,11 +255,11 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with_parent() -> None:
-    """Linux kills the process when this one ends, however it ends."""
+    """Let Linux kill the process when this one ends, however it ends."""
     _libc.prctl(1, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:
-    """The process and all that it started."""
+    """Kill the process and all that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

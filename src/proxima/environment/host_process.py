@@ -41,7 +41,7 @@ _runner: asyncio.Runner | None = None
 
 
 class BadAnswer(Exception):
-    """An environment returned something that is no answer; the message is the failure."""
+    """An environment returned an invalid answer; the message describes it."""
 
 
 class Log(io.RawIOBase):
@@ -75,21 +75,21 @@ class Log(io.RawIOBase):
         return len(data)
 
     def _rename(self, file: int) -> None:
-        """Unless another worker did: a second one would replace what was renamed by what is new."""
+        """Rename the file unless another worker did: a second rename would replace the renamed file by the new one."""
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.path is not None and os.path.samestat(os.stat(self.path), os.fstat(file)):
                 os.replace(self.path, f"{self.path}.1")
 
     def _is_renamed(self, file: int) -> bool:
-        """The file at the path is another, or none: a worker has renamed the one that is open."""
+        """True if the file at the path is another or missing: a worker has renamed the open one."""
         try:
             return self.path is not None and not os.path.samestat(os.stat(self.path), os.fstat(file))
         except OSError:
             return True
 
     def begin(self, label: str) -> None:
-        """A call, whatever an earlier one has made of the output."""
+        """Begin a call, whatever an earlier one has done to the output."""
         if self.crashes is not None and self._is_renamed(self.crashes):
             path, self.path = self.path, None
             self.to(path)
@@ -97,7 +97,7 @@ class Log(io.RawIOBase):
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 
     def to(self, path: str | None) -> None:
-        """Write into this file from now on, also where a signal ends the worker; None: nowhere."""
+        """Write to this file from now on, even if a signal ends the worker; None: nowhere."""
         if path == self.path:
             return
         faulthandler.disable()
@@ -111,7 +111,7 @@ class Log(io.RawIOBase):
                 faulthandler.enable(self.crashes)
 
     def close(self) -> None:
-        """Not by an environment."""
+        """Ignored: environments must not close the log."""
 
 
 _log = Log()
@@ -150,7 +150,7 @@ def load_environment(
 
 
 def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Make an environment and reset it. `opening` are the messages that replace those of the row; None: these."""
+    """Create an environment and reset it. `opening` are the messages that replace those of the row; None: these."""
     os.chdir(_folder)  # an earlier one may have changed it
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -184,7 +184,7 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
 
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The result of a tool as an answer; what it raises because of its arguments, too."""
+    """The result of a tool as an answer, or its exception because of wrong arguments."""
     from proxima.environment.interface import tool_of
 
     environment = _environments[number]
@@ -343,7 +343,7 @@ def _generators_now() -> tuple[Any, Any]:
 
 
 def _swap_generators(number: int) -> None:
-    """Draw on where the environment has ended."""
+    """Continue the environment's random generators where it stopped."""
     ours, numpys = _generators.get(number, (None, None))
     if ours is not None:
         random.setstate(ours)
@@ -352,8 +352,8 @@ def _swap_generators(number: int) -> None:
 
 
 def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
-    """A job whose output goes to the log, and whose failures are named: what a bad answer was, and where an exception
-    was raised."""
+    """Wrap a job so that its output goes to the log and its failures are named: the bad answer, or the place of the
+    exception."""
 
     def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
         _log.to(log)
@@ -383,7 +383,7 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_files() -> None:
-    """OSError, after which the worker ends, if it can open no more files."""
+    """Raise OSError, which ends the worker, if it can't open more files."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

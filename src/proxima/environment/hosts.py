@@ -22,7 +22,7 @@ from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
 
 
 class EnvironmentFailure(Exception):
-    """An environment that can't go on.
+    """An environment that can't continue.
 
     Args:
         reason: one line.
@@ -249,7 +249,7 @@ class _Server:
 
 
 class _Host:
-    """A worker and its queue; another worker takes the place of one that died.
+    """A worker and its queue; a worker that died is replaced.
 
     `alive` are the numbers of the environments in it, `epoch` counts its workers: a call of an environment of an
     earlier worker fails.

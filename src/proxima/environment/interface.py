@@ -183,7 +183,7 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
 
 
 def load_class(kind: str, reference: str) -> Callable[..., Any]:
-    """The class, or what makes an environment; FieldError if there is none."""
+    """The class or function that creates an environment; FieldError if there is none."""
     return _loaded("environment", kind, reference)
 
 

@@ -10,8 +10,9 @@ from proxima.environment.protocol import Environment
 
 
 class PythonCode(Environment):
-    """A tool `python`, which runs a program. Each call is a process of its own, which keeps nothing of the one before,
-    and may use no network and no files outside its folder. No sandbox against hostile code (`data.code_process`).
+    """A tool `python`, which runs a program. Each call is a separate process, which keeps no state from the one before,
+    and can't use the network or files outside its folder. It is not a sandbox against hostile code
+    (`data.code_process`).
 
     Args:
         seconds: time of a call, on the clock and of the processor.

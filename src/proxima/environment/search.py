@@ -42,7 +42,7 @@ class Search(Environment):
 
 @lru_cache(maxsize=4)
 def read_corpus(path: str) -> tuple[list[str], Any]:
-    """The passages of a file, and their index; FieldError where a line is none."""
+    """The passages of a file, and their index; FieldError if a line is not a passage."""
     try:
         import bm25s
     except ImportError as error:

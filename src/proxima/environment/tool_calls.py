@@ -132,7 +132,7 @@ def _hermes(text: str, tools: Collection[str]) -> Found:
 
 
 def _llama(text: str, tools: Collection[str]) -> Found:
-    """Only a message that is nothing but calls has any: JSON in a sentence is an answer."""
+    """Read calls only from a message that consists of calls: JSON in a sentence is an answer."""
     body = text.strip()
     tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
     body = body.removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").lstrip()
@@ -248,8 +248,8 @@ def _call(value: Any) -> ToolCall:
 
 
 def _json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON that begins at a place, and where it ends; ValueError, in one line for the model, if there is none that
-    another program would read in the same way."""
+    """The JSON value that begins at a place, and its end; ValueError, with one line for the model, if it is not JSON
+    that any program reads in the same way."""
     start = len(text) - len(text[at:].lstrip()) if text[at : at + 1].isspace() else at
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("a call must begin with {")

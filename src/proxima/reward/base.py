@@ -196,13 +196,13 @@ class ComputeReward(WeightedReward):
 
 
 def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
-    """A group before any reward."""
+    """A group without rewards."""
     return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))
 
 
 def validated(score: object) -> Score:
     """The score in Python's own numbers, checked for what a careless scorer may return (`correct=1`, a numpy float).
-    ValueError if it is no score, or a number in it is not finite; a part without a value must be omitted."""
+    ValueError if it is not a score, or a number in it is not finite; a part without a value must be omitted."""
     if not isinstance(score, Score):
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
@@ -228,7 +228,7 @@ def _as_float(value: object, key: str) -> float:
 
 
 def binary_score(correct: bool) -> Score:
-    """1 and correct, or 0 and not correct."""
+    """A score of 1 and correct, or of 0 and not correct."""
     return Score(value=float(correct), correct=correct)
 
 

@@ -185,12 +185,12 @@ class RewardRunner:
         return scored
 
     def close(self) -> None:
-        """End the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
+        """Stop the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
-        """By number, what each reward of one of the two kinds returns."""
+        """The results of each reward of one of the two kinds, by its number."""
         members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
 
         async def awaited(i: int) -> Any:

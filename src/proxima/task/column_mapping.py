@@ -72,7 +72,7 @@ class ColumnMapping(PlayedTask):
         return self.answer == ANSWER and ANSWER not in columns
 
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of the data, where a local file tells them without much reading; None: not known."""
+        """The columns of the data, if a local file reveals them without much reading; None: not known."""
         return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
@@ -82,7 +82,7 @@ class ColumnMapping(PlayedTask):
             raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{media[0]}]")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
-        """The row that these values make.
+        """The row with these values.
 
         Raises:
             EmptyPromptError: its question or its chat is empty.

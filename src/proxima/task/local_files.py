@@ -74,7 +74,7 @@ class Jsonl(LocalFiles):
         return offsets
 
     def columns(self) -> tuple[str, ...] | None:
-        """Those of the first row."""
+        """The columns of the first row."""
         for file in find_files(self.path):
             for number, _, line in content_lines(file):
                 return tuple(_parsed(line, f"{file}:{number}"))
@@ -158,7 +158,7 @@ class Parquet(LocalFiles):
         return MappedRows(_Chained([range(len(table)) for table in tables]), partial(self._row, tables))
 
     def columns(self) -> tuple[str, ...] | None:
-        """Those of the first file."""
+        """The columns of the first file."""
         files = find_files(self.path)
         return parquet_columns(files[0]) if files else None
 

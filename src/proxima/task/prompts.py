@@ -62,7 +62,7 @@ def to_prompt(
     system: str | None = None,
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """The prompt that a row makes; `arguments` are the chat template's."""
+    """The prompt of a row; `arguments` are the chat template's."""
     chat = with_system(row.messages, system)
     tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)

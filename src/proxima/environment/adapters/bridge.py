@@ -50,7 +50,7 @@ class Program:
         return self._process.poll() is None
 
     def write(self, message: Mapping[str, Any]) -> None:
-        """Send a line. That the program has ended is seen by `read`."""
+        """Send a line. If the program has ended, `read` raises."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
@@ -124,7 +124,7 @@ def _dropped(program: Program, number: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Linux kills the program when this process ends, however it ends."""
+    """Let Linux kill the program when this process ends, however it ends."""
     _libc.prctl(1, signal.SIGKILL)
 
 

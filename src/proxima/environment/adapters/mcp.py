@@ -41,7 +41,7 @@ class Mcp(Environment):
         self.names = None if tools is None else tuple(tools)
 
     def tools(self) -> list[dict[str, Any]]:
-        """Their schemas."""
+        """The schemas of the tools."""
         found = {tool["name"]: tool for tool in self.server.tools()}
         for name in self.names or ():
             if name not in found:
@@ -49,7 +49,7 @@ class Mcp(Environment):
         return [_schema(found[name]) for name in self.names or found]
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Run one."""
+        """Call a tool."""
         answer = self.server.request("tools/call", name=name, arguments=dict(arguments))
         parts = [part for part in answer.get("content", ()) if part.get("type") == "text"]
         text = "\n".join(part["text"] for part in parts)
@@ -82,8 +82,8 @@ class ToolServer:
             cursor = {"cursor": page["nextCursor"]}
 
     def request(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result. What the server says in between, of its log or its progress, is passed over; what it asks, but
-        for a ping, is refused."""
+        """Send a request and return the result. Log and progress messages of the server are ignored; its own requests,
+        except pings, are refused."""
         self.count += 1
         self.program.write({"jsonrpc": "2.0", "id": self.count, "method": method, "params": parameters})
         while True:

@@ -40,7 +40,7 @@ class SubmittedGroup:
     per_token: bool
 
     def slices(self) -> Iterator["SubmittedGroup"]:
-        """The same in parts, each of bounded work."""
+        """Split the group into parts of bounded work."""
         asked = sum(len(message["content"]) for message in self.prompt.messages)
         part: list[Completion] = []
         size = asked

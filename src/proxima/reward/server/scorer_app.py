@@ -101,7 +101,7 @@ class ScorerApp:
             raise RefusedRequest(401, why, {"WWW-Authenticate": "Bearer"})
 
     async def _read(self, request: Request, body: list[bytes]) -> Any:
-        """The JSON of the body; `body` gets what is held of it."""
+        """Read the JSON of the body; `body` collects the part that is in memory."""
         limit, seconds = self.limits.body_bytes, self.limits.read_seconds
         length, coding = (request.headers.get(name, "") for name in ("content-length", "content-encoding"))
         large = f"the body has more than {limit >> 20} MiB, --max-body-mb"

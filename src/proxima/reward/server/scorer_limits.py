@@ -7,7 +7,7 @@ from proxima.data import require
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerLimits:
-    """Each a refusal with its reason, or of a connection without a complete request its end.
+    """Limits. A request beyond one is refused with the reason; a connection without a complete request is closed.
 
     Args:
         body_mb: size of a request, in MiB.
@@ -37,10 +37,10 @@ class ScorerLimits:
 
     @property
     def held_bytes(self) -> int:
-        """Of all requests that are not yet answered."""
+        """Bytes held for all requests that are not yet answered."""
         return 16 * self.body_bytes
 
     @property
     def per_token_characters(self) -> int:
-        """Of all completions of a request for the scores of tokens, each of which is a number of the response."""
+        """Characters of all completions in a request for token scores, each of which is a number in the response."""
         return 5 * self.characters

@@ -45,7 +45,8 @@ class Listener(uvicorn.Server):
         self.app = app
 
     def handle_signals(self) -> None:
-        """End by SIGINT or SIGTERM, with exit code 0; by a second one at once. Only the main thread can ask for it."""
+        """Stop on SIGINT or SIGTERM with exit code 0, at once on a second one. Only the main thread can install the
+        handlers."""
 
         def end(number: int, frame: Any) -> None:
             if self.should_exit:
@@ -117,7 +118,7 @@ def _connection(limits: ScorerLimits) -> type[H11Protocol]:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A bound socket, which accepts nobody yet; port 0 takes a free one.
+    """A bound socket that does not accept connections yet; port 0 takes a free one.
 
     Raises:
         UserError: there is no such host, or the address is in use.

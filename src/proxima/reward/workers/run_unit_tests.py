@@ -163,7 +163,7 @@ class Remote:
 
 
 def _change(argument: Any, after: Any) -> None:
-    """Make an argument of the tests what the code has made of its copy."""
+    """Apply the code's changes to its copy of an argument to the tests' own."""
     if type(argument) is type(after) and argument != after:
         if isinstance(argument, list):
             argument[:] = after
@@ -173,7 +173,7 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def hide_memory() -> None:
-    """Keep what this process starts from reading the tests in its memory and in that of its forks, even as root."""
+    """Keep child processes from reading the tests in this process's memory and that of its forks, even as root."""
     prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE)
 

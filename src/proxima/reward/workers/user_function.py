@@ -85,7 +85,7 @@ def _load_module(name: str) -> Any:
 
 
 def read_source(file: Path | None) -> str | None:
-    """The text of a Python file; None of any other."""
+    """The text of a Python file; None for any other file."""
     return importlib.util.decode_source(file.read_bytes()) if file is not None and file.suffix == ".py" else None
 
 
