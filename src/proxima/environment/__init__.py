@@ -4,9 +4,9 @@
     interface    what a class and functions offer: schemas of tools, answers, a reward; complaints before the run
     hosts        worker processes in which environments live; `host_process` is their side
     agents       agents from outside, which play against the run's endpoint; `agent_process` runs functions
-    tool_calls   tool calls in what a model wrote, and how a model without a template for tools learns of them adapters
-    environments of other libraries, and tools of MCP servers calculator, guess, python_code, search, sqlite     those
-    that come with proxima
+    tool_calls   tool calls in what a model wrote, and how a model without a template for tools learns of them
+    adapters     environments of other libraries, and tools of MCP servers
+    calculator, guess, python_code, search, sqlite     those that come with proxima
 
 Imports: stdlib, `proxima.data`; in a worker process also transformers, for the schemas of tools. Imported by `rollout`
 and the rooms above.

@@ -1,5 +1,4 @@
-"""C++ for bf16 on a CPU: the operations between torch's calls, compiled if there is a compiler. Without one the same is
-torch.
+"""C++ for bf16 on a CPU: the operations between torch's calls, compiled if a compiler exists; else torch runs them.
 
 compiled   compiles a file once a machine and keeps the library; `vectors.h` is what the files share
 step       norms, rotary, attention over the cache and SwiGLU of a decode step

@@ -4,9 +4,9 @@ Both come from the surrogate itself by autograd. Surrogates that depend on more 
 setting, which `remark_on` states:
 
     cppo
-    the token is in the middle of a completion whose other tokens have all moved by `TokenSetting.drift` kl_cov,
-    clip_cov, m2po   what the whole batch decides is decided: selected, not selected, one of four tokens of unit
-    "sequence"       the token is a sequence of its own
+    the token is in the middle of a completion whose other tokens have all moved by `TokenSetting.drift`
+    kl_cov, clip_cov, m2po   what the whole batch decides is decided: selected, not selected, one of four tokens
+    of unit "sequence"       the token is a sequence of its own
 """
 
 from dataclasses import dataclass, replace

@@ -6,13 +6,16 @@ sees the same modules; importing this room imports nothing of torch.distributed.
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
     shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
     experts     `shard_experts`: a layer's experts split over ranks
-    pieces      the location of weights in the files, those of each expert too tensor      `split_tensors`: matrices,
-    experts and vocabulary over neighbouring ranks vocabulary  `VocabularyPart`: log-probs over a head of which each
-    rank has some rows refusals    `require_splittable`, `check_split`: what can't be split, found before weights are
-    loaded slices      `load_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
-    context     `ContextGroup`: ranks that split the tokens of a batch batch_part  `part_of`: the tokens of one of them
-    exchange    `exchange`, `add_parts`: collectives with a backward pass gather      `whole_weights`, `gather_into`,
-    `plain_copy`: whole again, for engines and files norm        `total_norm`, `clip_gradients`
+    pieces      location of the weights in the files, those of each expert too
+    tensor      `split_tensors`: matrices, experts and vocabulary over neighbouring ranks
+    vocabulary  `VocabularyPart`: log-probs over a head of which each rank has some rows
+    refusals    `require_splittable`, `check_split`: what can't be split, found before weights are loaded
+    slices      `load_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
+    context     `ContextGroup`: ranks that split the tokens of a batch
+    batch_part  `part_of`: the tokens of one of them
+    exchange    `exchange`, `add_parts`: collectives with a backward pass
+    gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
+    norm        `total_norm`, `clip_gradients`
 
 Who trains on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
 order):

@@ -10,8 +10,8 @@
     training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
 
 A section is a reason with, for each prefix, names separated by blanks, or names with their neutral values; `{a,b}`
-stands for either. Names are exact: a misspelling is an unknown option, never one without effect. `*` is used only where
-    no name inside can change a number (profilers, classes of the peer's config), where any of them would (arguments of
+stands for either. Names are exact: a misspelling is an unknown option, never one without effect. `*` stands only where
+no name inside can change a number (profilers, classes of the peer's config), where any of them would (arguments of
 another program), or for a part.
 """
 
