@@ -109,8 +109,7 @@ class UserFunction(PooledReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Function(UserFunction):
-    """The value that your function returns, called in a separate worker process. Its signature determines how it is
-    called.
+    """The value that your function returns, called in a separate worker process; its signature says how.
 
         fn(prompt, completion, gold)          once per completion; `gold` is a column of the row
         fn(completions, gold, **columns)      once per group, with a list of each, as TRL calls it

@@ -6,6 +6,7 @@ import pytest
 
 from proxima.data import UserError, machine
 from proxima.runtime.launch import inputs
+from proxima.runtime.launch.episodes import environment_hashes
 
 
 @pytest.fixture
@@ -58,10 +59,10 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
     file = tmp_path / "worlds_of_mine.py"
     file.write_text("one = 1\n")
     task = SimpleNamespace(environment=ENVIRONMENTS[given], tools=["worlds_of_mine:add"] if given == "a tool" else [])
-    before = inputs._environment_hashes("task", task)
+    before = environment_hashes("task", task)
     assert list(before) == ["task.environment: worlds_of_mine.py"]  # neither the interpreter nor `--fast`
     file.write_text("one = 2\n")
-    now = inputs._environment_hashes("task", task)
+    now = environment_hashes("task", task)
 
     class Journal(dict):
         set, path = dict.__setitem__, tmp_path / "run" / "run.sqlite"
@@ -77,4 +78,4 @@ def test_the_file_of_an_environment_is_compared(given, tmp_path, monkeypatch):
 
 def test_an_environment_of_ours_has_no_file_of_the_user():
     for given in ("calculator", {"kind": "guess", "low": 1}, None):
-        assert inputs._environment_hashes("task", SimpleNamespace(environment=given, tools=[])) == {}
+        assert environment_hashes("task", SimpleNamespace(environment=given, tools=[])) == {}

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, Prompt, require, within
+from proxima.data.user_code import user_module_file
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.environment.agents import Agents, AgentSpec
@@ -218,3 +220,24 @@ async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Ex
         return await table.begin()
     finally:
         table.close()
+
+
+def environment_hashes(path: str, task: Any) -> dict[str, str]:
+    """SHA-256 of each file outside proxima with the environment, the agent or a tool of a task."""
+    given = getattr(task, "environment", None)
+    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
+    agent = arguments if arguments.get("kind") == AGENT else {}
+    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
+    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
+        module, colon, _ = str(name).partition(":")
+        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
+            files.append(file)
+    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
+
+
+def _is_script(word: Path) -> bool:
+    """True for a text file that a command names, not for its interpreter."""
+    if not word.is_file():
+        return False
+    with word.open("rb") as file:
+        return b"\0" not in file.read(1024)

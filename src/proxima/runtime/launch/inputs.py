@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.comparable import flat_values
-from proxima.config.sections.episode_section import tasks_of
+from proxima.config.sections.episode_section import is_played, tasks_of
 from proxima.data import FieldError, UserError
 from proxima.data.machine import compiler
-from proxima.data.user_code import user_module_file
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
 from proxima.runtime.state.folder import RunFolder
@@ -48,7 +47,10 @@ def input_hashes(
     for number, spec in enumerate(config.eval.sets):
         named |= _reward_hashes(f"eval.sets.{number}.reward", spec.reward)
     for path, task in tasks_of(config).items():
-        named |= _environment_hashes(path, task)
+        if is_played(task):
+            from proxima.runtime.launch.episodes import environment_hashes
+
+            named |= environment_hashes(path, task)
     return named | {f"{name}: its rows": rows_sha(rows) for name, rows in held_out.items()}
 
 
@@ -58,27 +60,6 @@ def model_hashes(model: "ModelConfig") -> dict[str, str]:
     if model.lora is None or model.lora.path is None:
         return named
     return named | {f"model.lora.path: {name}": value for name, value in weight_files(model.lora.path).items()}
-
-
-def _environment_hashes(path: str, task: Any) -> dict[str, str]:
-    """SHA-256 of each file outside proxima with the environment, the agent or a tool of a task."""
-    given = getattr(task, "environment", None)
-    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
-    agent = arguments if arguments.get("kind") == "agent" else {}
-    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
-        module, colon, _ = str(name).partition(":")
-        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            files.append(file)
-    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _is_script(word: Path) -> bool:
-    """True for a text file that a command names, not for its interpreter."""
-    if not word.is_file():
-        return False
-    with word.open("rb") as file:
-        return b"\0" not in file.read(1024)
 
 
 def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
