@@ -16,8 +16,9 @@ class KVCache:
         slots: rows; most completions that run at once.
         parts: 2 for keys and values; 1 for a decoder that keeps a single tensor per position.
     `capacity`, tokens a row holds, starts at 0 and grows on `reserve`.
-    `leaders` [2, slots] int64: of each row, another with the same content at its first positions, and how many these
-    are. Who reads them there finds them in the processor's cache, where a row of its own would come from memory.
+    `leaders` [2, slots] int64: for each row, another row with the same content at its first positions, and the number
+    of these positions. Reading them from that row hits the processor's cache; the row's own copy would come from
+    memory.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class KVCache:
             layer[:, target, :, :length] = layer[:, source, :, :length]
 
     def write(self, layer: int, rows: Tensor, position: Tensor, kv: Tensor) -> None:
-        """Put the new token's keys and values, [n, 2, H_kv, D], of `rows` [n] at `position` [n]."""
+        """Write the new token's keys and values, [n, 2, H_kv, D], of `rows` [n] at `position` [n]."""
         for part, held in enumerate(self.layers[layer]):
             held[rows, :, position] = kv[:, part]
 

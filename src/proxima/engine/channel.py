@@ -1,4 +1,4 @@
-"""Messages between a run and the process of its engine: one line of JSON, and the arrays as they are in memory."""
+"""Messages between a run and the process of its engine: one line of JSON, followed by the arrays' raw bytes."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ from proxima.engine.shared_weights import TensorPlace
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessSetup:
-    """The first message to the process: what its engine is made from.
+    """The first message to the process: everything needed to build its engine.
 
     Args:
         files: `model_as_files`.
@@ -44,11 +44,11 @@ VALUES: dict[str, Any] = {
     )
 }
 ERRORS: dict[str, Any] = {cls.__name__: cls for cls in (UserError, NotFiniteError)}
-MOST = 1 << 30  # bytes of a line of JSON
+MOST = 1 << 30  # most bytes in a line of JSON
 
 
 def send(writer: asyncio.StreamWriter, message: Any) -> None:
-    """Queue a message; does not wait. It may hold what JSON holds, arrays, bytes, exceptions and `VALUES`."""
+    """Queue a message without waiting. It may contain JSON values, arrays, bytes, exceptions and `VALUES`."""
     arrays: dict[int, np.ndarray] = {}
     content = _encode(message, arrays)
     shapes = [(array.dtype.str, array.shape) for array in arrays.values()]
@@ -58,7 +58,7 @@ def send(writer: asyncio.StreamWriter, message: Any) -> None:
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
-    """The next message; tuples have become lists.
+    """Return the next message; tuples become lists.
 
     Raises:
         asyncio.IncompleteReadError, ConnectionError: the other end is closed.
@@ -72,7 +72,7 @@ async def receive(reader: asyncio.StreamReader) -> Any:
 
 
 def _encode(value: Any, arrays: dict[int, np.ndarray]) -> Any:
-    """The value as JSON; an array is replaced by its number among `arrays`, which has each once."""
+    """The value as JSON; an array is replaced by its index in `arrays`, which stores each array once."""
     name = type(value).__name__
     if isinstance(value, np.ndarray):
         arrays.setdefault(id(value), value)

@@ -1,4 +1,4 @@
-"""The text of a completion, the same whichever engine sampled its tokens."""
+"""The text of a completion, independent of the engine that sampled its tokens."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,4 +1,5 @@
-"""The model part of the local engine, and what decoders share. A decoder knows no requests, the scheduler no layers."""
+"""The model part of the local engine, and code shared by decoders. Decoders know no requests, the scheduler no
+layers."""
 
 import hashlib
 import os
@@ -24,17 +25,17 @@ if TYPE_CHECKING:
 PACK = True  # packed CPU weights; a switch for comparisons
 # row counts are padded to a multiple of this, so that the bits of a row do not depend on its neighbours
 ROWS = 8
-LEAST_TILED = 1 << 16  # numbers of a weight whose products are worth kernels of our own
-# positions summed by one float32 product: libraries split a sum at places that depend on its length, so all have one
+LEAST_TILED = 1 << 16  # elements of the smallest weight for which our own kernels are worthwhile
+# positions summed by one float32 product: libraries split a sum depending on its length, so all use the same length
 BLOCK = 64
 
 
 class Decoder(Protocol):
     """A model with its own copy of the weights, in the engine's dtype.
 
-    `routes`, of the last `prefill`, `hidden` or `step`: [n, M, K] int8 or int16, the experts that each token it fed was
-    sent to, rows of padding last; None where the decoder was not asked to record them.
-    `takes_past`: a `prefill` of a prompt with its past is all that is needed of it.
+    `routes`, of the last `prefill`, `hidden` or `step`: [n, M, K] int8 or int16, the experts to which each of its input
+    tokens was routed, padding rows last; None if the decoder was not asked to record them.
+    `takes_past`: `prefill` accepts a prompt's past and need not run those tokens again.
     """
 
     routes: Tensor | None
@@ -49,8 +50,8 @@ class Decoder(Protocol):
         ...
 
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
-        """Run prompts, packed. Returns the last hidden state of each [P, D], and each one's KV [layers, 2, H_kv,
-        length, D]. `past`, one a prompt if given: the KV of its first tokens, which are not run again; not of all."""
+        """Run prompts, packed. Returns each prompt's last hidden state [P, D] and its KV [layers, 2, H_kv, length, D].
+        `past`, if given, has one entry per prompt: the KV of its first tokens (not of all), which are not run again."""
         ...
 
     def hidden(self, sequences: Sequence[Ints]) -> list[Tensor]:
@@ -58,8 +59,8 @@ class Decoder(Protocol):
         ...
 
     def step(self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int) -> Tensor:
-        """Run one token [n] int64 a row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache.
-        Gives [n, D]. `longest`: tokens of the longest row, this one included."""
+        """Run one token [n] int64 per row at `position` [n] int64, n a multiple of ROWS; row r is slot r of the cache.
+        Returns [n, D]. `longest`: tokens of the longest row, including this one."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -71,10 +72,10 @@ Attend = Callable[[int, Tensor, Tensor, float | None, int | None], Tensor]
 
 
 class CachingDecoder:
-    """Common part of decoders that keep keys and values: prompts run packed, then one token a row over the cache.
+    """Base of the decoders that cache keys and values: prompts run packed, then one token per row over the cache.
 
     Args:
-        config: with the shapes of the attention.
+        config: gives the shapes of the attention.
         dtype: of the products and the cache.
         device: of the weights.
     """
@@ -112,8 +113,8 @@ class CachingDecoder:
     def _forward(
         self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()
     ) -> tuple[Tensor, dict[int, Tensor], list[tuple[int, int]]]:
-        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L; of prompts
-        with a past, of the rest."""
+        """Hidden states [L, D], keys and values by layer [L, 2, H_kv, D], and the span of each prompt in L; for prompts
+        with a past, of the remaining tokens only."""
         begin = [0 if earlier is None else earlier.shape[3] for _, earlier in zip_longest(prompts, past)]
         tokens, position, spans = packed(prompts, self.device, begin)
         cached: dict[int, Tensor] = {}
@@ -142,8 +143,8 @@ class CachingDecoder:
     def step(
         self, tokens: Tensor, position: Tensor, cache: KVCache, longest: int, drafts: Tensor | None = None
     ) -> Tensor:
-        """Like `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
-        the next tokens of slot s, and have the bits of steps of their own. Rows beyond repeat the first.
+        """As `Decoder.step`. With `drafts` [slots + 1] int64, rows slots + drafts[s] to slots + drafts[s + 1] - 1 are
+        the next tokens of slot s, with the same bits as if each had its own step. Rows beyond repeat the first.
         """
         rows = None
         if drafts is not None:
@@ -153,7 +154,8 @@ class CachingDecoder:
         return self._step(cache, rows, tokens, position, reach_of(longest, cache.capacity))
 
     def _step(self, cache: KVCache, slots: Tensor | None, tokens: Tensor, position: Tensor, reach: int) -> Tensor:
-        """`step` that reads `reach` positions of the cache; slots [n] of the rows, None: row r is slot r."""
+        """Run a step that reads `reach` positions of the cache. `slots` [n] has the slot of each row; None: row r is
+        slot r."""
         rows = torch.arange(len(tokens), device=self.device) if slots is None else slots
         masks: dict[int | None, Tensor] = {}  # by window: the same for all layers that share one
 
@@ -210,11 +212,11 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor, scale: float | N
 
 
 def cached_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-    """One token a row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1, 1, S] → [n, H,
-    D].
+    """Attention of one token per row over its cached row: query [n, H, D], key and value [n, H_kv, S, D], mask [n, 1,
+    1, S] → [n, H, D].
 
-    Queries of one key head are rows of one product: grouped attention without repeating the cache. On a CPU these are
-    ordinary products, because torch's fused kernel is up to three times slower there for few queries.
+    Queries that share a key head are rows of one product: grouped attention without repeating the cache. On a CPU these
+    are ordinary products, because torch's fused kernel is up to three times slower there for few queries.
     """
     rows, heads, dim = query.shape
     kv_heads, reach = key.shape[1], key.shape[2]
@@ -244,12 +246,12 @@ class Matrix:
     """A weight [out, in] prepared for `x @ weight.T`, in the dtype of its products.
 
     On a CPU, bf16 weights are converted once to oneDNN's packed format instead of at every product; the result has the
-    same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf). With AMX, large ones are
-    products of our own (`kernels.linear`), which take about a fifth less time at 64 rows.
+    same bits, and a decode step takes about two thirds of the time (benchmarks/decode_vs_hf). With AMX, large ones use
+    our own kernels (`kernels.linear`), which take about a fifth less time at 64 rows.
 
     Args:
-        weight: or parts of it, one below the other.
-        before: a matrix of the same shape, whose memory this one takes, but for oneDNN's format.
+        weight: the weight, or its parts, stacked along the rows.
+        before: a matrix of the same shape whose memory is reused, except in oneDNN's format.
     """
 
     def __init__(
@@ -282,7 +284,8 @@ class Matrix:
 
 @torch.no_grad()
 def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """A copy of all, one below the other, each with its rows in its order; in `out`, which has their shape."""
+    """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
+    resulting shape."""
     first, ends = parts[0][0], list(accumulate(len(part) for part, _ in parts))
     whole = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
     for (part, order), end in zip(parts, ends, strict=True):
@@ -291,7 +294,7 @@ def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None 
 
 
 def _tiles(height: int, width: int) -> "TileLinear | None":
-    """The kernel that multiplies by a weight of this shape on AMX; None if oneDNN does."""
+    """The AMX product for a weight of this shape; None where oneDNN is used."""
     if height * width < LEAST_TILED or height % 32 or width % 32:
         return None
     from proxima.kernels.linear import tile_linear
@@ -327,7 +330,7 @@ def row_limits(
 ) -> tuple[int, int]:
     """`tried_limits`, which takes half a second for a small model; kept in the user's cache folder."""
     name = f"{height}-{width}-{dtype}-{packed}-{threads}-{transposed}"
-    with suppress(OSError, ValueError, RuntimeError):  # the last of a user without a home
+    with suppress(OSError, ValueError, RuntimeError):  # RuntimeError: the user has no home folder
         least, most = map(int, (_limits_folder() / name).read_text().split())
         return least, most
     least, most = tried_limits(height, width, dtype, packed, threads, transposed=transposed)
@@ -339,7 +342,8 @@ def row_limits(
 
 @cache
 def _limits_folder() -> Path:
-    """That of this processor, this build of torch, the variables that its libraries read, and the trials below."""
+    """The folder for this processor, this build of torch, the environment variables its libraries read, and this
+    file."""
     facts = [torch.__version__, torch.__config__.show(), *os.uname()[4:], Path(__file__).read_text()]
     facts += [processor_name(), *sorted(processor_flags())]
     names = ("DNNL", "ONEDNN", "MKL", "ATEN", "KMP", "OMP")
@@ -353,9 +357,10 @@ def tried_limits(
     """Least and most rows of a CPU product [n, width] → [n, height], such that a row has the same bits whatever n is.
     `transposed`: the weight is stored as [width, height].
 
-    Libraries choose kernels by shape and threads: with AMX, products of few rows, and bf16 ones of many, have others.
-    Tried on sums whose terms cancel, so that the result is their rounding errors, and another order of summation can't
-    hide behind the rounding of the result. Where even medium counts differ, all products have the same number of rows.
+    Libraries choose kernels by shape and threads: with AMX, products of few rows, and bf16 ones of many, use others.
+    The trials use sums whose terms cancel, so that the result consists of rounding errors, and a different order of
+    summation can't hide behind the rounding of the result. Where even medium counts differ, all products have the same
+    number of rows.
     """
     counts = [count for count in TRIED_ROWS if count <= 128 or count * height < 1 << 26]
     draws, half = torch.Generator().manual_seed(threads), -(-width // 2)
@@ -370,10 +375,10 @@ def tried_limits(
 
 
 def reach_of(longest: int, capacity: int) -> int:
-    """Cached positions that a step reads: those in use, in steps of 64.
+    """Cached positions that a step reads: those in use, rounded up to a multiple of 64.
 
-    Matrix libraries sum in blocks of up to 64 (AMX), and have other kernels for very small matrices: with other lengths
-    the bits of a row would depend on the length of its neighbours.
+    Matrix libraries sum in blocks of up to 64 (AMX) and use different kernels for very small matrices: with other
+    lengths, the bits of a row would depend on the length of its neighbours.
     """
     return min(capacity, -(-longest // 64) * 64)
 

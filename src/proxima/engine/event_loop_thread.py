@@ -11,13 +11,13 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 LastWork = Callable[[], Coroutine[Any, Any, None]]
 CLOSED = "the engine is closed"
-# Generators that a task leaves are closed by tasks of their own, which begin when it has ended: how often these are
-# waited for at the end, as generators may hold others, and how long.
+# Unfinished generators of a task are closed by separate tasks, which start after it ends. At the end these are waited
+# for ROUNDS times, as generators may contain others, for SECONDS each.
 ROUNDS, SECONDS = 4, 5.0
 
 
 class EventLoopThread:
-    """Runs coroutines for callers in other threads and event loops, which may block: it computes nothing else."""
+    """Runs coroutines for callers in other threads and event loops. Callers may block: the thread does nothing else."""
 
     def __init__(self, name: str) -> None:
         self._loop, self.closed, self._closing = asyncio.new_event_loop(), False, threading.Lock()
@@ -25,10 +25,10 @@ class EventLoopThread:
         self._thread.start()
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and return or raise what it does. It is cancelled with its caller.
+        """Run a coroutine and return or raise its result. Cancelling the caller cancels it.
 
         Raises:
-            RuntimeError: the loop is closed, or was before it ended.
+            RuntimeError: the loop is closed, or was closed before the coroutine ended.
         """
         try:
             return await asyncio.wrap_future(self.start(work))
@@ -39,28 +39,28 @@ class EventLoopThread:
             raise
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` and block until it returns."""
+        """Like `run`, but block until the result is available."""
         return self.start(work).result()
 
     def submit(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Schedule a call in the loop; ignored once the loop is closed."""
+        """Schedule a call in the loop's thread; does nothing once the loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work` in the loop and return its future, to which the caller must keep a reference.
+        """Start a coroutine in the loop and return its future, which the caller must keep while the coroutine runs.
 
         Raises:
             RuntimeError: the loop is closed.
         """
-        with self._closing:  # nothing is given to a loop that ends
+        with self._closing:  # no work is submitted to a loop that is closing
             if not self.closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
         raise RuntimeError(CLOSED)
 
     def close(self, last: LastWork | None = None, after: LastWork | None = None) -> None:
-        """Run `last`, cancel what else runs, run `after`, and end the thread. May be called twice."""
+        """Run `last`, cancel all other tasks, run `after`, and stop the thread. May be called twice."""
         with self._closing:
             self.closed = True
             if not self._loop.is_running():
@@ -90,20 +90,20 @@ class EventLoopThread:
 
 
 class Arrivals(Generic[T]):
-    """Values that another thread sends to a caller, who waits in the event loop in which this is created."""
+    """A queue from other threads to a caller that waits in the event loop in which the queue was created."""
 
     def __init__(self) -> None:
         self.items: deque[T | BaseException] = deque()
         self._loop, self._some = asyncio.get_running_loop(), asyncio.Event()
 
     def put(self, item: T | BaseException) -> None:
-        """From any thread."""
+        """Add an item; may be called from any thread."""
         self.items.append(item)
         with suppress(RuntimeError):  # the caller's event loop is closed
             self._loop.call_soon_threadsafe(self._some.set)
 
     async def get(self) -> T:
-        """The next item; raised if it is an exception."""
+        """Wait for the next item; raise it if it is an exception."""
         while not self.items:
             await self._some.wait()
             self._some.clear()

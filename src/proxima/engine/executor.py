@@ -1,4 +1,4 @@
-"""An engine that tells others when it pauses and resumes."""
+"""An engine that calls hooks when it pauses and resumes."""
 
 import asyncio
 import inspect
@@ -23,15 +23,15 @@ from proxima.engine.protocol import (
 )
 
 Stage = Literal["pre_pause", "post_pause", "pre_resume", "post_resume"]
-Hook = Callable[[], object]  # what it returns is awaited where it can be
+Hook = Callable[[], object]  # its result is awaited if it is awaitable
 RemoveHook = Callable[[], None]
 
 
 class HookError(RuntimeError):
-    """Hooks of a stage raised. The message names each with its exception.
+    """Hooks of a stage failed. The message names each of them and its exception.
 
     Args:
-        stage: when they were called.
+        stage: the stage at which they were called.
         failures: name and exception of each, in the order of the calls.
     """
 
@@ -43,7 +43,7 @@ class HookError(RuntimeError):
 
 @dataclass(eq=False)
 class HookCall:
-    """A hook that is running, as the code that it calls sees it."""
+    """The hook call that is in progress, visible to the code that the hook calls."""
 
     executor: "Executor"
     stage: Stage
@@ -57,20 +57,20 @@ _CALL: ContextVar[HookCall | None] = ContextVar("hook_call", default=None)
 class Executor:
     """An engine, with hooks before and after it pauses and resumes.
 
-    Hooks take no argument, may be synchronous or not, and run one after the other in the order in which they were
-    registered. When one raises, the others of the stage run all the same; then `HookError` names all that failed, and
-    the transition stops where it is: after `pre_pause` the engine still runs, after `post_pause` and `pre_resume` it is
-    paused, after `post_resume` it runs. From each of these states `pause` and `resume` work as ever. Pausing a paused
+    Hooks take no argument, may be synchronous or asynchronous, and run one after the other in the order of
+    registration. When one raises, the others of the stage still run; then `HookError` names all that failed, and the
+    transition stops where it is: after `pre_pause` the engine still runs, after `post_pause` and `pre_resume` it is
+    paused, after `post_resume` it runs. From each of these states `pause` and `resume` work as usual. Pausing a paused
     engine and resuming a running one call no hook.
 
-    A hook may call everything that ends: `score`, `publish`, `abort`, `health`, and where the engine runs `generate`.
-    It may not pause or resume the executor, nor await completions while it is paused, for they would never come: that
-    raises RuntimeError in the hook, at once. A hook that waits for such a thing in another task fails after
-    `hook_seconds`, and is left to itself.
+    A hook may call anything that terminates: `score`, `publish`, `abort`, `health`, and, while the engine runs,
+    `generate`. It may not pause or resume the executor, nor await completions while it is paused, because they would
+    never arrive: this raises RuntimeError in the hook immediately. A hook that waits for such a call in another task
+    fails after `hook_seconds`; its task is not cancelled.
 
     Args:
         engine: does the work.
-        hook_seconds: that an asynchronous hook may take.
+        hook_seconds: time limit of an asynchronous hook.
     """
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
@@ -87,15 +87,15 @@ class Executor:
         return self._register("pre_pause", hook)
 
     def register_post_pause_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` once no token is being sampled. Returns a function that removes the hook."""
+        """Call `hook` when no token is being sampled any more. Returns a function that removes the hook."""
         return self._register("post_pause", hook)
 
     def register_pre_resume_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` before the engine resumes sampling. Returns a function that removes the hook."""
+        """Call `hook` before the engine samples again. Returns a function that removes the hook."""
         return self._register("pre_resume", hook)
 
     def register_post_resume_hook(self, hook: Hook) -> RemoveHook:
-        """Call `hook` once the engine samples again. Returns a function that removes the hook."""
+        """Call `hook` when the engine samples again. Returns a function that removes the hook."""
         return self._register("post_resume", hook)
 
     def _register(self, stage: Stage, hook: Hook) -> RemoveHook:
@@ -110,7 +110,7 @@ class Executor:
     async def _call_hooks(self, stage: Stage) -> None:
         hooks, failures = self._hooks[stage], list[tuple[str, Exception]]()
         for number, hook in list(hooks.items()):
-            if number not in hooks:  # removed by one before it
+            if number not in hooks:  # removed by an earlier hook
                 continue
             call = HookCall(self, stage, getattr(hook, "__qualname__", repr(hook)))
             token = _CALL.set(call)
@@ -132,7 +132,7 @@ class Executor:
         except asyncio.CancelledError:
             task.cancel()
             raise
-        if not done:  # not cancelled: that would also end what it waits for
+        if not done:  # not cancelled: that would also cancel whatever it waits for
             task.add_done_callback(lambda late: late.cancelled() or late.exception())
             message = f"did not end within {self.hook_seconds:g} s; does it wait for completions of the paused engine?"
             raise TimeoutError(message)
@@ -150,7 +150,7 @@ class Executor:
         """See `Engine`.
 
         Raises:
-            HookError: hooks failed; see the class for the state that this leaves.
+            HookError: hooks failed; see the class for the resulting state.
         """
         self._refuse_in_hook("pause", tuple(self._hooks))
         async with self._transition:

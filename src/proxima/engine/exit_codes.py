@@ -1,10 +1,10 @@
-"""Describe how a process ended."""
+"""Descriptions of exit codes."""
 
 import signal
 
 
 def describe_exit(code: int | None) -> str:
-    """The end of a process by its exit code; -N is signal N."""
+    """Describe how a process ended, given its exit code; -N is signal N."""
     if code is None or code >= 0:
         return f"exit code {code}"
     name = signal.Signals(-code).name

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from proxima.kernels.step import StepKernels
 
 FAMILIES = ("llama", "qwen2", "qwen3")
-ALIGNED = 32  # sizes that the compiled step takes are multiples of it
+ALIGNED = 32  # the compiled step requires sizes that are multiples of it
 STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # frequencies do not change with the length
 
 
@@ -58,12 +58,12 @@ class Layer:
 
 
 class FastDecoder(CachingDecoder):
-    """`supports(model)` must be None.
+    """The decoder of the fast path; `supports(model)` must be None.
 
     Args:
         model: shapes and first weights.
         dtype: of the products and the cache.
-        graphs: most rows of a step that is a CUDA graph, where the model is on such a device; 0: none is.
+        graphs: most rows of a step that runs as a CUDA graph, if the model is on a CUDA device; 0: no graphs.
     """
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, graphs: int = 0) -> None:
@@ -124,14 +124,14 @@ class FastDecoder(CachingDecoder):
         )
 
     def _vector(self, name: str, weight: Tensor) -> Tensor:
-        """A float32 copy of a vector, in the memory of the previous one of this name."""
+        """Copy a vector to float32, reusing the memory of the previous vector of this name."""
         if name not in self.vectors:
             self.vectors[name] = torch.empty_like(weight, dtype=torch.float32)
         return self.vectors[name].copy_(weight)
 
     def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
-        """The joined weights of linear layers that read the same states, the first `rotary` with permuted rows, in the
-        memory of the previous one of this name."""
+        """Fuse linear layers that read the same states, the first `rotary` with their rows permuted, reusing the memory
+        of the previous matrix of this name."""
         weights = [weight_of(module) for module in modules]
         orders = [self.order[: len(weight)] if i < rotary else None for i, weight in enumerate(weights)]
         biases = [(m.bias, order) for m, order in zip(modules, orders, strict=True) if m.bias is not None]
@@ -163,7 +163,7 @@ class FastDecoder(CachingDecoder):
         return self._normed(x, delta, self.norm)
 
     def _normed(self, x: Tensor, delta: Tensor | None, weight: Tensor) -> Tensor:
-        """x [n, D] float32 += delta, in place; its norm, in the engine's dtype."""
+        """Add delta to x [n, D] float32 in place; return its norm in the engine's dtype."""
         if self.kernels is not None:
             return self.kernels.norm(x, delta, weight, self.eps, torch.empty_like(x, dtype=self.dtype))
         if delta is not None:
@@ -201,7 +201,8 @@ class FastDecoder(CachingDecoder):
         return self.kernels.norm(x, delta, self.norm, self.eps, hidden)
 
     def _buffers(self, rows: int) -> Sequence[Tensor]:
-        """Buffers of a step, reused by the next: allocating memory costs more than the computation in it."""
+        """The buffers of a step, reused by later steps: allocating fresh memory costs more than the computation in
+        it."""
         if not self.buffers or len(self.buffers[0]) < rows:
             queries, width = self.heads * self.head_dim, self.embedding.shape[1]
             widths = width, queries + 2 * self.kv_heads * self.head_dim, queries, 2 * self.width, self.width, width

@@ -41,7 +41,7 @@ class _ModelCopy:
                 module.to(dtype)  # also the experts of a layer, which are parameters of three axes
         choose: Any = getattr(self.model, "set_experts_implementation", None)
         if choose is not None and self.device.type == "cpu":
-            choose("eager")  # linear layers, within `SteadyRows`; one product over all experts is not
+            choose("eager")  # linear layers, which `SteadyRows` covers; a single product over all experts is not
         self.head_matrix = Matrix(self.head.weight, self.head.bias, dtype)
 
     @torch.no_grad()
@@ -66,7 +66,7 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
         _ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
         self.records_routes = routes
-        self.takes_past = not routes  # they are wanted of all tokens
+        self.takes_past = not routes  # routes are needed for all tokens
         self.model.set_attn_implementation(hugging_face_name("packed"))
 
     def _run(self, tokens: Tensor, position: Tensor, longest: int, attend: Attend) -> Tensor:
@@ -89,7 +89,8 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
 
 
 class RecomputeDecoder(_ModelCopy):
-    """For every causal model; each token costs a forward pass over its full sequence. The cache holds token ids."""
+    """Works for every causal model; each token costs a forward pass over its full sequence. The cache stores token
+    ids."""
 
     routes: Tensor | None = None
     takes_past = False
@@ -118,7 +119,7 @@ class RecomputeDecoder(_ModelCopy):
         held = cache.layers[0][0, : len(tokens), 0, : max(lengths), 0]
         if self.device.type != "cpu":
             return self._last(held, lengths)
-        # one row at a time: padded to the longest, a row's last bits would depend on its neighbours
+        # one row at a time: with padding to the longest, a row's last bits would depend on its neighbours
         return torch.cat([self._last(row[None, :length], [length]) for row, length in zip(held, lengths, strict=True)])
 
     def _last(self, tokens: Tensor, lengths: list[int]) -> Tensor:
@@ -133,8 +134,8 @@ class RecomputeDecoder(_ModelCopy):
 
 
 class SteadyRows(TorchFunctionMode):
-    """Context in which the linear layers of any model are products within `row_limits`: `nn.Linear`, and GPT-2's
-    `Conv1D`, which is `torch.addmm`. On a CPU only; elsewhere nothing changes."""
+    """While active, keeps the linear layers of any model within `row_limits`: `nn.Linear`, and GPT-2's `Conv1D`, which
+    calls `torch.addmm`. Affects CPU tensors only."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Decode steps as CUDA graphs: a step's hundreds of kernels are launched at once, not one by one from Python.
+"""Decode steps as CUDA graphs: a step's hundreds of kernels are launched together, not one by one from Python.
 
-A graph repeats what one step launched: the same kernels over the same addresses. So what a step reads is at fixed
-places, its tokens and positions too, and its numbers of rows and of cached positions are rounded up to a few.
+A graph repeats the launches of one step: the same kernels on the same addresses. So everything a step reads, including
+its tokens and positions, is at fixed addresses, and its numbers of rows and of cached positions are rounded up to a few
+sizes.
 """
 
 import sys
@@ -12,22 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FAR = 1e-2  # of the norm of a step's result: a graph that is further from it is wrong
+FAR = 1e-2  # relative to the norm of a step's result: a graph whose result is further from it is wrong
 
 Step = Callable[[Tensor, Tensor, int], Tensor]
 Record = Callable[[Callable[[], Tensor]], tuple[Callable[[], None], Tensor]]
 
 
 class GraphedSteps:
-    """Runs steps; each pair of sizes is recorded at its first use, after a run without a graph, and compared with that.
+    """Runs steps. Each pair of sizes is recorded at its first use, after a run without a graph, and compared with that
+    run.
 
-    Where recording fails, or a graph gives something else, one line says so and no more graphs are used.
+    If recording fails or a graph's result differs, one line is printed and no more graphs are used.
 
     Args:
         slots: most rows.
         device: of tokens and positions.
-        record: of a function that launches work and returns where its result will be: what launches the same work
-            again, and that place.
+        record: records a function that launches work and returns the tensor that will contain its result; returns a
+            function that launches the same work again, and that tensor.
     """
 
     def __init__(self, slots: int, device: torch.device, record: Record | None = None) -> None:
@@ -36,29 +38,29 @@ class GraphedSteps:
         self._tokens, self._position = torch.zeros(2, slots, dtype=torch.int64, device=device)
         self._record = record or _CudaGraphs(device)
         self._graphs: dict[tuple[int, int], tuple[Callable[[], None], Tensor]] = {}
-        self._places: Sequence[weakref.ref[Tensor]] = ()  # weak: a cache that grows frees what it was
+        self._places: Sequence[weakref.ref[Tensor]] = ()  # weak: a cache that grows frees its old tensors
 
     def __len__(self) -> int:
         return len(self._graphs)
 
     @staticmethod
     def reach_of(longest: int, capacity: int) -> int:
-        """A reach of at least `longest` from a small set of values, not much larger than needed."""
+        """Round `longest` up to one of a few sizes, not much larger than needed."""
         return min(rounded_up(longest, 64), capacity)
 
     def run(self, step: Step, tokens: Tensor, position: Tensor, reach: int, places: Sequence[Tensor]) -> Tensor:
-        """step(tokens [n], position [n], reach) → [n, D], which the next step overwrites.
+        """Run step(tokens [n], position [n], reach) → [n, D]; the next step overwrites the result.
 
         Args:
-            step: waits for nothing, and copies nothing from the host.
-            reach: cached positions that it reads, of `reach_of`.
-            places: tensors that it reads and that may be replaced: then all is recorded again.
+            step: must not synchronise with the device, nor copy anything from the host.
+            reach: cached positions that it reads, from `reach_of`.
+            places: tensors that it reads and that may be replaced; if one is, all graphs are recorded again.
         """
         if len(places) != len(self._places) or any(a() is not b for a, b in zip(self._places, places, strict=True)):
             self._graphs.clear()
             self._places = [weakref.ref(place) for place in places]
         count = len(tokens)
-        rows = min(rounded_up(count, 8), self.slots)  # those from `count` on repeat what they did: their slots are free
+        rows = min(rounded_up(count, 8), self.slots)  # rows from `count` on repeat earlier inputs: their slots are free
         self._tokens[:count], self._position[:count] = tokens, position
         if (rows, reach) not in self._graphs:
             return self._first(step, rows, reach)[:count]
@@ -71,7 +73,7 @@ class GraphedSteps:
         expected = step(*own)
         try:
             replay, out = self._record(lambda: step(*own))
-            out.fill_(torch.nan)  # a graph of nothing would leave what the recording left
+            out.fill_(torch.nan)  # an empty graph would leave the values from the recording
             replay()
         except RuntimeError as error:
             self._give_up(next(iter(str(error).strip().splitlines()), type(error).__name__))
@@ -91,11 +93,11 @@ class GraphedSteps:
 
 
 class _CudaGraphs:
-    """Records on a device; graphs share their memory, because only one's result is read at a time."""
+    """Records graphs on a device; they share memory, because only one graph's result is read at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._last: Callable[[], Any] = lambda: None  # a weak reference: a pool ends with the last graph in it
+        self._last: Callable[[], Any] = lambda: None  # a weak reference: a pool is freed with the last graph in it
 
     def __call__(self, launch: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         graph, last = torch.cuda.CUDAGraph(), self._last()
@@ -108,15 +110,15 @@ class _CudaGraphs:
                 ):  # others may train meanwhile
                     out = launch()
             except RuntimeError:
-                torch.cuda.set_stream(stream)  # which torch leaves where the end of a recording fails
+                torch.cuda.set_stream(stream)  # torch does not restore it if the end of a recording fails
                 raise
         self._last = weakref.ref(graph)
         return graph.replay, out
 
 
 def rounded_up(count: int, step: int) -> int:
-    """The next multiple of `step` up to 8 of them, then of twice that up to 16, and so on: from there on at most a
-    quarter more."""
+    """Round up to a multiple of `step` up to 8 * `step`, then to one of twice that up to 16 * `step`, and so on: beyond
+    8 * `step`, at most a quarter more than `count`."""
     while count > 8 * step:
         step *= 2
     return -(-count // step) * step

@@ -1,4 +1,4 @@
-"""Keys and values of what several requests begin with: they are computed once."""
+"""A cache of the keys and values of prefixes that several requests share, so that they are computed once."""
 
 import hashlib
 from collections.abc import Sequence
@@ -11,34 +11,33 @@ from proxima.data import Prompt
 from proxima.data.columns import Ints
 from proxima.engine.decoder import Decoder
 
-Beginning = tuple[bytes, int]  # a name of first tokens, and their number: rows of one name have the same KV to the bit
+Beginning = tuple[bytes, int]  # name and number of the first tokens: rows with the same name have bit-identical KV
 
 
 class KeptPrefixes:
-    """Runs prompts, and keeps the KV of beginnings that other requests share (`Prompt.opening`,
-    `Request.shared`).
+    """Runs prompts and keeps the KV of prefixes that other requests share (`Prompt.opening`, `Request.shared`).
 
-    A prompt is run in the parts that these lengths make, whether the KV of the first ones is kept or not, and the same
-    part after the same parts has the same bits. So nothing that a completion is depends on what is kept, on the memory
-    or on the moment; only how long it takes does.
+    A prompt is always run in parts that end at these lengths, whether the KV of the first ones is kept or not, and the
+    same part after the same parts has the same bits. So a completion does not depend on what is kept, on memory or on
+    timing; only its duration does.
     """
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the last used last
+        self._kept: dict[tuple[tuple[int, ...], bytes], Tensor] = {}  # the most recently used last
         self.positions = self._loads = 0
 
     def find(self, tokens: Ints, shared: Sequence[int]) -> tuple[int, Tensor | None]:
-        """The number of leading parts of a prompt that are cached, never all of its tokens, and their KV."""
+        """The number of parts of a prompt that are kept, never covering all of its tokens, and their KV."""
         most, longest = 0, None
         for count in range(1, len(shared) + 1):
             key = _prefix_key(tokens, shared[:count])
             if shared[count - 1] < len(tokens) and (kv := self._kept.pop(key, None)) is not None:
-                self._kept[key] = kv  # also what it continues was used: others of it may come
+                self._kept[key] = kv  # mark its shorter prefixes as used too: others may share them
                 most, longest = count, kv
         return most, longest
 
     def beginnings(self, prompt: Prompt, shared: Sequence[int], decoder: Decoder) -> list[Beginning]:
-        """Names of the prefixes of a prompt's KV under the current weights, the longest first."""
+        """The beginnings of a prompt's KV under the current weights, the longest first."""
         text, names, start = hashlib.blake2b(self._loads.to_bytes(8), digest_size=16), list[Beginning](), 0
         for end in dict.fromkeys((*_parts(shared, decoder), len(prompt.tokens))):
             text.update(end.to_bytes(8) + prompt.tokens[start:end].tobytes())
@@ -53,8 +52,8 @@ class KeptPrefixes:
     def prefill(
         self, decoder: Decoder, prompts: Sequence[tuple[Prompt, Sequence[int]]]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """The last hidden state [D] and the KV [layers, 2, H_kv, P, D] of prompts, each given with the lengths that it
-        shares."""
+        """Return the last hidden state [D] and the KV [layers, 2, H_kv, P, D] of each prompt, given with its shared
+        lengths."""
         found = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
         counts, kv = [count for count, _ in found], [past for _, past in found]
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
@@ -62,7 +61,7 @@ class KeptPrefixes:
         tokens = [prompt.tokens for prompt, _ in prompts]
         ends = [list(dict.fromkeys((*own, len(whole)))) for own, whole in zip(kept, tokens, strict=True)]
         while left := [i for i, own in enumerate(ends) if counts[i] < len(own)]:
-            alike: dict[Any, list[int]] = {}  # those whose next part is the same, unless it ends a prompt
+            alike: dict[Any, list[int]] = {}  # prompts whose next part is the same, unless it ends a prompt
             for i in left:
                 key = _prefix_key(tokens[i], ends[i][: counts[i] + 1]) if counts[i] + 1 < len(ends[i]) else i
                 alike.setdefault(key, []).append(i)
@@ -82,20 +81,20 @@ class KeptPrefixes:
         if key not in self._kept:
             self._kept[key] = kv.contiguous()  # a view would keep the whole batch
             self.positions += shared[-1]
-        if sum(length > prompt.opening for length in shared) > 2:  # a later turn: what it continues was of this
-            self._forget(_prefix_key(prompt.tokens, shared[:-1]))  # conversation alone, the first turn's is of a group
+        if sum(length > prompt.opening for length in shared) > 2:  # a later turn: its prefix is used only in this
+            self._forget(_prefix_key(prompt.tokens, shared[:-1]))  # conversation, the first turn's by a whole group
 
     def _forget(self, key: tuple[tuple[int, ...], bytes]) -> None:
         if (kv := self._kept.pop(key, None)) is not None:
             self.positions -= kv.shape[3]
 
     def trim(self, most: int) -> None:
-        """Forget the least recently used until at most `most` positions are kept."""
+        """Evict the least recently used prefixes until at most `most` positions are kept."""
         while self.positions > most:
             self._forget(next(iter(self._kept)))
 
     def clear(self) -> None:
-        """Forget everything: the weights have changed."""
+        """Drop everything, as the weights have changed."""
         self._kept.clear()
         self.positions = 0
         self._loads += 1

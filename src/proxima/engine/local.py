@@ -32,7 +32,7 @@ from proxima.model.attention import unpackable
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import DTYPES, LoadedModel
 
-STEPS_PER_TURN = 8  # tokens decoded at once, before another call may interrupt
+STEPS_PER_TURN = 8  # steps decoded before another call may interrupt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +40,22 @@ class Local(EngineSpec):
     """The engine in this process, on its own copy of the policy's weights.
 
     Args:
-        slots: completions that run at once; more wait. Rounded up to a multiple of 8.
+        slots: concurrent completions; further ones wait. Rounded up to a multiple of 8.
         dtype: of the engine's matrix products and cache, `bfloat16` or `float32`; norms, residual stream and log-probs
             are float32.
-        decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast where it can.
-        prefill_tokens: prompt tokens run at once.
-        top_k_log_probs: how many of the most probable tokens come with each token, for the divergences `topk_tv` and
+        decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast if supported.
+        prefill_tokens: prompt tokens per prefill.
+        top_k_log_probs: number of most probable tokens reported with each token, for the divergences `topk_tv` and
             `topk_kl`; 0: none.
-        sampling_mask: with top-k, top-p or min-p, the tokens that could be sampled come with each token, for
+        sampling_mask: with top-k, top-p or min-p, report with each token the tokens that could have been sampled, for
             `algorithm.behavior: sampled`.
-        routed_experts: of a mixture of experts, those that each token was sent to come with it, for
+        routed_experts: for a mixture of experts, report with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
         num_speculative_tokens: most tokens that an n-gram draft from a completion's own text adds to a step; 0: none.
-            The completions are the same; where texts repeat themselves they come sooner.
-        cuda_graphs: on a GPU, with the fast decoder and without drafts, launch the kernels of a step at once.
-        interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it,
-            or `finish` them under the old weights before the new ones are loaded.
+            The completions are the same, but repetitive texts finish sooner.
+        cuda_graphs: on a GPU, with the fast decoder and without drafts, launch the kernels of a step together.
+        interrupt: how to treat completions that are running when new weights arrive: `recompute` their KV under the new
+            weights, `keep` it, or `finish` them under the old weights before the new ones are loaded.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -104,14 +104,14 @@ class Local(EngineSpec):
         )
 
     def build(self, setup: EngineSetup) -> Engine:
-        """The running engine."""
+        """Start the engine."""
         compute = setup.compute or ComputeThread()
         return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
 
 
 def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int = 0) -> None:
-    """Raise UserError if `fast` is asked for and this architecture has no fast path; FieldError if `routes` are, and it
-    is no mixture of experts, or tokens of drafts, and no decoder keeps its keys and values."""
+    """Raise UserError if `fast` is requested and this architecture has no fast path; FieldError if `routes` are
+    requested and it is not a mixture of experts, or drafts are and no decoder can cache its keys and values."""
     if kind == "fast" and (reason := supports(model)):
         raise UserError(f"engine.decoder='fast': {reason}; use auto or general.")
     if supports(model) and (reason := unpackable(model)):
@@ -126,11 +126,11 @@ def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int
 def make_decoder(
     model: nn.Module, dtype: torch.dtype, kind: str = "auto", *, routes: bool = False, graphs: int = 0
 ) -> Decoder:
-    """The decoder that `kind` asks for; with `routes` it records them. `graphs`: rows for which it records CUDA graphs;
-    0: none.
+    """Build the decoder requested by `kind`; with `routes` it records them. `graphs`: most rows of a step that runs as
+    a CUDA graph; 0: none.
 
     Raises:
-        UserError: as `check_decoder`.
+        UserError: as for `check_decoder`.
     """
     check_decoder(model, kind, routes)
     if kind in ("auto", "fast") and supports(model) is None:
@@ -143,8 +143,8 @@ def make_decoder(
 class LocalEngine:
     """See `Engine` for the protocol. Tensor work runs in the compute thread.
 
-    Tokens of a request depend on (seed, prompt uid, sample, turn) and the weights, not on what else is queued: draws
-    are by counter, and on a CPU a row's arithmetic does not depend on how many others there are.
+    Tokens of a request depend on (seed, prompt uid, sample, turn) and the weights, not on other queued requests: draws
+    are counter-based, and on a CPU a row's arithmetic does not depend on the number of other rows.
 
     Args:
         loaded: model and tokenizer; the weights are copied.
@@ -167,7 +167,7 @@ class LocalEngine:
         self._first = _marks(loaded.model)
         self._open = asyncio.Event()
         self._open.set()
-        self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # with what they have not taken yet
+        self._callers: dict[int, tuple[Sequence[Request], deque[Completion]]] = {}  # and completions not taken yet
         self._turn: asyncio.Future[None] | None = None  # of the caller that decodes
         self._drains = False  # `pause("wait")`: nothing is admitted until `resume`
 
@@ -176,10 +176,10 @@ class LocalEngine:
         return self.spec.capabilities_on(self.scheduler.cache.device)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream completions as they end. Callers at the same time share the slots.
+        """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:
-            UserError: a prompt that leaves no room for one token.
+            UserError: a prompt leaves no room for one token.
         """
         done: deque[Completion] = deque()
         sink = done.append  # also marks this caller's requests
@@ -203,10 +203,10 @@ class LocalEngine:
                 self.compute.submit(self.scheduler.discard, sink)  # not awaited: the caller may be gone
 
     async def _decode(self, ended: int) -> None:
-        """Wait for a completion, anyone's, after the first `ended`. One caller decodes for all of them: if each did in
-        turn, what ends in one's turn would wait for those of all others."""
+        """Wait for the next completion of any caller after the first `ended`. One caller decodes for all: if each took
+        turns, a completion that ends in one caller's turn would wait for the turns of all others."""
         if self._turn is not None:
-            await asyncio.wait({self._turn})  # and cancel it with no caller that leaves
+            await asyncio.wait({self._turn})  # a caller that leaves does not cancel it
             return
         self._turn = turn = asyncio.get_running_loop().create_future()
         try:
@@ -233,8 +233,8 @@ class LocalEngine:
         return await self.compute.run(self._in_flight)
 
     def _in_flight(self) -> list[InFlight]:
-        """In the compute thread, which alone ends completions: none falls between those that run and those that
-        wait."""
+        """Runs in the compute thread, the only one that ends completions, so that none is missed between the running
+        ones and those waiting for their callers."""
         parts = self.scheduler.in_flight()
         for requests, done in list(self._callers.values()):
             prompts = {request.key: request.prompt.tokens for request in requests}
@@ -246,8 +246,9 @@ class LocalEngine:
 
         With `interrupt: finish` the running completions end under the old weights first, even in a pause that holds
         them. Otherwise they continue under the new weights from where they are; `policy_version` has the version that
-        sampled each token, and the log-probs are of that version: under `recompute` given all tokens before, under
-        `keep` given their KV as it was computed. A prompt whose completions are not all running is always run again.
+        sampled each token, and the log-probs are of that version: with `recompute` given all earlier tokens, with
+        `keep` given their KV as originally computed. A prompt whose completions are not all running is always run
+        again.
 
         Raises:
             ValueError: the update is a checkpoint.
@@ -263,7 +264,7 @@ class LocalEngine:
         self._deliver()
 
     def _has(self, module: nn.Module, version: int) -> bool:
-        """True if these are the weights that the engine was built with, which a run publishes first."""
+        """Return True if these are the weights that the engine was built with, which a run publishes first."""
         return version == self.scheduler.version == 0 and self._first == _marks(module)
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -282,7 +283,7 @@ class LocalEngine:
             await self.compute.run(self.scheduler.step)
 
     def _deliver(self) -> None:
-        """In a pause, let callers look whether completions of theirs have ended."""
+        """During a pause, wake callers so that they check for finished completions."""
         if not self._open.is_set():
             self._open.set()
             self._open.clear()
@@ -308,7 +309,7 @@ class LocalEngine:
 
 
 def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
-    """Of each weight, what changes with it: torch's count of changes, which leaves out those of fused optimizers and of
+    """A fingerprint of each weight: torch's version counter, which misses changes by fused optimizers and through
     `.data`, and the sum of every sixteenth row."""
     sums = (float(torch.atleast_1d(p.detach())[::16].sum(dtype=torch.float64)) for p in module.parameters())
     return [(id(p), p._version, total) for p, total in zip(module.parameters(), sums, strict=True)]
@@ -336,7 +337,7 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) ->
 
 
 async def collect(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
-    """All completions in the order of the requests."""
+    """Return all completions in the order of the requests."""
     completions = {c.key: c async for c in engine.generate(requests)}
     keys = [r.key for r in requests]
     return [completions[key] for key in keys if key in completions]

@@ -1,4 +1,4 @@
-"""The local engine in a process of its own, beside the trainer."""
+"""The local engine in a separate process, concurrently with the trainer."""
 
 import asyncio
 import os
@@ -34,15 +34,15 @@ HEALTH_SECONDS = 5.0  # that `health` waits for the process
 
 @dataclass(frozen=True, kw_only=True)
 class LocalProcess(Local):
-    """The local engine in a process of its own, so that it generates while the trainer computes.
+    """The local engine in a separate process, so that it generates while the trainer computes.
 
-    Its completions are those of `local`, to the bit. Weights go through shared memory. A process that dies or hangs is
-    replaced, and what it had not finished is generated again.
+    Its completions are bit-identical to those of `local`. Weights are passed through shared memory. A process that dies
+    or hangs is replaced, and its unfinished completions are generated again.
 
     Args:
-        threads: torch threads of the engine's process; 0: as many as the trainer's. With both busy at once, more
-            threads than cores slow both down many times over.
-        restarts: processes in a row that may end without one finished completion before the run gives up.
+        threads: torch threads of the engine's process; 0: as many as the trainer's. While both are busy, more threads
+            than cores slow both down severely.
+        restarts: consecutive processes that may end without a finished completion before the run gives up.
         timeout: seconds without an answer to a health check after which the process counts as hung and is replaced.
     """
 
@@ -57,27 +57,27 @@ class LocalProcess(Local):
         require(self.timeout > 0, "timeout", self.timeout, "must be > 0 seconds")
 
     def build(self, setup: EngineSetup) -> Engine:
-        """The engine; its process starts in the background."""
+        """Build the engine; its process starts in the background."""
         compute = setup.compute or ComputeThread()
         loaded = compute.call(setup.load_weights)
         return ProcessEngine(loaded, self, max_length=setup.max_length, compute=compute, log=setup.log)
 
 
 class ProcessEngine:
-    """See `Engine` for the protocol, and `Supervisor` for what happens when the process dies. `close` ends it.
+    """See `Engine` for the protocol, and `Supervisor` for the handling of a dead process. `close` terminates it.
 
-    A completion that was interrupted by new weights, and then by the death of the process, is generated again under the
-    newest weights alone.
+    A completion that was interrupted first by new weights and then by the death of the process is generated again under
+    the newest weights only.
 
     Args:
         loaded: model and tokenizer; the weights are copied.
         spec: the settings.
         max_length: tokens of prompt and completion together; None is the model's own limit.
-        compute: the thread of the tensor work here: copying weights to the shared memory.
-        log: file that the output of the process is appended to.
+        compute: the thread of the tensor work in this process: copying weights to the shared memory.
+        log: file to which the output of the process is appended.
 
     Raises:
-        UserError: the decoder can't run this model, or the system can't pass file descriptors on.
+        UserError: the decoder can't run this model, or the system can't pass file descriptors to another process.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class ProcessEngine:
         return self.spec.capabilities_on(self._device)
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream completions as they end. Callers at the same time share the slots.
+        """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:
-            UserError: a prompt that leaves no room for one token; one process after the other ended.
+            UserError: a prompt leaves no room for one token; too many processes in a row ended.
         """
         lean = {id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
         asked = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]
@@ -121,15 +121,15 @@ class ProcessEngine:
         return scores
 
     async def in_flight(self) -> list[InFlight]:
-        """The process sends a completion before it answers without it, so that what its answer lacks has arrived
-        here."""
+        """See `Engine`. The process sends a finished completion before it answers without it, so anything missing from
+        its answer has already arrived here."""
         running: list[InFlight] = await self._supervisor.ask("in_flight")
         here = [InFlight.of(completion, request.prompt.tokens) for completion, request in self._supervisor.not_taken()]
         return list({part.key: part for part in [*running, *here]}.values())
 
     async def publish(self, update: WeightUpdate) -> None:
-        """Copy the weights of a module of the same architecture to the shared memory, and have the process load them;
-        see `LocalEngine.publish`. The process has a copy of its own: what it computes never reads the shared one.
+        """Copy the weights of a module of the same architecture to the shared memory, and make the process load them;
+        see `LocalEngine.publish`. The process has its own copy: its computation never reads the shared one.
 
         Raises:
             ValueError: the update is a checkpoint, or the module has other parameters.
@@ -154,8 +154,8 @@ class ProcessEngine:
         await self._supervisor.ask("abort", prompt_uid)
 
     async def health(self) -> Health:
-        """Not `ok` while no process is ready; `detail` has its `pid`, `exits` (how many processes have ended) and
-        `exit_reason` (of the last)."""
+        """Not `ok` while no process is ready; `detail` has its `pid`, `exits` (the number of processes that have ended)
+        and `exit_reason` (of the last one)."""
         supervisor = self._supervisor
         process = supervisor.process
         pid = process.pid if process else None
@@ -167,7 +167,7 @@ class ProcessEngine:
         return Health(ok=False, version=self._version, waiting=supervisor.outstanding, detail=detail)
 
     def close(self) -> None:
-        """End the process. May be called twice."""
+        """Terminate the process. May be called twice."""
         self._supervisor.close()
 
 

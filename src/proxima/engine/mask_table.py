@@ -1,4 +1,4 @@
-"""The tokens that could be sampled at each position of the running completions."""
+"""The sampling masks of the running completions."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from proxima.data.sampling_mask import SamplingMask
 
 
 class MaskTable:
-    """The tokens that could be sampled at each token of each line: one growing buffer of ids a line."""
+    """The tokens that could have been sampled at each token of each line: one growing buffer of ids per line."""
 
     def __init__(self, lines: int) -> None:
         self._ids = [np.empty(0, np.int32) for _ in range(lines)]
@@ -26,7 +26,7 @@ class MaskTable:
 
         Args:
             ids: [M], step by step, and line by line within a step.
-            counts: [steps, n] of each step and line, how many.
+            counts: [steps, n] the number of ids of each step and line.
         """
         steps, n = counts.shape
         place = np.arange(steps * n).reshape(steps, n)
@@ -38,13 +38,13 @@ class MaskTable:
             self._used[:, line] += len(parts[i]), steps
 
     def read(self, line: int) -> SamplingMask:
-        """A copy of what a line holds."""
+        """Return a copy of a line."""
         ids, tokens = self._used[:, line].tolist()
         return SamplingMask.of_counts(self._ids[line][:ids].copy(), self._counts[line][:tokens])
 
 
 def _extended(buffer: NDArray[Any], used: int, values: NDArray[Any]) -> NDArray[Any]:
-    """The buffer with `values` after its first `used`; twice as long where they do not fit."""
+    """Write `values` after the first `used` elements; return the buffer, doubled if they do not fit."""
     if used + len(values) > len(buffer):
         wider = np.empty(2 * (used + len(values)), buffer.dtype)
         wider[:used] = buffer[:used]

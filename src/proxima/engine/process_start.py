@@ -1,5 +1,5 @@
-"""Runs a module as the main one in a process that ends at once when its channel is closed, while it imports too:
-`python process_start.py MODULE CHANNEL…`, the channel a connected socket that MODULE uses.
+"""Runs a module as `__main__` in a process that ends as soon as its channel is closed, even during imports:
+`python process_start.py MODULE CHANNEL…`, where the channel is a connected socket that MODULE uses.
 
 Started as a file: importing a package of proxima would take seconds first. Standard library only.
 """
@@ -13,11 +13,11 @@ import sys
 import threading
 from contextlib import suppress
 
-PR_SET_PDEATHSIG = 1  # the signal that this process gets when the thread that started it ends
+PR_SET_PDEATHSIG = 1  # sets the signal that this process gets when the thread that started it ends
 
 
 def end_with(channel: int) -> None:
-    """Wait until the other end is closed, by whatever, and end the process. Takes nothing from the channel."""
+    """Wait until the other end is closed, for whatever reason, and exit the process. Reads nothing from the channel."""
     hang_up = select.poll()
     hang_up.register(channel, 0)  # hang-ups are always reported
     hang_up.poll()
@@ -25,7 +25,7 @@ def end_with(channel: int) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(OSError, AttributeError):  # Linux: also while an extension that is being loaded holds all threads up
+    with suppress(OSError, AttributeError):  # Linux: works even while loading an extension blocks all threads
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     threading.Thread(target=end_with, args=(int(sys.argv[2]),), daemon=True).start()
     del sys.argv[0]

@@ -1,4 +1,4 @@
-"""The interface of engines: prompts in, completions out, with log-probs and versions."""
+"""The engine protocol: prompts in, completions out, with log-probs and versions."""
 
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,7 +26,7 @@ BOTH: frozenset[LogProbName] = frozenset({"sampled", "untruncated"})
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are sampled. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p,
+    """Sampling settings. The distribution is softmax(logits / temperature), then top-k, then top-p, then min-p,
     renormalised.
 
     Args:
@@ -65,15 +65,14 @@ class Sampling:
 class Request:
     """One completion to generate. Requests of the same prompt share its KV.
 
-    `seed` and (prompt.uid, sample, turn) decide every random draw, by counter: a completion depends on nothing else in
-    the queue.
+    `seed` and (prompt.uid, sample, turn) determine every random draw, by counter: a completion depends on nothing else
+    in the queue.
 
     Args:
-        turn: of a conversation. Requests of a first turn (0) of one prompt have the same tokens; later ones have their
-            own, which begin with those of the turn before, unless a template has rewritten them.
-        shared: lengths, ascending, of beginnings of the prompt that other requests may have too, beside its `opening`:
-            the contexts of a conversation's turns so far, and of this one. An engine may keep what it computes for
-            them.
+        turn: turn of a conversation. Requests of the first turn (0) of a prompt have the same tokens; later ones have
+            their own, which begin with those of the previous turn, unless a template has rewritten them.
+        shared: lengths, ascending, of prefixes of the prompt that other requests may share, besides its `opening`:
+            contexts of the conversation's earlier turns and of this one. An engine may cache their KV.
     """
 
     prompt: Prompt
@@ -91,10 +90,10 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreRequest(Columns):
-    """Tokens whose log-probs are wanted.
+    """Tokens to be scored.
 
     Args:
-        prompt_tokens: [P] int32, what the tokens are conditioned on; at least one.
+        prompt_tokens: [P] int32, the tokens that they are conditioned on; at least one.
         tokens: [T] int32.
         temperature: the logits are divided by it; 0 counts as 1, as for a greedy completion.
     """
@@ -113,13 +112,13 @@ class ScoreRequest(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class InFlight(Columns):
-    """A partial completion, which its caller has not got yet: it runs, or it has ended and waits to be yielded.
+    """A completion not yet delivered to its caller: it is running, or has ended and waits to be yielded.
 
     Args:
         prompt_uid, sample, turn: the `key` that the completion will have.
         prompt_tokens: [P] int32, of its request.
         tokens: [T] int32, sampled so far.
-        policy_version: [T] int32, the version of the weights that sampled each.
+        policy_version: [T] int32, the version of the weights that sampled each token.
         temperature: of its request.
     """
 
@@ -140,7 +139,7 @@ class InFlight(Columns):
 
     @classmethod
     def of(cls, completion: Completion, prompt_tokens: Ints) -> "InFlight":
-        """A whole completion. No column is copied."""
+        """Convert a finished completion. No column is copied."""
         names = ("prompt_uid", "sample", "turn", "tokens", "policy_version", "temperature")
         return cls(prompt_tokens=prompt_tokens, **{name: getattr(completion, name) for name in names})
 
@@ -177,14 +176,14 @@ class Capabilities:
         score: `score` is available.
         in_flight: `in_flight` is available.
         top_k: most probable tokens reported with each token; 0 for none.
-        sampling_mask: the tokens that could be sampled are reported with each token of a truncated completion.
-        deterministic: a completion depends on weights, seed, prompt uid, sample and turn, and on nothing else that is
-            queued.
-        log_probs: what the log-prob of a sampled token is of: `both` columns of a completion are always there;
-            `processed`, the distribution really sampled; `untruncated`, that before truncation; `raw`, softmax(logits),
-            without temperature and truncation.
+        sampling_mask: the tokens that could have been sampled are reported with each token of a truncated completion.
+        deterministic: a completion depends only on weights, seed, prompt uid, sample and turn, not on other queued
+            requests.
+        log_probs: the distribution that the log-prob of a sampled token refers to: `both` columns of a completion are
+            always present; `processed`, the distribution actually sampled from; `untruncated`, that before truncation;
+            `raw`, softmax(logits), without temperature and truncation.
         sleeps: it is a `SleepingEngine`.
-        max_length: tokens of prompt and completion together that it takes; None: what it was set up with.
+        max_length: most tokens of prompt and completion together; None: as in its setup.
     """
 
     weight_updates: frozenset[UpdateKind]
@@ -199,7 +198,7 @@ class Capabilities:
     max_length: int | None = None
 
     def log_probs_for(self, sampling: Sampling) -> frozenset[LogProbName]:
-        """The log-probs that completions of this sampling have. A column that the engine does not know is NaN."""
+        """The log-probs that completions of this sampling have. A column that the engine can't provide is NaN."""
         if self.log_probs == "both":
             return BOTH
         if self.log_probs == "untruncated":
@@ -214,14 +213,14 @@ class Capabilities:
 
 @dataclass(frozen=True, kw_only=True)
 class Health:
-    """Answer to a health check.
+    """The result of a health check.
 
     Args:
         ok: calls are answered.
         version: of the weights.
-        running, waiting: completions that are sampled now, and those that wait for a slot.
+        running, waiting: completions being sampled, and those waiting for a slot.
         tokens: sampled so far; None: the engine does not count them.
-        detail: what else the engine tells.
+        detail: further information from the engine.
     """
 
     ok: bool
@@ -234,7 +233,7 @@ class Health:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSetup:
-    """The inputs from which an engine is built.
+    """The inputs for building an engine.
 
     Args:
         model_path: hub name, folder or GGUF file; a server loads it by itself.
@@ -242,10 +241,10 @@ class EngineSetup:
         load_weights: returns model and tokenizer in this process; only specs with `needs_weights` may call it.
         max_length: tokens of prompt and completion together; None is the model's own limit.
         compute: the thread of the tensor work of this process; None: that of the event loop.
-        log: file for the output of a process that the engine starts; None: only its errors, where those of this process
-            go.
-        spread: copies a folder that was just written, of which others beside it stay, to the other machines whose
-            servers read it; called in the thread of the tensor work. None: all servers see the folders of this one.
+        log: file for the output of a process that the engine starts; None: only its stderr, which goes to that of this
+            process.
+        spread: copies a newly written folder to the other machines whose servers read it, given the folders kept so
+            far; called in the thread of the tensor work. None: all servers see the folders of this machine.
     """
 
     model_path: str
@@ -265,7 +264,7 @@ class EngineSetup:
         compute: "ComputeThread | None" = None,
         log: Path | None = None,
     ) -> "EngineSetup":
-        """For a model that is loaded already."""
+        """The setup for a model that is already loaded."""
         return cls(
             model_path=loaded.path,
             tokenizer=loaded.tokenizer,
@@ -281,24 +280,24 @@ class EngineRequirements:
     """The requirements of a run on its engine.
 
     Args:
-        model_path, revision: of the weights that the engine is to run.
+        model_path, revision: of the weights that the engine will run.
         tokenizer: of this model.
         vocabulary: rows of its output layer.
         max_length: tokens of prompt and completion together.
-        role: what the model is to the run, for messages: `policy`, `reference` or `teacher`.
-        training: how completions are sampled that are trained on; None: none are.
-        samplings: of all completions that will be asked for, those of evaluations too.
+        role: the role of the model in the run, for messages: `policy`, `reference` or `teacher`.
+        training: sampling of the completions that are trained on; None: there are none.
+        samplings: of all completions that will be requested, including evaluations.
         log_probs: those of a training completion that the loss reads.
         measured: those that only metrics read; a run works without them.
-        publishes: new weights come after each step, as a module.
-        overlaps: they come while completions run.
-        sleeps: it must leave its devices to the trainer by turns.
+        publishes: new weights are published after each step, as a module.
+        overlaps: they are published while completions are running.
+        sleeps: it must take turns with the trainer on its devices.
         in_flight: `Engine.in_flight` will be called.
-        score_temperatures: of the tokens that will be scored; empty: none will.
-        sampling_mask: each training completion must come with the tokens that could be sampled (`SamplingMask`).
+        score_temperatures: of the tokens that will be scored; empty: none.
+        sampling_mask: each training completion must include the tokens that could have been sampled (`SamplingMask`).
         compute_dtype: of the trainer's forward pass.
         corrected: the algorithm weighs or rejects tokens by their mismatch.
-        log: file for the output of what the engine starts; None: there is none yet.
+        log: file for the output of processes that the engine starts; None: not known yet.
     """
 
     model_path: str
@@ -336,25 +335,26 @@ class EngineSpec(Protocol):
         return frozenset({"behavior_log_prob", "policy_version"})
 
     def check(self, needs: EngineRequirements) -> list[str]:
-        """Check, before any weights load, that the engine meets the requirements of a run. An engine in this process is
-        built for the run; a server is asked.
+        """Check, before any weights are loaded, that the engine meets the requirements of the run. An engine in this
+        process is built for the run; a server is queried.
 
         Returns: warnings for the user.
 
         Raises:
-            FieldError: it can't; `field` is one of this spec's own, the caller adds the spec's place in the config.
-            UserError: the same, where no field is to blame.
+            FieldError: it does not; `field` is one of this spec's own fields, to which the caller adds the path of the
+                spec.
+            UserError: it does not, and no field is to blame.
         """
         return []
 
     def build(self, setup: EngineSetup) -> "Engine":
-        """The running engine."""
+        """Build and start the engine."""
         ...
 
 
 class Engine(Protocol):
-    """Every engine, in this process or behind HTTP. `generate` may be called several times at once; the other methods
-    may be called meanwhile."""
+    """The interface of every engine, in this process or behind HTTP. `generate` may be called several times
+    concurrently; the other methods may be called meanwhile."""
 
     @property
     def capabilities(self) -> Capabilities:
@@ -366,12 +366,13 @@ class Engine(Protocol):
         ...
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        """[T] float32, nats, of each request: log-probs of its tokens under the current weights, in order."""
+        """Return [T] float32, nats, for each request, in order: log-probs of its tokens under the current weights."""
         ...
 
     async def in_flight(self) -> list[InFlight]:
-        """Every completion that has a token and was not yielded when this was called. Changes nothing. A token that was
-        sampled before is in the answer, or in a completion that was yielded before it came; perhaps in both."""
+        """Return every completion with a token that had not been yielded at the time of the call; changes nothing. A
+        token sampled before the call is in the result, in a completion that was yielded before the result arrived, or
+        in both."""
         ...
 
     async def publish(self, update: WeightUpdate) -> None:
@@ -397,11 +398,12 @@ class Engine(Protocol):
         ...
 
     async def health(self) -> Health:
-        """Health check; answers at once."""
+        """Health check; answers immediately."""
         ...
 
 
 def close_engine(engine: Engine) -> None:
-    """Stop the processes that an engine has started. One that starts nothing needs no method `close`."""
+    """Stop everything that an engine has started outside this process. An engine that starts nothing needs no `close`
+    method."""
     if (close := getattr(engine, "close", None)) is not None:
         close()

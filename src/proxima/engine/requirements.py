@@ -1,24 +1,24 @@
-"""The checks of `EngineSpec.check` for engines outside the process: unmet requirements of a run, each with its
-remedy."""
+"""Checks for `EngineSpec.check` of an engine outside this process: whether it meets a run's requirements, with
+remedies."""
 
 from proxima.data import UserError
 from proxima.engine.protocol import Capabilities, EngineRequirements, Sampling
 
 TRUNCATED_IMPORTANCE_SAMPLING = "[{kind: importance, level: token, bound: truncate, upper: 2}]"
-OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that leave no token out
+OFF = {"top_k": 0, "top_p": 1, "min_p": 0}  # values that exclude no token
 
 
 def check_log_probs(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> list[str]:
-    """Check that an engine returns the log-probs that the loss reads, under the sampling of the training.
+    """Check that an engine returns the log-probs that the loss reads, for the sampling of the training.
 
     Args:
-        capabilities: what it can do.
+        capabilities: the engine's capabilities.
         engine: its name, for messages: `http://127.0.0.1:8000 (vllm 0.32.0)`.
 
-    Returns: a warning if only metrics lack theirs.
+    Returns: a warning if only metrics lack their log-probs.
 
     Raises:
-        UserError: the loss would read a column that is not there; with the remedies that this engine and sampling have.
+        UserError: the loss would read a missing column; with remedies for this engine and sampling.
     """
     if needs.training is None:
         return []
@@ -65,7 +65,7 @@ def _untruncated(sampling: Sampling) -> str:
 
 
 def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine: str) -> None:
-    """Check that an engine can score tokens as the run will request.
+    """Check that an engine can score tokens as the run requires.
 
     Raises:
         UserError: it does not score, or not at this temperature.
@@ -85,11 +85,10 @@ def check_scoring(needs: EngineRequirements, capabilities: Capabilities, engine:
 def precision_notes(
     needs: EngineRequirements, *, dtype: str | None, quantization: str | None, engine: str
 ) -> list[str]:
-    """A warning where the engine computes with much less precision than the trainer, and the algorithm does not correct
-    for it.
+    """Warn if the engine computes with much less precision than the trainer and the algorithm does not correct for it.
 
     Args:
-        dtype, quantization: of the engine's weights; None: it does not tell, there is none.
+        dtype, quantization: of the engine's weights; None: not reported, or not quantized.
     """
     if needs.training is None or needs.corrected:
         return []

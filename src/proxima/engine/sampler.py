@@ -1,4 +1,4 @@
-"""One token from logits: truncation, inverse-CDF sampling, and both log-probs.
+"""Samples one token from logits: truncation, inverse-CDF sampling, and both log-probs.
 
 Every row has its own temperature, truncation and uniform number: the token of a row depends on that row alone.
 """
@@ -15,17 +15,17 @@ from proxima.engine.sampling_rows import SamplingRows
 if TYPE_CHECKING:
     from proxima.kernels.sample import Draw
 
-BLOCK = 8  # rows processed at once on a CPU: their logits stay in the cache
+BLOCK = 8  # rows per block on a CPU: their logits stay in the cache
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampled:
-    """token [n] int64; sampled_log_prob (really sampled) and untruncated_log_prob (temperature alone) [n] float32,
-    nats.
+    """token [n] int64; sampled_log_prob (of the distribution sampled from) and untruncated_log_prob (temperature only)
+    [n] float32, nats.
 
-    top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless asked for.
-    mask_ids [M] and mask_counts [n] int64: the tokens that could be drawn, ascending, row by row, and how many each row
-    has: none where nothing is truncated or the row is greedy; None unless asked for.
+    top_k [n, K] int64 and top_k_log_prob [n, K] float32: the most probable tokens, untruncated; None unless requested.
+    mask_ids [M] and mask_counts [n] int64: the tokens that could be drawn, ascending, row by row, and their number in
+    each row: 0 where nothing is truncated or the row is greedy; None unless requested.
     """
 
     token: Tensor
@@ -77,7 +77,7 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
 
 
 def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
-    """The rows of all parts, one after the other, in another order."""
+    """Concatenate the rows of all parts and reorder them."""
     given = [name for name, value in vars(parts[0]).items() if value is not None]
     whole = {name: torch.cat([getattr(part, name) for part in parts]) for name in given}
     if "mask_ids" not in whole:
@@ -88,7 +88,7 @@ def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
 
 
 def _kernel(logits: Tensor) -> "Draw | None":
-    """The kernel that draws from these logits without truncation in fewer passes; None if eager torch does."""
+    """The kernel that draws from these logits without truncation, in fewer passes; None to use eager torch."""
     fits = logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and logits.is_contiguous()
     if not fits or logits.shape[1] % 32:
         return None
@@ -100,8 +100,8 @@ def _kernel(logits: Tensor) -> "Draw | None":
 def _sample_block(
     logits: Tensor, rows: SamplingRows, uniform: Tensor, truncates: bool, any_greedy: bool, top: int, masks: bool
 ) -> tuple[Tensor, ...]:
-    """Token, sampled and untruncated log-prob [n], top ids and log-probs [n, top], and with `masks` the kept ids [m]
-    and their counts [n]; `logits` is overwritten."""
+    """Return token, sampled and untruncated log-prob [n], top ids and log-probs [n, top], and with `masks` the kept ids
+    [m] and their counts [n]; `logits` is overwritten."""
     greedy = rows.temperature == 0
     logits.div_(torch.where(greedy, 1.0, rows.temperature)[:, None])
     argmax = logits.argmax(dim=1, keepdim=True) if any_greedy else None

@@ -21,7 +21,7 @@ class SamplingRows:
 
     @classmethod
     def of(cls, settings: Sequence[Sampling], device: torch.device) -> "SamplingRows":
-        """One row for each of `settings`."""
+        """Build one row for each of `settings`."""
         names = ("temperature", "top_k", "top_p", "min_p")
         return cls(**{name: torch.tensor([getattr(s, name) for s in settings], device=device) for name in names})
 
@@ -31,8 +31,8 @@ class SamplingRows:
 
     @cached_property
     def alike(self) -> list[Tensor]:
-        """The rows of each truncation. They are drawn apart: which sums a draw takes, and over how many tokens, depends
-        on it, and with them the last bits of the log-probs."""
+        """Row indices grouped by truncation. Groups are drawn separately: truncation determines the sums of a draw and
+        their number of tokens, and so the last bits of the log-probs."""
         settings = torch.stack([self.top_k.float(), self.top_p.float(), self.min_p.float()], dim=1)
         kinds, kind = settings.unique(dim=0, return_inverse=True)
         return [(kind == i).nonzero().squeeze(1) for i in range(len(kinds))]

@@ -1,4 +1,4 @@
-"""Continuous batching: which completions run, and one more token for all of them at a time."""
+"""Continuous batching: selects the completions that run, and decodes one token at a time for all of them."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -22,12 +22,12 @@ from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.token_table import Lines, TokenTable
 
 Sink = Callable[[Completion], None]
-WINDOW = 64  # most steps whose tokens wait to be written to the table
+WINDOW = 64  # most steps whose tokens are buffered before they are written to the table
 
 
 @dataclass(eq=False)
 class RunningRequest:
-    """A running completion. Its cache slot is its place in `Scheduler.running`; `line` is its line of the table."""
+    """A running completion. Its cache slot is its index in `Scheduler.running`; `line` is its line of the table."""
 
     request: Request
     sink: Sink
@@ -47,23 +47,24 @@ class WaitingPrompt:
     kv: Tensor | None = None
     beginnings: Sequence[Beginning] = ()
     routes: Tensor | None = None
-    shared: tuple[int, ...] = ()  # its opening, and those of its requests
+    shared: tuple[int, ...] = ()  # its opening, and the shared lengths of its requests
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunningBatch:
     """The next steps of some running requests: WINDOW of them, or fewer until one of the requests may end.
 
-    All that the steps need is read from the table beforehand, and what they sample is written at the end.
+    All inputs of the steps are read from the table beforehand, and the sampled tokens are written at the end.
 
     Args:
         requests, lines, settings: the n requests, their lines of the table, their sampling settings.
         last: [padded n] int64, the last token of each request; 0 in the padding. The decoder's input.
         drawn: [n] the part of `last` that the next draw is written to.
-        longest: tokens of the longest request, with the first draw's input.
+        longest: tokens of the longest request, including the first draw's input.
         position, uniform: for each step, the positions of `last` [padded n], 0 in the padding, and the draws [n].
-        sampled: what the steps have sampled so far.
-        routes: [n, M, K] of each of these steps, the experts of the positions that it was sampled from; empty without.
+        sampled: the samples of the steps so far.
+        routes: [n, M, K] for each of these steps, the experts of the positions that it was sampled from; empty without
+            routes.
     """
 
     requests: Sequence[RunningRequest]
@@ -105,17 +106,17 @@ class RunningBatch:
 
 
 class Scheduler:
-    """Runs requests over a decoder; knows no event loop.
+    """Runs requests on a decoder, independently of any event loop.
 
     Args:
         decoder: the model.
         tokenizer: decodes texts.
-        slots: completions that run at once, a multiple of ROWS.
+        slots: number of concurrent completions, a multiple of ROWS.
         max_length: tokens of prompt and completion together.
         stop_tokens: ids that end a completion.
-        prefill_tokens: prompt tokens run at once.
+        prefill_tokens: prompt tokens per prefill.
         top_k: most probable tokens reported with each token.
-        sampling_mask: report the tokens that could be sampled, where not all could.
+        sampling_mask: report the tokens that could have been sampled, where sampling is truncated.
     """
 
     def __init__(
@@ -138,23 +139,23 @@ class Scheduler:
         self.table = TokenTable(slots, top_k, sampling_mask)
         self.running: list[RunningRequest] = []
         self.waiting: deque[WaitingPrompt] = deque()
-        self.admits = True  # False: waiting requests stay waiting
+        self.admits = True  # False: waiting requests are not admitted
         self.version = 0
         self.generated_tokens = self.completions_ended = 0  # of all callers
         self.prefixes = KeptPrefixes()
-        self._batch: RunningBatch | None = None  # the steps that the table lacks
+        self._batch: RunningBatch | None = None  # the steps not yet in the table
         self._rebuild = False
 
     @property
     def detail(self) -> dict[str, Any]:
-        """Entries of `Health.detail`."""
+        """The `detail` of `Health`."""
         return {}
 
     def enqueue(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Add requests; `sink` gets each completion, and marks the caller.
+        """Add requests; `sink` receives each completion, and identifies the caller.
 
         Raises:
-            UserError: a prompt that leaves no room for one token; then no request is added.
+            UserError: a prompt leaves no room for one token; no request is added.
         """
         groups: dict[tuple[int, bytes, tuple[int, ...]], WaitingPrompt] = {}
         for request in requests:
@@ -192,7 +193,7 @@ class Scheduler:
                 self._deliver(sink, self._completion(request, self.table.empty(), "abort"))
 
     def in_flight(self) -> list[InFlight]:
-        """The running completions, with the tokens that the table lacks; changes nothing."""
+        """The running completions, including tokens not yet in the table; changes nothing."""
         batch, unwritten = self._batch, dict[int, Ints]()
         if batch is not None and batch.sampled:
             sampled = torch.stack([step.token for step in batch.sampled], 1).to(torch.int32).cpu().numpy()
@@ -212,8 +213,8 @@ class Scheduler:
         )
 
     def load(self, weights: nn.Module, version: int, keep: bool = False) -> None:
-        """Copy new weights. Before their next token the KV of running completions is recomputed, unless `keep`; that of
-        waiting prompts always is, for their first token comes from a hidden state."""
+        """Copy new weights. The KV of running completions is recomputed before their next token, unless `keep`; that of
+        waiting prompts always is, because their first token is sampled from a hidden state."""
         self._write()
         self.decoder.load(weights)
         self.version = version
@@ -224,8 +225,8 @@ class Scheduler:
 
     @torch.no_grad()
     def step(self, most: int = 1) -> None:
-        """One token for every running completion, or the first token of those that are admitted; `most` times, or fewer
-        until a completion ends."""
+        """Decode one token for every running completion, or admit waiting ones and sample their first token; repeat
+        `most` times, or until a completion ends."""
         ended = self.completions_ended
         if self._rebuild:
             self._recompute_running()
@@ -243,7 +244,7 @@ class Scheduler:
         entering: list[tuple[WaitingPrompt, list[RunningRequest]]] = []
         fresh: list[WaitingPrompt] = []
         budget = self.prefill_tokens
-        room = max(budget, self.slots * self.cache.capacity // 8)  # positions beside the cache until they are in it
+        room = max(budget, self.slots * self.cache.capacity // 8)  # positions not yet in the cache
         while self.waiting and free > 0:
             entry = self.waiting[0]
             if entry.kv is None:
@@ -275,7 +276,7 @@ class Scheduler:
             for running in admitted:
                 running.beginnings = entry.beginnings
         self._lead()
-        self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the running completions have
+        self.prefixes.trim(self.slots * self.cache.capacity)  # as many as the cache of the running completions has
         hidden = torch.stack([entry.hidden for entry, _ in entering if entry.hidden is not None])
         which = torch.tensor([i for i, (_, admitted) in enumerate(entering) for _ in admitted], device=device)
         self._batch = RunningBatch.of(self.running[first:], self.table, device)
@@ -290,8 +291,8 @@ class Scheduler:
         self._write()
 
     def _lead(self) -> None:
-        """Tell the cache which rows begin alike, after others run or their places have changed: the first row with a
-        beginning leads those that have it, too."""
+        """Update the cache's `leaders` after the running completions or their slots have changed: the first row with a
+        beginning leads the others that share it."""
         places: dict[bytes, int] = {}
         leaders = [(0, 0)] * self.slots
         for slot, running in enumerate(self.running):
@@ -308,7 +309,7 @@ class Scheduler:
         self._sample(self.decoder.logits(hidden[: len(batch.lines)]), batch)
 
     def _keep_routes(self, prompts: Sequence[WaitingPrompt]) -> None:
-        """Keep the routes of prompts that were just run, in this order."""
+        """Store the routes of prompts that were just run, in this order."""
         routes = self.decoder.routes
         if routes is None:
             return
@@ -319,7 +320,7 @@ class Scheduler:
             entry.routes = own
 
     def _recompute_running(self) -> None:
-        """Under new weights: the KV of every running completion, from its prompt and the tokens it has."""
+        """Recompute the KV of every running completion under new weights, from its prompt and its tokens so far."""
         for at in range(0, len(self.running), ROWS):
             sequences = [
                 np.concatenate([running.request.prompt.tokens, self.table.tokens(running.line)[:-1]])
@@ -343,7 +344,7 @@ class Scheduler:
     def _ended(
         self, requests: Sequence[RunningRequest], tokens: Sequence[int]
     ) -> list[tuple[RunningRequest, FinishReason]]:
-        """The requests that end with their last token in the table."""
+        """The requests that end with their last token, which is already in the table."""
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for running, token in zip(requests, tokens, strict=True):
             if token in self.stop_tokens or self._has_stop_string(running):
@@ -380,7 +381,7 @@ class Scheduler:
         return RunningRequest(request, sink, self.table.open(len(prompt.tokens), limit, uniform))
 
     def _finish(self, finished: Sequence[tuple[RunningRequest, FinishReason]]) -> None:
-        """Deliver running completions, in the order of their slots, and free these."""
+        """Deliver running completions, in the order of their slots, and free the slots."""
         for running, reason in finished:
             columns, routes = self.table.read(running.line), running.prompt_routes
             if routes is not None:
@@ -393,8 +394,8 @@ class Scheduler:
         self.completions_ended += 1
 
     def _release(self, ended: Sequence[RunningRequest]) -> None:
-        """Free lines and slots. The last running completion moves into each hole; the last holes come first, so that
-        none moves that ends too."""
+        """Free lines and slots. The last running completion moves into each hole; holes are filled from the end, so
+        that no completion that also ends is moved."""
         for running in reversed(ended):
             self.table.close(running.line)
             slot, last = self.running.index(running), self.running[-1]
@@ -425,13 +426,13 @@ class Scheduler:
 
 
 def worth_admitting(free: int, slots: int) -> bool:
-    """True if waiting requests should enter the free slots now. A prefill reads all weights, so they wait until it is
-    worthwhile, unless the engine is idle."""
+    """Return True if waiting requests should enter the free slots now. A prefill reads all weights, so they wait until
+    it is worthwhile, unless nothing else is running."""
     return free == slots or free >= max(1, slots // 8)
 
 
 def sampled_columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
-    """[steps, n] or [steps, n, top_k]: what several steps have sampled, as columns of the table."""
+    """The samples of several steps as columns of the table, [steps, n] or [steps, n, top_k]."""
     columns = {"tokens": [step.token for step in sampled]}
     for name in ("sampled_log_prob", "untruncated_log_prob", "top_k", "top_k_log_prob"):
         columns[name] = [value for step in sampled if (value := getattr(step, name)) is not None]
@@ -439,7 +440,7 @@ def sampled_columns(sampled: Sequence[Sampled]) -> dict[str, np.ndarray]:
 
 
 def mask_columns(sampled: Sequence[Sampled]) -> tuple[np.ndarray, np.ndarray]:
-    """[M] the ids that could be drawn, step by step and row by row, and [steps, n] how many."""
+    """[M] the ids that could be drawn, step by step and row by row, and [steps, n] their counts."""
     ids = torch.cat([step.mask_ids for step in sampled if step.mask_ids is not None])
     counts = torch.stack([step.mask_counts for step in sampled if step.mask_counts is not None])
     return ids.to(torch.int32).cpu().numpy(), counts.cpu().numpy()

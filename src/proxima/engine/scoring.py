@@ -9,11 +9,12 @@ from proxima.data.columns import Floats
 from proxima.engine.decoder import Decoder
 from proxima.engine.protocol import ScoreRequest
 
-ROWS = 512  # of logits held at once
+ROWS = 512  # of logits in memory at a time
 
 
 def score_batches(requests: Sequence[ScoreRequest], most: int) -> Iterator[list[ScoreRequest]]:
-    """Split requests, in order, into batches of at most `most` tokens or one request."""
+    """Group requests, in order, into batches with at most `most` input tokens; a larger request is a batch by
+    itself."""
     batch, room = list[ScoreRequest](), most
     for request in requests:
         fed = len(request.prompt_tokens) + max(0, len(request.tokens) - 1)  # the last one predicts nothing
@@ -28,7 +29,7 @@ def score_batches(requests: Sequence[ScoreRequest], most: int) -> Iterator[list[
 
 @torch.no_grad()
 def scored(decoder: Decoder, requests: Sequence[ScoreRequest]) -> list[Floats]:
-    """[tokens] of each request, float32, nats, at its temperature; 0 counts as 1."""
+    """Log-probs [T] of each request's tokens, float32, nats, at its temperature; 0 counts as 1."""
     out: list[Floats] = []
     sequences = [np.concatenate([request.prompt_tokens, request.tokens[:-1]]) for request in requests]
     for request, hidden in zip(requests, decoder.hidden(sequences), strict=True):

@@ -1,5 +1,5 @@
-"""The engine's process, started by `process_start.py`: serves a `LocalEngine` over a socket, and exits when the other
-end closes."""
+"""The main module of the engine's process, started by `process_start.py`: serves `LocalEngine` over a socket and exits
+when the other end closes."""
 
 import asyncio
 import os
@@ -21,11 +21,11 @@ from proxima.model.pretrained import LoadedModel
 
 
 class ServedEngine:
-    """A local engine whose weights come through shared memory.
+    """A local engine that receives its weights through shared memory.
 
     Args:
-        setup: what it is made from.
-        weights: what it is loaded with, now and at each `publish`.
+        setup: the inputs for building it.
+        weights: the weights to load, now and at each `publish`.
         compute: the thread of the tensor work.
     """
 
@@ -38,7 +38,7 @@ class ServedEngine:
         self.engine.scheduler.version = weights.version
 
     async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:
-        """Replies to a call: `item` for each completion, and `done` at the end."""
+        """Yield the replies to a call: `item` for each completion, and `done` at the end."""
         result = None
         if method == "generate":
             async with aclosing(self.engine.generate(*arguments)) as stream:  # type: ignore[type-var]
@@ -54,7 +54,7 @@ class ServedEngine:
 
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:
-    """Answer calls until the other end closes; then this process ends, whatever it is computing."""
+    """Answer calls until the other end closes; then exit the process, whatever it is computing."""
     reader, writer = await asyncio.open_connection(sock=channel, limit=MOST)
     try:
         setup: ProcessSetup = await receive(reader)

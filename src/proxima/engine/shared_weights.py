@@ -1,4 +1,4 @@
-"""The weights of a model in memory that two processes share, and the model around them for the other process."""
+"""The weights of a model in memory shared by two processes, and the model that the other process builds on them."""
 
 import copy
 import json
@@ -27,7 +27,8 @@ UNFINISHED = 2**64 - 1  # the version while weights are being written
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """The location of a parameter in the segment: `start` in bytes; `dtype` by its name; `also`: those tied to it."""
+    """The place of a parameter in the segment: `start` in bytes; `dtype` by its name; `also`: names of tied
+    parameters."""
 
     name: str
     dtype: str
@@ -37,20 +38,20 @@ class TensorPlace:
 
     @property
     def end(self) -> int:
-        """The end offset in bytes."""
+        """The first byte after it."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return self.start + int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
 
 
 class SharedWeights:
     """One copy of a model's parameters in shared memory, with a version and a checksum, and no name in the file system:
-    it is gone with the last process that has it open, however that ends.
+    it is freed when the last process that has it open ends, however it ends.
 
-    One process writes, and only while no other reads. A half-written or overwritten copy is found by `check`.
+    One process writes, and only while no other reads. `check` detects a half-written or overwritten copy.
 
     Args:
         fd: file descriptor of the memory; inherited by the process that reads.
-        places: of each parameter, tied ones once.
+        places: place of each parameter, tied ones once.
     """
 
     def __init__(self, fd: int, places: Sequence[TensorPlace]) -> None:
@@ -69,7 +70,7 @@ class SharedWeights:
 
     @classmethod
     def allocate(cls, model: nn.Module) -> "SharedWeights":
-        """Room for the parameters of a model, those with an adapter as one."""
+        """Allocate room for the parameters of a model, with adapters merged."""
         places, end = list[TensorPlace](), 0
         for names, parameter in unique_weights(model):
             dtype, start = str(parameter.dtype).removeprefix("torch."), -(-end // ALIGNMENT) * ALIGNMENT
@@ -84,12 +85,12 @@ class SharedWeights:
 
     @torch.no_grad()
     def write(self, model: nn.Module, version: int) -> int:
-        """Copy the parameters of a model; a frozen one that has not changed since the last call is left as it is.
+        """Copy the parameters of a model; a frozen one that has not changed since the last call is skipped.
 
         Returns: bytes copied.
 
         Raises:
-            ValueError: the model has other parameters.
+            ValueError: the model has different parameters.
         """
         self._header[0] = UNFINISHED
         copied, missing = 0, {place.name: place for place in self.places}
@@ -98,7 +99,7 @@ class SharedWeights:
                 raise ValueError("the engine's process was started with a model of other parameters")
             held, address, count = self._written.get(name, (None, 0, 0))
             now = parameter.data_ptr(), parameter._version
-            own = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not one made of an adapter's
+            own = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not one merged from an adapter
             if not own or held is None or held() is not parameter or (address, count) != now:
                 self.tensors[name].copy_(parameter)
                 self._written[name] = (weakref.ref(parameter), *now)
@@ -110,7 +111,7 @@ class SharedWeights:
         return copied
 
     def check(self, version: int) -> None:
-        """Raise RuntimeError unless the memory holds exactly the weights that were written as `version`."""
+        """Raise RuntimeError unless the memory contains exactly the weights that were written as `version`."""
         if self.version != version or self._checksum() != self._header[1]:
             raise RuntimeError(f"the shared weights are not those of version {version}")
 
@@ -120,7 +121,7 @@ class SharedWeights:
 
 
 def unique_weights(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
-    """`plain_weights`, each once: the names that share it, and the weight."""
+    """Yield each of `plain_weights` once: the names that share it, and the weight."""
     names: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name.replace(".base_layer.", "."))
@@ -133,7 +134,7 @@ def unique_weights(model: nn.Module) -> Iterator[tuple[list[str], Tensor]]:
 def _anonymous_memory() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("proxima-weights")
-    with tempfile.TemporaryFile() as file:  # without a name already; in a file system where there is nothing better
+    with tempfile.TemporaryFile() as file:  # already unnamed; in a file system, for lack of anything better
         return os.dup(file.fileno())
 
 
@@ -153,10 +154,10 @@ def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
 
 
 class ModelOverWeights:
-    """A model of the architecture of `model_as_files` over shared weights, with its tokenizer.
+    """A model built from the output of `model_as_files` on top of shared weights, with its tokenizer.
 
     Args:
-        files: what that returned, in the process that started this one.
+        files: the output of `model_as_files` in the process that started this one.
         weights: on a CPU the model's parameters are this very memory.
         device: of the model.
     """
@@ -188,7 +189,7 @@ class ModelOverWeights:
 
     @torch.no_grad()
     def refresh(self, version: int) -> None:
-        """Make the model that of a version, which `weights` must hold."""
+        """Update the model to a version, which `weights` must contain."""
         self.weights.check(version)
         for name, parameter in self._parameters.items():
             if parameter.data_ptr() != self.weights.tensors[name].data_ptr():  # on another device

@@ -1,4 +1,4 @@
-"""An engine on devices that others use by turns."""
+"""An engine that shares its devices by taking turns."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ from proxima.engine.protocol import Engine
 
 
 class SleepingEngine(Engine, Protocol):
-    """An engine that can give up the memory of its devices. Both calls are for a paused one, which stays paused."""
+    """An engine that can release the memory of its devices. Both calls require a paused engine, which stays paused."""
 
     async def sleep(self) -> None:
         """Release the memory; nothing is sampled, scored or published before `wake`."""
         ...
 
     async def wake(self) -> None:
-        """Reallocate the memory, with the same weights."""
+        """Take the memory again, with the same weights."""
         ...

@@ -1,13 +1,14 @@
-"""Speculative decoding with n-gram drafts: several tokens of a completion in one step, the same ones as without.
+"""Speculative decoding with n-gram drafts: several tokens of a completion in one step, identical to those without
+drafts.
 
-A draft is what followed when the last tokens of a completion occurred before, in its own prompt or answer. One forward
-runs the last token and its draft, and each position then draws its token with its own random number, as without a draft
-(`data.random`); the tokens of the draft count as long as they are those that were drawn. So the drafts decide how many
-tokens a step gives, never which ones, and need no rejection sampling: where a row's bits do not depend on others, on a
-CPU, a completion is the same to the bit, log-probs included.
+A draft is the text that followed an earlier occurrence of a completion's last tokens, in its own prompt or answer. One
+forward pass runs the last token and its draft, and each position then draws its token with its own random number, as
+without a draft (`data.random`); draft tokens are accepted as long as they equal the drawn ones. So the drafts determine
+how many tokens a step yields, never which ones, and need no rejection sampling: on a CPU, where a row's bits do not
+depend on others, a completion is bit-identical, log-probs included.
 
-Source: prompt lookup decoding (Saxena 2023); arXiv 2211.17192 for drafts in general. Differs: that accepts a draft by
-its probability and draws anew where it does not; here the draw comes first.
+Source: prompt lookup decoding (Saxena 2023); arXiv 2211.17192 for drafts in general. Differs: the latter accepts a
+draft by its probability and draws again where it rejects one; here the draw comes first.
 """
 
 from collections.abc import Iterable, Sequence
@@ -32,28 +33,28 @@ if TYPE_CHECKING:
     from proxima.engine.general_decoder import GeneralDecoder
 
 NGRAM = 3  # tokens that must have occurred before
-CHEAP_ROWS = 16  # completions up to which more rows hardly take longer
-LONGEST_PAUSE = 64  # tokens without a draft after drafts that failed
+CHEAP_ROWS = 16  # number of completions up to which more rows hardly take longer
+LONGEST_PAUSE = 64  # most tokens without a draft after failed drafts
 
 
 class NgramDrafter:
-    """The tokens of one completion, its prompt first, and what may follow them.
+    """Drafts the continuation of one completion from its tokens, starting with its prompt.
 
-    Drafts become longer with each that is right to its end, up to `most` tokens, and as short as what was right of
-    them; after one without a right token there is none for 1, 2, 4 … tokens.
+    Drafts grow after each one that was right to its end, up to `most` tokens, and otherwise shrink to the part that was
+    right; after one without a right token, drafting pauses for 1, 2, 4 … tokens.
     """
 
     def __init__(self, tokens: Iterable[int], most: int) -> None:
         self.most, self.length = most, 1
         self.tokens: list[int] = []
-        self._after: dict[tuple[int, ...], int] = {}  # where the latest occurrence of an n-gram ends
-        self._unseen: list[int] = []  # what is left of the last draft
+        self._after: dict[tuple[int, ...], int] = {}  # the position after the latest occurrence of an n-gram
+        self._unseen: list[int] = []  # the rest of the last draft
         self._right = self._failures = self._pause = 0
         for token in tokens:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """The next token of the completion."""
+        """Append the next token of the completion."""
         if self._unseen:
             self._compare(token)
         self._pause = max(0, self._pause - 1)
@@ -74,7 +75,7 @@ class NgramDrafter:
             self._pause = min(LONGEST_PAUSE, 1 << self._failures)
 
     def draft(self, room: int) -> Sequence[int]:
-        """At most `room` tokens that may follow."""
+        """Draft at most `room` tokens that may follow."""
         self._right, self._unseen = 0, []
         length = min(room, self.length)
         place = None if self._pause else self._after.get(tuple(self.tokens[-NGRAM:]))
@@ -82,19 +83,19 @@ class NgramDrafter:
             return ()
         found = self.tokens[place : place + length]
         period = len(self.tokens) - place
-        found += [found[i % period] for i in range(len(found), length)]  # repetitive text is likely to continue so
+        found += [found[i % period] for i in range(len(found), length)]  # repeats a periodic text
         self._unseen = list(found)
         return found
 
 
 class SpeculativeScheduler(Scheduler):
-    """A scheduler whose steps verify drafts. A step without any is a plain one.
+    """A scheduler whose steps verify drafts. A step without drafts is a plain one.
 
     Args:
-        most: tokens of a draft.
-        settings: of the scheduler.
+        most: most tokens of a draft.
+        settings: settings of the scheduler.
 
-    `steps`: how often a completion was advanced; `drafted`: tokens of drafts; `accepted`: those of them that saved a
+    `steps`: how often a completion was advanced; `drafted`: number of draft tokens; `accepted`: those that saved a
     step.
     """
 
@@ -120,8 +121,9 @@ class SpeculativeScheduler(Scheduler):
             super()._decode()
 
     def _worth_verifying(self, drafted: int) -> bool:
-        """Rows in the place of padding cost nothing, a few more little, because a step reads all weights anyway. Many
-        cost more, which is won back if requests wait to take the places of completions that end sooner."""
+        """Return True if verifying drafts pays off. Rows that replace padding are free, and a few more cost little,
+        because a step reads all weights anyway. Many rows cost more, which pays off only if requests are waiting for
+        completions to end sooner."""
         count = len(self.running)
         enough = count + drafted <= padded_rows(count) or drafted > count // 4
         return drafted > 0 and enough and (count <= CHEAP_ROWS or bool(self.waiting))
@@ -142,7 +144,8 @@ class SpeculativeScheduler(Scheduler):
             self._drafters[running].append(token)
 
     def _verify(self, drafts: Sequence[Sequence[int]]) -> None:
-        """Run the last tokens and drafts at once, draw from all, and keep what follows right tokens of drafts."""
+        """Run the last tokens and drafts together, draw from all rows, and keep the draws that follow right draft
+        tokens."""
         self._write()
         slots, lines = np.arange(len(drafts)), np.array([running.line for running in self.running])
         sizes = np.array([len(draft) for draft in drafts])
@@ -183,7 +186,7 @@ class SpeculativeScheduler(Scheduler):
     def _drawn(
         self, tokens: Lines, position: Lines, begin: Lines, slot: Lines, at: Lines
     ) -> tuple[Sampled, dict[str, np.ndarray]]:
-        """The token that each row draws next, as `Sampled` and as columns of the table [1, rows]."""
+        """The draw of each row after its token, as `Sampled` and as columns of the table [1, rows]."""
         device, count = self.cache.device, len(tokens)
         padding = padded_rows(count) - count
         rows = [torch.from_numpy(np.append(each, each[:1].repeat(padding))).to(device) for each in (tokens, position)]
@@ -206,6 +209,6 @@ class SpeculativeScheduler(Scheduler):
 
 
 def mask_rows(sampled: Sampled) -> list[Ints]:
-    """The tokens that could be drawn, by row."""
+    """The tokens that could have been drawn, by row."""
     ids, counts = mask_columns([sampled])
     return np.split(ids, counts[0].cumsum()[:-1])

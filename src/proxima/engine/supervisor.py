@@ -1,10 +1,10 @@
 """Keeps the process of an engine running; after a death, a new process gets the unfinished requests.
 
-It rests on the standard library: `subprocess`, a socket pair, and asyncio's streams. `multiprocessing` is not used,
-because the same tests would fail or need as much code around it: a spawned process imports the trainer's `__main__`
-again, its connections send pickles and block the thread that reads them, and nothing ends a child whose parent is
-killed while the child is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of
-its processes dies, and knows no stream of results.
+It uses only the standard library: `subprocess`, a socket pair, and asyncio's streams. `multiprocessing` is not used,
+because the same tests would fail or need as much extra code: a spawned process imports the trainer's `__main__` again,
+its connections send pickles and block the thread that reads them, and nothing terminates a child whose parent is killed
+while the child is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of its
+processes dies, and does not stream results.
 """
 
 import asyncio
@@ -27,17 +27,17 @@ from proxima.engine.protocol import Request
 from proxima.engine.shared_weights import SharedWeights
 
 START = Path(__file__).resolve().parent / "process_start.py"
-BEATS = 4  # health checks in the time that an answer may take
+BEATS = 4  # health checks per timeout of an answer
 START_SECONDS = 900.0  # to import torch, and to load the weights of a large model on a busy machine
 
 
 @dataclass(eq=False)
 class EngineCall:
-    """A call that the process has not answered in full.
+    """A call to the process and its replies.
 
     Args:
         method, arguments: of `ServedEngine.answer`.
-        replies: those that the caller has not taken yet, `item` or `done`; what it raises is among them.
+        replies: those that the caller has not taken yet, `item` or `done`, or an exception to raise.
     """
 
     method: str
@@ -51,7 +51,7 @@ class EngineCall:
                 self.outstanding.setdefault(request.key, []).append(request)
 
     def unanswered(self) -> tuple[Any, ...]:
-        """The arguments for another process."""
+        """The arguments for a new process, without requests already answered."""
         return (
             ([request for same in self.outstanding.values() for request in same],)
             if self.outstanding
@@ -62,17 +62,17 @@ class EngineCall:
 class Supervisor:
     """Starts the process, restarts it when it dies or hangs, and passes calls to it.
 
-    It works in an event loop of its own, in a thread that computes nothing: calls may come from any event loop, and a
-    process that died is noticed whatever the others do. A new process gets the weights in the shared memory, the pause
-    if there is one, and every call that was not answered in full, without the completions that had come. They are
-    generated from their first token, by the same draws.
+    It runs in its own event loop, in a thread that computes nothing: calls may come from any event loop, and a dead
+    process is noticed whatever the other threads do. A new process gets the weights in the shared memory, the pause if
+    there is one, and every call that was not answered in full, minus the completions already received. The rest are
+    generated from their first token, with the same draws.
 
     Args:
         setup: the first message to each process.
-        weights: the shared memory, with weights in it.
-        restarts: how many processes in a row may end without one completion or score, beside the first.
+        weights: the shared memory, already filled with weights.
+        restarts: number of consecutive processes, after the first, that may end without a completion or score.
         timeout: seconds without an answer to a health check after which the process is killed.
-        log: file of the process's output; None: only its errors, where those of this process go.
+        log: file for the process's output; None: only its stderr, which goes to that of this process.
     """
 
     def __init__(
@@ -80,16 +80,16 @@ class Supervisor:
     ) -> None:
         self.setup, self.weights, self.restarts, self.timeout, self.log = setup, weights, restarts, timeout, log
         self.process: subprocess.Popen[bytes] | None = None
-        self.exits = 0  # processes that have ended so far
-        self.exit_reason = self._hung = ""  # of the last one; `_hung` of one that was killed because it hung
+        self.exits = 0  # number of processes that have ended so far
+        self.exit_reason = self._hung = ""  # reason of the last exit; `_hung`: of a process killed because it hung
         self._fruitless = 0  # exits in a row without a completion
         self._calls: dict[int, EngineCall] = {}
-        self._callers: dict[int, EngineCall] = {}  # those that still take replies, of calls answered in full too
+        self._callers: dict[int, EngineCall] = {}  # calls whose callers still take replies, even if answered in full
         self._numbers = count(1)
         self._paused = False
         self._writer: asyncio.StreamWriter | None = None  # of a process that is ready
         self._broken: Exception | None = None
-        self._reading = asyncio.Lock()  # of the shared memory: held while it is written, and while a process starts
+        self._reading = asyncio.Lock()  # of the shared memory: held while writing it and while a process starts
         self._publishing = asyncio.Lock()
         self._loop = EventLoopThread("proxima-engine")
         self._supervision = self._loop.start(self._supervise())
@@ -98,12 +98,12 @@ class Supervisor:
 
     @property
     def ready(self) -> bool:
-        """True if a process is running and answers calls."""
+        """True if a process is running that answers calls."""
         return self._writer is not None
 
     @property
     def outstanding(self) -> int:
-        """Completions that have not arrived."""
+        """The number of completions that have not arrived."""
         return sum(len(same) for call in list(self._calls.values()) for same in list(call.outstanding.values()))
 
     def not_taken(self) -> list[tuple[Completion, Request]]:
@@ -117,11 +117,11 @@ class Supervisor:
         return completions
 
     async def replies(self, method: str, *arguments: Any) -> AsyncIterator[tuple[str, Any]]:
-        """The replies to a call, `done` the last; closing the stream cancels it.
+        """Stream the replies to a call, `done` last; closing the stream cancels the call.
 
         Raises:
-            UserError: one process after the other ended without a completion.
-            Exception: what the engine raised.
+            UserError: too many processes in a row ended without a completion.
+            Exception: the exception that the engine raised.
         """
         number, kind = next(self._numbers), ""
         call = self._callers[number] = EngineCall(method, arguments)
@@ -141,7 +141,7 @@ class Supervisor:
         return [value async for _, value in self.replies(method, *arguments)][-1]
 
     async def publish(self, write: Callable[[], Coroutine[Any, Any, object]], version: int) -> None:
-        """Call `write` while no process reads the shared memory, and have it read."""
+        """Call `write` while no process reads the shared memory, and then make the process load it."""
 
         async def work() -> None:
             async with self._publishing:
@@ -149,11 +149,11 @@ class Supervisor:
                     await write()
                 await self.ask("publish", version)
 
-        # a caller that leaves must not leave half a version behind
+        # cancelling the caller must not leave a half-published version behind
         await asyncio.shield(self._loop.run(work()))
 
     def close(self) -> None:
-        """Kill the process; calls that wait raise."""
+        """Kill the process; waiting calls raise."""
 
         async def last() -> None:
             self._break(RuntimeError(CLOSED))
@@ -196,7 +196,7 @@ class Supervisor:
             try:
                 with self.log.open("ab") if self.log else nullcontext() as log:
                     await self._run_process(log)
-            except OSError as error:  # no memory or no descriptor for another process, perhaps for now
+            except OSError as error:  # no memory or descriptor for another process, perhaps temporarily
                 await asyncio.sleep(1 / BEATS)
                 print(f"engine: {error}", file=sys.stderr)
             except Exception as error:
@@ -219,7 +219,7 @@ class Supervisor:
             call.replies.put(self._broken)
 
     async def _run_process(self, log: Any) -> None:
-        """Start a process and pass on its replies until it ends."""
+        """Start a process and forward its replies until it ends."""
         ours, theirs = socket.socketpair()
         with theirs:
             self.process = process = self._start(theirs, log)
@@ -249,7 +249,7 @@ class Supervisor:
                 watching.cancel()
             process.kill()
             process.wait()
-            if writer is not None:  # closed by the garbage collector it would take the descriptor from the next process
+            if writer is not None:  # else the garbage collector would close the next process's descriptor
                 writer.transport.abort()
             ours.close()
 
@@ -265,11 +265,11 @@ class Supervisor:
             stdout=log or subprocess.DEVNULL,
             stderr=log,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the run, which ends the process when it is done
+            start_new_session=True,  # Ctrl-C is handled by the run, which stops the process when it is done
         )
 
     async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
-        """Kill a process that does not answer."""
+        """Kill the process if it does not answer health checks."""
         while True:
             await asyncio.sleep(self.timeout / BEATS)
             try:

@@ -22,9 +22,9 @@ class TokenTable:
     A line belongs to one completion from `open` to `close`. `capacity` grows to the longest `max_tokens`.
 
     Args:
-        lines: completions that run at once.
+        lines: number of concurrent completions.
         top_k: most probable tokens kept with each token; 0 for none.
-        sampling_mask: `masks` keeps the tokens that could be sampled; None otherwise.
+        sampling_mask: keep the tokens that could have been sampled in `masks`, which is None otherwise.
     """
 
     def __init__(self, lines: int, top_k: int = 0, sampling_mask: bool = False) -> None:
@@ -47,7 +47,7 @@ class TokenTable:
         self._free = list(range(lines))
 
     def open(self, prompt_length: int, limit: int, uniform: Floats) -> int:
-        """A free line for a completion of at most `limit` tokens, drawn with `uniform`."""
+        """Take a free line for a completion of at most `limit` tokens, drawn with `uniform`."""
         line = self._free.pop()
         if len(uniform) > self.uniform.shape[1]:
             self.uniform = _widened(self.uniform, len(uniform))
@@ -59,11 +59,11 @@ class TokenTable:
         return line
 
     def close(self, line: int) -> None:
-        """Free a line; what `read` returned stays valid."""
+        """Free a line for reuse; results of `read` stay valid."""
         self._free.append(line)
 
     def add_column(self, name: str, of_token: NDArray[Any]) -> None:
-        """Another column, of values like `of_token`; before the first token."""
+        """Add a column with values like `of_token`; call it before the first token."""
         capacity = self.uniform.shape[1]
         self.columns[name] = np.empty((len(self.length), capacity, *of_token.shape), of_token.dtype)
 
@@ -86,11 +86,11 @@ class TokenTable:
         return last, self.prompt_length[lines] + at - 1, self.uniform[lines, at]
 
     def is_full(self, line: int) -> bool:
-        """True if the line has as many tokens as it may."""
+        """Return True if the line has reached its limit of tokens."""
         return bool(self.length[line] >= self.limit[line])
 
     def _next(self, lines: Lines, steps: int) -> Lines:
-        """[steps, n] the places of the next tokens in their lines."""
+        """[steps, n] the indices of the next tokens in their lines."""
         return self.length[lines] + np.arange(steps)[:, None]
 
     def tokens(self, line: int) -> Ints:
@@ -103,7 +103,7 @@ class TokenTable:
         return {name: column[0, :0].copy() for name, column in self.columns.items()}
 
     def read(self, line: int) -> dict[str, Any]:
-        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` where the table has `masks`. A
+        """Copies of the columns of a line, [T] or [T, top_k], and its `sampling_mask` if the table has `masks`. A
         single policy version is broadcast."""
         own: dict[str, Any] = {name: column[line, : self.length[line]].copy() for name, column in self.columns.items()}
         if self.masks is not None:

@@ -1,4 +1,4 @@
-"""Top-k, top-p and min-p: which tokens of a row can be drawn."""
+"""Top-k, top-p and min-p truncation of rows of logits."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,8 @@ CANDIDATES = 1024  # most tokens considered for top-p before a full sort
 
 
 def kept_tokens(kept: Tensor, rows: SamplingRows) -> tuple[Tensor, Tensor]:
-    """The ids of finite logits [m], row by row, and how many each row has [n]; none of rows that are not truncated."""
+    """The ids of finite logits [m], row by row, and their number in each row [n]; none for rows that are not
+    truncated."""
     wanted = (rows.temperature > 0) & ((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0))
     inside = (kept > -torch.inf) & wanted[:, None]
     return inside.nonzero()[:, 1], inside.sum(dim=1)
@@ -41,7 +42,7 @@ def _smallest_kept(logits: Tensor, rows: SamplingRows, candidates: int) -> Tenso
     rank = torch.arange(candidates, device=logits.device)
     k = torch.where(rows.top_k > 0, rows.top_k, logits.shape[1])[:, None]
     values = values.masked_fill(rank >= k, -torch.inf)
-    # mass within what top-k leaves: all of it where top-k bites, the whole vocabulary where it doesn't
+    # mass relative to the tokens that top-k keeps: their own if top-k applies, else that of the whole vocabulary
     log_z = torch.where(k[:, 0] <= candidates, values.logsumexp(dim=1), logits.logsumexp(dim=1))
     before = (values - log_z[:, None]).exp().cumsum(dim=1)
     enough = (

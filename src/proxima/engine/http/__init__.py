@@ -2,15 +2,14 @@
 
 `dialect.py` has what differs between servers, `vllm.py` and `sglang.py` implement it. The rest does not know which
 server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and
-what runs on it), `replica_states.py` (its states and what moves it from one to another, in one table),
-`version_proof.py` (which weights it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health
-checks, return to service, new weights), `device_sharing.py` (sleep and wake, by turns with the trainer), `engine.py`
-(the `Engine` over them), `folder_sync.py` (how new weights get there) and `weight_probe.py` (that a server computes
-with them).
+its running requests), `replica_states.py` (the table of its states and transitions), `version_proof.py` (which weights
+it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health checks, return to service, new
+weights), `device_sharing.py` (sleep and wake, taking turns with the trainer), `engine.py` (the `Engine` over them),
+`folder_sync.py` (how new weights get there) and `weight_probe.py` (checks that a server computes with them).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `check`, `cli`.
-To add a server: a file with a class that has the methods of `Dialect`, and a spec that derives from `ServerSpec` beside
-it; the tests of `tests/engine/http` run over a fake of its protocol.
+To add a server: a file with a class that has the methods of `Dialect`, and a spec next to it that derives from
+`ServerSpec`; the tests in `tests/engine/http` run against a fake of its protocol.
 """
 
 from typing import TYPE_CHECKING

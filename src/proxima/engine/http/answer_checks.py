@@ -1,5 +1,4 @@
-"""Check the answers of servers before they are used: reject impossible ones, and find out what their log-probs refer
-to."""
+"""Checks of server responses before they are used: validity, and the distribution that the log-probs refer to."""
 
 from collections.abc import Mapping
 
@@ -11,11 +10,11 @@ from proxima.data.sampling_mask import SamplingMask
 from proxima.engine.http.dialect import Chunk, LogProbMode
 from proxima.engine.protocol import Sampling
 
-SLACK = 1e-3  # nats above 0 that rounding can give a log-prob
+SLACK = 1e-3  # nats by which rounding can raise a log-prob above 0
 
 
 class WrongAnswerError(ValueError):
-    """The answer of a server is impossible; nothing of it is used."""
+    """A server's response is not a valid answer; it is discarded entirely."""
 
     @property
     def reason(self) -> str:
@@ -24,7 +23,7 @@ class WrongAnswerError(ValueError):
 
 
 def mask_of(chunk: Chunk) -> SamplingMask:
-    """The sets of a chunk's tokens, checked."""
+    """Validate and return the sampling masks of a chunk's tokens."""
     mask, count = chunk.sampling_mask, len(chunk.tokens)
     if mask is None or len(mask) != count:
         raise WrongAnswerError(f"{0 if mask is None else len(mask)} sampling masks of {count} tokens")
@@ -36,14 +35,14 @@ def mask_of(chunk: Chunk) -> SamplingMask:
 
 
 def check_routes(chunk: Chunk, fed: int) -> None:
-    """WrongAnswerError unless the last chunk of an answer has the experts of each of the tokens that were fed."""
+    """Raise WrongAnswerError unless the last chunk of an answer has the experts of each of the `fed` tokens."""
     rows = 0 if chunk.routes is None else len(chunk.routes)
     if rows != fed:
         raise WrongAnswerError(f"routed experts of {rows} tokens, where {fed} were fed")
 
 
 def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
-    """UserError if the servers' log-probs are of no distribution that this sampling has."""
+    """Raise UserError if the servers' log-probs refer to no distribution of this sampling."""
     if mode == "raw" and sampling.temperature not in (0, 1):
         raise UserError(
             f"sampling.temperature={sampling.temperature:g}, and the server reports log-probs of temperature 1 "
@@ -55,15 +54,15 @@ def check_sampling(sampling: Sampling, mode: LogProbMode) -> None:
 def log_prob_columns(
     reported: Floats, mode: LogProbMode, sampling: Sampling, scored: Floats | None = None
 ) -> tuple[Floats, Floats]:
-    """The two log-probs of a completion; NaN where the server does not say it.
+    """The two log-probs of a completion; NaN where the server does not report one.
 
     Args:
-        reported: [T] what the server gave.
-        mode: what that is of.
-        sampling: of the completion.
-        scored: [T] what it gave for the same tokens when asked to score them, at temperature 1.
+        reported: [T] the server's log-probs.
+        mode: the distribution they refer to.
+        sampling: the completion's sampling settings.
+        scored: [T] its log-probs when asked to score the same tokens, at temperature 1.
 
-    Returns: [T] under the distribution really sampled, and [T] at the temperature alone.
+    Returns: [T] under the distribution actually sampled from, and [T] at the temperature without truncation.
     """
     if not sampling.truncates or not sampling.temperature:
         return reported, reported
@@ -76,7 +75,7 @@ def log_prob_columns(
 def spans_of(
     spans: tuple[tuple[str, int, int], ...], length: int, labels: Mapping[str, int]
 ) -> list[tuple[int, int, int]]:
-    """Versions of the tokens by the server's word, checked."""
+    """Validate the token versions that the server reported, as (version, start, end)."""
     at, checked = 0, list[tuple[int, int, int]]()
     for label, start, end in spans:
         if label not in labels:

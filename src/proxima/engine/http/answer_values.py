@@ -1,18 +1,18 @@
-"""Single values in the answers of servers: each is of its type, or a ValueError. JSON's `true` is no number, and a
-number in quotes is none either."""
+"""Readers of single values in server responses: each returns its type or raises ValueError. Neither JSON's `true` nor a
+number in quotes counts as a number."""
 
 from typing import Any
 
 from proxima.data import SamplingMask
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
 
-SHOWN, NAMED = 200, 1000  # characters of what a server says in a message, and of a name that is worked with
+SHOWN, NAMED = 200, 1000  # most characters of server text in a message, and of a name that is used
 LARGEST_ID = 2**31 - 1
-EXPLAINS = ("error", "message", "detail")  # fields of an answer that is an error
+EXPLAINS = ("error", "message", "detail")  # fields of an error response that explain it
 
 
 def one_line(value: object, width: int = SHOWN) -> str:
-    """The text of a server in one line that any terminal and file can show."""
+    """Convert a server's text to one line that is safe to print to any terminal or file."""
     try:
         text = str(value)[: 20 * width]
     except RecursionError:
@@ -23,7 +23,7 @@ def one_line(value: object, width: int = SHOWN) -> str:
 
 
 def error_message(text: str) -> str:
-    """The message of an error's body, in one line."""
+    """The message in the body of an error response, in one line."""
     try:
         return one_line(_explained(parse_json(text)))
     except (TooLargeError, UnreadableError):
@@ -31,14 +31,14 @@ def error_message(text: str) -> str:
 
 
 def _explained(answer: Any) -> Any:
-    """The explanation of a failure inside an answer; the answer itself if there is none."""
+    """The explanation of the failure in a response; the response itself if it has none."""
     while isinstance(answer, dict) and (name := next((name for name in EXPLAINS if name in answer), None)):
         answer = answer[name]
     return answer
 
 
 def missing(key: object, answer: object = None) -> str:
-    """The message about an answer that lacks a field."""
+    """The message for an answer that lacks a field."""
     explanation = _explained(answer)
     return f"it lacks {key!r}" + ("" if explanation is None else f": {one_line(explanation, 100)}")
 
@@ -54,11 +54,11 @@ def number(value: Any, what: str) -> float:
     """A number; NaN and infinities are allowed."""
     if type(value) not in (int, float):
         raise ValueError(f"{what} is {_short(value)}, no number")
-    return float(value)  # OverflowError for an integer beyond all floats
+    return float(value)  # OverflowError for an integer too large for a float
 
 
 def short_text(value: Any, what: str) -> str:
-    """A text of at most `NAMED` characters without line breaks and the like."""
+    """A string of at most `NAMED` characters, all printable (no line breaks)."""
     if not isinstance(value, str) or len(value) > NAMED or not value.isprintable():
         raise ValueError(f"{what} is {_short(value)}, no short text")
     return value
@@ -72,7 +72,7 @@ def items(value: Any, what: str) -> list[Any]:
 
 
 def id_list(value: Any, what: str) -> list[int]:
-    """A list of integers from 0 on."""
+    """A list of non-negative integers."""
     ids = items(value, what)
     if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
         raise ValueError(f"{what} holds what is no token id: {_short(ids)}")
@@ -85,7 +85,7 @@ def mask_of_sets(value: Any) -> SamplingMask:
 
 
 def version_spans(value: Any) -> tuple[tuple[str, int, int], ...]:
-    """The spans of tokens that each version sampled: version, start and end."""
+    """The (version, start, end) spans that say which weights sampled which tokens."""
     return tuple(
         (short_text(span["version"], "a version"), whole(span["start"], "a start"), whole(span["end"], "an end"))
         for span in items(value, "weight_versions")

@@ -1,4 +1,5 @@
-"""One address: JSON calls with a deadline, and streams; errors name the server; proxies and redirects are refused."""
+"""HTTP client of one address: JSON calls with a deadline, and streams. Errors name the server; proxies and redirects
+are refused."""
 
 import asyncio
 import ipaddress
@@ -22,28 +23,28 @@ from proxima.data.random import BUSY_SERVER, mix
 from proxima.data.secret_values import HIDDEN, is_secret_value
 from proxima.engine.http.answer_values import error_message, missing, one_line
 
-# httpcore imports it several times in a call; where it is not installed, each time looks through all of `sys.path`.
+# httpcore imports sniffio several times per call; if it is not installed, each import searches all of `sys.path`.
 if "sniffio" not in sys.modules and find_spec("sniffio") is None:
     sys.modules["sniffio"] = None  # type: ignore[assignment]
 
-# Servers close a connection that has been idle for five seconds, and a call may be lost that is sent in that moment.
+# Servers close a connection that has been idle for five seconds; a call sent at that moment may be lost.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0)
-ANSWER = 4 << 20  # most bytes of an answer that grows with no request: what a server is, has and does
+ANSWER = 4 << 20  # most bytes of a response whose size does not depend on the request: a server's facts and state
 ERROR = 64 << 10  # bytes of an error's body that are read
-TOKEN, SET = 2 << 10, 16  # most bytes of what is said of a token, and of an id among those that could be sampled
-EVENT = 16 << 10  # of an event with one token, with all that comes with it
-SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds that a busy server is left alone
+TOKEN, SET = 2 << 10, 16  # most bytes per token, and per id of a sampling mask
+EVENT = 16 << 10  # most bytes of an event with one token and all its data
+SHORTEST_BREAK, LONGEST_BREAK = 0.5, 60.0  # seconds to wait before retrying a busy server
 
 
 class ServerError(OSError):
-    """A call that failed and may succeed at another time, or at another server.
+    """A call failed that may succeed later, or at another server.
 
     Args:
         url: of the server.
         call: the path.
         reason: one line.
-        status: HTTP status of the response; None: there was none.
-        retry_after: seconds that the server wants to be left alone, if it says so.
+        status: HTTP status of the response; None: no response.
+        retry_after: seconds to wait before a retry, if the server asks for it.
     """
 
     def __init__(
@@ -54,32 +55,33 @@ class ServerError(OSError):
 
     @property
     def busy(self) -> bool:
-        """The server has too much to do for now."""
+        """True if the server is temporarily overloaded."""
         return self.status in (429, 503)
 
 
 class NotJsonError(ServerError):
-    """A response of a good status that is not JSON."""
+    """A response has a success status but is not JSON."""
 
 
 class RefusedError(UserError):
-    """Status 401 or 403, the key: this server would refuse every other call too; others may take theirs."""
+    """Status 401 or 403, a rejected key: this server would refuse every other call too; other servers may accept their
+    keys."""
 
 
 @dataclass(frozen=True)
 class Address:
-    """The address of a server and the settings of its connections.
+    """The address of a server and how to authenticate with it.
 
     Args:
         url: `http://` or `https://`, no path.
         token_env: environment variable with a bearer token; None: no `Authorization`. The token is never written
             anywhere.
-        allow_remote: the address may be of another machine: prompts, completions and weights go there, and whoever
-            answers decides what is trained on.
-        token: the bearer token itself, of a server that this process has started.
+        allow_remote: the address may be on another machine: prompts, completions and weights are sent there, and
+            whoever answers decides what is trained on.
+        token: the bearer token itself, for a server that this process has started.
 
     Raises:
-        FieldError: no such address, a variable that is not set, or another machine without leave and token.
+        FieldError: an invalid address, a variable that is not set, or another machine without `allow_remote` and token.
     """
 
     url: str
@@ -91,7 +93,7 @@ class Address:
         try:
             parts = urlsplit(self.url)
             numbered = parts.port is None or 0 < parts.port < 1 << 16
-        except ValueError:  # a port or a host that is none
+        except ValueError:  # an invalid port or host
             raise FieldError("url", self.url, "must be http://HOST:PORT, the port in 1..65535") from None
         require(numbered, "url", self.url, "must have a port in 1..65535")
         plain = parts.scheme in ("http", "https") and parts.hostname and not (parts.path.strip("/") or parts.query)
@@ -111,13 +113,13 @@ class Address:
 
     @property
     def headers(self) -> dict[str, str]:
-        """With the token, if there is one."""
+        """The `Authorization` header, if there is a token."""
         token = self.token if self.token_env is None else os.environ[self.token_env]
         return {} if token is None else {"Authorization": f"Bearer {token}"}
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host name can only be this machine."""
+    """Return True if a host name can only be this machine."""
     if host == "localhost":
         return True
     try:
@@ -128,10 +130,10 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True)
 class StreamSize:
-    """Limits on the size of a stream.
+    """Size limits of a stream.
 
     Args:
-        line, total: bytes of one line, and of all.
+        line, total: most bytes of one line, and of the whole stream.
     """
 
     line: int = ANSWER
@@ -141,33 +143,33 @@ class StreamSize:
     def of(
         cls, tokens: int, *, prompt: int, set_size: int = 0, row_bytes: int = 0, repeats: bool = False
     ) -> "StreamSize":
-        """The limits for a completion: so generous that only an invalid answer exceeds them.
+        """Limits for a completion: generous, so that only something that is not a completion exceeds them.
 
         Args:
-            tokens: of it, at most.
-            prompt: tokens of its prompt, which come back.
+            tokens: most tokens of the completion.
+            prompt: tokens of its prompt, which the server echoes.
             set_size: ids that come with each token.
-            row_bytes: that come of each token of prompt and completion.
-            repeats: each message may hold the whole answer so far.
+            row_bytes: bytes sent for each token of prompt and completion.
+            repeats: each message may contain the whole answer so far.
         """
         line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * set_size) + row_bytes * (prompt + tokens)
         return cls(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
 
 
 class ServerClient:
-    """Calls to one server. Belongs to the event loop that first uses it. No answer may be longer than what was asked
-    for can make it, compressed or not; `proxima.data.bounded_reading` stops at that.
+    """Calls to one server. Belongs to the event loop that first uses it. No response may be larger than the request can
+    justify, compressed or not; `proxima.data.bounded_reading` enforces this.
 
     Args:
         address: of the server.
-        seconds: deadline of a call that names none.
+        seconds: default deadline of a call.
     """
 
     def __init__(self, address: Address, *, seconds: float = 60.0) -> None:
         self.address, self.url, self.seconds = address, address.url.rstrip("/"), seconds
         headers = address.headers
         self._key = headers.get("Authorization", "").removeprefix("Bearer ")
-        # Proxies of the environment are not for an engine: they would see every prompt, and buffer the streams.
+        # An engine ignores the environment's proxies: they would see every prompt, and buffer the streams.
         self._http = httpx.AsyncClient(
             base_url=self.url, headers=headers | IDENTITY, limits=LIMITS, trust_env=False, verify=_certificates()
         )
@@ -177,10 +179,11 @@ class ServerClient:
         await self._http.aclose()
 
     async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET and return the decoded JSON, or None if the body is empty.
+        """Send a GET; return the decoded JSON, or None if the body is empty.
 
         Raises:
-            ServerError: no connection, no answer in time, another status than 2xx, no JSON, or more than fits the call.
+            ServerError: no connection, no response in time, a status other than 2xx, no JSON, or a response too large
+                for the call.
         """
         return self._decoded(path, await self._request("GET", path, query=query))
 
@@ -193,15 +196,15 @@ class ServerClient:
         query: Mapping[str, str] | None = None,
         size: int = ANSWER,
     ) -> Any:
-        """Send a POST and return the decoded JSON, as `get` does.
+        """Send a POST; otherwise like `get`.
 
         Args:
-            size: most bytes of the answer.
+            size: most bytes of the response.
         """
         return self._decoded(path, await self._request("POST", path, body, query, seconds=seconds, size=size))
 
     async def post_text(self, path: str, body: Any = None) -> str:
-        """Send a POST and return the answer as text."""
+        """Send a POST; return the response as text."""
         return (await self._request("POST", path, body)).decode(errors="replace")
 
     async def _request(
@@ -234,10 +237,10 @@ class ServerClient:
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The lines of a streamed answer to a POST; leaving closes the connection. The caller limits its time.
+        """The lines of a streamed response to a POST; leaving closes the connection. The caller limits its time.
 
         Raises:
-            ServerError: as `get`, in the reading too.
+            ServerError: as for `get`, also while reading.
         """
         timeout, size = httpx.Timeout(None, connect=self.seconds), size or StreamSize()
         with self._transfer(path, self.seconds):
@@ -248,7 +251,7 @@ class ServerClient:
 
     @contextmanager
     def _transfer(self, path: str, seconds: float) -> Iterator[None]:
-        """Context in which a failed transfer raises `ServerError`."""
+        """Raise `ServerError` if a transfer inside fails."""
         try:
             yield
         except (TooLargeError, UnreadableError) as error:
@@ -262,7 +265,7 @@ class ServerClient:
 
     async def _check_status(self, path: str, response: httpx.Response) -> None:
         """Raise RefusedError for 401 and 403, ServerError for any other status than 2xx."""
-        self._http.cookies.clear()  # no server of ours has any; they would add up, and be sent back
+        self._http.cookies.clear()  # none of our servers uses cookies; they would accumulate, and be sent back
         status = response.status_code
         if 200 <= status < 300:
             return
@@ -280,31 +283,31 @@ class ServerClient:
         raise ServerError(self.url, path, f"status {status}: {message}", status, _retry_after(response.headers))
 
     def told(self, text: bytes | str) -> str:
-        """A message of the server in one line, without the key that it was sent."""
+        """The server's message in one line, with the key that we sent removed."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
         return error_message(text.replace(self._key, "…") if self._key else text)
 
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    """The certificates of httpx, loaded once: loading takes longer than a call."""
+    """httpx's own certificates, loaded once, as loading takes longer than a call."""
     return httpx.create_ssl_context(trust_env=False)
 
 
 def _retry_after(headers: httpx.Headers) -> float | None:
-    """Seconds, where the header has a number; a date is not read, for clocks differ."""
+    """Seconds, if the header has a number; a date is ignored, because clocks differ."""
     value = headers.get("Retry-After", "").strip()
     return float(value) if re.fullmatch(r"[0-9]{1,9}", value) else None
 
 
 def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
-    """Seconds to leave a busy server alone: what it asks for, else twice as long each time, up to `LONGEST_BREAK` and
-    with up to half of it left out at random, so that the replicas of a run do not come back together.
+    """Seconds to wait before retrying a busy server: what it asks for, else exponential backoff up to `LONGEST_BREAK`,
+    shortened at random by up to half, so that the replicas of a run do not come back together.
 
     Args:
-        times: how often in a row it was busy, this one included.
+        times: how often in a row it was busy, including this time.
         retry_after: what it asks for.
-        key: of the draw.
+        key: key of the random draw.
     """
     if retry_after is not None:
         return min(retry_after, LONGEST_BREAK)
@@ -315,12 +318,12 @@ def busy_seconds(times: int, retry_after: float | None, key: int = 0) -> float:
 async def stream_events(
     client: ServerClient, path: str, body: Any, size: StreamSize | None = None
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """The JSON objects of a streamed answer to a POST, up to its `[DONE]`. Read to its end, its connection serves
-    another call; closing it before that closes the connection.
+    """The JSON objects of a streamed response to a POST, up to its `[DONE]`. If it is read to its end, the connection
+    is reused; closing it earlier closes the connection.
 
     Raises:
-        ServerError: as `ServerClient.lines`; an event that is no JSON object; an error that the server sent as an
-            event; an answer that stops before its end.
+        ServerError: as for `ServerClient.lines`; an event that is not a JSON object; an error that the server sent as
+            an event; a response that breaks off.
     """
     done = False
     async with client.lines(path, body, size) as lines:
@@ -346,10 +349,10 @@ async def stream_events(
 
 @contextmanager
 def as_expected(client: ServerClient, path: str, answer: object = None) -> Iterator[None]:
-    """Context in which reading an answer of unexpected form raises `ServerError`.
+    """Raise `ServerError` if code inside fails to read an answer because it has an unexpected form.
 
     Args:
-        answer: what is read, for the message.
+        answer: the answer, for the message.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Detect the kind of server at an address, and its capabilities."""
+"""Detection of the kind of server at an address, and its capabilities."""
 
 from typing import TYPE_CHECKING
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from proxima.engine.http.dialect import Dialect, ServerFacts
 
 DIALECTS: dict[str, "type[Dialect]"] = {"vllm": VllmDialect, "sglang": SglangDialect}
-SIGNS = {  # a call that one kind alone has, and a field of its answer
+SIGNS = {  # a call that only this kind has, and a field of its answer
     "sglang": (("/get_model_info", "model_path"), ("/model_info", "model_path")),
     "vllm": (("/version", "version"),),
 }
 
 
 async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple[Dialect, ServerFacts]":
-    """The dialect of the server, and its capabilities.
+    """Return the server's dialect and its facts.
 
     Args:
-        kind: one of `DIALECTS`; None: found by asking.
+        kind: one of `DIALECTS`; None: detected by asking.
 
     Raises:
-        UserError: nobody answers, it is no server of a known kind, or it fails when it is asked.
+        UserError: no server answers, it is not of a known kind, or a call to it fails.
     """
     try:
         dialect = DIALECTS[kind or await _find_kind(client)]()

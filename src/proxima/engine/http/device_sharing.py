@@ -1,4 +1,4 @@
-"""Servers on the devices of the trainer: they sleep while it computes. Only those whose facts say `sleeps` do."""
+"""Servers on the trainer's devices, which sleep while it computes. Only servers with `ServerFacts.sleeps` do."""
 
 from typing import cast
 
@@ -8,23 +8,24 @@ from proxima.engine.http.replica_pool import ReplicaPool
 
 
 async def sleep_all(pool: ReplicaPool) -> None:
-    """In a pause: every server in service gives up its devices, and none returns before `wake_all`. One that can't is
-    ejected."""
+    """During a pause, make every server in service release its devices; none returns to service before `wake_all`. A
+    server that fails to sleep is ejected."""
     pool.asleep = True
     await pool.each(pool.serving, sleep)
 
 
 async def wake_all(pool: ReplicaPool) -> None:
-    """Every server takes its devices again, and stays paused. One that can't is ejected, and woken when it returns."""
+    """Make every server take its devices again; the pause continues. A server that fails to wake is ejected, and woken
+    when it returns."""
     await pool.each([replica for replica in pool.serving if replica.asleep], wake)
     pool.asleep = False
 
 
 async def sleep(replica: Replica) -> None:
-    """End what it holds, whose KV would be lost, and let it sleep.
+    """Interrupt its completions, whose KV would be lost, and put it to sleep.
 
     Raises:
-        ServerError: it can't be told to.
+        ServerError: the call failed.
     """
     await replica.stop("interrupted")
     await cast(SleepingDialect, replica.dialect).sleep(replica.client, replica.facts)
@@ -35,7 +36,7 @@ async def wake(replica: Replica) -> None:
     """Wake it; it stays paused.
 
     Raises:
-        ServerError: it can't be told to.
+        ServerError: the call failed.
     """
     replica.asleep = False
     await cast(SleepingDialect, replica.dialect).wake(replica.client, replica.facts)

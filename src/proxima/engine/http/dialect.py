@@ -1,4 +1,4 @@
-"""The differences between servers: the requests of each kind, and its capabilities."""
+"""The differences between servers: their calls and their capabilities."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,44 +15,46 @@ from proxima.engine.protocol import Interrupt, PauseMode, Sampling
 if TYPE_CHECKING:
     from proxima.engine.http.client import ServerClient
 
-ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # as servers call them
-LARGEST_SET = 1 << 18  # tokens that could be sampled where no top-k bounds them: those of the largest vocabularies
+ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names
+LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the size of the largest vocabularies
 LogProbMode = Literal["processed", "untruncated", "raw"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerFacts:
-    """The capabilities of a server, found by requests. Nothing is inferred from a version number.
+    """A server's capabilities, found by asking it. Nothing is inferred from a version number.
 
     Args:
         server: name and version, for messages: `vllm 0.32.0`.
-        model: what it serves, as it calls it.
-        max_length: tokens of prompt and completion together; None: it does not tell.
-        dtype: of its weights, `bfloat16` and the like; None: it does not tell.
-        quantization: of its weights, `fp8` and the like; None: there is none.
-        log_probs: what the log-prob of a sampled token is of: `processed`, the distribution really sampled;
-            `untruncated`, softmax(logits / temperature), whatever top-k, top-p and min-p leave out; or `raw`,
+        model: the server's name for the model that it serves.
+        max_length: tokens of prompt and completion together; None: not reported.
+        dtype: of its weights, `bfloat16` and the like; None: not reported.
+        quantization: of its weights, `fp8` and the like; None: not quantized.
+        log_probs: the distribution that the log-prob of a sampled token refers to: `processed`, the one actually
+            sampled from; `untruncated`, softmax(logits / temperature), regardless of top-k, top-p and min-p; or `raw`,
             softmax(logits). None: there are no log-probs.
-        token_ids: completions come as token ids.
-        scores: it gives log-probs of given tokens, of softmax(logits).
+        token_ids: completions are returned as token ids.
+        scores: it returns log-probs of given tokens under softmax(logits).
         weight_updates: how it takes new weights, best first; the names are the dialect's own.
-        weight_version: it keeps the version of its weights, and says it.
+        weight_version: it stores and reports the version of its weights.
         version_spans: each completion says which weights sampled which of its tokens.
-        prompt_echo: each completion says what it continues, with its first tokens: one that does not counts as none.
+        prompt_echo: each completion repeats, with its first tokens, the prompt that it continues; one that does not is
+            not a valid answer.
         pause_modes: the modes that `Dialect.pause` accepts.
-        interrupts: what it can make of running completions when new weights come, without their being sent again.
-        prefix_cache: it reuses the KV of equal prefixes; None: it does not tell.
+        interrupts: how it can handle running completions when new weights arrive, without the requests being sent
+            again.
+        prefix_cache: it reuses the KV of equal prefixes; None: not reported.
         cache_salt: a request can say whose prefixes it may read.
         seeds: a request can have a seed.
-        sampling_mask: it gives the tokens that could be sampled, with each token.
-        routed_experts: it gives the experts of each token.
-        latest_routes: where it computes a completion's KV again under new weights, the experts are then those of the
-            new weights for the tokens before too.
-        batch_invariant: a completion does not depend on what else is running.
-        route: the call that completions come from, where a kind of server has several.
-        sleeps: it can leave its devices to others and take them again, see `SleepingDialect`.
-        control: it has the calls that pause it and load weights, where these have to be switched on.
-        more: what else is worth a line of `proxima engine check`.
+        sampling_mask: with each token it returns the tokens that could have been sampled.
+        routed_experts: it returns the experts of each token.
+        latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
+            earlier tokens too.
+        batch_invariant: a completion does not depend on the other running requests.
+        route: the call that returns completions, if this kind of server has several.
+        sleeps: it can release its devices and take them again; see `SleepingDialect`.
+        control: the calls that pause it and load weights are available, on servers where these must be switched on.
+        more: further facts, shown by `proxima engine check`, one line each.
     """
 
     server: str
@@ -84,19 +86,19 @@ class ServerFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRequest:
-    """One completion, or the rest of one.
+    """A request for one completion, or for the rest of one.
 
     Args:
         id: unique among all requests of the run; `abort` takes it.
-        tokens: what the server continues: the prompt and, where a completion is resumed, what it has so far.
-        sampling: with `max_tokens` of what is still missing; every field is sent, for servers have defaults of their
-            own.
+        tokens: the tokens that the server continues: the prompt and, if a completion is resumed, its tokens so far.
+        sampling: its `max_tokens` counts the tokens still missing; every field is sent, because servers have their own
+            defaults.
         seed: of the draws; None: the server's own.
         cache_salt: whose prefixes may be read; None: all.
         stop_tokens: ids that end the completion; they are part of it, and no other ids end it.
-        chunk_tokens: tokens in a message; more make fewer messages.
-        sampling_mask: give the tokens that could be sampled, with each token.
-        routes: give the experts of each token, which are of this shape; None: don't.
+        chunk_tokens: tokens per message; a larger number means fewer messages.
+        sampling_mask: return, with each token, the tokens that could have been sampled.
+        routes: return the experts of each token, in this shape; None: don't.
     """
 
     id: str
@@ -111,12 +113,12 @@ class TokenRequest:
 
     @property
     def row_bytes(self) -> int:
-        """The maximum number of bytes of routed experts per token."""
+        """Most bytes that the server sends for the experts of each token."""
         return 0 if self.routes is None else self.routes.bytes_per_token
 
     @property
     def set_size(self) -> int:
-        """The maximum number of ids per token in a sampling mask."""
+        """Most ids that the server sends with each token."""
         return (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
 
 
@@ -128,11 +130,12 @@ class Chunk(Columns):
         tokens: [T] int32.
         log_prob: [T] float32, nats, in the mode of `ServerFacts.log_probs`.
         finish_reason: set on the last chunk.
-        version_spans: on the last chunk, where the server tells: (version, start, end) over all tokens of the request.
-        prompt_tokens: what the server says that it was asked, where it says so: compared with the request.
-        sampling_mask: the tokens that could be sampled at each of these, where the server tells; T sets.
-        routes: on the last chunk, where the server tells: [N, M, K] as of `RouteShape`, the experts of all tokens that
-            were fed, from the first of the prompt on.
+        version_spans: on the last chunk, if the server reports them: (version, start, end) over all tokens of the
+            request.
+        prompt_tokens: the prompt as echoed by the server, if it does so; compared with the request.
+        sampling_mask: the tokens that could have been sampled at each position, if the server reports them; T sets.
+        routes: on the last chunk, if the server reports them: [N, M, K] as in `RouteShape`, the experts of all input
+            tokens, starting with the first of the prompt.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -151,11 +154,11 @@ class WeightHandover:
     """New weights for a server.
 
     Args:
-        version: theirs.
-        label: what the server is to call it, so that it differs from the versions of other runs.
-        folder: a Hugging Face folder with them, complete: config, tokenizer, safetensors. The server must see the path.
+        version: their version.
+        label: the server's name for this version, which distinguishes it from the versions of other runs.
+        folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
         how: one of `ServerFacts.weight_updates`.
-        seconds: deadline of it all.
+        seconds: deadline of the whole update.
     """
 
     version: int
@@ -167,13 +170,13 @@ class WeightHandover:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerHealth:
-    """The answer of a server to a health check.
+    """A server's response to a health check.
 
     Args:
-        running, waiting: requests; None: it does not tell.
-        weight_version: of its weights, as it calls it; None: it does not tell.
-        model: what it serves, as it calls it; None: it does not tell.
-        instance: changes when the server is started again; None: it does not tell.
+        running, waiting: requests; None: not reported.
+        weight_version: the server's label of its weights; None: not reported.
+        model: the server's name for the model that it serves; None: not reported.
+        instance: changes when the server is restarted; None: not reported.
     """
 
     running: int | None = None
@@ -184,28 +187,27 @@ class ServerHealth:
 
 
 def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
-    """Raise UserError if the tokens fill the server's whole context: it needs room for one more."""
+    """Raise UserError if `count` tokens fill the server's maximum length: it needs room for one more token."""
     if facts.max_length is not None and count >= facts.max_length:
         message = f"{url}: {count} tokens can't be scored at a maximum length of {facts.max_length}"
         raise UserError(message, remedy=f"start the server with {option} or more")
 
 
 class Dialect(Protocol):
-    """The requests that one kind of server takes. Holds no state of a server: one object serves many.
+    """The calls of one kind of server. Keeps no state of a server: one object serves many.
 
-    Every method raises `ServerError` of `client.py` for a call that failed, and `UserError` for what another call
-    would not mend.
+    Every method raises `ServerError` of `client.py` for a call that failed, and `UserError` if a retry would not help.
     """
 
     kind: ClassVar[str]
 
     async def probe(self, client: "ServerClient") -> ServerFacts:
-        """Ask what the server can do; wakes one that sleeps, and generates a token or two to see."""
+        """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
         ...
 
     def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
-        """The completion, in chunks as they come. Closing it ends the request at the server. It may take forever: the
-        caller measures the time between tokens."""
+        """Stream the completion in chunks as they arrive. Closing the stream ends the request at the server. It has no
+        timeout: the caller measures the time between tokens."""
         ...
 
     async def score(self, client: "ServerClient", facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
@@ -213,7 +215,7 @@ class Dialect(Protocol):
         ...
 
     async def tokenize(self, client: "ServerClient", facts: ServerFacts, text: str) -> list[int] | None:
-        """The ids of a text, no special tokens added; None: the server has no such call."""
+        """The token ids of a text, no special tokens added; None: the server has no such call."""
         ...
 
     async def pause(self, client: "ServerClient", facts: ServerFacts, mode: PauseMode) -> None:
@@ -225,7 +227,7 @@ class Dialect(Protocol):
         ...
 
     async def abort(self, client: "ServerClient", facts: ServerFacts, ids: Sequence[str]) -> None:
-        """End requests by their `TokenRequest.id`; unknown ones are no error."""
+        """Abort requests by their `TokenRequest.id`; unknown ids are not an error."""
         ...
 
     async def load_weights(self, client: "ServerClient", facts: ServerFacts, weights: WeightHandover) -> None:
@@ -233,8 +235,8 @@ class Dialect(Protocol):
         ...
 
     async def reset_prefix_cache(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
-        """Make sure that no KV of earlier weights is read any more: that of finished requests, and with `running` also
-        that of paused requests, whose KV is computed again."""
+        """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused
+        requests, whose KV is then recomputed."""
         ...
 
     async def health(self, client: "ServerClient", facts: ServerFacts) -> ServerHealth:
@@ -243,12 +245,12 @@ class Dialect(Protocol):
 
 
 class SleepingDialect(Dialect, Protocol):
-    """Dialect of server kinds that may support `ServerFacts.sleeps`."""
+    """The dialect of a kind whose servers may have `ServerFacts.sleeps`."""
 
     async def sleep(self, client: "ServerClient", facts: ServerFacts) -> None:
-        """Let a paused server, which holds no completion, give up the memory of its devices."""
+        """Make a paused server without completions release the memory of its devices."""
         ...
 
     async def wake(self, client: "ServerClient", facts: ServerFacts) -> None:
-        """Let it reallocate the memory, with the weights that it had. It stays paused."""
+        """Make it take the memory again, with the weights that it had. It stays paused."""
         ...

@@ -33,17 +33,17 @@ from proxima.engine.serve import Servers
 
 
 class HttpEngine:
-    """See `Engine` for the protocol. All that concerns the servers happens in an event loop of its own thread: calls
-    may come from any other, and tokens are read while the caller computes. `close` ends it.
+    """See `Engine` for the protocol. All communication with the servers runs in an event loop in a dedicated thread:
+    methods may be called from any other, and tokens are read while the caller computes. `close` stops it.
 
     Args:
         spec: the settings.
         rules: what a completion of the model can be; `max_length` and `log_probs` are replaced by what the servers say.
         sync: pushes new weights to the servers.
-        servers: that were started for it, and that it ends; None: those of the spec, which run already.
+        servers: servers started for this engine, which it stops on `close`; None: the running servers of the spec.
 
     Raises:
-        UserError: no server can be reached, or they are not alike, or give no log-probs.
+        UserError: no server can be reached, or they differ from each other, or they return no log-probs.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class HttpEngine:
             raise
 
     async def _connect(self, rules: CompletionRules) -> None:
-        """Ask every server what it can do, and compare."""
+        """Ask every server for its facts, and compare them."""
         spec, dialect, servers = self.spec, self.spec.dialect(), self._servers
         addresses: Sequence[Address] = spec.addresses
         if servers is not None:
@@ -80,7 +80,7 @@ class HttpEngine:
         for replica in replicas:
             if not replica.in_service:
                 replica.facts = expected.facts
-                replica.proof.set_version(0, serving[0].proof.label)  # to return before new weights come
+                replica.proof.set_version(0, serving[0].proof.label)  # so that it can return before new weights arrive
         self.facts = first = expected.facts
         if first.log_probs is None:
             raise UserError(f"engine: {first.server} gives no log-probs", remedy="nothing can be trained on it")
@@ -111,8 +111,8 @@ class HttpEngine:
         """Stream completions as they end.
 
         Raises:
-            UserError: a prompt that leaves no room for one token, a sampling that the servers report no log-probs of;
-                a completion failed again and again; no server is left.
+            UserError: a prompt leaves no room for one token; the servers report no log-probs for this sampling; a
+                completion failed repeatedly; no server is left.
             RuntimeError: the engine is closed.
         """
         arrivals = Arrivals[Completion]()
@@ -146,7 +146,7 @@ class HttpEngine:
         """See `Engine`.
 
         Raises:
-            UserError: the servers give no scores, or not at this temperature; scoring failed again and again.
+            UserError: the servers return no scores, or not at this temperature; scoring failed repeatedly.
         """
         if not self.facts.scores:
             raise UserError(f"engine: {self.facts.server} gives no log-probs of given tokens", remedy="see its log")
@@ -161,7 +161,7 @@ class HttpEngine:
         return await self._loop.run(work())
 
     async def in_flight(self) -> list[InFlight]:
-        """See `Engine`. Tokens on their way from a server are not in the answer."""
+        """See `Engine`. Tokens still in transit from a server are not included."""
 
         async def work() -> list[InFlight]:
             parts = [job.in_flight() for job in self._pool.jobs if job.length]
@@ -178,16 +178,16 @@ class HttpEngine:
         return await self._loop.run(work())
 
     async def publish(self, update: WeightUpdate) -> None:
-        """Push new weights to every server, and prove that they arrived; see `ReplicaKeeper.publish`.
+        """Push new weights to every server, and verify that they arrived; see `ReplicaKeeper.publish`.
 
-        Completions that run meanwhile are held by a server that can hold them and says which tokens are of which
-        weights. At others they end where they are, and the rest is asked for when the weights are there.
+        A server keeps running completions if it can pause them and reports which weights sampled which tokens. On other
+        servers they are interrupted, and the rest is requested once the weights are loaded.
 
         Raises:
-            UserError: a server computes with other weights than these, at the first sync or where no other has them; no
+            UserError: a server computes with different weights, at the first sync or when no other server has these; no
                 server is left.
         """
-        # a caller that leaves must not leave half a version behind
+        # cancelling the caller must not leave a half-published version behind
         await asyncio.shield(self._loop.run(self._keeper.publish(update)))
 
     async def pause(self, mode: PauseMode = "keep") -> None:
@@ -207,8 +207,8 @@ class HttpEngine:
 
     async def health(self) -> Health:
         """`detail` has `replicas` (counts since the start), `servers` (one mapping each), `events` (the latest lines
-        for the user), `events_total` (how many since the start), `log` (where the servers write) and `sync` (what the
-        last `publish` found)."""
+        for the user), `events_total` (their number since the start), `log` (where the servers' log is) and `sync` (the
+        figures of the last `publish`)."""
 
         async def work() -> Health:
             pool, replicas = self._pool, self._pool.replicas
@@ -237,7 +237,7 @@ class HttpEngine:
             await replica.client.close()
 
     def close(self) -> None:
-        """End what runs and forget the servers. May be called twice."""
+        """Abort all running work and disconnect from the servers. May be called twice."""
 
         async def last() -> None:
             await self._keeper.close()
@@ -247,12 +247,12 @@ class HttpEngine:
                 arrivals.put(closed)
             await self._sync.close()
 
-        self._loop.close(last, self._disconnect)  # nobody else may find a client closed
+        self._loop.close(last, self._disconnect)  # clients are closed last, so that no running task finds one closed
         if self._servers is not None:
             self._servers.close()
 
 
-#: counts of `health().detail["replicas"]`; `lost` are completions with an answer that could not be one
+# counts of `health().detail["replicas"]`; `lost` are completions whose answer was invalid
 COUNTED = ("ejected", "returned", "retried", "completed", "tokens_lost")
 
 

@@ -1,4 +1,4 @@
-"""Weights to servers by a folder that all of them read, each proved by a probe."""
+"""Weight sync to servers through a folder that all of them read; a probe verifies each server."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from proxima.engine.http.replica import Replica
 
 T = TypeVar("T")
-FIRST_DTYPES = ("float32", "bfloat16")  # that servers may have, before any has said it
+FIRST_DTYPES = ("float32", "bfloat16")  # assumed dtypes of servers, before any has reported its own
 
 
 @dataclass(frozen=True, kw_only=True)
 class SyncReport:
-    """New weights at one replica.
+    """Report of a weight sync to one replica.
 
     Args:
         url: of the replica.
         version: of the weights.
-        how: the way they went, of `ServerFacts.weight_updates`.
-        seconds: from the first call to the proof.
-        metrics: what the probe figures, by name: `probe_mean`, `probe_max` (nats) and the like.
+        how: the method used, from `ServerFacts.weight_updates`.
+        seconds: from the first call to the verification.
+        metrics: the probe's figures by name: `probe_mean`, `probe_max` (nats) and the like.
     """
 
     url: str
@@ -56,8 +56,8 @@ class SyncReport:
 
 
 def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
-    """The figures of several replicas as one: each the largest, and of the replica that follows least, whose slope is
-    the farthest from 1, also what belongs to that slope; how the weights went and to how many. Empty without any."""
+    """Combine the figures of several replicas: the largest of each, except that the slope figures are those of the
+    replica whose slope is farthest from 1; also the method and the number of replicas. Empty without reports."""
     figures: dict[str, Any] = {}
     for report in reports:
         for name, value in {"seconds": report.seconds, **report.metrics}.items():
@@ -72,15 +72,15 @@ def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class StagedWeights:
-    """Weights that servers can read, and what the trainer computes with them.
+    """Weights that servers can read, and the trainer's log-probs under them.
 
     Args:
-        label: what servers call them.
-        folder: where they are.
-        bytes: of them.
+        label: the servers' name for them.
+        folder: their location.
+        bytes: their size.
         expected: [T] log-probs of the probe's tokens.
-        rounding: how far bfloat16 moves these; None: nobody asked.
-        exact: [T] of the weights as a server of each dtype gets them, computed in float32.
+        rounding: how far bfloat16 moves these log-probs; None: not computed.
+        exact: [T] by dtype of the server: log-probs of the weights rounded to that dtype, computed in float32.
     """
 
     label: str
@@ -92,19 +92,19 @@ class StagedWeights:
 
 
 def way_of(spec: ServerSettings, facts: ServerFacts) -> str:
-    """The way in which this server receives weights, which `check_facts` has confirmed that it supports."""
+    """The method by which this server gets weights; `check_facts` has verified that the server supports it."""
     return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
 
 
 class FolderSync:
-    """Gives each replica its weights, and proves that they arrived. Called from the engine's own loop.
+    """Sends each replica its weights, and verifies that they arrived. Called from the engine's own loop.
 
     The trainer's weights are written once, and each replica reads them.
 
-    Before its first weights, and the first ones after a restart, a server gets a perturbed copy. It already has the
-    initial weights, so a part of the model that it fails to load would go unnoticed for long: the first real weights
-    hardly differ. The copy is made once, of the first weights, and kept until `close`: servers may return at any
-    moment, when the trainer's model may be in the middle of an update.
+    Before its first weights, and before the first ones after a restart, a server gets a perturbed copy. It already has
+    the initial weights, so a part of the model that it fails to load would go unnoticed for a long time: the first real
+    weights hardly differ. The copy is made once, from the first weights, and kept until `close`: servers may return at
+    any moment, when the trainer's model may be in the middle of an update.
     """
 
     def __init__(self, spec: ServerSettings, setup: EngineSetup) -> None:
@@ -122,7 +122,7 @@ class FolderSync:
         self._labels = set[str]()
 
     async def prepare(self, update: WeightUpdate, label: str) -> None:
-        """Write the weights, and compute what the probe must find."""
+        """Write the weights, and compute the log-probs that the probe expects."""
         module = update.module
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
@@ -133,13 +133,12 @@ class FolderSync:
         self._update = update
 
     async def push(self, replica: "Replica") -> SyncReport:
-        """Load, reset the prefix cache, resume, probe; for a new server first with the perturbed copy. The replica is
-        paused, and holds its completions, if any; the server may be left paused or not.
+        """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
+        The replica is paused and keeps its completions, if any; on return the server may be paused or not.
 
         Raises:
-            ServerError: a call failed; the replica is ejected, and gets them before it returns.
-            UserError: they are not what it computes with; the replica is ejected too, and the run ends if no other has
-                them.
+            ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
+            UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
         """
         staged, update = self._staged, self._update
         if staged is None or update is None:
@@ -169,10 +168,10 @@ class FolderSync:
         )
 
     def _compare(self, replica: "Replica", staged: StagedWeights, version: int, scores: Floats) -> dict[str, float]:
-        """The server's log-probs with the trainer's, and how far both moved.
+        """Compare the server's log-probs with the trainer's, and how far both have moved.
 
         Raises:
-            UserError: they are not those of the weights.
+            UserError: they are not the log-probs of these weights.
         """
         bound = bound_of(replica.facts, self.spec.probe_bound)
         metrics = self._probe.check(replica.url, f"version {version}", staged.expected, scores, bound)
@@ -187,7 +186,7 @@ class FolderSync:
         self._perturbed_folders.close()
 
     async def _is_new(self, replica: "Replica") -> bool:
-        """True if the server does not have our weights, for example because it was restarted."""
+        """Return True if the server does not have our weights, for example after a restart."""
         if replica.url not in self._proven:
             return True
         health = await replica.dialect.health(replica.client, replica.facts)
@@ -198,7 +197,7 @@ class FolderSync:
         return not ours
 
     async def _prove(self, replica: "Replica", copy: StagedWeights, version: int, how: str) -> dict[str, float]:
-        """Load the perturbed copy, and see that the server computes with all of it."""
+        """Load the perturbed copy, and verify that the server computes with all of it."""
         await self._load_weights(replica, copy, version, how)
         scores = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
@@ -207,7 +206,7 @@ class FolderSync:
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 
     async def _undo(self, replica: "Replica", staged: StagedWeights, version: int, how: str) -> None:
-        """Leave no perturbed copy at a server that others may use: it gets the real weights, or stays paused."""
+        """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
         self._proven.discard(replica.url)
         try:
             await replica.dialect.pause(replica.client, replica.facts, "keep")
@@ -217,7 +216,7 @@ class FolderSync:
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
     async def _load_weights(self, replica: "Replica", weights: StagedWeights, version: int, how: str) -> None:
-        """Load them, reset the prefix cache, and let the server sample: a paused one answers no probe."""
+        """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
         handover = WeightHandover(
             version=version, label=weights.label, folder=weights.folder, how=how, seconds=self.spec.weight_seconds
@@ -226,7 +225,7 @@ class FolderSync:
         self._labels.add(weights.label)
         recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
         salted = self.spec.prefix_salt and facts.cache_salt
-        if not (self.spec.interrupt == "keep" and salted):  # what is kept holds on to its cache, which has another salt
+        if not (self.spec.interrupt == "keep" and salted):  # kept completions keep their cache, which has another salt
             await dialect.reset_prefix_cache(client, facts, running=recomputes)
         await dialect.resume(client, facts)
 
@@ -235,7 +234,7 @@ class FolderSync:
         return await replica.dialect.score(replica.client, replica.facts, self._tokens[:split], self._tokens[split:])
 
     async def _compute(self, work: Callable[..., T], *arguments: Any) -> T:
-        """In the thread of the tensor work, between the updates of the trainer."""
+        """Run work in the thread for tensor work, between the trainer's updates."""
         if self.setup.compute is not None:
             return await self.setup.compute.run(work, *arguments)
         return await asyncio.to_thread(work, *arguments)
@@ -246,7 +245,7 @@ class FolderSync:
         return load(str(checkpoint)).model
 
     def _write(self, module: nn.Module, label: str) -> StagedWeights:
-        if len(self._dtypes) == 1:  # that of the servers, once they have said it
+        if len(self._dtypes) == 1:  # the servers' dtype, once they have reported it
             self._folders.write_as(*self._dtypes)
         folder = self._write_folder(self._folders, module, label)
         expected = trainer_log_prob(module, self._tokens)

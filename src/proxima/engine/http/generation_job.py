@@ -1,4 +1,4 @@
-"""A partial completion: what servers gave for one request, checked before any of it counts."""
+"""A partial completion: the servers' answers to one request, validated before they are used."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -29,17 +29,17 @@ from proxima.model.routing import FAMILIES
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionRules:
-    """The rules that a completion of this model obeys.
+    """The limits that a completion of this model must satisfy.
 
     Args:
         tokenizer: of the model.
         stop_tokens: ids that end a completion.
-        vocabulary: ids are below it.
+        vocabulary: all ids are below it.
         max_length: tokens of prompt and completion together.
-        log_probs: what the servers' log-probs are of; see `ServerFacts`.
-        sampling_mask: the servers give the tokens that could be sampled.
-        routes: the servers give the experts of each token, of this shape; None: they don't.
-        latest_routes: as of `ServerFacts`.
+        log_probs: the distribution that the servers' log-probs refer to; see `ServerFacts`.
+        sampling_mask: the servers return the tokens that could have been sampled.
+        routes: the servers return the experts of each token, in this shape; None: they don't.
+        latest_routes: as in `ServerFacts`.
     """
 
     tokenizer: Any
@@ -53,7 +53,7 @@ class CompletionRules:
 
     @classmethod
     def of(cls, setup: EngineSetup) -> "CompletionRules":
-        """Rules for a model whose weights are not in this process."""
+        """The rules of a model whose weights are elsewhere."""
         config = load_config(setup.model_path)
         text = config.get_text_config()
         return cls(
@@ -67,14 +67,14 @@ class CompletionRules:
 
 @dataclass(eq=False)
 class JobSegment:
-    """The tokens that one request to a server has returned so far.
+    """The tokens of one request to a server so far.
 
     Args:
-        marks: (tokens before it, version): the weights that the replica had, as far as it was told to change them.
-        spans: what the server says of that at the end: (version, start, end).
-        confirmed: since its first token the server has said that it has the weights which it was given.
-        routes: of all tokens that were fed, from the prompt's first on.
-        mismatched: versions that the replica said it had meanwhile, and was then not seen to compute with.
+        marks: (tokens before it, version): the weights of the replica, according to the updates that were sent to it.
+        spans: the versions that the server reports at the end: (version, start, end).
+        confirmed: after the first token the server has confirmed that it has the weights it was given.
+        routes: of all input tokens, starting with the prompt's first.
+        mismatched: versions that the replica reported during the request, but was then found not to compute with.
     """
 
     marks: list[tuple[int, int]]
@@ -87,14 +87,14 @@ class JobSegment:
     mismatched: set[int] = field(default_factory=set)
 
     def cut(self, length: int) -> None:
-        """Drop the tokens from `length` on."""
+        """Drop the tokens from index `length` on."""
         del self.tokens[length:], self.log_prob[length:]
         if self.masks:
             self.masks = [SamplingMask.joined(self.masks).part(0, length)]
 
     @property
     def versions(self) -> Ints:
-        """[T] the version of each token."""
+        """[T] the policy version of each token."""
         column = np.empty(len(self.tokens), np.int32)
         if self.spans is not None:
             for version, start, end in self.spans:
@@ -109,12 +109,12 @@ class GenerationJob:
     """One request of a caller, from its first attempt to its completion.
 
     Args:
-        request: what is asked.
-        rules: what an answer can be.
+        request: the caller's request.
+        rules: the limits of a valid answer.
         deliver: gets the completion, or the error in its place, once.
 
     Raises:
-        UserError: a prompt that leaves no room for one token, or a setting that the servers report no log-probs of.
+        UserError: a prompt that leaves no room for one token, or a sampling for which the servers report no log-probs.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class GenerationJob:
         self.limit = min(request.sampling.max_tokens, rules.max_length - len(prompt.tokens))
         self.kept: list[JobSegment] = []
         self.current: JobSegment | None = None
-        self.failures = 0  # attempts in a row that gave nothing
-        self.tried: set[object] = set()  # replicas where one failed
+        self.failures = 0  # consecutive attempts without tokens
+        self.tried: set[object] = set()  # replicas where an attempt failed
         self.reason: FinishReason | None = None  # set when it has ended
         self.scored: Floats | None = None
 
     @property
     def masked(self) -> bool:
-        """True if the completion comes with sampling masks."""
+        """True if the completion includes, for each token, those that could have been sampled."""
         sampling = self.request.sampling
         return self.rules.sampling_mask and sampling.truncates and sampling.temperature > 0
 
@@ -150,7 +150,7 @@ class GenerationJob:
 
     @property
     def length(self) -> int:
-        """Tokens so far."""
+        """Number of tokens so far."""
         return sum(len(segment.tokens) for segment in self._segments)
 
     @property
@@ -164,17 +164,17 @@ class GenerationJob:
 
     @property
     def policy_version(self) -> Ints:
-        """[T] the version of each token."""
+        """[T] the policy version of each token so far."""
         return np.concatenate([np.empty(0, np.int32), *(segment.versions for segment in self._segments)])
 
     # ---- an attempt --------------------------------------------------------------------------------------------------
 
     def begin(self, version: int) -> None:
-        """Begin an attempt at a replica with these weights."""
+        """Start an attempt at a replica with these weights."""
         self.current = JobSegment([(0, version)])
 
     def token_request(self, name: str, *, salt: str | None, seeded: bool, chunk_tokens: int) -> TokenRequest:
-        """The request for the part that is still missing, in a server's terms."""
+        """The request to a server for the tokens that are still missing."""
         request, length = self.request, self.length
         uid, sample, turn = self.key
         sampling = replace(request.sampling, max_tokens=self.limit - length)
@@ -193,14 +193,14 @@ class GenerationJob:
         )
 
     def append(self, chunk: Chunk, labels: Mapping[str, int]) -> FinishReason | None:
-        """Append a chunk to the current attempt; returns the finish reason if it is the last one.
+        """Append a chunk to the current attempt; return the finish reason if it is the end.
 
         Args:
-            labels: the versions that the replica had during the attempt, by what it calls them; empty: it is not known
-                what it calls them.
+            labels: the versions that the replica had during the attempt, by the server's labels; empty: the labels are
+                unknown.
 
         Raises:
-            WrongAnswerError: it can't be the answer.
+            WrongAnswerError: the chunk is not a valid answer.
         """
         segment = self.current
         assert segment is not None
@@ -228,7 +228,7 @@ class GenerationJob:
         return chunk.finish_reason
 
     def _take_routes(self, chunk: Chunk) -> None:
-        """Take the routes of the whole attempt, which come with its last chunk; an aborted one may lack them."""
+        """Store the routes of the whole attempt, which arrive with its end; an aborted attempt may lack them."""
         assert self.current is not None
         wanted = chunk.routes is not None or chunk.finish_reason in ("stop", "length")
         if self.rules.routes is not None and wanted:
@@ -254,8 +254,8 @@ class GenerationJob:
         return np.concatenate([self.request.prompt.tokens, np.array(kept, np.int32)])
 
     def _end_within(self, start: int) -> int | None:
-        """The number of tokens of the attempt up to a stop that the server has not noticed, searching from `start`: a
-        stop token, or a stop string that begins before the attempt."""
+        """Count the attempt's tokens up to a stop that the server has not noticed, searched from `start` on: a stop
+        token, or a stop string that begins before the attempt. None: no stop."""
         assert self.current is not None
         tokens = self.current.tokens
         for at in range(start, len(tokens)):
@@ -277,10 +277,10 @@ class GenerationJob:
     # ---- its end -----------------------------------------------------------------------------------------------------
 
     def keep(self) -> int:
-        """Keep the tokens of an attempt that ended before the completion did; returns their number."""
+        """End the attempt before the completion is complete and keep its tokens. Returns the number of tokens kept."""
         segment, self.current = self.current, None
         if segment is not None and segment.spans is None and len(segment.marks) > 1:
-            segment.cut(segment.marks[1][0])  # of what came later nobody knows which weights sampled it
+            segment.cut(segment.marks[1][0])  # the weights that sampled the later tokens are unknown
             self.reason = None
         if segment is None or not segment.tokens:
             return 0
@@ -289,27 +289,26 @@ class GenerationJob:
         return len(segment.tokens)
 
     def discard(self) -> int:
-        """Discard the tokens of the attempt; returns their number."""
+        """Discard the attempt. Returns the number of discarded tokens."""
         segment, self.current = self.current, None
         return 0 if segment is None else len(segment.tokens)
 
     def since(self, first: int) -> list[JobSegment]:
-        """The segments from `first` on."""
+        """The segments from index `first` on."""
         return self._segments[first:]
 
     def has_unverified_tokens(self, since: int) -> bool:
-        """True if segments from `since` on have tokens whose version no server has confirmed."""
+        """Return True if the server has not confirmed which weights sampled some tokens from segment `since` on."""
         return any(segment.tokens and segment.spans is None and not segment.confirmed for segment in self.since(since))
 
     def has_mismatched_tokens(self, since: int) -> bool:
-        """True if a server attributes tokens of segments from `since` on to weights that it did not have."""
+        """Return True if a server attributes tokens, from segment `since` on, to weights that it did not have."""
         return any(
             version in segment.mismatched for segment in self.since(since) for version, _, _ in segment.spans or ()
         )
 
     def forget(self, since: int) -> int:
-        """Drop the segments from `since` on, and a finish reason that they had; returns the number of tokens
-        dropped."""
+        """Drop the segments from `since` on and any finish reason. Returns the number of dropped tokens."""
         lost = sum(len(segment.tokens) for segment in self.since(since))
         del self.kept[since:]
         self.current = self.reason = None
@@ -324,7 +323,7 @@ class GenerationJob:
         return "length" if len(tokens) == self.limit else None
 
     def in_flight(self) -> InFlight:
-        """A snapshot of the partial completion."""
+        """The completion so far."""
         uid, sample, turn = self.key
         return InFlight(
             prompt_uid=uid,
@@ -337,7 +336,7 @@ class GenerationJob:
         )
 
     def finish(self, reason: FinishReason) -> None:
-        """Deliver the completion with the tokens so far; once, and not to a caller that has left."""
+        """Deliver the completion with the tokens so far, once, and only if the caller has not left."""
         deliver, self._deliver = self._deliver, None
         self.reason = reason
         if deliver is not None:
@@ -350,12 +349,12 @@ class GenerationJob:
             deliver(error)
 
     def withdraw(self) -> None:
-        """Deliver nothing: the caller has left."""
+        """Note that the caller has left."""
         self._deliver = None
 
     @property
     def wanted(self) -> bool:
-        """True if a caller is waiting for it."""
+        """True while a caller is waiting for it."""
         return self._deliver is not None
 
     def _completion(self, reason: FinishReason) -> Completion:
@@ -380,7 +379,7 @@ class GenerationJob:
         )
 
     def _routes(self) -> dict[str, Any]:
-        """The experts of each token, by the weights that sampled it."""
+        """The experts of each token under the weights that sampled it."""
         if self.rules.routes is None:
             return {}
         versions = [segment.versions for segment in self._segments]

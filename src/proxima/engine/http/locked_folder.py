@@ -1,4 +1,5 @@
-"""A temporary folder that does not outlive its process for long: what a killed one has left is removed by the next."""
+"""A temporary folder that does not outlive its process for long: the next process removes what a killed one has
+left."""
 
 import os
 import secrets
@@ -10,23 +11,23 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody knows whose folder it is, and what is left stays
+except ImportError:  # Windows: the owner of a folder is unknown, so leftovers stay
     fcntl = None  # type: ignore[assignment]
 
 PREFIX = "proxima-weights-"
-LOCK_FILE = ".held"  # a file that the process which made the folder keeps locked
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # of a running Linux kernel, and of no other, ever
+LOCK_FILE = ".held"  # a file kept locked by the process that created the folder
+BOOT = Path("/proc/sys/kernel/random/boot_id")  # unique to each boot of a Linux kernel
 
 
 class LockedFolder:
-    """A folder with a unique name and a lock, created at once. The operating system releases the lock when the process
-    ends, however it ends; an unlocked folder is a leftover.
+    """A temporary folder, created at once. The operating system releases its lock when the process ends, however it
+    ends; an unlocked folder is a leftover.
 
     Args:
-        parent: what it is made in.
-        shared: by other users and machines: all may read what the parent lets them, and the lock is one among the
-            processes of this kernel only, whose name is beside it.
-        name: that it has on another machine, and gets here too; it may be there already.
+        parent: the folder in which it is created.
+        shared: the parent is shared with other users and machines: its permissions decide who may read the folder, and
+            the lock is valid only among processes of this kernel, whose id is in the lock file.
+        name: its name on another machine, used here too; the folder may already exist.
     """
 
     def __init__(self, parent: Path, *, shared: bool = False, name: str | None = None) -> None:
@@ -45,24 +46,24 @@ class LockedFolder:
         self._file.flush()
 
     def remove(self) -> None:
-        """Remove it with what it holds. May be called twice."""
+        """Remove the folder and its contents. May be called twice."""
         shutil.rmtree(self.path, ignore_errors=True)
         if self._file is not None:
             self._file.close()
 
 
 def _kernel() -> bytes:
-    """The boot id of the running kernel; empty if it is not available."""
+    """The boot id of the running kernel; empty if unavailable."""
     with suppress(OSError):
         return BOOT.read_bytes().strip()
     return b""
 
 
 def _lock(path: Path, *, may_fail: bool) -> IO[bytes] | None:
-    """Create and lock a file; None if another process removed it as a leftover meanwhile.
+    """Create a file and lock it. None: another process mistook it for a leftover in between.
 
     Args:
-        may_fail: a disk that has no locks is no error: then nobody takes it for a leftover.
+        may_fail: a file system without locks is not an error: there no process can mistake it for a leftover.
     """
     file = path.open("xb")
     if fcntl is not None:
@@ -81,7 +82,8 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
     """Remove the folders of processes that have ended.
 
     Args:
-        shared: with other machines, whose locks may not be seen here: only folders that were made under this kernel.
+        shared: the parent is shared with other machines, whose locks may be invisible here: remove only folders created
+            under this kernel.
 
     Returns: those that were removed.
     """
@@ -94,6 +96,6 @@ def remove_leftovers(parent: Path, *, shared: bool = False) -> list[Path]:
                     continue
                 shutil.rmtree(file.parent, ignore_errors=True)
                 removed.append(file.parent)
-        except OSError:  # it is locked, of another user, or gone
+        except OSError:  # it is locked, owned by another user, or gone
             continue
     return removed

@@ -1,4 +1,4 @@
-"""One server, and what runs on it."""
+"""One server and its running completions."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,14 +21,14 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
 from proxima.engine.protocol import PauseMode
 
-ABORT_SECONDS = 5.0  # in which a server that aborted a completion gives its last tokens
-READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all come
+ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
+READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
 REFUSALS, FRUITLESS = 3, 10  # ejections in a row without a completion, for a refused key and for anything
-HEALTHY = 32  # completions after which a replica that had been ejected counts as healthy
-FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # completions at once, where the limit adapts
+HEALTHY = 32  # completions after which an ejected replica that returned counts as healthy
+FIRST_LIMIT, HIGHEST_LIMIT = 64, 4096  # concurrent completions, if the limit adapts
 
 CancelReason = Literal["interrupted", "aborted"]
-Failure = ServerError | WrongAnswerError | RefusedError  # of a call that may succeed at another server
+Failure = ServerError | WrongAnswerError | RefusedError  # the failure of a call that may succeed at another server
 
 
 @dataclass(eq=False)
@@ -37,10 +37,10 @@ class RunningCall:
 
     Args:
         name: the id of its request.
-        timeout: ends it when no token comes.
-        cancel_reason: why it was cancelled before the completion ended; None: it was not.
-        answered: a chunk has come.
-        timed: the timeout runs; one that has ended can't be moved.
+        timeout: ends it when no token arrives.
+        cancel_reason: why it was cancelled before the completion ended; None: it was not cancelled.
+        answered: a chunk has arrived.
+        timed: the timeout is active; one that has ended can't be rescheduled.
     """
 
     job: GenerationJob
@@ -52,22 +52,22 @@ class RunningCall:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, cancel_reason: CancelReason) -> None:
-        """Close the stream; the tokens received so far count."""
+        """Close its stream; the tokens received so far are kept."""
         self.cancel_reason = self.cancel_reason or cancel_reason
         self.limit(0.0)
 
     def limit(self, seconds: float | None) -> None:
-        """End the call unless a token arrives within `seconds`; None: no limit."""
+        """End it unless a token arrives within this time; None: no time limit."""
         if self.timed and not self.timeout.expired():
             now = asyncio.get_running_loop().time()
             self.timeout.reschedule(None if seconds is None else now + seconds)
 
 
 class Replica:
-    """One server, and the completions that run on it. `state` is one of `replica_states`; `proof` has its weights.
+    """One server and its running completions. `state` is one of `replica_states`; `proof` tracks its weights.
 
     Args:
-        tag: begins the ids of its requests; no other engine has the same.
+        tag: prefix of its request ids, unique to the engine.
     """
 
     def __init__(self, address: Address, dialect: Dialect, spec: ServerSettings, tag: str) -> None:
@@ -77,35 +77,35 @@ class Replica:
         self.proof = VersionProof(self)
         self.state = State.NEW
         self.reason = ""  # why it is not in service
-        self.pause: Literal["none", "held", "stopped"] = "none"  # what runs was held in place, or ended
-        self.asleep = False  # its devices are left to the trainer
+        self.pause: Literal["none", "held", "stopped"] = "none"  # running completions were held in place, or ended
+        self.asleep = False  # its devices are released to the trainer
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
-        self.assigned = self.scoring = 0  # completions and scores that it has been given
+        self.assigned = self.scoring = 0  # completions and scores assigned to it
         self.completed = 0  # since the last ejection
         self.received = 0  # tokens, ever
-        self.streak = 0  # failures since the last completion
+        self.streak = 0  # consecutive failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
-        self.refusals = self.fruitless = 0  # ejections for a refused key, and all, since it last completed something
-        self.recent_ejections = 0  # ejections since it last worked for a while
-        self.failed_returns = 0  # in a row, of those that came as far as new weights
-        self.busy_since: float | None = None  # it has served nothing from then on
+        self.refusals = self.fruitless = 0  # ejections for a refused key, and all ejections, since its last completion
+        self.recent_ejections = 0  # ejections since it was last healthy, see HEALTHY
+        self.failed_returns = 0  # in a row, counting those that failed while loading new weights
+        self.busy_since: float | None = None  # it has produced nothing since then
         self.busy_times, self.busy_reason = 0, ""  # in a row
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
-        """Its answer to a health check; see `Dialect.health`."""
+        """Ask the server for its health; see `Dialect.health`."""
         return await self.dialect.health(self.client, self.facts)
 
     # ---- its state ---------------------------------------------------------------------------------------------------
 
     def move(self, event: Event) -> Action:
-        """Enter the next state, and return the action for the pool."""
+        """Enter the next state; return the action that the pool must take."""
         self.state, action = TRANSITIONS[self.state, event]
         return action
 
     def join(self, health: ServerHealth) -> None:
-        """Enter service, with the weights that it has."""
+        """Enter service with its current weights."""
         self.move(Event.JOINED)
         self.proof.instance = health.instance
         self.proof.set_version(0, health.weight_version)
@@ -132,7 +132,7 @@ class Replica:
 
     @property
     def has_room_to_score(self) -> bool:
-        """True if it may be given one more score; scores do not wait for completions, which may never end."""
+        """True if it may be given one more score; scores do not wait for completions, which might never run out."""
         return self.ready and self.scoring < max(1, self.limit // 4)
 
     @property
@@ -147,7 +147,7 @@ class Replica:
             self._failed_at = now
 
     def served(self) -> None:
-        """Note that it has made progress."""
+        """Note that it has produced something."""
         self.busy_since, self.busy_times = None, 0
 
     def succeeded(self) -> None:
@@ -159,17 +159,17 @@ class Replica:
             self.recent_ejections = 0
 
     def overloaded(self, since: float, reason: str) -> None:
-        """Note that it is overloaded, since `since` if it had made progress before."""
+        """Note that it is too busy, since `since` unless it was already busy before."""
         self.busy_since = since if self.busy_since is None else self.busy_since
         self.busy_reason = reason
 
     def break_seconds(self, retry_after: float | None) -> float:
-        """Count another consecutive refusal, and return the seconds to wait before the next request."""
+        """Count one more busy response in a row; return the seconds to wait before a retry."""
         self.busy_times += 1
         return busy_seconds(self.busy_times, retry_after, crc32(self.url.encode()))
 
     def leave(self, reason: str) -> None:
-        """Note that it was ejected, and end what it runs; `HOPELESS` follows where that was too often."""
+        """Note that it was ejected, and end its running completions; `HOPELESS` follows if it was ejected too often."""
         refused = self.state is State.REFUSING
         self.refusals += refused
         self.fruitless += 1
@@ -188,11 +188,11 @@ class Replica:
         self.streak, self.failed_returns, self.reason = 0, 0, ""
 
     def adapt(self, health: ServerHealth, queued: bool) -> None:
-        """Set how many completions run here at once: fewer when the server has a queue, more when it has none and there
-        are more to run.
+        """Set the number of concurrent completions: fewer if the server has a queue, more if it has none and more are
+        waiting.
 
         Args:
-            queued: completions wait for room.
+            queued: completions are waiting for room.
         """
         if self.spec.max_running:
             return
@@ -204,12 +204,12 @@ class Replica:
     # ---- completions -------------------------------------------------------------------------------------------------
 
     async def run(self, job: GenerationJob) -> CancelReason | None:
-        """One attempt at a completion; None when it has ended by itself, and `job.reason` says how.
+        """Run one attempt at a completion. None if it ended by itself, with the reason in `job.reason`.
 
         Raises:
-            ServerError: the attempt failed; what came of it counts.
-            WrongAnswerError: what came can't be the answer; `GenerationJob.discard` it.
-            UserError: no other attempt would end otherwise.
+            ServerError: the attempt failed; the tokens received count.
+            WrongAnswerError: the answer is invalid; discard it with `GenerationJob.discard`.
+            UserError: a retry would not help.
         """
         idle = self.spec.idle_seconds
         salt = self.proof.label if self.spec.prefix_salt and self.facts.cache_salt else None
@@ -227,7 +227,7 @@ class Replica:
                     async with call.timeout:
                         last = await self._read(call, chunks)
                 finally:
-                    call.timed = False  # while the stream is being closed somebody may still want to end it
+                    call.timed = False  # while the stream is being closed, `end` may still be called
                 self._over(call)
                 if last is not None and last.finish_reason is not None:
                     await _read_out(chunks)
@@ -248,7 +248,7 @@ class Replica:
             self._over(call)
 
     async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> Chunk | None:
-        """Read the chunks; returns the one that ended the completion, None if none did."""
+        """Read chunks; return the last one of the completion, None if it has not ended."""
         job = call.job
         async for chunk in chunks:
             call.answered = True
@@ -275,7 +275,7 @@ class Replica:
 
         Raises:
             ServerError: the call failed.
-            WrongAnswerError: what came can't be the answer.
+            WrongAnswerError: the answer is invalid.
         """
         self.scoring += 1
         try:
@@ -296,17 +296,17 @@ class Replica:
 
     @property
     def in_place(self) -> bool:
-        """True if it can hold its completions in a pause and, unless they end before new weights arrive, say which
-        tokens are of which weights."""
+        """True if it can hold running completions during a pause and, unless they finish before new weights arrive,
+        reports which weights sampled which tokens."""
         facts, interrupt = self.facts, self.spec.interrupt
         named = facts.version_spans and interrupt in facts.interrupts
         return "keep" in facts.pause_modes and (interrupt == "finish" or named)
 
     async def hold(self) -> None:
-        """Stop sampling; running completions stay in place.
+        """Stop sampling; running completions are held in place.
 
         Raises:
-            ServerError: it can't be told to.
+            ServerError: the call failed.
         """
         await self.dialect.pause(self.client, self.facts, "keep")
         self.pause = "held"
@@ -314,10 +314,10 @@ class Replica:
             call.limit(None)
 
     async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
-        """End running completions and keep their tokens; if all are ended, the server is paused.
+        """End running completions and keep their tokens. Without `which`, end all and pause the server.
 
         Raises:
-            ServerError: it can't be told to.
+            ServerError: the call failed.
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
         for call in calls:
@@ -346,7 +346,7 @@ class Replica:
         """Resume sampling.
 
         Raises:
-            ServerError: it can't be told to.
+            ServerError: the call failed.
         """
         if self.facts.pause_modes:
             await self.dialect.resume(self.client, self.facts)
@@ -362,7 +362,7 @@ async def _all_over(calls: Sequence[RunningCall]) -> None:
 
 
 async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
-    """Read the rest of an answer that is complete, so that its connection serves another call."""
+    """Read the rest of a completed answer, so that its connection can be reused."""
     with suppress(ServerError, ValueError, TimeoutError):
         async with asyncio.timeout(READ_OUT_SECONDS):
             async for _ in chunks:
@@ -370,21 +370,21 @@ async def _read_out(chunks: AsyncIterator[Chunk]) -> None:
 
 
 def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again") -> UserError:
-    """The error that no replica works."""
+    """The error for a run without a working replica."""
     reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     whose = "the server is" if len(replicas) == 1 else f"all {len(replicas)} servers are"
     return UserError(f"engine: {whose} out of service: {reasons}", remedy=f"{remedy}, and resume the run (--resume)")
 
 
 def too_busy(replicas: Sequence[Replica], seconds: float) -> UserError:
-    """The error that servers answer, but make no progress."""
+    """The error for servers that respond but stay too busy to do any work."""
     reasons = "; ".join(f"{replica.url}: {replica.busy_reason}" for replica in replicas)
     remedy = "lower engine.max_running or raise engine.away_seconds, and resume the run (--resume)"
     return UserError(f"engine: too busy for a completion for {seconds:g} s: {reasons}", remedy=remedy)
 
 
 def gave_up(what: str, times: int, replica: Replica, error: Failure) -> UserError:
-    """The error that a call failed repeatedly."""
+    """The error for a call that failed repeatedly."""
     counted = "once" if times == 1 else f"{times} times in a row"
     return UserError(
         f"engine: {what}: failed {counted}, the last time at {replica.url}: {error.reason}",

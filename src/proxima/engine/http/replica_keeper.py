@@ -19,20 +19,20 @@ from proxima.engine.http.version_proof import mark_confirmed
 from proxima.engine.protocol import WeightUpdate
 from proxima.engine.serve import Servers
 
-QUEUE_SECONDS = 1.0  # between two looks at a server while completions wait for room
-LONGEST_WAIT = 60.0  # before a server that fails again and again is asked whether it is well
+QUEUE_SECONDS = 1.0  # between two health checks of a server while completions wait for room
+LONGEST_WAIT = 60.0  # before the next health check of a server that fails repeatedly
 
 
 class ReplicaKeeper:
-    """Health checks, ejection and return, and new weights. Lives in the engine's own loop.
+    """Health checks, ejection and return of replicas, and new weights. Runs in the engine's own loop.
 
-    A replica is ejected when it does not answer while it gives no token either, when it has other weights or another
-    model than it should, and when it was started again. It returns when it answers everything that was asked at the
-    start as before, and was seen to compute with the newest weights.
+    A replica is ejected when it neither answers nor produces tokens, when it has the wrong weights or the wrong model,
+    and when it was restarted. It returns when it answers all the initial questions as before, and was found to compute
+    with the newest weights.
 
     Args:
-        tag: begins the names of the versions; no other engine has the same.
-        servers: those that were started for the engine; None: they ran already.
+        tag: prefix of the version labels, unique to the engine.
+        servers: servers started for the engine; None: they were already running.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class ReplicaKeeper:
         self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
         self.version = 0
         self.reports: list[SyncReport] = []  # of the last `publish`
-        self.prepare_seconds = 0.0  # of the last `publish`, before any server got anything
+        self.prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
         self._newest: str | None = None  # label of the weights that were prepared last
-        self._any_proven = False  # a replica was seen to compute with weights of ours
+        self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
-        self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter in a return too
+        self._publishing, self._syncing = asyncio.Lock(), asyncio.Lock()  # the latter also during a return
         self._epoch = 0  # changes when weights do
         self._returning: dict[Replica, asyncio.Task[None]] = {}
-        self._loading = set[Replica]()  # those of them that get weights now
-        self._interrupted = set[Replica]()  # those that new weights have interrupted since they were in service
+        self._loading = set[Replica]()  # returning replicas that are loading weights
+        self._interrupted = set[Replica]()  # returning replicas that newer weights have interrupted
         self._soon = {replica: asyncio.Event() for replica in pool.replicas}
         self._away_since: float | None = None
         pool.check_soon = lambda replica: self._soon[replica].set()
@@ -57,19 +57,20 @@ class ReplicaKeeper:
 
     @property
     def published(self) -> bool:
-        """True once our weights have been published."""
+        """True if the weights are ours."""
         return self._newest is not None
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Figures of the last `publish`; empty before the first one."""
+        """The figures of the last `publish`; empty before the first."""
         return sync_figures(self.reports) | {"prepare_seconds": self.prepare_seconds} if self.reports else {}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
     async def publish(self, update: WeightUpdate) -> None:
-        """See `Engine.publish`. A replica that does not compute with the weights is ejected; the first time, where the
-        reason is how it was started, and where no other has them or may return to get them, that is an error.
+        """See `Engine.publish`. A replica that does not compute with the weights is ejected. It is an error at the
+        first sync, where the cause is how it was started, and if no other replica has the weights or may return to get
+        them.
 
         Raises:
             UserError: the weights did not arrive, or no replica is left.
@@ -80,7 +81,7 @@ class ReplicaKeeper:
     async def _publish(self, update: WeightUpdate) -> None:
         pool = self.pool
         for replica in self._loading - self._interrupted:
-            self._returning[replica].cancel()  # it would come with the weights before; next time it is waited for
+            self._returning[replica].cancel()  # it would return with outdated weights; next time it is not cancelled
             self._interrupted.add(replica)
         async with self._syncing:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
@@ -115,10 +116,11 @@ class ReplicaKeeper:
             pool.dispatch()
 
     async def _confirm(self, replica: Replica) -> None:
-        """Check that what it holds, and will continue under new weights, was sampled by the weights it was given.
+        """Check that the completions that it holds, and will continue under new weights, were sampled by the weights it
+        was given.
 
         Raises:
-            ServerError: that is not certain.
+            ServerError: this could not be confirmed.
         """
         problem = await replica.proof.confirm(replica.proof.label, self.pool.spec.call_seconds)
         if problem is not None:
@@ -158,7 +160,7 @@ class ReplicaKeeper:
     async def _watch(self, replica: Replica) -> None:
         try:
             await self._keep(replica)
-        except Exception as error:  # a bug; nobody may wait forever
+        except Exception as error:  # a bug; no caller may wait forever
             self.pool.give_up(error)
             raise
 
@@ -192,7 +194,7 @@ class ReplicaKeeper:
         except (ServerError, TimeoutError, UserError) as error:
             if isinstance(error, ServerError) and error.busy:
                 replica.overloaded(asyncio.get_running_loop().time(), error.reason)
-            elif replica.received == received:  # else it produces tokens, and is only slow
+            elif replica.received == received:  # otherwise it produces tokens and is only slow
                 event = Event.REFUSED if isinstance(error, RefusedError) else Event.EJECTED
                 reason = "no answer to a health check" if isinstance(error, TimeoutError) else error.reason
                 pool.move(replica, event, reason)
@@ -255,7 +257,7 @@ class ReplicaKeeper:
             if not self.published and facts.weight_version and health.weight_version != proof.label:
                 raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {proof.label!r}")
             proof.instance = health.instance
-            if self.pool.asleep:  # since it began to return, which it does again when the trainer is done
+            if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
                 await device_sharing.sleep(replica)
                 raise ServerError(replica.url, "", "the trainer has its devices")
             if self.pool.paused:

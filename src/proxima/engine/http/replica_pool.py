@@ -1,4 +1,4 @@
-"""Many replicas as one: completions go where there is room, and to another replica when one fails."""
+"""Many replicas as one: completions go to replicas with room, and to another replica when one fails."""
 
 import asyncio
 from collections import Counter, deque
@@ -17,20 +17,21 @@ from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.protocol import PauseMode, ScoreRequest
 
 STREAK = 3  # failures without a completion between them, after which a replica is ejected
-BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is warned
-CONFIRM_SECONDS = 5.0  # in which a server whose completion broke says which weights it had, for the tokens to be kept
-EVENTS = 1000  # the latest lines for the user, that are kept
+BUSY_NEWS = 3  # consecutive waits for a busy server after which the user is notified
+CONFIRM_SECONDS = 5.0  # for a server whose completion broke off to confirm its weights, so that the tokens can be kept
+EVENTS = 1000  # number of lines for the user that are kept
 
 
 class ReplicaPool:
-    """Runs completions over replicas. Lives in the engine's own loop; no method blocks.
+    """Runs completions on replicas, in the engine's own loop; no method blocks.
 
-    A completion that failed is asked for again, at another replica if there is one. What it had is kept, so that long
-    completions, which fail more often, are not replaced by short ones; a server whose completions are the same each
-    time begins again. `retries` attempts in a row that gave nothing end the run. A server that is too busy (status 429,
-    503) is left alone for a while, which is no failure of the completion.
+    A failed completion is retried, at another replica if there is one. Its tokens are kept, so that long completions,
+    which fail more often, are not replaced by short ones; if the servers are deterministic, it starts over instead.
+    More than `retries` consecutive attempts without tokens end the run. A server that is too busy (status 429, 503)
+    gets a break; this does not count as a failure of the completion.
 
-    `check_soon(replica)` is called when one has failed; `changed` is set when a completion or a replica comes or goes.
+    `check_soon(replica)` is called when a replica has failed; `changed` is set when a completion or a replica comes or
+    goes.
     """
 
     def __init__(self, replicas: Sequence[Replica], spec: ServerSettings) -> None:
@@ -39,7 +40,7 @@ class ReplicaPool:
         self.paused = False  # by `pause`
         self.loading = False  # new weights
         self.asleep = False  # see `device_sharing`
-        self.finishing = False  # in a pause: completions that have started run to their end
+        self.finishing = False  # during a pause: completions that have started run to their end
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
         self.events_total = 0  # since the start; `events` keeps the latest
@@ -58,19 +59,19 @@ class ReplicaPool:
         return [replica for replica in self.replicas if replica.in_service]
 
     def add_event(self, text: str) -> None:
-        """A line for the user."""
+        """Add a line for the user."""
         self.events.append(text)
         self.events_total += 1
 
     @property
     def jobs(self) -> list[GenerationJob]:
-        """The completions that have not ended."""
+        """The unfinished completions."""
         return list({id(job): job for job in [*self._tasks.values(), *self.router.jobs] if job.wanted}.values())
 
     # ---- completions -------------------------------------------------------------------------------------------------
 
     def submit(self, jobs: Sequence[GenerationJob]) -> None:
-        """Run them, when there is room."""
+        """Run completions as soon as there is room."""
         for job in jobs:
             if self.failure is not None:
                 job.fail(self.failure)
@@ -92,7 +93,7 @@ class ReplicaPool:
                 task.add_done_callback(partial(self._over, replica))
 
     def _over(self, replica: Replica, task: asyncio.Task[None]) -> None:
-        """Handle the end of an attempt, perhaps one that was cancelled before it began."""
+        """Handle the end of an attempt, even one cancelled before it started."""
         self._tasks.pop(task, None)
         replica.assigned -= 1
         self.dispatch()
@@ -108,17 +109,18 @@ class ReplicaPool:
         except asyncio.CancelledError:
             job.discard()
             raise
-        except Exception as error:  # whoever waits for it must not wait forever
+        except Exception as error:  # its caller must not wait forever
             job.fail(error)
         else:
             self._ended(job, replica, aborted=cancel_reason == "aborted")
 
     async def _run(self, job: GenerationJob, replica: Replica) -> CancelReason | None:
-        """Run `Replica.run`, and drop tokens that other weights may have sampled: those of a server that was restarted
-        and does not name the weights of each completion, or that names them and was then not seen to have them.
+        """Call `Replica.run`, and drop all tokens that the wrong weights may have sampled: because the server was
+        restarted and does not report versions with each completion, or because it reported weights that it was then
+        found not to have.
 
         Raises:
-            ServerError, WrongAnswerError: as `Replica.run`, or the completion may be of other weights.
+            ServerError, WrongAnswerError: as for `Replica.run`, or the completion may be from other weights.
         """
         since, proof, seconds = len(job.kept), replica.proof, self.spec.call_seconds
         label, broken = proof.label, None
@@ -145,10 +147,11 @@ class ReplicaPool:
         return cancel_reason
 
     async def _score(self, replica: Replica, prompt: Ints, tokens: Ints) -> Floats | None:
-        """`Replica.score`, by the weights that the replica was given; None: new ones came meanwhile.
+        """Call `Replica.score` and confirm that the replica's weights are those it was given. None: new weights arrived
+        meanwhile.
 
         Raises:
-            ServerError, WrongAnswerError: as `Replica.score`, or they may be of other weights.
+            ServerError, WrongAnswerError: as for `Replica.score`, or the scores may be from other weights.
         """
         label = replica.proof.label
         scores = await replica.score(prompt, tokens)
@@ -157,7 +160,8 @@ class ReplicaPool:
         return scores if replica.proof.label == label else None
 
     def _ended(self, job: GenerationJob, replica: Replica, *, aborted: bool) -> None:
-        """Handle an attempt that ended normally: with its completion, or before it by a pause or an abort."""
+        """Handle an attempt that ended normally: the completion is finished, or was interrupted by a pause or an
+        abort."""
         if job.reason is None:
             job.keep()
         else:
@@ -169,7 +173,7 @@ class ReplicaPool:
             self.router.add(job, first=True)
 
     def _failed(self, job: GenerationJob, replica: Replica, error: Failure, started_at: float) -> None:
-        """Handle a failed attempt. A server that is too busy or refuses our key does not count against the
+        """Handle a failed attempt. If the server is too busy or refuses our key, it does not count as a failure of the
         completion."""
         kept = 0
         if isinstance(error, ServerError) and not self.repeatable:
@@ -198,7 +202,7 @@ class ReplicaPool:
             self.router.add(job, first=True)
 
     def _note_failure(self, replica: Replica, error: Failure, started_at: float) -> None:
-        """Record what a failed call reveals about its server."""
+        """Update the state of a replica after a failed call."""
         if isinstance(error, RefusedError):
             self.move(replica, Event.REFUSED, error.reason)
         elif isinstance(error, ServerError) and error.busy:
@@ -215,7 +219,7 @@ class ReplicaPool:
         return wants and job.rules.log_probs == "processed" and job.scored is None and bool(job.length)
 
     def _lacks_score(self, job: GenerationJob, replica: Replica) -> bool:
-        """True if this replica should score the completion: it has the weights that sampled it."""
+        """Return True if this replica should score the completion: only with the weights that sampled it."""
         same = bool((job.policy_version == replica.proof.version).all())
         return self._wants_score(job) and replica.facts.scores and same
 
@@ -239,7 +243,7 @@ class ReplicaPool:
         """[T] float32, nats; see `Engine.score`.
 
         Raises:
-            UserError: no replica can.
+            UserError: no replica was able to score it.
         """
         tried, failures, clock = set[object](), 0, asyncio.get_running_loop().time
         begun = clock()
@@ -265,7 +269,7 @@ class ReplicaPool:
                 raise gave_up("scoring", failures, replica, error)
 
     async def _room(self, tried: set[object]) -> Replica:
-        """The least loaded replica with room, one that has not been tried if there is one."""
+        """Wait for a replica with room; return the least loaded, preferring those that have not been tried."""
         while True:
             ready = [replica for replica in self.replicas if replica.has_room_to_score] if not self.loading else []
             if ready:
@@ -275,11 +279,11 @@ class ReplicaPool:
     # ---- replicas come and go ----------------------------------------------------------------------------------------
 
     def move(self, replica: Replica, event: Event, reason: str = "", *, retry_after: float | None = None) -> None:
-        """Apply an event to a replica as `TRANSITIONS` says.
+        """Apply an event to a replica, according to `TRANSITIONS`.
 
         Args:
             reason: of an ejection.
-            retry_after: seconds that a busy server wants to be left alone, if it says so.
+            retry_after: seconds that a busy server asks us to wait, if it does.
         """
         match replica.move(event):
             case Action.DISPATCH:
@@ -316,7 +320,7 @@ class ReplicaPool:
         self.dispatch()
 
     def give_up(self, error: Exception) -> None:
-        """Fail everything that waits: no replica will come back."""
+        """Fail all waiting completions with this error: no replica will return."""
         self.failure = error
         for job in self.router.take(lambda _: True):
             job.fail(error)
@@ -335,14 +339,14 @@ class ReplicaPool:
             await self.stop_sampling()
 
     async def drain(self) -> None:
-        """In a pause: finish the completions that have started, and admit no others."""
+        """During a pause, finish the completions that have started and admit no others."""
         self.finishing = True
         try:
             await self.each(
                 [replica for replica in self.serving if replica.pause != "none"], lambda replica: replica.resume()
             )
             self.dispatch()
-            # new weights must not wait for a replica that returns, for it waits for them
+            # new weights must not wait for a returning replica, because it waits for them
             while any(replica.assigned for replica in self.serving) or (
                 self.router.has_started and (self.serving or not self.loading)
             ):
@@ -354,7 +358,7 @@ class ReplicaPool:
         """Wait until a completion or a replica comes or goes.
 
         Raises:
-            UserError: no replica will come back.
+            UserError: no replica will return.
         """
         if self.failure is not None:
             raise self.failure
@@ -372,7 +376,7 @@ class ReplicaPool:
         self.dispatch()
 
     async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
-        """Run `work` at all replicas concurrently; one where it fails is ejected."""
+        """Run `work` on all replicas concurrently; a replica on which it fails is ejected."""
 
         async def work_at(replica: Replica) -> None:
             try:

@@ -1,14 +1,14 @@
-"""The states of a replica, and the one table of what moves it from one to another.
+"""The states of a replica, and the table of their transitions.
 
-A replica is in service (`IN_SERVICE`) or out of it. Two other facts about it are not states: the pause that it was last
-told (`Replica.pause`), which the engine decides for all replicas, and which weights it has (`version_proof.py`).
+A replica is in service (`IN_SERVICE`) or out of it. Two other properties are not states: the pause mode last set
+(`Replica.pause`), which the engine decides for all replicas, and its weights (`version_proof.py`).
 """
 
 from enum import Enum
 
 
 class State(Enum):
-    """The states of a replica: in service, or waiting, and for what."""
+    """The state of a replica: whether it is given work and, if not, what it is waiting for."""
 
     NEW = "not compared with the others yet"
     READY = "is given work"
@@ -22,7 +22,7 @@ class State(Enum):
 
 
 class Event(Enum):
-    """Events of a replica."""
+    """An event that may change the state of a replica."""
 
     JOINED = "it is like the others and answers"
     ABSENT = "it did not answer when the engine started"
@@ -39,7 +39,7 @@ class Event(Enum):
 
 
 class Action(Enum):
-    """Actions of the pool at a transition."""
+    """The pool's action at a transition."""
 
     NOTHING = "nothing"
     DISPATCH = "give it work"
@@ -53,9 +53,9 @@ class Action(Enum):
 IN_SERVICE = frozenset({State.READY, State.BUSY, State.SUSPECT, State.BUSY_SUSPECT})
 OUT_OF_SERVICE = frozenset({State.AWAY, State.REFUSING, State.LOCKED, State.BARRED})
 MAY_RETURN = OUT_OF_SERVICE - {State.BARRED}
-LATE = (Event.FAILED, Event.OVERLOADED, Event.EJECTED, Event.REFUSED)  # of calls that ended after an ejection
+LATE = (Event.FAILED, Event.OVERLOADED, Event.EJECTED, Event.REFUSED)  # events of calls that ended after an ejection
 
-#: What is not here can't happen; `tests/engine/http/test_replica_states.py` lists it with the reasons.
+# Other pairs can't occur; `tests/engine/http/test_replica_states.py` lists them with the reasons.
 TRANSITIONS: dict[tuple[State, Event], tuple[State, Action]] = {
     (State.NEW, Event.JOINED): (State.READY, Action.NOTHING),
     (State.NEW, Event.ABSENT): (State.AWAY, Action.NOTHING),

@@ -1,8 +1,8 @@
-"""Log-probs of weights rounded to a server's dtype, computed in float32: those of the server without the rounding of
+"""Computes in float32 with weights rounded to a server's dtype: this gives a server's log-probs without the rounding of
 its activations.
 
-Small updates are smaller than the rounding of bfloat16, so the weights at a server move by less than the trainer's, or
-not at all. Whether a server follows is therefore judged by the rounded weights that it got.
+Small updates are below the rounding of bfloat16, so the weights at a server move less than the trainer's, or not at
+all. Whether a server follows is therefore judged by the rounded weights that it received.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,8 @@ from proxima.model.lora import base_layer, is_adapted, weight_of
 
 @contextmanager
 def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
-    """Context in which the parts of a model compute in float32, with weights rounded to `dtype` and adapters merged.
-    Weights are replaced one layer at a time, so that only one more layer is in memory; afterwards all are restored to
-    the bit.
+    """Inside this context a model's parts compute in float32 with weights rounded to `dtype` and adapters merged.
+    Weights are replaced one layer at a time, so that memory holds one extra layer; afterwards all are restored exactly.
     """
     swaps = [_Swap(unit, dtype, whole) for unit, whole in _units(module)]
     hooks: list[Any] = []
@@ -36,12 +35,13 @@ def rounded_to(module: nn.Module, dtype: torch.dtype) -> Iterator[None]:
 
 
 def rounded_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """A weight as a server of this dtype gets it, in float32; other dtypes are unchanged."""
+    """A weight as a server of this dtype receives it, in float32; tensors that are not floating-point are unchanged."""
     return weight.detach().to(dtype).float() if weight.is_floating_point() else weight
 
 
 def _units(module: nn.Module) -> Iterator[tuple[nn.Module, bool]]:
-    """The layers of a stack and the modules outside it, each with True if its submodules belong to it."""
+    """Yield the layers of a stack and the modules outside it, each with a flag that says whether its submodules belong
+    to it."""
     stacked = any(isinstance(part, nn.ModuleList) for part in module.modules())
     if isinstance(module, nn.ModuleList):
         for child in module:

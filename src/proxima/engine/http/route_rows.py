@@ -1,8 +1,8 @@
-"""The experts of each token in the answers of servers: how they are written, and what counts of them.
+"""The experts of each token in server responses: decoding, and selection of the valid rows.
 
-Both vLLM and SGLang give a row for each token that was fed, the prompt's first and without the last token sampled, with
-the experts of every layer of the decoder: [prompt + T - 1, layers, K]. So row i has the experts of the position that
-predicts token i + 1. Layers without experts have rows too, of zeros.
+Both vLLM and SGLang return a row for each input token, starting with the prompt and without the last sampled token,
+with the experts of every layer of the decoder: [prompt + T - 1, layers, K]. So row i has the experts of the position
+that predicts token i + 1. Layers without experts have rows too, of zeros.
 """
 
 import binascii
@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ID_BYTES = 6  # of an id in the answer: 32 bits in base64, at most
+ID_BYTES = 6  # most bytes of an id in a response: 32 bits in base64
 
 
 @dataclass(frozen=True, kw_only=True)
 class RouteShape:
-    """The shape of a model's route rows.
+    """The shape of a model's rows.
 
     Args:
-        layers: of its decoder.
-        mixtures: which of them have experts.
-        experts: of each mixture.
-        per_token: of these, chosen for a token.
+        layers: number of decoder layers.
+        mixtures: indices of the layers with experts.
+        experts: number of experts in each mixture.
+        per_token: experts chosen for each token.
     """
 
     layers: int
@@ -36,7 +36,7 @@ class RouteShape:
 
     @classmethod
     def of(cls, text: Any) -> "RouteShape":
-        """By a config of transformers of one of the `FAMILIES` of `proxima.model.routing`."""
+        """Derive the shape from a transformers config of one of the `FAMILIES` in `proxima.model.routing`."""
         step, plain = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", None) or ()
         layers = int(text.num_hidden_layers)
         return cls(
@@ -53,21 +53,21 @@ class RouteShape:
 
     @property
     def dtype(self) -> type[np.int8] | type[np.int16]:
-        """The dtype of the ids, that of `proxima.model.routing.id_dtype`."""
+        """The same dtype as `proxima.model.routing.id_dtype`."""
         return np.int8 if self.experts <= 128 else np.int16
 
     def absent(self, rows: int) -> NDArray[Any]:
-        """Rows of tokens whose experts are not known."""
+        """Rows for tokens whose experts are unknown, filled with -1."""
         return np.full((rows, len(self.mixtures), self.per_token), -1, self.dtype)
 
     def read_npy(self, text: Any) -> NDArray[Any]:
         """[N, M, K] from the bytes of a `.npy` file in base64.
 
         Raises:
-            ValueError: it is none, or not of this shape.
+            ValueError: not a `.npy` file, or not of this shape.
         """
         file = io.BytesIO(_decoded(text))
-        version = np.lib.format.read_magic(file)  # `np.load` would first make room for what the header claims
+        version = np.lib.format.read_magic(file)  # `np.load` would first allocate the size that the header claims
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, column_major, dtype = read(file)
         if dtype.kind not in "iu" or column_major:
@@ -75,7 +75,7 @@ class RouteShape:
         return self._checked(np.frombuffer(file.read(), dtype), shape)
 
     def read_int32(self, text: Any) -> NDArray[Any]:
-        """[N, M, K] from 32-bit integers, little-endian, in base64; raises as `read_npy`."""
+        """[N, M, K] from 32-bit integers, little-endian, in base64; raises like `read_npy`."""
         flat = np.frombuffer(_decoded(text), "<i4")
         return self._checked(flat, (flat.size // (self.layers * self.per_token), self.layers, self.per_token))
 
@@ -87,22 +87,22 @@ class RouteShape:
         if ids.size and not 0 <= ids.min() <= ids.max() < self.experts:
             raise ValueError(f"routed experts {ids.min()} to {ids.max()}, and the model has {self.experts}")
         if self.per_token > 1 and (ids[..., 0] == ids[..., 1]).any():
-            raise ValueError("routed experts name one twice")  # memory that the server never wrote
+            raise ValueError("routed experts name one twice")  # memory that the server did not initialise
         return ids.astype(self.dtype)
 
 
 def joined_routes(
     shape: RouteShape, prompt: int, parts: Sequence[tuple[NDArray[Any] | None, NDArray[np.bool_]]]
 ) -> dict[str, NDArray[Any]]:
-    """The columns of a `Completion`.
+    """Join the routes of all attempts into the columns of a `Completion`.
 
     Args:
-        prompt: its tokens.
-        parts: of each attempt, the rows that came with it, which begin with the prompt and what the attempts before
-            gave; and [T], the tokens for which they count.
+        prompt: number of prompt tokens.
+        parts: for each attempt, its rows, which start with the prompt and the tokens of earlier attempts; and a mask
+            [T] of the tokens for which they are valid.
     """
     found, at = list[NDArray[Any]](), prompt
-    read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # one without a token has less
+    read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
     first = next(read, shape.absent(prompt))
     for ids, counts in parts:
         rows = shape.absent(len(counts))

@@ -1,4 +1,4 @@
-"""Assign completions to replicas: the least loaded replica gets a prompt and all its completions."""
+"""Assignment of completions to replicas: the least loaded replica gets a prompt and all its completions."""
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
@@ -10,11 +10,11 @@ HOMES = 65_536  # prompts whose replica is remembered
 
 
 class Router:
-    """A queue for each replica. A prompt has a home, the replica that was least loaded when it came, so that its
+    """One queue per replica. A prompt has a home, the replica that was least loaded when it arrived, so that its
     completions share the prefix cache there; a replica with room and an empty queue takes whole prompts from others.
 
     Args:
-        replicas: all, those out of service too.
+        replicas: all replicas, including those out of service.
     """
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
@@ -26,14 +26,14 @@ class Router:
         return sum(map(len, self._queues.values()))
 
     def occupancy(self, replica: Replica) -> float:
-        """Completions that run or wait there, as a share of those that it runs at once."""
+        """Running and waiting completions as a fraction of the replica's limit."""
         return (replica.assigned + len(self._queues[replica])) / replica.limit
 
     def add(self, job: GenerationJob, *, first: bool = False) -> None:
-        """Queue it at its home, or, if it failed there, elsewhere.
+        """Queue a completion at its home or, if it failed there, elsewhere.
 
         Args:
-            first: ahead of the others, because it has tokens already.
+            first: ahead of the others, because it already has tokens.
         """
         queue = self._queues[self._home(job)]
         if first:
@@ -50,7 +50,7 @@ class Router:
         serving = [replica for replica in self.replicas if replica.in_service]
         choices = [replica for replica in serving if replica not in job.tried] or serving or self.replicas
         best = min(choices, key=self.occupancy)
-        if home is None or not home.in_service:  # a completion that failed at home leaves its siblings there
+        if home is None or not home.in_service:  # the siblings of a completion that failed at home stay there
             self._homes[uid] = best
             if len(self._homes) > HOMES:
                 self._homes.popitem(last=False)
@@ -63,14 +63,14 @@ class Router:
 
     @property
     def has_started(self) -> bool:
-        """True if a waiting completion already has tokens."""
+        """True if any waiting completion already has tokens."""
         return any(job.length for job in self.jobs)
 
     def next_for(self, replica: Replica, *, only_started: bool = False) -> GenerationJob | None:
-        """The job that a replica with a free slot should run next, or None.
+        """Return the completion that the replica, which has room, should run next; None: nothing.
 
         Args:
-            only_started: nothing that has no token yet.
+            only_started: only completions that already have tokens.
         """
         queue = self._queues[replica]
         if not queue:
@@ -85,8 +85,8 @@ class Router:
         return queue.popleft() if queue else None
 
     def _take_a_prompt(self, replica: Replica) -> None:
-        """Move a prompt here from a queue that can't be served now: of a replica out of service, else of a full one,
-        the longest first."""
+        """Move a prompt here from a queue that can't be served now: from a replica out of service, else from a full
+        one, longest queue first."""
         others = [
             other for other in self.replicas if other is not replica and self._queues[other] and not other.has_room
         ]
@@ -104,11 +104,11 @@ class Router:
             return
 
     def _may_run(self, job: GenerationJob, replica: Replica) -> bool:
-        """True if the job has not failed on this replica, or has failed on all of them."""
+        """Return True if the job has not failed here, or has failed everywhere."""
         return replica not in job.tried or all(other in job.tried for other in self.replicas if other.in_service)
 
     def take(self, which: Callable[[GenerationJob], bool]) -> list[GenerationJob]:
-        """Remove waiting completions."""
+        """Remove and return the waiting completions selected by `which`."""
         taken = [job for queue in self._queues.values() for job in queue if which(job)]
         if taken:
             for replica, queue in self._queues.items():
@@ -116,7 +116,7 @@ class Router:
         return taken
 
     def leave(self, replica: Replica) -> None:
-        """Take it out of service: its waiting completions move to other queues."""
+        """Move the waiting completions of a replica that leaves service to other queues."""
         queue, self._queues[replica] = self._queues[replica], deque()
         for job in queue:
             self.add(job)

@@ -1,4 +1,4 @@
-"""Checks of servers before a run begins: they meet its requirements, and are what the recipe says."""
+"""Checks before a run starts: whether the servers meet its requirements, and match the trainer and each other."""
 
 import asyncio
 import tempfile
@@ -24,7 +24,7 @@ CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `prox
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
 )
-ALIKE = {  # facts in which servers must not differ, and what a message calls them
+ALIKE = {  # facts in which servers must not differ, and their names in messages
     "server": "server",
     "model": "model",
     "dtype": "dtype",
@@ -37,21 +37,21 @@ ALIKE = {  # facts in which servers must not differ, and what a message calls th
 
 @dataclass(frozen=True, kw_only=True)
 class ServerExpectations:
-    """The facts with which a server is compared whenever it is probed.
+    """The reference with which a server is compared whenever its facts are queried.
 
     Args:
-        facts: of the first replica.
-        tokenizer: the trainer's.
+        facts: those of the first replica.
+        tokenizer: the trainer's tokenizer.
     """
 
     facts: ServerFacts
     tokenizer: Any
 
     async def problem(self, dialect: Dialect, client: ServerClient, facts: ServerFacts) -> str | None:
-        """Describe how a server differs, or return None.
+        """Describe how a server differs; None: it does not.
 
         Raises:
-            ServerError: it can't be asked.
+            ServerError: the server can't be queried.
         """
         for name, called in ALIKE.items():
             ours, theirs = getattr(self.facts, name), getattr(facts, name)
@@ -75,13 +75,13 @@ class ServerExpectations:
 
 
 async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[ServerExpectations | None, list[ServerError]]:
-    """Ask each new server what it can do. It is in service if it answers as the first one does, and away if it fails.
+    """Query each new server's facts. It enters service if it matches the first one, and is away if it fails.
 
-    Returns: what servers are compared with from then on, None if none answered; and the errors of those that failed.
+    Returns: the reference for later comparisons, None if no server answered; and the errors of those that failed.
 
     Raises:
-        FieldError: one differs.
-        UserError: of the first that another call would not mend.
+        FieldError: a server differs.
+        UserError: the first failure that a retry would not fix.
     """
     errors = [error for error in await asyncio.gather(*map(_ask_facts, replicas)) if error is not None]
     asked = [replica for replica in replicas if replica.state is State.NEW]
@@ -103,7 +103,8 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
 
 
 async def _ask_facts(replica: Replica) -> ServerError | None:
-    """Probe a replica; one that is too busy is asked again, for as long as a call may take."""
+    """Query a server's facts; one that is too busy is retried for as long as a call may take. Returns the error if it
+    fails."""
     loop = asyncio.get_running_loop()
     until, times = loop.time() + replica.client.seconds, 0
     while True:
@@ -120,7 +121,7 @@ async def _ask_facts(replica: Replica) -> ServerError | None:
 
 
 def check_servers_of(spec: ServerSettings, needs: EngineRequirements) -> list[str]:
-    """See `EngineSpec.check`; for servers that run already."""
+    """See `EngineSpec.check`; for servers that are already running."""
     loop = EventLoopThread("proxima-preflight")
     try:
         return loop.call(_ask(spec, needs))
@@ -160,7 +161,7 @@ def _unreachable(spec: ServerSettings, errors: Sequence[ServerError]) -> FieldEr
 
 
 def check_weight_folder(folder: str | None) -> None:
-    """Raise FieldError for a folder that new weights can't be written to. Makes nothing that stays."""
+    """Raise FieldError if new weights can't be written to a folder. Leaves nothing behind."""
     if folder is None:
         return
     place = Path(folder).expanduser().absolute()
@@ -174,13 +175,13 @@ def check_weight_folder(folder: str | None) -> None:
 
 
 def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, url: str) -> list[str]:
-    """Check that one server meets the requirements of a run.
+    """Check that one server can do what a run needs.
 
     Returns: warnings.
 
     Raises:
         FieldError: it can't; the field is one of the spec's.
-        UserError: the same, where no field is to blame.
+        UserError: it can't, and no field is to blame.
     """
     name = f"{url} ({facts.server})"
     if not facts.token_ids or facts.log_probs is None:
@@ -236,7 +237,7 @@ def capabilities_of(
     """The capabilities of an engine over such servers.
 
     Args:
-        plain: `score` is about tokens that a caller gives, not about completions under truncation.
+        plain: `score` refers to tokens given by a caller, not to completions under truncation.
         deterministic: see `Capabilities`.
     """
     assert facts.log_probs is not None

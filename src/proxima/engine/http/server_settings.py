@@ -1,4 +1,4 @@
-"""The settings that all engines over HTTP have."""
+"""The settings shared by all engines over HTTP."""
 
 import math
 from dataclasses import dataclass
@@ -16,40 +16,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings(EngineSpec):
-    """An engine that is one or more servers with the same model, spoken to over HTTP.
+    """An engine that consists of one or more servers with the same model, called over HTTP.
 
     Args:
-        url: where the servers are, `http://HOST:PORT` each; more than one are replicas.
+        url: addresses of the servers, `http://HOST:PORT` each; several servers are replicas.
         token_env: environment variable with a bearer token; null: no `Authorization`. The token itself is never written
             anywhere.
-        allow_remote: the servers may be on other machines: prompts, completions and weights go there.
-        interrupt: completions that run when new weights come: `recompute` their KV under the new weights, `keep` it, or
-            `finish` them under the weights before. `recompute` sends a completion again, with the tokens it has, where
-            the server can't do it by itself.
-        idle_seconds: without a token after which a completion counts as hung and is asked for again.
-        call_seconds: that any other call may take.
-        weight_seconds: that loading new weights may take.
-        away_seconds: that the run waits for a server to come back when none is left, or while all are too busy.
-        health_seconds: between two health checks of a server.
-        retries: how often a completion that failed is asked for again, at another replica if there is one.
-        max_running: completions that run at once at a replica; 0: as many as it takes without a queue of its own.
-        chunk_tokens: tokens in a message of a server; more make fewer messages, and later ones.
-        seeded: send a seed with each completion, of the run's own draws, so that one that is asked for again draws the
-            same. Some servers are slower with it.
-        untruncated: log-probs at the temperature alone under top-k, top-p or min-p, which servers do not report:
-            `score` each completion for them, which they can at temperature 1, or `absent`.
-        sampling_mask: with top-k, top-p or min-p, ask for the tokens that could be sampled with each token, for an
-            update over the same set of tokens.
-        routed_experts: of a mixture of experts, those that each token was sent to come with it, for
+        allow_remote: the servers may be on other machines: prompts, completions and weights are sent there.
+        interrupt: how to treat completions that are running when new weights arrive: `recompute` their KV under the new
+            weights, `keep` it, or `finish` them under the old weights. If the server can't recompute by itself,
+            `recompute` sends a completion again with its tokens so far.
+        idle_seconds: time without a token after which a completion counts as hung and is retried.
+        call_seconds: deadline of any other call.
+        weight_seconds: deadline for loading new weights.
+        away_seconds: time that the run waits for a server to return if none is left, or while all are too busy.
+        health_seconds: time between two health checks of a server.
+        retries: how often a failed completion is retried, at another replica if there is one.
+        max_running: concurrent completions per replica; 0: as many as the server runs without queueing.
+        chunk_tokens: tokens per message of a server; a larger number means fewer and later messages.
+        seeded: send a seed from the run's own draws with each completion, so that a retry draws the same tokens. Some
+            servers are slower with it.
+        untruncated: log-probs at the temperature without truncation under top-k, top-p or min-p, not reported by
+            servers. `score` each completion to get them, which works at temperature 1, or `absent`.
+        sampling_mask: with top-k, top-p or min-p, request with each token the tokens that could have been sampled, for
+            an update over the same set of tokens.
+        routed_experts: for a mixture of experts, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
-        weights: how new weights get to the servers; `auto` takes the best way that a server has.
+        weights: method by which new weights get to the servers; `auto` uses the best one that a server supports.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
-        probe_tokens: tokens whose log-probs prove after every weight sync that a server has the new weights.
-        probe_bound: nats that these may differ from the trainer's on average; null: that of the server's dtype.
-        prefix_salt: keep the prefix caches of different weights apart by a salt with each request, where the server
-            takes one.
-        quantization: of the weights at the servers, `fp8` and the like, as the server calls it; null: none.
-        serve: proxima starts the servers itself, and ends them with the run; null: they run already, at `url`.
+        probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
+        probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
+            server's dtype.
+        prefix_salt: separate the prefix caches of different weights by a salt in each request, if the server supports
+            it.
+        quantization: of the servers' weights, `fp8` and the like, by the server's name for it; null: none.
+        serve: proxima starts the servers itself, and stops them with the run; null: they are already running, at `url`.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:8000"
@@ -102,12 +103,12 @@ class ServerSettings(EngineSpec):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The addresses of all replicas, without a slash at the end."""
+        """The URLs of all replicas, without a trailing slash."""
         return tuple(url.rstrip("/") for url in ((self.url,) if isinstance(self.url, str) else self.url))
 
     @property
     def addresses(self) -> tuple[Address, ...]:
-        """The replicas."""
+        """The addresses of the replicas, validated."""
         return tuple(Address(url, self.token_env, self.allow_remote) for url in self.urls)
 
     def dialect(self) -> "Dialect":

@@ -14,11 +14,12 @@ from proxima.engine.serve import check_serve, start_servers
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSpec(ServerSettings):
-    """An engine that is one or more servers; `ServerSettings` has the fields. A kind of server defines `dialect`."""
+    """An engine that consists of one or more servers; `ServerSettings` has the fields. Each kind of server defines
+    `dialect`."""
 
     def check(self, needs: EngineRequirements) -> list[str]:
-        """See `EngineSpec.check`. Servers that run already are asked; those that proxima starts can only be asked once
-        they run, by `HttpEngine.check`."""
+        """See `EngineSpec.check`. Queries servers that are already running; those that proxima starts can only be
+        queried once they run, by `HttpEngine.check`."""
         if needs.publishes:
             check_weight_folder(self.weight_folder)
         if self.serve is None:
@@ -28,10 +29,11 @@ class ServerSpec(ServerSettings):
         return []
 
     def build(self, setup: EngineSetup) -> HttpEngine:
-        """The engine; the servers answer.
+        """Build the engine, once the servers answer.
 
         Raises:
-            FieldError, UserError: they do not, or differ from one another or from the model; see `start_servers`.
+            FieldError, UserError: they do not answer, or differ from one another or from the model; see
+                `start_servers`.
         """
         rules, sync = CompletionRules.of(setup), FolderSync(self, setup)
         if self.serve is None:

@@ -1,19 +1,20 @@
-"""SGLang: how it is asked. `sglang_facts.py` finds out what a server has.
+"""The SGLang dialect. `sglang_facts.py` finds out what a server supports.
 
-What its protocol holds in store, and what is made of it here:
+Peculiarities of its protocol, and how they are handled here:
 
-- a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends what is new; older
-  servers send new ids with all log-probs. The pairs of log-prob and id are read, and the server's count of tokens says
-  which it is;
-- `ignore_eos` switches `stop_token_ids` off too, so it is sent only where nothing may end a completion but its length;
-- requests are aborted by the *beginning* of their id, and an empty id means all: ids end with a sign that none holds;
-- a new weight version aborts every request unless told not to, and a flush that fails inside a weight update ends the
-  server: weights are loaded without a flush, and the cache is flushed by a call of its own, whose answer is read;
+- a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends only what is new;
+  older servers send new ids with all log-probs. The pairs of log-prob and id are read, and the server's token count
+  tells which form it is;
+- `ignore_eos` switches `stop_token_ids` off too, so it is sent only if nothing but its length may end a completion;
+- requests are aborted by a *prefix* of their id, and an empty id means all: ids end with a character that no id
+  contains;
+- a new weight version aborts every request unless told not to, and a flush that fails inside a weight update terminates
+  the server: weights are loaded without a flush, and the cache is flushed by a separate call, whose answer is checked;
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
-  flushed and their KV is computed again; after `in_place` a flush fails, and it is never used.
+  flushed and their KV is recomputed; after `in_place` a flush fails, so it is never used.
 
-Weights come from a folder. `update_weights_from_distributed`, `_from_tensor` and `_from_ipc` need a GPU that trainer
-and server share or are connected by, where they could be tried.
+Weights are loaded from a folder. `update_weights_from_distributed`, `_from_tensor` and `_from_ipc` would have to be
+tried on a GPU that trainer and server share or are connected by.
 """
 
 import asyncio
@@ -60,11 +61,11 @@ from proxima.engine.http.sglang_facts import (
 )
 from proxima.engine.protocol import PauseMode
 
-END_OF_ID = "."  # no id of ours holds it, so none begins another
+END_OF_ID = "."  # none of our ids contains it, so none is a prefix of another
 
 
 class SglangDialect:
-    """The requests of SGLang; see `Dialect`."""
+    """The dialect of SGLang; see `Dialect`."""
 
     kind: ClassVar[str] = "sglang"
 
@@ -73,11 +74,11 @@ class SglangDialect:
             return await find_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
-        """The completion, in chunks.
+        """Stream the completion in chunks.
 
         Raises:
-            UserError: it was refused as what it is, the server cut its prompt, or it stopped at an id that was none of
-                `stop_tokens`.
+            UserError: the request was refused as invalid, the server truncated its prompt, or it stopped at an id that
+                is not in `stop_tokens`.
         """
         body: dict[str, Any] = {
             "rid": request.id + END_OF_ID,
@@ -135,17 +136,17 @@ class SglangDialect:
         await client.post("/continue_generation", {})
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
-        """End requests, each by its whole id."""
+        """Abort requests, each by its whole id."""
         calls = (
             client.post_text("/abort_request", {"rid": name + END_OF_ID, "abort_all": False}) for name in ids if name
         )
         await asyncio.gather(*calls)
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights of a folder that the server can read, with their label.
+        """Load the weights from a folder that the server can read, and set their label.
 
         Raises:
-            ServerError: the server says that it failed, or calls its weights otherwise afterwards.
+            ServerError: the server reports a failure, or a different label afterwards.
         """
         path = WAYS[weights.how]
         body = {
@@ -169,10 +170,11 @@ class SglangDialect:
             raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
-        """Empty the prefix cache. Requests that were paused with `keep` hold nothing in it, so `running` is the same.
+        """Empty the prefix cache. Requests that were paused with `keep` have nothing in it, so `running` makes no
+        difference.
 
         Raises:
-            ServerError: it was not emptied, for requests hold on to it.
+            ServerError: it was not emptied, because requests still use it.
         """
         try:
             await client.post_text("/flush_cache")
@@ -183,8 +185,8 @@ class SglangDialect:
             raise
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """Version, and the requests where the server counts them. It does not tell whether it is paused, and its model
-        is called by the folder of the last weights: neither is in the answer."""
+        """The weight version and, if the server counts them, the requests. It does not report whether it is paused, and
+        names its model after the folder of the last weights: the result has neither."""
         version = await self._version(client)
         try:
             load = await client.get("/get_load")
@@ -205,7 +207,7 @@ class SglangDialect:
 
 
 def _sampling_of(request: TokenRequest) -> dict[str, Any]:
-    """The whole sampling of a request, by SGLang's names."""
+    """All sampling settings of a request, under SGLang's names."""
     sampling = request.sampling
     fields = sampling_params(
         temperature=sampling.temperature,
@@ -222,17 +224,17 @@ def _sampling_of(request: TokenRequest) -> dict[str, Any]:
 
 
 class _StreamReader:
-    """Finds what is new in each message of a stream."""
+    """Extracts the new part of each message of a stream."""
 
     def __init__(self, client: ServerClient, request: TokenRequest, *, counts_prompt: bool = False) -> None:
         self.client, self.request, self.counts_prompt, self.seen = client, request, counts_prompt, 0
 
     def chunk(self, event: Mapping[str, Any]) -> Chunk | None:
-        """The chunk of a message; None where nothing is new.
+        """The chunk of a message; None if nothing is new.
 
         Raises:
-            ServerError: a message of another form, or log-probs that are not those of the tokens.
-            UserError: as `SglangDialect.stream`.
+            ServerError: a message of unexpected form, or log-probs that do not belong to the tokens.
+            UserError: as for `SglangDialect.stream`.
         """
         with as_expected(self.client, GENERATE, event):
             meta = event["meta_info"]
@@ -308,7 +310,8 @@ class Sglang(ServerSpec):
     """SGLang servers, `python -m sglang.launch_server --model-path MODEL`.
 
     Their log-probs are those before top-k, top-p and min-p; `--incremental-streaming-output` makes long completions
-    cheaper to read, `--enable-deterministic-inference` makes seeds count. Tried against a fake of the protocol alone.
+    cheaper to read, `--enable-deterministic-inference` makes seeds effective. Tested only against a fake of the
+    protocol.
     """
 
     url: str | tuple[str, ...] = "http://127.0.0.1:30000"

@@ -1,4 +1,4 @@
-"""Find the capabilities of an SGLang server: from its own description, the calls that it has, and its answers."""
+"""The facts of an SGLang server, from its description of itself, its calls and its answers."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,10 +10,10 @@ from proxima.engine.http.dialect import LogProbMode, ServerFacts
 from proxima.engine.protocol import PauseMode
 
 GENERATE = "/generate"
-SPARE = 2  # tokens of the context length that no completion gets
+SPARE = 2  # tokens of the context length that no completion can use
 PROBE_TOKENS = tuple(10 + 7 * i % 41 for i in range(160))  # ids that every vocabulary has; several pages of a cache
-CERTAIN = 1e-3  # nats below 0 that still count as certain
-WAYS = {  # how weights get in: the call, and what proxima makes of it
+CERTAIN = 1e-3  # a log-prob within this many nats of 0 counts as certain
+WAYS = {  # how weights are loaded: proxima's name, and the server's call
     "disk": "/update_weights_from_disk",
     "distributed": "/update_weights_from_distributed",
     "tensor": "/update_weights_from_tensor",
@@ -27,7 +27,7 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     """Ask what the server can do. Generates eight tokens.
 
     Raises:
-        UserError: it is no SGLang server, or one that generates nothing.
+        UserError: it is not an SGLang server, or does not generate text.
     """
     model = await first_answer(client, "/get_model_info", "/model_info")
     if not isinstance(model, dict) or "model_path" not in model:
@@ -80,10 +80,10 @@ async def find_facts(client: ServerClient) -> ServerFacts:
 
 
 async def first_answer(client: ServerClient, *paths: str) -> Any:
-    """The answer of the first of several paths that the server has; newer versions have renamed some.
+    """GET the first of several paths that the server has; newer versions have renamed some.
 
     Raises:
-        ServerError: of the last, if it has none; any other failure at once.
+        ServerError: the error of the last path if the server has none of them; any other failure immediately.
     """
     for path in paths[:-1]:
         try:
@@ -95,7 +95,7 @@ async def first_answer(client: ServerClient, *paths: str) -> Any:
 
 
 def sampling_params(**given: Any) -> dict[str, Any]:
-    """Everything that decides a draw, by SGLang's names: what is left out would come from the server's own defaults
+    """All parameters that affect a draw, under SGLang's names: an omitted one would be set by the server's own defaults
     (`--preferred-sampling-params`)."""
     return {
         "n": 1,
@@ -136,7 +136,7 @@ async def _generate(client: ServerClient, fields: Mapping[str, Any] | None = Non
 
 
 async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[str]]:
-    """The paths that a server has, and the modes of its pause, by its own description."""
+    """The paths of a server and the modes of its pause, from its own OpenAPI description."""
     described = await client.get("/openapi.json")
     with as_expected(client, "/openapi.json", described):
         schema = described["components"]["schemas"].get("PauseGenerationReqInput", {}).get("properties", {})
@@ -144,8 +144,8 @@ async def _find_calls(client: ServerClient) -> tuple[frozenset[str], frozenset[s
 
 
 async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None, str | None]:
-    """Find which distribution the log-probs refer to, with two temperatures and one draw restricted to the most
-    probable token. The server does not report it; its environment variable SGLANG_RETURN_ORIGINAL_LOGPROB decides."""
+    """Find out which distribution the log-probs refer to, by two temperatures and one draw from the most probable token
+    alone. The server does not report it; its environment variable SGLANG_RETURN_ORIGINAL_LOGPROB decides."""
     rows = {}
     for temperature in (1.0, 2.0):
         answer = await _generate(client, {"top_logprobs_num": 5}, temperature=temperature)
@@ -169,14 +169,15 @@ async def _find_log_prob_mode(client: ServerClient) -> tuple[LogProbMode | None,
 
 
 async def _find_scores(client: ServerClient) -> bool:
-    """True if the server returns log-probs of given tokens."""
+    """Return True if the server returns log-probs of given tokens."""
     answer = await _generate(client, {"logprob_start_len": 1}, max_new_tokens=1)
     rows = answer["meta_info"].get("input_token_logprobs") or []
     return len(rows) > 1 and all(row[0] is not None for row in rows[1:])
 
 
 async def _find_cache(client: ServerClient) -> tuple[bool | None, bool]:
-    """Find from the answers whether equal prefixes are reused, and whether a salt keeps them apart."""
+    """Find out whether equal prefixes are reused, and whether a salt separates them, from the cache counts in the
+    answers."""
     counts: list[Any] = []
     for salt in ("proxima-a", "proxima-a", "proxima-b"):
         fields = {"input_ids": list(PROBE_TOKENS), "return_logprob": False, **salted(salt)}
@@ -188,7 +189,7 @@ async def _find_cache(client: ServerClient) -> tuple[bool | None, bool]:
 
 
 def salted(salt: str | None) -> dict[str, str]:
-    """Fields that say whose prefixes a request may read: two names, for newer and older servers."""
+    """The request fields that select the prefixes it may read: two names, for newer and older servers."""
     return {} if salt is None else {"cache_salt": salt, "extra_key": salt}
 
 
@@ -199,7 +200,8 @@ async def _find_sampling_mask(client: ServerClient) -> bool:
 
 
 async def _max_length(client: ServerClient, settings: Mapping[str, Any]) -> int | None:
-    """Of prompt and completion together: the server ends completions `SPARE` tokens before its context is full."""
+    """Maximum length of prompt and completion together: the server ends completions `SPARE` tokens before its context
+    is full."""
     try:
         longest = (await client.get("/v1/models"))["data"][0]["max_model_len"]
         return whole(longest, "max_model_len", SPARE + 1) - SPARE

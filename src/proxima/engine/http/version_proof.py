@@ -1,9 +1,9 @@
-"""Determine the weights that a server has: those that it was sent, those that it names, and those that it demonstrably
-computes with.
+"""Tracks a server's weights: those it was given, those it reports, and those it was found to compute with.
 
-A server that is started again has the weights of its start, under another label, until it is given ours. So if it names
-our label, all that it has sampled since it was given them is of these weights: one answer proves every completion that
-ended, or gave a token, before the question. A label proves nothing about the numbers behind it: `weight_probe.py` does.
+A restarted server has its initial weights, under another label, until it is given ours. So if it reports our label,
+everything it has sampled since it was given our weights is from these weights: one answer confirms every completion
+that ended, or produced a token, before the question. A label proves nothing about the values of the weights:
+`weight_probe.py` checks those.
 """
 
 import asyncio
@@ -17,8 +17,7 @@ from proxima.engine.http.generation_job import GenerationJob, JobSegment
 
 
 class SharedQuestion:
-    """Asks a server for its health, once for all who want to know: those who come while it is being asked share the
-    next question.
+    """Shares health checks of a server among callers: those that arrive while a check is running share the next one.
 
     Args:
         ask: the health check.
@@ -27,17 +26,17 @@ class SharedQuestion:
 
     def __init__(self, ask: Callable[[], Awaitable[ServerHealth]], url: str) -> None:
         self._ask, self._url = ask, url
-        self._next: asyncio.Task[ServerHealth] | None = None  # has not been sent yet
+        self._next: asyncio.Task[ServerHealth] | None = None  # not sent yet
         self._asking = asyncio.Lock()
 
     async def ask(self, seconds: float) -> ServerHealth:
-        """The answer of the server to a health check sent after this call.
+        """Return the result of a health check that is sent after this call.
 
         Args:
             seconds: deadline of the question.
 
         Raises:
-            ServerError, RefusedError: it does not say it.
+            ServerError, RefusedError: the check failed.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._send(seconds))
@@ -54,7 +53,7 @@ class SharedQuestion:
                 raise ServerError(self._url, "", f"no answer to a health check for {seconds:g} s") from None
 
     async def answered(self) -> None:
-        """Wait for the answers to all who came before: new weights must not be loaded between question and answer."""
+        """Wait for the answers to all earlier callers: new weights must not be loaded between question and answer."""
         if self._next is not None:
             await asyncio.wait({self._next})
         async with self._asking:
@@ -62,7 +61,7 @@ class SharedQuestion:
 
 
 class ProvedServer(Protocol):
-    """The part of a replica that its proof reads; `running` holds the jobs that are being sampled."""
+    """The part of a replica that its proof uses; `running` has the completions being sampled."""
 
     url: str
     facts: ServerFacts
@@ -74,9 +73,9 @@ class ProvedServer(Protocol):
 
 
 class VersionProof:
-    """The evidence about the weights of one replica.
+    """The known facts about the weights of one replica.
 
-    `version` and `label`: the weights that it was given last. `attempts`: the completions that it runs, and how many
+    `version` and `label`: the weights that it was given last. `attempts`: its running completions, and the number of
     segments each had before.
     """
 
@@ -88,14 +87,14 @@ class VersionProof:
         self.instance: str | None = None
         self.attempts: dict[GenerationJob, int] = {}
         self._computed: str | None = None  # label of the weights that it is known to compute with
-        self._past_labels: dict[str, int] = {}  # weights that it has had since what runs on it began
+        self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
         self._settled = asyncio.Event()  # no weights are being proved
         self._settled.set()
 
     # ---- what it was given -------------------------------------------------------------------------------------------
 
     def set_version(self, version: int, label: str | None) -> None:
-        """Note that the replica has new weights."""
+        """Record that it now has other weights."""
         running = self._server.running
         if not running:
             self._past_labels.clear()
@@ -108,8 +107,8 @@ class VersionProof:
 
     @contextmanager
     def proving(self, version: int, label: str) -> Iterator[None]:
-        """Inside, the server gets weights and passes the probe. Completions that it holds continue under the new
-        weights before the result is known; if the block raises, tokens that they say are of it are `mismatched`."""
+        """Wrap loading weights into the server and probing them. Held completions continue under the new weights before
+        the result is known; if the block raises, tokens that they attribute to `version` are `mismatched`."""
         self.set_version(version, label)
         self._computed = None
         self._settled.clear()
@@ -127,22 +126,22 @@ class VersionProof:
         await self._settled.wait()
 
     def computes(self, label: str | None, health: ServerHealth) -> bool:
-        """True if this server instance was seen to compute with these weights, and still has them."""
+        """Return True if this is the server that was found to compute with these weights, and it still has them."""
         same = health.instance is not None and health.instance == self.instance
         return same and self._computed == label == health.weight_version
 
     # ---- what it names -----------------------------------------------------------------------------------------------
 
     def labels_of(self, job: GenerationJob) -> dict[str, int]:
-        """The versions that it had during an attempt, by label; empty: it does not say which it has."""
+        """The versions that it had during an attempt, by label; empty: it does not report labels."""
         had = {version for _, version in job.current.marks} if job.current else set()
         return {label: version for label, version in self._past_labels.items() if version in had}
 
     def problem(self, health: ServerHealth, label: str | None) -> str | None:
-        """Describe the problem with the state that the server reports, or return None.
+        """Describe what is wrong with the state that the server reports; None: nothing.
 
         Args:
-            label: of the weights that it should have; None: they are changing.
+            label: label of the weights that it should have; None: they are changing.
         """
         facts = self._server.facts
         if health.model is not None and health.model != facts.model:
@@ -154,14 +153,14 @@ class VersionProof:
         return None
 
     async def confirm(self, label: str | None, seconds: float) -> str | None:
-        """Ask the server whether it still has weights `label`, by which it has sampled and scored.
+        """Ask the server whether it still has the weights `label`, with which it has sampled and scored.
 
         Args:
             seconds: deadline of the answer.
 
-        Returns: why this is not confirmed; None: it is.
+        Returns: the reason why it is not confirmed; None: it is.
         """
-        if not self._server.facts.weight_version:  # then it takes no weights either
+        if not self._server.facts.weight_version:  # in this case it accepts no weights either
             return None
         segments = self.unverified()
         try:
@@ -173,7 +172,7 @@ class VersionProof:
         return problem
 
     def unverified(self) -> list[JobSegment]:
-        """The segments of what runs that have a token so far: an answer from now on is about these."""
+        """The segments of running attempts that already have a token: a later answer covers these."""
         return [segment for segment in self._segments() if segment.tokens]
 
     def _segments(self) -> list[JobSegment]:
@@ -181,6 +180,6 @@ class VersionProof:
 
 
 def mark_confirmed(segments: list[JobSegment]) -> None:
-    """Note that the server which runs these has the weights that it should have."""
+    """Mark segments as sampled by a server that has the weights it should have."""
     for segment in segments:
         segment.confirmed = True

@@ -1,8 +1,8 @@
-"""vLLM: how it is asked.
+"""The vLLM dialect.
 
-Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which says which weights sampled which
-token, else from `/v1/completions`. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what a
-server has; `in_server/proxima_vllm_worker.py` is what runs inside one.
+Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which reports which weights sampled
+which token, else from `/v1/completions`. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what
+a server supports; `in_server/proxima_vllm_worker.py` runs inside the server.
 """
 
 import asyncio
@@ -43,13 +43,13 @@ from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
 BUCKET = 1 << 28  # bytes of weights in one call
-WAIT_SECONDS = 24 * 3600.0  # of a pause that finishes what runs: those who wait for its completions have deadlines
+WAIT_SECONDS = 24 * 3600.0  # timeout of a pause that finishes running completions: their callers have deadlines
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
-COLDEST = 0.01  # vLLM samples at this temperature when it is asked for a lower one, above 0
+COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
 
 
 class VllmDialect:
-    """The requests of vLLM; see `Dialect`."""
+    """The dialect of vLLM; see `Dialect`."""
 
     kind: ClassVar[str] = "vllm"
 
@@ -58,7 +58,7 @@ class VllmDialect:
             return await find_vllm_facts(client)
 
     async def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
-        """The completion, in chunks.
+        """Stream the completion in chunks.
 
         Raises:
             UserError: a temperature that vLLM would silently raise.
@@ -77,7 +77,7 @@ class VllmDialect:
             fields["routed_experts_prompt_start"] = count
         size = StreamSize.of(most, prompt=count, set_size=request.set_size, row_bytes=request.row_bytes)
         empty: Mapping[str, Any] | None = None
-        named = not facts.prompt_echo  # the answer has said which prompt it continues, as this server does
+        named = not facts.prompt_echo  # True once the answer has echoed the prompt, as this server does
         async with aclosing(stream_events(client, facts.route, body, size)) as events:
             async for event in events:
                 if "choices" not in event:
@@ -100,7 +100,7 @@ class VllmDialect:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
 
         Raises:
-            UserError: prompt and tokens fill the server's whole length: it wants room for one token more.
+            UserError: prompt and tokens fill the server's maximum length: it needs room for one more token.
         """
         path = facts.route
         asked = [*map(int, prompt), *map(int, tokens)]
@@ -122,7 +122,7 @@ class VllmDialect:
             return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
-        """Stop sampling. New requests wait for `resume` in every mode, probes too."""
+        """Stop sampling. New requests, including probes, wait for `resume` in every mode."""
         seconds = WAIT_SECONDS if mode == "wait" else None
         await client.post("/pause", query={"mode": mode, "clear_cache": "false"}, seconds=seconds)
 
@@ -130,14 +130,14 @@ class VllmDialect:
         await client.post("/resume")
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
-        """End requests. Without control calls nothing is done here: closing a stream ends its request too."""
-        if not ids or not facts.control:  # an empty list would end every request, of whomever
+        """Abort requests. Does nothing without control calls: closing a stream also ends its request."""
+        if not ids or not facts.control:  # an empty list would abort every request of every client
             return
         named = [f"generate-tokens-{name}" if facts.route == GENERATE else f"cmpl-{name}-0" for name in ids]
         await client.post("/abort_requests", {"request_ids": named})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights of a folder, and set their label."""
+        """Load the weights from a folder, and set their label."""
         try:
             async with asyncio.timeout(weights.seconds):
                 if weights.how == TRANSFER:
@@ -152,7 +152,7 @@ class VllmDialect:
         """Empty the prefix cache.
 
         Raises:
-            ServerError: it was not emptied: without `running`, requests that are paused hold on to it.
+            ServerError: it was not emptied: without `running`, paused requests keep it in use.
         """
         path = "/reset_prefix_cache"
         answer = await client.post(path, query={"reset_running_requests": "true" if running else "false"})
@@ -160,17 +160,17 @@ class VllmDialect:
             raise ServerError(client.url, path, "the prefix cache was not emptied: requests hold on to it")
 
     async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
-        """Level 1: the weights go to the host's memory and the KV cache is dropped, so that a step without an update
-        needs no new weights."""
+        """Sleep at level 1: the weights move to host memory and the KV cache is dropped, so that a step without an
+        update needs no new weights."""
         await client.post("/sleep", query={"level": "1", "mode": "abort"}, seconds=MOVE_SECONDS)
 
     async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
-        """The weights, then the KV cache. vLLM samples again with the latter, hence the pause."""
+        """Restore the weights, then the KV cache. vLLM resumes sampling once it has the cache, hence the pause."""
         await wake_up(client)
         await self.pause(client, facts, "abort")
 
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
-        """Its model and, where the server has control calls, the version of its weights."""
+        """The server's model and, if it has control calls, the version of its weights."""
         models = client.get("/v1/models")
         if not facts.control:
             return ServerHealth(model=_model_of(client, await models))
@@ -186,7 +186,8 @@ def _model_of(client: ServerClient, answer: Any) -> str:
 
 
 def sampling_fields(request: TokenRequest) -> dict[str, Any]:
-    """Everything that decides a draw, by vLLM's names; what is left out would come from the model's own defaults."""
+    """All parameters that affect a draw, under vLLM's names; an omitted one would be set by the model's own
+    defaults."""
     sampling = request.sampling
     if 0 < sampling.temperature < COLDEST:
         raise UserError(
@@ -219,10 +220,10 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
 
 
 def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteShape | None = None) -> Chunk:
-    """A chunk of one event, with the experts of each token where they are of a shape.
+    """The chunk of one event, with the experts of each token if `routes` gives their shape.
 
     Raises:
-        ValueError: log-probs and tokens do not fit each other, sets that are none, or an ending that is none of ours.
+        ValueError: log-probs and tokens do not match, a sampling mask is invalid, or the finish reason is unknown.
     """
     tokens = id_list(choice["token_ids"] or [], "token_ids")
     log_probs = choice.get("logprobs") or {}
@@ -257,7 +258,7 @@ def _reported(values: Sequence[float]) -> Floats:
 
 
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
-    """Send weights through the server's weight-transfer API, bucket by bucket."""
+    """Load weights through the server's weight-transfer API, bucket by bucket."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
     await client.post("/start_weight_update", seconds=weights.seconds)
     buckets = list(weight_buckets(weights.folder, BUCKET))
@@ -268,7 +269,7 @@ async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
 
 
 async def _reload(client: ServerClient, weights: WeightHandover) -> None:
-    """Let the workers reload the whole folder."""
+    """Load weights through a worker call that reads the whole folder."""
     method = RELOAD_PACKED if weights.how == RELOAD_PACKED else "reload_weights"
     call = {"method": method, "kwargs": {"weights_path": str(weights.folder)}}
     await client.post("/collective_rpc", call, seconds=weights.seconds)
@@ -279,14 +280,14 @@ async def _reload(client: ServerClient, weights: WeightHandover) -> None:
 class Vllm(ServerSpec):
     """vLLM servers, `vllm serve MODEL`.
 
-    Weights need VLLM_SERVER_DEV_MODE=1 in the server's environment, versions within a completion `--enable-scale-out`,
-    log-probs of the distribution really sampled `--logprobs-mode processed_logprobs`. `proxima engine serve` starts
-    servers with all of it.
+    Weights need VLLM_SERVER_DEV_MODE=1 in the server's environment, versions within a completion need
+    `--enable-scale-out`, and log-probs of the distribution actually sampled from need `--logprobs-mode
+    processed_logprobs`. `proxima engine serve` starts servers with all of these.
     """
 
     def check(self, needs: EngineRequirements) -> list[str]:
         """See `ServerSpec.check`. A server started with --return-sampling-mask refuses every request at temperature 0
-        or without top-k, the greedy ones of an evaluation too."""
+        or without top-k, including the greedy ones of an evaluation."""
         if self.sampling_mask:
             asked = needs.samplings if needs.training is None else (*needs.samplings, needs.training)
             if any(not sampling.temperature for sampling in asked):

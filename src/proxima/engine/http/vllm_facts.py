@@ -1,4 +1,4 @@
-"""Find the capabilities of a vLLM server by requesting a few tokens and its settings."""
+"""The facts of a vLLM server, found by requesting a few tokens and its settings."""
 
 import asyncio
 import math
@@ -16,16 +16,16 @@ GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 BACKEND = "proxima_folder"  # of in_server/proxima_vllm_worker.py
 TRANSFER, RELOAD_PACKED, RELOAD = "transfer", "reload_packed", "reload"
 PROMPTS = ((17, 42, 99, 7), (300, 301, 302, 303), (5, 900, 31, 77))  # ids that every vocabulary has
-MOVE_SECONDS = 600.0  # that the weights may take to the host's memory, or back
-CLOSE = 1e-3  # nats: two numbers that a server computed from the same logits in float32
+MOVE_SECONDS = 600.0  # deadline for moving the weights to host memory, or back
+CLOSE = 1e-3  # nats: tolerance between numbers that a server computed from the same logits in float32
 
 
 async def find_vllm_facts(client: ServerClient) -> ServerFacts:
-    """Ask a server what it can do. VLLM_SERVER_DEV_MODE=1 switches on its `control`: pause, weights, caches, settings.
+    """Find out what a server can do. VLLM_SERVER_DEV_MODE=1 enables its `control`: pause, weights, caches, settings.
 
     Raises:
-        ServerError: it does not answer, or not as vLLM does.
-        UserError: it refuses the token, or the model that it serves makes no text.
+        ServerError: it does not answer, or not like vLLM.
+        UserError: it refuses the token, or its model does not generate text.
     """
     models = await _models(client)
     await _wake(client)
@@ -41,7 +41,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     first, again, other = [await ask.tokens(seed=seed) for seed in (7, 7, 8)]
     control = await _optional(client, "/weight_info") is not None and await _optional(client, "/is_paused") is not None
     spans = bool(first.get("weight_versions"))
-    # without spans nobody could say which weights sampled a token of a completion that ran across a pause
+    # without spans, the weights that sampled a token would be unknown for a completion that ran across a pause
     interrupts: frozenset[Interrupt] = frozenset({"recompute", "keep", "finish"} if spans else {"finish"})
     weights, more = await _weights(client, config) if control else ((), {})
     log_probs, why = await ask.log_prob_mode()
@@ -64,7 +64,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         interrupts=interrupts if control else frozenset(),
         prefix_cache=_of(config, "cache_config", "enable_prefix_caching"),
         cache_salt=await ask.with_field(cache_salt="proxima") is not None,
-        # on a CPU, a request with a seed whose prompt is computed in several parts ends the server
+        # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
         seeds=first.get("token_ids") == again.get("token_ids") != other.get("token_ids")
         and _of(config, "device_config", "device") != "cpu",
         sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
@@ -79,14 +79,14 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
 
 
 async def _wake(client: ServerClient) -> None:
-    """Wake a server that a run before this one has left asleep, or paused, which vLLM does not tell apart."""
+    """Wake a server that an earlier run has left asleep or paused; vLLM does not distinguish the two."""
     if _of(await _optional(client, "/is_sleeping"), "is_sleeping") is True:
         await wake_up(client)
         await client.post("/resume")
 
 
 async def wake_up(client: ServerClient) -> None:
-    """Reallocate the memory, that of the weights first; parts that have theirs are left alone."""
+    """Make the server take its memory again, weights first; whatever is already awake is left unchanged."""
     for tag in ("weights", "kv_cache"):
         await client.post("/wake_up", query={"tags": tag}, seconds=MOVE_SECONDS)
 
@@ -102,14 +102,13 @@ async def _models(client: ServerClient) -> Any:
 
 
 class _Asker:
-    """Asks for a few tokens, over the route that the server has."""
+    """Requests a few tokens, through the route that the server supports."""
 
     def __init__(self, client: ServerClient, model: str) -> None:
         self.client, self.model, self.route = client, model, COMPLETIONS
 
     async def choose_route(self) -> None:
-        """`GENERATE` where it is switched on. Where it is not, it answers 403 or 404; a token that is refused has been
-        so before."""
+        """Use `GENERATE` if it is enabled. If not, it answers 403 or 404; a refused token would have failed earlier."""
         self.route = GENERATE
         try:
             await self.tokens(seed=1)
@@ -123,8 +122,8 @@ class _Asker:
     async def tokens(
         self, prompt: tuple[int, ...] = PROMPTS[0], *, cache_salt: str | None = None, **sampling: Any
     ) -> dict[str, Any]:
-        """The first choice of an answer, not streamed. Top-k is on, for a server that gives sampling masks refuses
-        requests without."""
+        """Return the first choice of an answer, not streamed. Top-k is on, because a server that returns sampling masks
+        refuses requests without it."""
         body = self._body(prompt, sampling) | ({} if cache_salt is None else {"cache_salt": cache_salt})
         answer = await self.client.post(self.route, body)
         with as_expected(self.client, self.route, answer):
@@ -142,8 +141,8 @@ class _Asker:
         return {"model": self.model, "prompt": list(prompt), **fields, **names}
 
     async def echoes_prompt(self) -> bool:
-        """True if the first tokens of a stream come with the ids of the prompt. Their absence from a completion proves
-        nothing: it may be the answer to another request."""
+        """Return True if the first tokens of a stream come with the prompt's ids. A later completion without them does
+        not show that the server never sends them: it may be the answer to another request."""
         body = self._body(PROMPTS[0], {"max_tokens": 1}) | {"stream": True, "return_token_ids": True}
         async with (
             asyncio.timeout(self.client.seconds),
@@ -157,7 +156,7 @@ class _Asker:
         return False
 
     async def with_field(self, **more: Any) -> dict[str, Any] | None:
-        """The answer to a request with one more field; None if the server refuses it."""
+        """The answer to a request with one additional field; None: the server refuses it."""
         try:
             return await self.tokens(max_tokens=1, **more)
         except ServerError as error:
@@ -166,16 +165,17 @@ class _Asker:
             return None
 
     async def scores(self) -> bool:
-        """True if the server returns log-probs of the prompt."""
+        """Return True if the server returns log-probs of the prompt."""
         choice = await self.with_field(prompt_logprobs=0) or {}
         rows = choice.get("prompt_logprobs") or []
         return len(rows) == len(PROMPTS[0]) and all(isinstance(row, dict) for row in rows[1:])
 
     async def log_prob_mode(self) -> tuple[LogProbMode | None, str]:
-        """The distribution that log-probs refer to, and the evidence if neither mode fits.
+        """Return the distribution that log-probs refer to, or None and the evidence against both modes.
 
-        With top-k 2 at temperatures 1 and 2 the two tokens that are left have g = ln p1 - ln p2. Of the distribution
-        really sampled p1 + p2 = 1, and g at 2 is half of g at 1; of softmax(logits) p1 + p2 < 1, and g does not change.
+        With top-k 2 at temperatures 1 and 2 the two remaining tokens have g = ln p1 - ln p2. Under the distribution
+        actually sampled from, p1 + p2 = 1, and g at 2 is half of g at 1; under softmax(logits), p1 + p2 < 1, and g does
+        not change.
         """
         for prompt in PROMPTS:
             pairs = [await self._pair(prompt, temperature) for temperature in (1.0, 2.0)]
@@ -184,7 +184,7 @@ class _Asker:
             (cool, warm) = [pair for pair in pairs if pair is not None]
             gap, warm_gap, mass = cool[0] - cool[1], warm[0] - warm[1], math.exp(cool[0]) + math.exp(cool[1])
             if gap < 10 * CLOSE or (abs(mass - 1) < CLOSE and abs(gap - warm_gap) < CLOSE):
-                continue  # two equal tokens, or nothing but the two: another prompt
+                continue  # two equally likely tokens, or no mass on others: try another prompt
             if abs(mass - 1) < CLOSE and abs(warm_gap - gap / 2) < CLOSE * (1 + gap):
                 return "processed", ""
             if mass < 1 and abs(warm_gap - gap) < CLOSE * (1 + gap):
@@ -193,7 +193,7 @@ class _Asker:
         return None, "the server's answers do not tell which distribution they are of"
 
     async def _pair(self, prompt: tuple[int, ...], temperature: float) -> tuple[float, float] | None:
-        """Log-probs of the two most probable tokens, the greater first; None: there are none."""
+        """Log-probs of the two most probable tokens, the greater first; None: not reported."""
         choice = await self.tokens(prompt, temperature=temperature, top_k=2, logprobs=2, max_tokens=1, seed=1)
         log_probs = choice.get("logprobs") or {}
         try:
@@ -208,7 +208,7 @@ class _Asker:
 
 
 async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The ways to load new weights, best first, and what was found but is not used."""
+    """The methods to load new weights, best first; and notes on those found but not used."""
     ways, more = [RELOAD], dict[str, str]()
     if _of(config, "parallel_config", "worker_extension_cls"):
         try:
@@ -226,7 +226,7 @@ async def _weights(client: ServerClient, config: Mapping[str, Any]) -> tuple[tup
 
 
 async def _optional(client: ServerClient, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """The answer to a GET; None if the server has no such path."""
+    """Send a GET; return None if the server answers with an error status, for example because it has no such path."""
     try:
         return await client.get(path, query)
     except UserError:

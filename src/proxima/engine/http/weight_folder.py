@@ -1,4 +1,4 @@
-"""Weights of a module of this process as a Hugging Face folder that servers read."""
+"""Writes the weights of a module in this process as a Hugging Face folder that servers read."""
 
 import json
 import os
@@ -18,22 +18,22 @@ from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.shared_weights import model_as_files, unique_weights
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-SHARD = 2 << 30  # bytes of weights in a file: what is in this process's memory twice while it is written
+SHARD = 2 << 30  # bytes of weights per file, which are in this process's memory twice while it is written
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SHARED_MEMORY = Path("/dev/shm")
-KEPT = 2  # the folder that servers have, and the one that they get
-ROOM = 1.2  # of free memory, for each folder that is kept
+KEPT = 2  # the folder that servers have loaded, and the one that they are loading
+ROOM = 1.2  # factor of free memory required for each folder
 
 
 class WeightFolders:
-    """Versions of a model's weights, a complete folder each: config, tokenizer, safetensors. A folder appears
-    atomically, and the two newest are kept, so that a server that still reads one finds it.
+    """Versions of a model's weights, each a complete folder: config, tokenizer, safetensors. A folder appears
+    atomically, and the two newest are kept, so that a server that is still reading one finds it.
 
     Args:
-        root: a folder of its own in it holds the folders; created. None: in memory, if there is room, else among the
-            temporary files. `close` removes what was written, and what killed processes have left there goes when the
-            first is.
-        dtype: of the weights that are written, as servers name it: `bfloat16` and the like; None: as they are.
+        root: the folders are written to a dedicated folder in it, which is created. None: in memory if there is room,
+            else among the temporary files. `close` removes everything written; leftovers of killed processes are
+            removed before the first write.
+        dtype: of the written weights, by the servers' name: `bfloat16` and the like; None: unchanged.
     """
 
     def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
@@ -45,29 +45,29 @@ class WeightFolders:
 
     @property
     def kept(self) -> tuple[Path, ...]:
-        """The folders that are there, the newest last."""
+        """The existing folders, newest last."""
         return tuple(self._written)
 
     def write_as(self, dtype: str | None) -> None:
-        """Let the next folders have this dtype.
+        """Set the dtype of the next folders.
 
         Raises:
-            UserError: it is none that weights have.
+            UserError: the dtype is not supported.
         """
         if dtype is not None and dtype not in DTYPES:
             raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
         self.dtype = None if dtype is None else DTYPES[dtype]
 
     def write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
-        """Write the model's weights, those with an adapter merged, and tied ones once.
+        """Write the model's weights, with adapters merged and tied ones once.
 
         Args:
-            name: of the folder; one that was written before is replaced.
+            name: name of the folder; an existing one is replaced.
 
-        Returns: the folder, with an absolute path.
+        Returns: the absolute path of the folder.
 
         Raises:
-            UserError: there is no room for it.
+            UserError: it can't be written, for example for lack of space.
             RuntimeError: `close` was called before.
         """
         try:
@@ -104,7 +104,7 @@ class WeightFolders:
         return target
 
     def close(self) -> None:
-        """Remove what was written, and what is being written once that ends."""
+        """Remove everything written, including a write in progress once it ends."""
         self._closed = True
         self._remove()
 
@@ -134,7 +134,7 @@ class WeightFolders:
         return self._locked.path
 
     def _shards(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """The weights as they are written, a file's at a time; the dict is emptied for the next."""
+        """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
         held, filled = dict[str, Tensor](), 0
         for (name, *_), weight in unique_weights(model):
             copy = weight.detach().to("cpu", self.dtype if weight.is_floating_point() else None).contiguous()
@@ -163,15 +163,15 @@ class WeightFolders:
 
 
 def _no_room(folder: Path | None, error: OSError) -> UserError:
-    """The user's line of a folder that can't be written to."""
+    """The error for a folder that can't be written to."""
     where = "" if folder is None else f" to {folder}"
     remedy = "set engine.weight_folder to a folder with more room that the server can read"
     return UserError(f"weights could not be written{where}: {error.strerror}", remedy=remedy)
 
 
 def weight_buckets(folder: Path, size: int) -> Iterator[tuple[Path, list[str]]]:
-    """The weights of a folder in the order in which they are in its files: a file, and names of weights in it that
-    together have at most `size` bytes (a weight that has more is alone)."""
+    """Yield the weights of a folder in the order of its files: a file, and names of weights in it with at most `size`
+    bytes in total (a larger weight is yielded alone)."""
     for file in sorted(folder.glob("*.safetensors")):
         bucket, filled = list[str](), 0
         for name, length in _lengths(file):
@@ -190,7 +190,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def _lengths(file: Path) -> list[tuple[str, int]]:
-    """Names and bytes of the tensors in a safetensors file, by their place in it."""
+    """Names and bytes of the tensors in a safetensors file, in file order."""
     with file.open("rb") as stream:
         header = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
     spans = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
@@ -198,7 +198,7 @@ def _lengths(file: Path) -> list[tuple[str, int]]:
 
 
 def _set_dtype(file: Path, dtype: torch.dtype | None) -> None:
-    """Let a config name the dtype of the weights beside it."""
+    """Set the dtype in a config file to that of the written weights."""
     if dtype is not None:
         config = json.loads(file.read_text())
         config["dtype"] = str(dtype).removeprefix("torch.")

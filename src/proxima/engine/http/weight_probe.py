@@ -1,14 +1,14 @@
-"""The proof that a server computes with the trainer's weights: its log-probs of known tokens against the trainer's.
+"""Verifies that a server computes with the trainer's weights, by comparing log-probs of known tokens.
 
-A server whose weights are right differs by rounding alone, and weights that change little from step to step hide in it
-when a part of them stays behind. So the first weights that a server gets are a perturbed copy, in which every tensor is
-moved so far that it alone moves the log-probs by about 0.1 to 0.3 nats, and later it is compared how far its log-probs
-moved with how far they should have.
+A server with the right weights differs only by rounding. As weights change little from step to step, a part of them
+that is not updated can go unnoticed within that rounding. So the first weights that a server gets are a perturbed copy,
+in which every tensor is moved so far that it alone moves the log-probs by about 0.1 to 0.3 nats; later syncs compare
+how far its log-probs moved with how far they should have moved.
 
-What is seen on SmolLM2-135M (272 tensors, 30 layers). float32, against vLLM 0.32 on a CPU: a tied head and each of six
-single tensors that stayed behind. bfloat16: bound and noise of the perturbed copy are 0.20 and 0.15 nats on average,
-so a part is seen if it moves the log-probs by more than 0.13. Computed from the trainer's model, not tried at a server:
-67 of 74 single tensors do (median 0.22, least 0.10); the embedding, at 0.130, is at the edge.
+Detected on SmolLM2-135M (272 tensors, 30 layers). float32, against vLLM 0.32 on a CPU: a tied head and each of six
+single tensors that were not updated. bfloat16: bound and noise of the perturbed copy are 0.20 and 0.15 nats on average,
+so a part is detected if it moves the log-probs by more than 0.13. Computed from the trainer's model, not tested on a
+server: 67 of 74 single tensors do (median 0.22, least 0.10); the embedding, at 0.130, is at the edge.
 """
 
 import copy
@@ -29,8 +29,8 @@ from proxima.model.log_prob import token_log_prob
 from proxima.model.lora import base_layer, weight_of
 from proxima.model.policy import parts
 
-# Read by every model, in tokens of its own: prose, numbers, code, other scripts, so that many rows of the embedding and
-# all kinds of contexts take part.
+# Every model reads it with its own tokenizer: prose, numbers, code, other scripts, so that many rows of the embedding
+# and all kinds of contexts are involved.
 TEXT = """The committee met on the 14th of March 1987 and, after three hours, agreed on nothing but the date of its next
 meeting. What is 17 + 26? 17 + 26 = 43, and 43 * 2 = 86. Water boils at 100 °C at sea level; on a mountain of 3,000 m it
 boils at about 90 °C. def mean(values): return sum(values) / len(values)  # raises ZeroDivisionError for []
@@ -39,21 +39,21 @@ SELECT city, COUNT(*) FROM people WHERE age >= 18 GROUP BY city ORDER BY 2 DESC;
 curious fox who lived at the edge of a dark forest. Every evening she watched the lights of the village and asked
 herself what people did with so much light. One night she went to see. Therefore, if x^2 = 9, then x = 3 or x = -3."""
 CONTEXT = 8  # tokens at the start that only condition the others
-MOVED = 2.0  # nats, root mean square: of the perturbed copy from the weights that it is made of
-SMALLEST, LARGEST = 1e-3, 1.0  # of what a tensor is moved, in units of its root mean square
-ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: it moves log-probs more than their rounding
+MOVED = 2.0  # nats, root mean square: between the log-probs of the perturbed copy and the original
+SMALLEST, LARGEST = 1e-3, 1.0  # perturbation of a tensor, in units of its root mean square
+ROW_GAIN = 0.25  # of a token's row in embedding and head, up or down: moves log-probs by more than rounding
 CERTAIN = 5.4  # standard errors: 2 exp(-CERTAIN^2 / 2) = 1e-6, in a run of 1,000 syncs 1e-3
-ALIKE = 1.25  # times as far, because the rounding of one token is a little like that of the next: 1.0 to 1.2 was seen
-SLACK = 0.1  # of a slope, for what else is not noise
-WIDEST = 2 / 3  # limit of a slope up to which it is judged; beyond it is a server that stays where it was
-STILL = 0.1  # least residual, in units of what rounding does to a log-prob: outputs may not move at all for a while
-PERTURBED = 2.0  # of the bounds, for the perturbed copy
-ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # of `rounding`: how far a server that rounds may be
+ALIKE = 1.25  # factor, because the rounding of adjacent tokens is slightly correlated: 1.0 to 1.2 was measured
+SLACK = 0.1  # of a slope, for other systematic differences
+WIDEST = 2 / 3  # a slope with a larger limit is not judged: a server that is not updated might pass
+STILL = 0.1  # least residual, in units of a log-prob's rounding: outputs may not move at all for a while
+PERTURBED = 2.0  # factor of the bounds for the perturbed copy
+ROUNDING, LARGEST_ROUNDING = 1.6, 3.0  # factors of `rounding`: the allowed distance of a server that rounds
 
 
 @dataclass(frozen=True)
 class Bound:
-    """The distance allowed between the log-probs of a server with the right weights and the trainer's, in nats over the
+    """The allowed distance of the log-probs of a server with the right weights from the trainer's, nats over the
     tokens."""
 
     mean: float
@@ -67,7 +67,7 @@ QUANTISED = Bound(0.5, 5.0)
 
 
 def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
-    """[T] int32: the ids of `TEXT`, again and again, so that `count` are compared; fewer where `longest` allows no
+    """[T] int32: the ids of `TEXT`, repeated so that `count` are compared, or fewer if `longest` does not allow
     more."""
     ids = list(tokenizer(TEXT, add_special_tokens=False).input_ids)
     wanted = CONTEXT + count if longest is None else min(CONTEXT + count, longest - 1)
@@ -86,10 +86,11 @@ def trainer_log_prob(module: nn.Module, tokens: Ints) -> Floats:
 
 
 def rounded_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype) -> Floats:
-    """The same of the weights as a server of this dtype gets them, computed in float32; see `rounded_weights`.
+    """Like `trainer_log_prob`, with the weights as a server of this dtype gets them, computed in float32; see
+    `rounded_weights`.
 
     Raises:
-        NotFiniteError: the weights give NaN or infinity there.
+        NotFiniteError: the rounded weights give NaN or infinity.
     """
     with torch.no_grad(), rounded_to(parts(module)[0], dtype):
         return _finite(_log_prob(module, tokens, dtype))
@@ -115,7 +116,7 @@ def _log_prob(module: nn.Module, tokens: Ints, round_to: torch.dtype | None = No
 
 @contextmanager
 def _plain(model: Any) -> Iterator[None]:
-    """A model whose forward takes one sequence: no dropout, and Hugging Face's own attention."""
+    """Make the model's forward accept one sequence: no dropout, and Hugging Face's own attention."""
     modes, attention = [(part, part.training) for part in model.modules()], model.config._attn_implementation
     model.eval()
     if getattr(model, "_supports_sdpa", False):
@@ -131,8 +132,8 @@ def _plain(model: Any) -> Iterator[None]:
 
 @contextmanager
 def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
-    """Context in which every weight tensor is moved at random, each so far that it alone would move the log-probs of
-    the tokens about as much as any other (`strengths`); afterwards all are restored to the bit."""
+    """Inside this context every weight tensor is perturbed at random, so that each alone would move the log-probs of
+    the tokens about as much as any other (`strengths`); afterwards all are restored exactly."""
     amounts = strengths(module, tokens)
     saved = [parameter.detach().to("cpu", copy=True) for parameter in module.parameters()]
     try:
@@ -152,14 +153,15 @@ def perturbed(module: nn.Module, tokens: Ints) -> Iterator[None]:
 
 
 def _token_rows(module: nn.Module) -> list[nn.Parameter]:
-    """The weights with a row for each token: of the input, and of the output where it is not tied to it."""
+    """The weights with one row per token: the input embedding, and the output head if it is not tied to it."""
     embedding = module.get_input_embeddings().weight  # type: ignore[operator]
     head = base_layer(parts(module)[1]).weight
     return [weight for weight in {id(w): w for w in (embedding, head)}.values() if isinstance(weight, nn.Parameter)]
 
 
 def strengths(module: nn.Module, tokens: Ints) -> list[float]:
-    """Of each parameter the standard deviation of a normal draw that moves the log-probs by the same root mean square.
+    """For each parameter, the standard deviation of a normal draw that moves the log-probs by the same root mean
+    square.
 
     With f = sum_t e_t log_prob_t, e_t = +-1 at random, a draw of deviation a moves f by a |grad f|, and the log-probs
     by a |grad f| / sqrt(T) in the root mean square, to first order.
@@ -184,17 +186,17 @@ def strengths(module: nn.Module, tokens: Ints) -> list[float]:
 
 
 def rounding(module: nn.Module, tokens: Ints, expected: Floats) -> Bound:
-    """The shift of a module's log-probs by bfloat16, in nats: the distance to expect of a server that computes in
-    it."""
+    """How far bfloat16 moves the log-probs of a module, nats: the expected distance of a server that computes in
+    bfloat16."""
     exact = next(module.parameters()).dtype != torch.bfloat16
     other = copy.deepcopy(module).to(torch.bfloat16 if exact else torch.float32)
     away = np.abs(trainer_log_prob(other, tokens).astype(np.float64) - expected)
-    both = 1.0 if exact else 2**0.5  # the trainer rounds too, and otherwise
+    both = 1.0 if exact else 2**0.5  # the trainer rounds too, but differently
     return Bound(both * float(away.mean()), both * float(away.max()))
 
 
 class WeightProbe:
-    """Judges the log-probs that replicas give to the probe's tokens.
+    """Judges the log-probs that replicas report for the probe's tokens.
 
     Args:
         tokens: [T] ids, the first `context` of which only condition the others.
@@ -204,24 +206,25 @@ class WeightProbe:
 
     def __init__(self, tokens: Ints) -> None:
         self.tokens = tokens
-        self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and given, of an earlier version
+        self._before: dict[str, tuple[Floats, Floats]] = {}  # by URL: expected and reported, of an earlier version
 
     def forget(self, url: str) -> None:
         """Forget a replica that was restarted."""
         self._before.pop(url, None)
 
     def check(self, url: str, what: str, expected: Floats, given: Floats, bound: Bound) -> dict[str, float]:
-        """The distance of a replica's log-probs from the trainer's, nats: `probe_mean`, `probe_max`, with the bounds.
+        """Return the distance of a replica's log-probs from the trainer's, nats: `probe_mean`, `probe_max`, with the
+        bounds.
 
         Args:
-            what: was loaded, for the message.
+            what: the name of the loaded weights, for the message.
 
         Raises:
-            UserError: it is beyond the bound.
+            UserError: the distance exceeds the bound.
         """
         away = np.abs(given.astype(np.float64) - expected)
         mean, largest = float(away.mean()), float(away.max())
-        if not (mean <= bound.mean and largest <= bound.largest):  # NaN is beyond too
+        if not (mean <= bound.mean and largest <= bound.largest):  # NaN exceeds it too
             raise UserError(
                 f"{url} does not compute with the weights of {what}: its log-probs are {mean:.3g} nats from the"
                 f" trainer's on average and {largest:.3g} at most, over {len(away)} known tokens; at most"
@@ -235,29 +238,30 @@ class WeightProbe:
     def check_movement(
         self, url: str, version: int, exact: Floats, given: Floats, *, judged: bool = True
     ) -> dict[str, float]:
-        """The movement of a replica's log-probs since an earlier version, in units of the expected movement: m and s.
+        """How far a replica's log-probs moved since an earlier version (m), in units of how far they should have moved
+        (s).
 
             slope = sum_t sign(s_t) m_t / sum_t |s_t|
             error = sqrt(sum_t r_t^2) / sum_t |s_t|,    r_t = m_t - slope s_t
 
-        The noise of a token, rounding, has any size, but either sign alike, so whatever the sizes
+        The noise of a token, its rounding, may have any size, but both signs are equally likely, so for all sizes
 
             P(|slope - 1| > z error) <= 2 exp(-z^2 / 2)        (Hoeffding, of signs)
 
-        Least squares would give most weight to the tokens that move most, which also have most noise. `CERTAIN` is z,
-        larger by sqrt(T / (T - z^2)) as r is what is left after the slope has been fitted to T tokens. The earlier
-        version is the last one that was judged and found right: movements below the noise add up until they are above
-        it, and a server that failed is compared with what it was before that.
+        Least squares would give most weight to the tokens that move most, which are also the noisiest. `CERTAIN` is z,
+        enlarged by sqrt(T / (T - z^2)) because r is the residual after fitting the slope to T tokens. The earlier
+        version is the last one that was judged and found right: movements below the noise add up until they exceed it,
+        and a server that failed is compared with its state before that.
 
         Args:
-            exact: [T] what the weights that the server was handed give, without rounding of activations.
-            given: [T] what it gives.
+            exact: [T] log-probs of the weights that the server received, without rounding of activations.
+            given: [T] the server's log-probs.
             judged: a slope that is not 1 is an error.
 
-        Returns: `slope`, `slope_error` and `slope_limit`, if it could be distinguished from 0.
+        Returns: `slope`, `slope_error` and `slope_limit`, if the slope can be distinguished from 0.
 
         Raises:
-            UserError: it is not 1 within its error.
+            UserError: the slope is not 1 within its error.
         """
         if url not in self._before:
             self._before[url] = (exact, given)
@@ -289,8 +293,9 @@ def bound_of(facts: ServerFacts, mean: float | None, *, copy_rounding: Bound | N
     """The bound for a server with the right weights.
 
     Args:
-        mean: set by the user; the largest distance is allowed ten times as much.
-        copy_rounding: the `rounding` of the perturbed copy, which is more sensitive to it; None: for the real weights.
+        mean: the user's bound of the mean; ten times as much is allowed for the largest distance.
+        copy_rounding: the `rounding` of the perturbed copy, which is more sensitive to rounding; None: for the real
+            weights.
     """
     if mean is None and facts.quantization is None and facts.dtype != "float32" and copy_rounding is not None:
         return Bound(ROUNDING * copy_rounding.mean, LARGEST_ROUNDING * copy_rounding.largest)

@@ -1,11 +1,11 @@
-"""Servers that proxima starts itself: their environment, command line, supervision and end.
+"""Servers that proxima starts itself: their environment, command line, supervision and shutdown.
 
-`serve_options.py` is the section `engine.serve`. `server_environment.py` installs a server into an environment of its
-own, because its versions of torch and transformers are not those of the trainer. `launch.py` has the command line, as
-a user could type it; `server_process.py` is one server, started below `guardian.py`, which ends it with proxima;
-`servers.py` starts all of them and restarts what dies; `server_log.py` reads what they write.
+`serve_options.py` is the section `engine.serve`. `server_environment.py` installs a server into a dedicated
+environment, because it needs other versions of torch and transformers than the trainer. `launch.py` has the command
+line, as a user could type it; `server_process.py` is one server, started under `guardian.py`, which stops it when
+proxima exits; `servers.py` starts all servers and restarts those that die; `server_log.py` reads their logs.
 Imports: httpx, `proxima.data`. Imported by `engine/http` and `cli`.
-To add a server: a function beside `vllm_launch`, a line in `LAUNCHES` there, and what installs it.
+To add a server: a function next to `vllm_launch`, a line in `LAUNCHES` there, and an installer.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """Runs one command and makes sure that none of its processes outlives proxima: `python guardian.py SECONDS COMMAND…`.
 
-Started as a file, in an interpreter of its own, because proxima may be killed without a chance to clean up. Standard
-input is a pipe whose other end only proxima holds. When that end closes, when the parent process changes, or on
-SIGTERM, the command gets a SIGTERM, and after `SECONDS` its whole process group and every process that it left behind
-a SIGKILL. The exit code is the command's, 128 + N after signal N. Standard library only.
+Started as a file, in a separate interpreter, because proxima may be killed without a chance to clean up. Standard input
+is a pipe whose other end only proxima holds. When that end closes, when the parent process changes, or on SIGTERM, the
+command receives SIGTERM, and after `SECONDS` its whole process group and every process that it left behind receive
+SIGKILL. The exit code is the command's, 128 + N after signal N. Standard library only.
 """
 
 import ctypes
@@ -18,26 +18,26 @@ from pathlib import Path
 from types import FrameType
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of Linux's prctl
-BEAT = 1.0  # seconds between two looks at what sends no signal: whether the parent process is still the same
+BEAT = 1.0  # seconds between checks that the parent process is still the same, which no signal reports
 
 
 class Guardian:
-    """The command, and what is known of its end.
+    """Runs the command and stops it when necessary.
 
     Args:
-        command: to run, in a session of its own.
+        command: the command to run, in a new session.
         patience: seconds between SIGTERM and SIGKILL.
     """
 
     def __init__(self, command: list[str], patience: float) -> None:
         self.patience = patience
         self.asked = False
-        self.bell, ring = os.pipe()  # signals ring it, so that `select` returns
+        self.bell, ring = os.pipe()  # signals write to it, so that `select` returns
         os.set_blocking(ring, False)
         signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self.ask)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for proxima, which ends this process when it is done
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for proxima, which stops this process when it is done
         prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else lambda *_: 0
         prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # orphans of the command become children of this process, not of init
         self.parent = os.getppid()
@@ -45,15 +45,16 @@ class Guardian:
             command,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),  # should this process be killed itself
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0),  # if this process is killed
         )
 
     def ask(self, number: int, frame: FrameType | None) -> None:
-        """Handles SIGTERM."""
+        """Handle SIGTERM."""
         self.asked = True
 
     def abandoned(self) -> bool:
-        """Wait for a signal, or `BEAT` seconds; return True if proxima has exited or wants the command to stop."""
+        """Return True if proxima is gone or wants the command to stop; returns at any signal, and after `BEAT`
+        seconds."""
         readable, _, _ = select.select([0, self.bell], [], [], BEAT)
         if self.bell in readable:
             os.read(self.bell, 4096)
@@ -62,7 +63,7 @@ class Guardian:
         return self.asked or os.getppid() != self.parent
 
     def run(self) -> int:
-        """Wait for the end of the command, or end it; the exit code."""
+        """Wait for the command to end, or stop it; return the exit code."""
         while self.process.poll() is None and not self.abandoned():
             pass
         if self.process.poll() is None:
@@ -76,7 +77,7 @@ class Guardian:
         return code if code >= 0 else 128 - code
 
     def end_orphans(self) -> None:
-        """Kill every process that the command left behind, until there is none."""
+        """Kill every process that the command left behind, until none is left or `patience` runs out."""
         deadline = time.monotonic() + self.patience
         while time.monotonic() < deadline:
             with suppress(ChildProcessError):
@@ -91,7 +92,7 @@ class Guardian:
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent is `pid`; none where /proc does not tell."""
+    """The processes whose parent is `pid`; empty without /proc."""
     children = []
     for place in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError, ValueError, IndexError):

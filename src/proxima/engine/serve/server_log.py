@@ -1,4 +1,4 @@
-"""Read from a server's log what it is doing, and why it died."""
+"""Reads a server's log: its current activity, and the cause of its death."""
 
 import re
 
@@ -8,7 +8,7 @@ _ERROR = re.compile(
     r"^(?:[\w.]+: error: |(?:\w+\.)*\w*(?:Error|Exception|Exit|Interrupt)\b ?(?::|$)|Value error, |\[Errno|Killed\b)"
 )
 _KILLED = re.compile(r"out of memory|cannot allocate memory|std::bad_alloc|oom[- ]kill", re.IGNORECASE)
-_WRAPPERS = (  # errors that pass on another
+_WRAPPERS = (  # errors that only wrap another one
     "engine core initialization failed",
     "see root cause above",
     "enginecore encountered",
@@ -19,7 +19,7 @@ WIDTH = 300
 
 
 def doing(text: str) -> str:
-    """The last line of the log that is a sentence, shortened; empty if there is none."""
+    """The last line of the log that reads like a sentence, shortened; empty if there is none."""
     for line in reversed(text.splitlines()):
         words = _PREFIX.sub("", line).strip()
         if len(re.findall(r"[A-Za-z]{2,}", words)) > 1 and not words.startswith(("File ", "Traceback", "warnings.")):
@@ -28,9 +28,9 @@ def doing(text: str) -> str:
 
 
 def last_error(text: str) -> str:
-    """The line that says why a server died; its last line if none does; empty for an empty log.
+    """The line that explains why a server died; the last line if none does; empty for an empty log.
 
-    Of several exceptions the first one of the last start counts that does not merely pass on another.
+    Of several exceptions, the first one since the last start that does not merely wrap another counts.
     """
     lines = [_PREFIX.sub("", line).strip() for line in text.splitlines()]
     errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
@@ -44,6 +44,6 @@ def last_error(text: str) -> str:
 
 
 def shorten(line: str, width: int = WIDTH) -> str:
-    """The line in at most `width` characters."""
+    """Shorten a line to at most `width` characters."""
     flat = " ".join(line.split())
     return flat if len(flat) <= width else flat[: width - 1] + "…"

@@ -1,4 +1,4 @@
-"""One server in processes of its own: started, asked whether it answers, stopped. It is not restarted here."""
+"""One server in separate processes: start, readiness and health checks, stop. Restarts are handled in `servers.py`."""
 
 import signal
 import subprocess
@@ -14,17 +14,17 @@ from proxima.engine.serve.server_log import doing, last_error
 
 GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
-TAIL = 200_000  # bytes of the log that are read for its last words
+TAIL = 200_000  # bytes at the end of the log that are read
 ASK_SECONDS = 5.0
 
 
 class ServerProcess:
-    """A server that is started at once, and ends with this process, however that ends.
+    """A server that is started immediately, and stops when this process ends, however it ends.
 
     Args:
         launch: command and address.
-        key: that clients must send; it is handed over in an environment variable, and written nowhere.
-        log: file that its output is appended to, below a line with the command.
+        key: key that clients must send; it is passed in an environment variable, and never written.
+        log: file to which its output is appended, below a line with the command.
     """
 
     def __init__(self, launch: Launch, key: str, log: Path) -> None:
@@ -38,7 +38,7 @@ class ServerProcess:
             self._begin = stream.tell()
             self._process = subprocess.Popen(
                 [sys.executable, "-I", str(GUARDIAN), f"{PATIENCE:g}", *launch.command],
-                stdin=subprocess.PIPE,  # only this process holds the other end: it closes with it
+                stdin=subprocess.PIPE,  # only this process holds the other end, which closes when it ends
                 stdout=stream,
                 stderr=stream,
                 env=launch.environment(key),
@@ -47,7 +47,7 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The id of the process that guards the server; the server's processes are its descendants."""
+        """The pid of the process that guards the server; the server's processes are its descendants."""
         return self._process.pid
 
     @property
@@ -57,7 +57,7 @@ class ServerProcess:
         return code if code is None or code >= 0 else 128 - code
 
     def answers(self) -> bool:
-        """True if the server is ready: it is healthy, and serves its model to a client with the key."""
+        """Return True if the server is ready: it is healthy, and serves its model to clients with the key."""
         try:
             ready = self._status_is_good("/health") and self._status_is_good("/v1/models")
         except httpx.HTTPError:
@@ -65,8 +65,8 @@ class ServerProcess:
         return ready and self.code is None
 
     def is_unhealthy(self) -> bool | None:
-        """True if a server that was ready can't recover although its process runs: it says so, or no longer listens.
-        None: it does not answer, as when it is busy.
+        """Return True if a server that has answered before can't recover although its process runs: it reports so, or
+        no longer listens. None: it does not answer, for example because it is busy.
         """
         try:
             return not self._status_is_good("/health")
@@ -76,40 +76,40 @@ class ServerProcess:
             return None
 
     def _status_is_good(self, path: str) -> bool:
-        """True if a GET succeeds; its answer is not read."""
+        """Send a GET and return whether its status is a success; the body is not read."""
         with self._http.stream("GET", path) as response:
             return response.is_success
 
     def output(self) -> str:
-        """The last part of what it has written since its start."""
+        """The last part of its output since its start."""
         with self.log.open("rb") as stream:
             end = stream.seek(0, 2)
             stream.seek(max(self._begin, end - TAIL))
             return self.launch.masked(stream.read().decode(errors="replace"))
 
     def doing(self) -> str:
-        """The current activity, from the end of the log."""
+        """Its current activity, according to the end of its log."""
         return doing(self.output())
 
     def describe_exit(self) -> str:
-        """The way in which it ended, and the line of its log that says why."""
+        """Describe how it ended, with the line of its log that explains why."""
         code = self.code or 0
         how = describe_exit(128 - code if code - 128 in list(signal.Signals) else code)
         reason = self.last_error()
         return f"{how}: {reason}" if reason else how
 
     def last_error(self) -> str:
-        """The line of its log that says what is wrong."""
+        """The line of its log that explains the error."""
         return last_error(self.output())
 
     def ask_to_stop(self) -> None:
-        """Begin to end all its processes; `stop` waits for it."""
+        """Start stopping all its processes; `stop` waits until they have ended."""
         if self._process.stdin is not None:
             with suppress(OSError):
                 self._process.stdin.close()
 
     def stop(self) -> None:
-        """End all its processes, and return when they have ended. May be called twice."""
+        """Stop all its processes and wait until they have ended. May be called twice."""
         self.ask_to_stop()
         try:
             self._process.wait(3 * PATIENCE)

@@ -1,4 +1,4 @@
-"""The servers of an engine: started together, restarted when they die, ended together."""
+"""The servers of an engine: started together, restarted when they die, stopped together."""
 
 import os
 import secrets
@@ -17,12 +17,12 @@ from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
 from proxima.engine.serve.serve_options import Serve
 from proxima.engine.serve.server_process import ServerProcess
 
-BEAT = 0.25  # seconds between two looks at a server
+BEAT = 0.25  # seconds between two polls of a server
 STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 HEALTH = 5.0  # seconds between two health checks of a server that has answered
-SILENCE = 120.0  # seconds without an answer to them after which it counts as dead
-NEWS = 5.0  # seconds between two lines about a server that starts
+SILENCE = 120.0  # seconds without an answer to a health check after which it counts as dead
+NEWS = 5.0  # seconds between two progress lines about a starting server
 
 Report = Callable[[str], None]
 
@@ -34,15 +34,15 @@ def to_stderr(line: str) -> None:
 
 @dataclass(eq=False)
 class StartedServer:
-    """A server of `Servers`, through all its restarts.
+    """A server of `Servers`, across all its restarts.
 
     Args:
-        launch: how it is started, each time on the same port.
+        launch: its command, on the same port at each start.
         log: of its output.
-        process: the running one, or the last.
+        process: the running process, or the last one.
         ready: it has answered, and has not died since.
-        answered: one of its processes did; from then on a death is worth another start.
-        deaths: so many of its processes in a row ended before they were steady.
+        answered: one of its processes has answered; from then on it is restarted when it dies.
+        deaths: number of consecutive processes that ended before they were steady.
     """
 
     launch: Launch
@@ -59,18 +59,18 @@ class StartedServer:
 
 
 class Servers:
-    """Servers with the same model and the same key. A `with` block, or `close`, ends them.
+    """Servers with the same model and the same key. The end of a `with` block, or `close`, stops them.
 
-    A server that dies is started again on its port, later after each death in a row, and then has the weights of its
-    model's files: whoever publishes to it must do so again.
+    A server that dies is restarted on its port, with a longer delay after each consecutive death, and then has the
+    weights from its model's files: new weights must be published to it again.
 
     Args:
-        launches: one a server.
-        serve: how long they may take to answer, and how often they may die.
-        key: that clients must send; None: one is made; empty: there is none.
+        launches: one per server.
+        serve: the settings, such as the start timeout and the number of restarts.
+        key: key that clients must send; None: one is generated; empty: no key.
         log: file of the first server's output; that of the second is `NAME.1.log`, and so on. None: a temporary one.
-        report: takes lines of progress.
-        reserved: closed at the end; see `ports_for`.
+        report: receives lines of progress.
+        reserved: resources closed by `close`; see `ports_for`.
     """
 
     def __init__(
@@ -99,14 +99,14 @@ class Servers:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Of all servers, for as long as they run."""
+        """The URLs of all servers, unchanged by restarts."""
         return tuple(server.launch.url for server in self.started)
 
     def start(self) -> "Servers":
         """Start all servers, and return when all answer.
 
         Raises:
-            UserError: one died or did not answer in time; then none runs any more.
+            UserError: a server died or did not answer in time; all are stopped.
         """
         started = time.monotonic()
         for thread in self._threads:
@@ -134,13 +134,13 @@ class Servers:
         self.close()
 
     def wait(self) -> UserError:
-        """Wait until a server is given up, and return the reason."""
+        """Wait until a server is given up; return the reason."""
         while self.failure is None:
             self._closing.wait(BEAT)
         return self.failure
 
     def close(self) -> None:
-        """End all servers and wait until they have ended. May be called twice."""
+        """Stop all servers and wait until they have ended. May be called twice."""
         self._closing.set()
         for server in self.started:
             if server.process is not None:
@@ -158,11 +158,11 @@ class Servers:
     # ---- in a thread a server ----------------------------------------------------------------------------------------
 
     def _keep(self, server: StartedServer) -> None:
-        """Start a server, and again after each death, until it is given up or all are closed."""
+        """Start a server, and restart it after each death, until it is given up or all are closed."""
         while not self._closing.is_set() and self.failure is None:
             try:
                 server.process = ServerProcess(server.launch, self.token, server.log)
-            except OSError as error:  # no memory for another process, no such program any more
+            except OSError as error:  # no memory for another process, or the program is gone
                 self.failure = UserError(f"{server.name} can't be started: {error}")
                 return
             try:
@@ -184,7 +184,8 @@ class Servers:
             self._closing.wait(pause)
 
     def _watch(self, server: StartedServer, process: ServerProcess) -> str:
-        """Wait until it has ended or all are closed; returns why it must be stopped, if it does not end by itself."""
+        """Wait until the process has ended or all are closed; return why it must be stopped, if it does not end by
+        itself."""
         begun = time.monotonic()
         while process.code is None and not self._closing.is_set():
             if process.answers():
@@ -218,11 +219,11 @@ class Servers:
 
 
 def check_serve(kind: str, serve: Serve, *, model: str) -> None:
-    """Look for what would keep the servers from starting, without starting one.
+    """Check for anything that would prevent the servers from starting, without starting one.
 
     Raises:
-        FieldError: `executable` or `environment` has no server, `port` is taken, or a variable is not set; below
-            `engine.serve`.
+        FieldError: `executable` or `environment` has no server, `port` is taken, or a variable is not set; fields are
+            relative to `engine.serve`.
         UserError: proxima can't start this kind, no server is installed, or it can't load the model.
     """
     if kind not in LAUNCHES:
@@ -257,17 +258,17 @@ def start_servers(
     """Start the servers of an engine; returns when all answer, after half a minute or more.
 
     Args:
-        kind: of the engine, `vllm`.
+        kind: kind of the engine, `vllm`.
         serve: the section `engine.serve`.
         model: hub name or folder; a server loads it by itself.
-        max_length: tokens of prompt and completion together, where `serve` does not say; None: the model's own.
-        quantization: of the weights, as the server calls it.
-        sampling_mask: completions come with the tokens that could be sampled.
-        routed_experts: they come with the experts of each token.
+        max_length: tokens of prompt and completion together, unless set in `serve`; None: the model's own limit.
+        quantization: of the weights, by the server's name for it.
+        sampling_mask: the servers return the tokens that could have been sampled.
+        routed_experts: the servers return the experts of each token.
         key, log, report: see `Servers`.
 
     Raises:
-        FieldError, UserError: as `check_serve`, or a server did not start.
+        FieldError, UserError: as for `check_serve`, or a server did not start.
     """
     check_serve(kind, serve, model=model)
     place = os.path.expanduser(model)
@@ -290,11 +291,11 @@ def start_servers(
 
 
 def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
-    """A port for each server: those that are asked for, or free ones.
+    """Choose a port for each server: the requested ones, or free ones.
 
     Args:
-        reserved: gets the sockets that reserve free ports, also between two starts of a server. They are bound but do
-            not listen, so Linux still lets the server listen on the port.
+        reserved: receives the sockets that reserve free ports, also between two starts of a server. They are bound but
+            do not listen, so Linux still lets the server listen on the port.
     """
     if serve.port:
         return list(range(serve.port, serve.port + serve.replicas))
@@ -303,13 +304,13 @@ def ports_for(serve: Serve, reserved: ExitStack) -> list[int]:
         reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserving.bind(("127.0.0.1", 0))
     ports = [reserving.getsockname()[1] for reserving in sockets]
-    if sys.platform != "linux":  # elsewhere they would keep the servers away too
+    if sys.platform != "linux":  # elsewhere they would block the servers too
         reserved.close()
     return ports
 
 
 def is_free(port: int) -> bool:
-    """True if a server could listen on a port of 127.0.0.1."""
+    """Return True if a server could listen on a port of 127.0.0.1."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
         try:

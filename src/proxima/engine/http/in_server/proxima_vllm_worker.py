@@ -1,10 +1,10 @@
 """Runs inside the workers of a vLLM server, not in proxima: loads weights from a folder, in buckets, under the server's
 weight-transfer API.
 
-Imports nothing of proxima, for the server has an environment of its own. The folder of this file, which holds nothing
-else, is on the server's PYTHONPATH, and the server is started with
+Imports nothing from proxima, because the server has its own environment. The folder of this file, which contains
+nothing else, is on the server's PYTHONPATH, and the server is started with
 `--worker-extension-cls proxima_vllm_worker.ProximaWorker --weight-transfer-config '{"backend": "proxima_folder"}'`.
-`VllmDialect.load_weights` is the other side.
+`VllmDialect.load_weights` is the client side.
 """
 
 from collections.abc import Iterator
@@ -20,18 +20,18 @@ BACKEND = "proxima_folder"
 
 
 class ProximaWorker:
-    """Extension that `--worker-extension-cls` adds to a worker: calls for `/collective_rpc`. Naming it makes the server
-    import this file, and that registers the backend."""
+    """The worker extension for `--worker-extension-cls`: adds calls for `/collective_rpc`. Naming it makes the server
+    import this file, which registers the backend."""
 
     def proxima_worker(self) -> list[str]:
-        """The capabilities of this worker: the names of its calls."""
+        """The names of the calls that this worker adds."""
         return ["reload_packed"]
 
     def reload_packed(self, weights_path: str) -> int:
-        """Run `reload_weights`, and repack what the kernels of a CPU have packed: experts, and output heads that share
-        their weight with the embedding.
+        """Call `reload_weights`, and repack what CPU kernels have packed: experts, and output heads that share their
+        weight with the embedding.
 
-        Returns: how many heads there were.
+        Returns: the number of heads repacked.
         """
         worker: Any = self
         model = worker.model_runner.get_model()
@@ -41,8 +41,9 @@ class ProximaWorker:
 
 
 def _forget_packed_experts(model: Any) -> None:
-    """To be called before a load. On a CPU experts are packed for their kernel when it is made; a load that finds one
-    leaves their new weights in the order of the files, which the kernel then misreads. Without one, it makes one."""
+    """Must be called before a load. On a CPU, experts are packed for their kernel when it is created; a load that finds
+    a kernel leaves the new weights in the order of the files, which the kernel then misreads. Without a kernel, the
+    load creates one."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -72,12 +73,12 @@ def _pack_tied_heads(model: Any) -> int:
 
 @dataclass
 class FolderInit:
-    """Empty: nothing has to be negotiated."""
+    """Empty: the backend needs no initialisation."""
 
 
 @dataclass
 class FolderBucket:
-    """Some weights: `names` in `file`; with `last` the update is complete."""
+    """A bucket of weights: `names` in `file`; with `last` the update is complete."""
 
     file: str
     names: list[str] = field(default_factory=list)
@@ -92,12 +93,12 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
     wanted: set[str] | None = None
 
     def init_transfer_engine(self, init_info: FolderInit) -> None:
-        """Note the contents of a whole update: every parameter, tied ones once. There is no connection."""
-        if self.wanted is None:  # later the model may be in the midst of an update that failed
+        """Record the parameters of a complete update: all of them, tied ones once. There is no connection."""
+        if self.wanted is None:  # later the model may be in the middle of a failed update
             self.wanted = {name for name, _ in self.model.named_parameters()}
 
     def start_weight_update(self) -> None:
-        """Begin an update; it replaces the remains of one that failed half-way."""
+        """Start an update; it replaces whatever a half-finished update has left."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self.loaded = set[str]()
@@ -108,7 +109,7 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
         """Load one bucket.
 
         Raises:
-            RuntimeError: after the last one some parameters got no weights.
+            RuntimeError: after the last bucket, some parameters have received no weights.
         """
         taken = self.model.load_weights(_read(update_info))
         self.loaded |= set(taken or ())
@@ -118,24 +119,24 @@ class FolderEngine(WeightTransferEngine):  # type: ignore[misc]  # it has no typ
                 raise RuntimeError(f"{len(missing)} parameters got no weights, such as {missing[0]}")
 
     def finish_weight_update(self) -> None:
-        """Put the new weights where the kernels read them, packed copies included."""
+        """Move the new weights to where the kernels read them, including packed copies."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
         _pack_tied_heads(self.model)
 
     def shutdown(self) -> None:
-        """Nothing to shut down."""
+        """Do nothing: there is nothing to shut down."""
 
 
 def _read(bucket: FolderBucket) -> Iterator[tuple[str, Any]]:
-    """The weights of a bucket one by one, from a memory-mapped file."""
+    """Yield the bucket's weights one by one from the memory-mapped file."""
     with safe_open(bucket.file, framework="pt") as weights:
         for name in bucket.names:
             yield name, weights.get_tensor(name)
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, FolderEngine)
-# Linux gives the tiles of AMX to a process that asks for them. The kernel of experts in bfloat16 uses them without
-# asking, and dies by an illegal instruction where no other kernel has asked before.
+# Linux grants AMX tiles to a process on request. The bfloat16 experts kernel uses them without a request, and dies of
+# an illegal instruction if no other kernel has requested them before.
 getattr(torch.cpu, "_init_amx", bool)()
