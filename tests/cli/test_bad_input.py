@@ -34,8 +34,8 @@ CASES = [
     ),
     (
         "model.path=/dev/zero",
-        "model.path=/dev/zero (command line): is no file and no folder but a device, a pipe or a socket; give a folder "
-        "or a .gguf file",
+        "model.path=/dev/zero (command line): is neither a file nor a folder but a device, a pipe or a socket; "
+        "give a folder or a .gguf file",
     ),
     (
         "train.updates_per_step=3",

@@ -174,7 +174,7 @@ def test_the_prompt(proxima, here):
         ),
         (
             ("gsm8k", "--from", "raw", "--template", "boxd"),
-            "error: template='boxd' is no template; take one of plain, dapo, boxed",
+            "error: template='boxd' is not a template; take one of plain, dapo, boxed",
         ),
         (("gsm8k", "--from", "raw", "--held-out", "2"), "error: held_out=2.0 must be in [0, 1)"),
         (
@@ -182,7 +182,7 @@ def test_the_prompt(proxima, here):
             "error: conflicts='last' must be one of drop, first, majority",
         ),
         (("gsm8k", "--from", "raw", "--against", "nowhere"), "error: against='nowhere': 'nowhere': no such file"),
-        (("gsm8k", "--from", "raw", "--out", "raw"), "error: raw exists and is no prepared data (no card.json in it)"),
+        (("gsm8k", "--from", "raw", "--out", "raw"), "error: raw exists and is not prepared data (no card.json in it)"),
         (("math500", "--from", "raw"), "error: math500: no test question is left of 2 rows"),
         (
             ("dapo-math", "--from", "raw"),
@@ -210,7 +210,7 @@ def test_folders_that_are_none(proxima, here):
         code, _, err = proxima("data", action, "nowhere")
         assert (
             code == 2
-            and err == "error: nowhere is no prepared data (no card.json in it); make it with proxima data prepare\n"
+            and err == "error: nowhere is not prepared data (no card.json in it); make it with proxima data prepare\n"
         )
     assert proxima("data")[0] == 2
 

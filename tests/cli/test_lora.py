@@ -61,11 +61,14 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["model.lora.targets=[qq]"], "is no linear layer of this model; its linear layers are down_proj, gate_proj, "),
+        (
+            ["model.lora.targets=[qq]"],
+            "is not a linear layer of this model; its linear layers are down_proj, gate_proj, ",
+        ),
         (["model.lora.targets=q_proj"], "must be all-linear or a list: [q_proj]"),
         (["model.lora.rank=0"], "must be >= 1"),
         (["model.lora.dropout=0.1"], "'lora' has no field 'dropout'; known: alpha, dora, init, path, rank,"),
-        (["model.lora.path=base"], "is no adapter; give a folder with adapter_config.json"),
+        (["model.lora.path=base"], "is not an adapter; give a folder with adapter_config.json"),
         (
             ["model.lora.path=adapter"],
             "model.lora.rank=16 (default): differs from 4, that of the adapter adapter; set it to that",

@@ -108,7 +108,9 @@ def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, 
     given = run(found, asked)
     assert given == run(engine(), asked)
     said = capsys.readouterr().err
-    assert said.startswith("engine: decoding goes on without CUDA graphs (engine.cuda_graphs=false: from the start): ")
+    assert said.startswith(
+        "engine: decoding continues without CUDA graphs (engine.cuda_graphs=false: from the start): "
+    )
     assert reason in said and said.count("\n") == 1 and not graphs.works
 
 

@@ -29,9 +29,9 @@ def test_sums(expression):
 
 
 REFUSED = {
-    "": "is no arithmetic expression",
-    "1 +": "is no arithmetic expression",
-    "(" * 400: "is no arithmetic expression",
+    "": "is not an arithmetic expression",
+    "1 +": "is not an arithmetic expression",
+    "(" * 400: "is not an arithmetic expression",
     "1+" * 400: "at most 500 characters",
     "10**31": "too large",
     "9**99": "too large",

@@ -217,7 +217,7 @@ def test_columns_that_reset_needs():
     interface = hosts.interface
     assert interface.columns == ("b",) and interface.responds and interface.reward == ""
     interface.require_columns(["a", "b"])
-    with pytest.raises(FieldError, match="has a reset.. with the parameter 'b', which is no column; .* a column: a"):
+    with pytest.raises(FieldError, match="has a reset.. with the parameter 'b', which is not a column; .* a column: a"):
         interface.require_columns(["a"])
 
 

@@ -39,9 +39,9 @@ def test_passages_by_their_words(corpus):
     ("text", "message"),
     [
         ("", "is empty"),
-        ("{", "has a line 1 that is no passage: JSONDecodeError"),
-        ('{"text": "a"}\n{"title": "b"}', "has a line 2 that is no passage: KeyError: 'text'"),
-        ("3", "has a line 1 that is no passage"),
+        ("{", "has a line 1 that is not a passage: JSONDecodeError"),
+        ('{"text": "a"}\n{"title": "b"}', "has a line 2 that is not a passage: KeyError: 'text'"),
+        ("3", "has a line 1 that is not a passage"),
     ],
 )
 def test_bad_corpora(tmp_path, text, message):

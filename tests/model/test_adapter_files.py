@@ -177,7 +177,7 @@ def test_other_adapters_and_odd_folders_are_refused(base, adapter, tmp_path):
     assert "is an adapter of type IA3, not LORA; merge it with" in refusal(load, str(tmp_path / "ia3"), device="cpu")
     said = refusal(load, str(adapter), lora=LORA, device="cpu")
     assert said.endswith(f"set model.path={base} and model.lora.path={adapter}, or export the adapter merged")
-    assert "is no adapter" in refusal(load, str(base), lora=Lora(path=str(base)), device="cpu")
+    assert "is not an adapter" in refusal(load, str(base), lora=Lora(path=str(base)), device="cpu")
     shutil.copy(base / "model.safetensors", adapter)
     assert "has both an adapter (adapter_config.json) and a model (model.safetensors)" in refusal(
         check_path, str(adapter)

@@ -62,7 +62,7 @@ def test_how_arguments_lie_in_memory_does_not_matter():
 
 @pytest.mark.parametrize("token", [-1, 32])
 def test_a_target_beyond_the_vocabulary_is_refused(token):
-    with pytest.raises(IndexError, match=f"target {token} is no token of a vocabulary of 32"):
+    with pytest.raises(IndexError, match=f"target {token} is not a token of a vocabulary of 32"):
         run(torch.randn(2, 16), torch.randn(32, 16), torch.tensor([3, token]), torch.ones(2), False)
 
 

@@ -196,7 +196,7 @@ def test_targets_are_names_of_layers_that_exist(tiny_model):
     with pytest.raises(FieldError) as caught:
         attach(found, Lora(targets=("q_proj", "query")), 0)
     assert str(caught.value) == (
-        "model.lora.targets='query' is no linear layer of this model; its linear layers are "
+        "model.lora.targets='query' is not a linear layer of this model; its linear layers are "
         "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     )
     with pytest.raises(FieldError, match="embed_tokens"):

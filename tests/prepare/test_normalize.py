@@ -130,7 +130,7 @@ def test_a_template_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("dappo", "is no template; take one of plain, dapo, boxed"),
+        ("dappo", "is not a template; take one of plain, dapo, boxed"),
         ("{problem}", r"must hold \{question\} and nothing else"),
         ("{question} \\boxed{}", "must name a column in each pair of braces"),
         ("{question", "is not a template"),

@@ -311,7 +311,7 @@ def test_nothing_that_is_there_is_lost(tmp_path):
     gsm8k_folder(tmp_path / "raw")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match="mine exists and is no prepared data"):
+    with pytest.raises(ValueError, match="mine exists and is not prepared data"):
         make("gsm8k", tmp_path / "raw", tmp_path / "mine", overwrite=True)
     make("gsm8k", tmp_path / "raw", tmp_path / "out")
     with pytest.raises(ValueError, match="out exists; take --overwrite"):
@@ -382,7 +382,7 @@ def test_check(tmp_path):
     (folder / "card.json").write_text("[]")
     with pytest.raises(ValueError, match="no card of format 1"):
         verify_folder(folder)
-    with pytest.raises(ValueError, match="is no prepared data"):
+    with pytest.raises(ValueError, match="is not prepared data"):
         verify_folder(tmp_path)
 
 

@@ -18,7 +18,7 @@ def test_it_is_that_of_the_episode(reward, correct):
 
 
 def test_what_has_none_fails():
-    with pytest.raises(ValueError, match="is no episode"):
+    with pytest.raises(ValueError, match="is not an episode"):
         EnvironmentReward().score_one(prompt(), completion("x"))
     with pytest.raises(ValueError, match="got no reward from its environment"):
         EnvironmentReward().score_one(prompt(), replace(completion("x"), episode=Episode()))

@@ -151,7 +151,7 @@ def test_the_command(folder, monkeypatch):
             "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token-env",
         ),
         (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give"),
-        (["--host", "a..b"], "--host='a..b' is no address of this machine: "),
+        (["--host", "a..b"], "--host='a..b' is not an address of this machine: "),
         (["--host", "0.0.0.0", "--token-env", "NO_SUCH"], "--token-env='NO_SUCH' must name an environment variable"),
         (["--max-completions", "0"], "--max-completions=0 must be >= 1"),
         (["--seconds", "-1"], "--seconds=-1 must be >= 1"),

@@ -236,11 +236,11 @@ PROBLEMS = [
     (
         "texts",
         ("glod", "level"),
-        ("has the parameter 'gold', which is no column", "did you mean 'glod'? columns: glod, level"),
+        ("has the parameter 'gold', which is not a column", "did you mean 'glod'? columns: glod, level"),
     ),
-    ("objects", ("question",), ("has the parameter 'level', which is no column", "columns: question")),
-    ("trl", (), ("has the parameter 'gold', which is no column", "columns: none")),
-    ("compute_score", ("answer",), ("has the parameter 'data_source', which is no column", "columns: answer")),
+    ("objects", ("question",), ("has the parameter 'level', which is not a column", "columns: question")),
+    ("trl", (), ("has the parameter 'gold', which is not a column", "columns: none")),
+    ("compute_score", ("answer",), ("has the parameter 'data_source', which is not a column", "columns: answer")),
     (
         "by_place",
         ("gold", "c"),
@@ -255,7 +255,10 @@ PROBLEMS = [
     (
         "verl_number",
         ("gt",),
-        ("has the parameter 'ground_truth', which is no column", "map the answer with task.answer=COLUMN; columns: gt"),
+        (
+            "has the parameter 'ground_truth', which is not a column",
+            "map the answer with task.answer=COLUMN; columns: gt",
+        ),
     ),
 ]
 

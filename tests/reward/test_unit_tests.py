@@ -262,7 +262,7 @@ UNREADABLE = {
     "is no Python": ["assert f( == 1"],
     "asserts nothing": "print(f(1))",
     "there is none": None,
-    "is no list of assertions": 42,
+    "is not a list of assertions": 42,
     "has no lists of inputs": {"inputs": ["1"]},
     "that are no texts": {"inputs": [1], "outputs": [1]},
     "no lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]},

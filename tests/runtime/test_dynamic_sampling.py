@@ -305,7 +305,7 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
     assert read_groups(tmp_path / "again.parquet", uids) == groups and read_groups(tmp_path / "none.parquet", []) == []
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "again.parquet").read_bytes()[:200])
     for name in ("torn.parquet", "none.parquet"):
-        with pytest.raises(ValueError, match=f"{name} is no whole Parquet file"):
+        with pytest.raises(ValueError, match=f"{name} is not a complete Parquet file"):
             read_groups(tmp_path / name, uids)
     with pytest.raises(ValueError, match="holds other groups than state.json says"):
         read_groups(tmp_path / "again.parquet", [*uids, 99])

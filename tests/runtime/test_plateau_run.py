@@ -75,5 +75,5 @@ def test_a_plateau_needs_evaluations_during_the_run(kind, tiny_model, tmp_path):
 def test_a_length_has_no_best(tiny_model, tmp_path):
     named = [{"eval__stop_after": {"patience": 1, "metric": "length"}}, {"eval__metric": "truncated"}]
     for changes in named:
-        with pytest.raises(ConfigError, match="eval.stop_after.metric.*is no better when it is higher"):
+        with pytest.raises(ConfigError, match="eval.stop_after.metric.*is not better when it is higher"):
             go(tmp_path / "run", tree("train", tiny_model, tmp_path, **changes))

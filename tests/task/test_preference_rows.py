@@ -88,7 +88,7 @@ def test_completions_with_a_label(tmp_path, label, good):
             r"rejected='5{57}\.\.\.' has no room: with its prompt it has 326 tokens, the model holds 256; shorten it",
         ),
         ({"chosen": [ASKED]}, r"chosen=.* must end with a message of the assistant"),
-        ({"chosen": 4}, r"chosen='4' is no chat: column 'chosen' holds 4, expected a list of \{role, content\}"),
+        ({"chosen": 4}, r"chosen='4' is not a chat: column 'chosen' holds 4, expected a list of \{role, content\}"),
         (
             {"chosen": [{"role": "user", "content": "3 + 3?"}, said("6")]},
             "chosen=.* begins with another prompt than its row; map task.question or task.messages to the prompt",

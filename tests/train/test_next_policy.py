@@ -313,7 +313,9 @@ def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_
     again = NextPolicy(Recording(), lambda: held, entries=read_next_policy(path))
     assert same(column_of(again, held[2][1]), [NAN, NAN, -1])
     path.write_bytes(path.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"is no whole Parquet file .*; delete this checkpoint to use the one before"):
+    with pytest.raises(
+        UserError, match=r"is not a complete Parquet file .*; delete this checkpoint to use the one before"
+    ):
         read_next_policy(path)
 
 

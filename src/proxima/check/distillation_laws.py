@@ -118,7 +118,7 @@ def of_buckets(spec: Any) -> str | None:
 
 
 def of_samples(spec: Any) -> str | None:
-    return "it is no estimate" if spec.top_k else None
+    return "it is not an estimate" if spec.top_k else None
 
 
 # fmt: off
@@ -130,7 +130,7 @@ DISTILLATION_LAWS = (
         cure="a divergence of a distribution from itself is 0, and so is its gradient"),
     Law("derivative", "the optimizer minimises something else", bucket_derivative, *BATCHES, applies=of_buckets,
         cure="detach nothing that the value depends on through the student's log-probs"),
-    Law("coarser_is_less", "it is no lower bound", coarser_is_less, *BATCHES, applies=of_buckets,
+    Law("coarser_is_less", "it is not a lower bound", coarser_is_less, *BATCHES, applies=of_buckets,
         cure="sum a convex function over the buckets, the rest of the vocabulary included"),
     Law("micro_batches", "the loss depends on the memory of the machine", distillation_split, *BATCHES,
         cure="compute each token's value from that token"),

@@ -88,7 +88,7 @@ class GraphedSteps:
     def _give_up(self, reason: str) -> None:
         self.works = False
         self._graphs.clear()
-        line = "engine: decoding goes on without CUDA graphs (engine.cuda_graphs=false: from the start)"
+        line = "engine: decoding continues without CUDA graphs (engine.cuda_graphs=false: from the start)"
         print(f"{line}: {reason}", file=sys.stderr, flush=True)
 
 

@@ -213,7 +213,7 @@ class _AgentProcess:
     def _read(self) -> None:
         """Pass on answers until the process ends; then all episodes that it played have failed."""
         assert self._process.stdout is not None
-        reason = "wrote what is no answer"
+        reason = "wrote something that is not an answer"
         with suppress(ValueError, KeyError, TypeError):
             while line := self._process.stdout.readline(LINE_BYTES):
                 answer = json.loads(line)

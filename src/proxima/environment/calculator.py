@@ -39,7 +39,7 @@ def calculate(expression: str) -> str:
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
     except (MemoryError, RecursionError, SyntaxError):
-        raise ValueError(f"{expression!r:.60} is no arithmetic expression") from None
+        raise ValueError(f"{expression!r:.60} is not an arithmetic expression") from None
     return str(int(value)) if float(value).is_integer() else f"{value:.12g}"
 
 

@@ -106,7 +106,7 @@ class EnvironmentInterface:
         """FieldError if `reset` needs a column that rows don't have."""
         for name in self.columns:
             has = ", ".join(sorted(columns)) or "none"
-            bound = f"has a reset() with the parameter {name!r}, which is no column"
+            bound = f"has a reset() with the parameter {name!r}, which is not a column"
             require(name in columns, "environment", name, bound, remedy=f"give it a default, or use a column: {has}")
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
@@ -315,7 +315,7 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
     for schema in schemas:
         function = schema.get("function") if isinstance(schema, dict) else None
         whole = isinstance(function, dict) and {"name", "description", "parameters"} <= function.keys()
-        require(whole, "environment", kind, f"tells of the tool {json.dumps(schema):.80}, which is no schema")
+        require(whole, "environment", kind, f"lists the tool {json.dumps(schema):.80}, which is not a schema")
         name = schema["function"]["name"]
         require(name not in names, "environment", kind, f"has two tools {name!r}", remedy="rename one of them")
         names.add(name)

@@ -57,7 +57,7 @@ def read_corpus(path: str) -> tuple[list[str], Any]:
                 row = json.loads(line)
                 passages.append(f"{row['title']}: {row['text']}" if row.get("title") else str(row["text"]))
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                bound = f"has a line {number} that is no passage: {type(error).__name__}: {error}"
+                bound = f"has a line {number} that is not a passage: {type(error).__name__}: {error}"
                 raise FieldError("corpus", path, bound, remedy='write {"text": ...} in each line') from error
     require(bool(passages), "corpus", path, "is empty")
     index = bm25s.BM25()

@@ -63,7 +63,7 @@ class LossSpecs:
                 first_forward=updates == 1 and algorithm.get("reward_kl") is None,
             )
         except KeyError as error:
-            return cls(problem=f"{error.args[0]} is no kind of proxima, and code of others is not imported here")
+            return cls(problem=f"{error.args[0]} is not a kind of proxima, and other code is not imported here")
         except (AttributeError, TypeError, ValueError) as error:
             return cls(problem=f"config.yaml is of another version: {' '.join(str(error).split())}")
 

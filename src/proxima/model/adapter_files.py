@@ -126,7 +126,7 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
     assert lora.path is not None
     if not is_adapter(lora.path):
         remedy = f"give a folder with {CONFIG}"
-        raise FieldError("model.lora.path", lora.path, "is no adapter", remedy=remedy)
+        raise FieldError("model.lora.path", lora.path, "is not an adapter", remedy=remedy)
     there = read_settings(lora.path, field_name="model.lora.path", scalar=scalar)
     here = BaseModel(path=path, revision=revision, files=weight_files(path, revision))
     check_base(lora.path, here, field_name="model.lora.path")

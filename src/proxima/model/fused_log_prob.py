@@ -27,7 +27,7 @@ def fused_log_prob(
         return None
     least, most = (int(end) for end in target.aminmax())
     if least < 0 or most >= len(weight):
-        raise IndexError(f"target {least if least < 0 else most} is no token of a vocabulary of {len(weight)}")
+        raise IndexError(f"target {least if least < 0 else most} is not a token of a vocabulary of {len(weight)}")
     apply: Any = _FusedLogProb.apply
     columns = target.long().contiguous(), temperature.contiguous()
     found: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)

@@ -47,7 +47,7 @@ def require_found(path: str, revision: str | None) -> None:
     if is_at_hand(path, revision) or (why := unreachable()) is None:
         return
     hint = near_folder(path)
-    what = f"is no folder here, is not in the cache of the hub, and the hub can't be asked: {why}"
+    what = f"is not a folder here, is not in the hub's cache, and the hub can't be asked: {why}"
     raise FieldError(
         "model.path", path, what, remedy=f"{hint}give an existing folder, or run hf download {path} online"
     )

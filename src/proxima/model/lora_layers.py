@@ -38,7 +38,7 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
         if not matching:
             last = sorted({name.rpartition(".")[2] for name in linear})
             remedy = f"its linear layers are {', '.join(last)}"
-            raise FieldError("model.lora.targets", target, "is no linear layer of this model", remedy=remedy)
+            raise FieldError("model.lora.targets", target, "is not a linear layer of this model", remedy=remedy)
         adapted |= matching
     return {name: module for name, module in linear.items() if name in adapted}
 

@@ -26,9 +26,9 @@ def integer(raw: Any) -> Canonical:
         text = canonical
     number = as_number(text.strip().strip("$"))
     if number is None:
-        return None, "is no number"
+        return None, "is not a number"
     if number != number.to_integral_value() or number.adjusted() >= _MAX_DIGITS:
-        return None, "is no integer"
+        return None, "is not an integer"
     return str(int(number)), ""
 
 

@@ -94,6 +94,6 @@ def refuse_existing(target: Path, *, overwrite: bool) -> None:
         return
     remedy = "give another folder with --out"
     if not (target / CARD).is_file():
-        raise UserError(f"{target} exists and is no prepared data (no {CARD} in it)", remedy=remedy)
+        raise UserError(f"{target} exists and is not prepared data (no {CARD} in it)", remedy=remedy)
     if not overwrite:
         raise UserError(f"{target} exists", remedy=f"take --overwrite to make it anew, or {remedy}")

@@ -125,11 +125,11 @@ def read_card(folder: Path) -> dict[str, Any]:
         card = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         remedy = "make it with proxima data prepare"
-        raise UserError(f"{folder} is no prepared data (no {CARD} in it)", remedy=remedy) from None
+        raise UserError(f"{folder} is not prepared data (no {CARD} in it)", remedy=remedy) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} can't be read: {error}", remedy=_REMAKE) from None
     if not isinstance(card, dict) or card.get("format") != FORMAT or not isinstance(card.get("outputs"), dict):
-        raise UserError(f"{path} is no card of format {FORMAT}", remedy=_REMAKE)
+        raise UserError(f"{path} is not a card of format {FORMAT}", remedy=_REMAKE)
     return card
 
 

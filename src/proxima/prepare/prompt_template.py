@@ -65,7 +65,7 @@ def resolve_template(text: str, system: str | None = None) -> Template:
         template = TEMPLATES[text]
     elif "{" not in text and not text.startswith("@"):
         remedy = f"take one of {', '.join(TEMPLATES)}, or a text with {{question}} in it"
-        raise FieldError("template", text, "is no template", remedy=remedy)
+        raise FieldError("template", text, "is not a template", remedy=remedy)
     else:
         template = Template("own", _from_file(text[1:]) if text.startswith("@") else text.replace("\\n", "\n"))
     require_question_template(template.text)

@@ -29,6 +29,6 @@ class EnvironmentReward(WeightedReward):
     def score_one(self, prompt: Prompt, completion: Completion) -> Score:
         reward = None if completion.episode is None else completion.episode.reward
         if reward is None:
-            what = "is no episode" if completion.episode is None else "got no reward from its environment"
+            what = "is not an episode" if completion.episode is None else "got no reward from its environment"
             raise ValueError(f"the completion {what}")
         return Score(value=reward, correct=None if self.correct_from is None else reward >= self.correct_from)

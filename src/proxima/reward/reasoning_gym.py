@@ -48,7 +48,7 @@ class ReasoningGymReward(PooledReward):
         source = prompt.metadata.get("reasoning_gym")
         if not isinstance(source, Mapping):
             missing = "its metadata has no entry to score with"
-            raise ValueError(f"prompt {prompt.uid} is no row of the task 'reasoning_gym': {missing}")
+            raise ValueError(f"prompt {prompt.uid} is not a row of the task 'reasoning_gym': {missing}")
         answer = self._answer(completion.text)
         if answer is None:
             return Score(value=0.0, correct=False)

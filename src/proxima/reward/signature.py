@@ -94,7 +94,7 @@ class CallShape:
             hint = f"did you mean {near[0]!r}? columns" if near else "columns"
             if self.style == "verl" and name == "ground_truth":
                 hint = "map the answer with task.answer=COLUMN; columns"
-            return f"has the parameter {name!r}, which is no column", f"{hint}: {', '.join(columns) or 'none'}"
+            return f"has the parameter {name!r}, which is not a column", f"{hint}: {', '.join(columns) or 'none'}"
         return None
 
     def columns(self, row: "HasColumns") -> dict[str, Any]:

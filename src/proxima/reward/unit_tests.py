@@ -114,7 +114,7 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
         return _pairs(tests)
     sources = [tests] if isinstance(tests, str) else tests
     if not isinstance(sources, list) or not sources or not all(isinstance(source, str) for source in sources):
-        raise ValueError("is no list of assertions, no program, and no object with inputs and outputs")
+        raise ValueError("is not a list of assertions, a program, or an object with inputs and outputs")
     try:
         nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
@@ -132,11 +132,11 @@ def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError("has no lists of inputs and outputs, one of each for every test")
     if name is not None:
         if not all(isinstance(arguments, list) for arguments in inputs):
-            raise ValueError("has inputs that are no lists of arguments")
+            raise ValueError("has inputs that are not lists of arguments")
         return {"calls": {"name": str(name), "inputs": inputs, "outputs": outputs}}
     programs = [[_lines(text) for text in pair] for pair in zip(inputs, outputs, strict=True)]
     if not all(isinstance(text, str) for pair in programs for text in pair):
-        raise ValueError("has inputs or outputs that are no texts")
+        raise ValueError("has inputs or outputs that are not texts")
     return {"programs": programs}
 
 

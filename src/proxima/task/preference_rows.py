@@ -121,7 +121,7 @@ def _text(row: Row, field: str, column: str) -> str:
     try:
         chat = as_messages(value, f"column {column!r}")
     except UserError as error:
-        raise FieldError(field, row_excerpt(value), f"is no chat: {error.reason}", remedy=error.remedy) from None
+        raise FieldError(field, row_excerpt(value), f"is not a chat: {error.reason}", remedy=error.remedy) from None
     require(chat[-1]["role"] == "assistant", field, row_excerpt(value), "must end with a message of the assistant")
     remedy = "map task.question or task.messages to the prompt, or task.messages to one of the chats"
     require(

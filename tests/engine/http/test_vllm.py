@@ -64,7 +64,7 @@ def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch
         (httpx.Response(200, text="<html>hello</html>"), "no JSON but an HTML page"),
     ):
         monkeypatch.setattr(fake, "answer", lambda _, answer=answer: answer)
-        with pytest.raises(ServerError, match=f"is no vLLM server: GET /v1/models gives {told}$"):
+        with pytest.raises(ServerError, match=f"is not a vLLM server: GET /v1/models gives {told}$"):
             facts_of(fake)
     monkeypatch.setattr(fake, "answer", lambda _: httpx.Response(503, text="starting"))
     with pytest.raises(ServerError, match="/v1/models: status 503: starting$"):  # a server of ours, in trouble

@@ -77,7 +77,7 @@ def ended_by_ctrl_c(servers):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["engine=local"], "error: engine.kind=local (command line): is no server; set engine=vllm"),
+        (["engine=local"], "error: engine.kind=local (command line): is not a server; set engine=vllm"),
         (
             ["engine={kind: vllm, serve: {executable: /nowhere}}"],
             "error: engine.serve.executable=/nowhere (command line)",
@@ -101,7 +101,7 @@ def test_what_can_not_be_served_is_one_line(recipe, capsys, words, line):
         ("models/missing", "does not exist"),
         ("/nowhere/at/all", "does not exist"),
         (".", "is a folder without config.json"),
-        ("nobody-at-all/no-such-model", "is no folder here, is not in the cache of the hub"),
+        ("nobody-at-all/no-such-model", "is not a folder here, is not in the hub's cache"),
     ],
 )
 def test_a_model_that_does_not_exist_starts_nothing(recipe, tmp_path, capsys, monkeypatch, model, reason):

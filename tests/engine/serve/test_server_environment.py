@@ -89,7 +89,7 @@ def test_a_broken_off_installation_continues(environment):
 def test_what_keeps_it_from_beginning(environment, tmp_path, monkeypatch):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").touch()
-    with pytest.raises(UserError, match="mine is no virtual environment; choose another one with --into"):
+    with pytest.raises(UserError, match="mine is not a virtual environment; choose another one with --into"):
         ServerEnvironment(tmp_path / "mine", "cpu", print).install()
     usage = namedtuple("usage", "total used free")(10, 9, 2**30)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)

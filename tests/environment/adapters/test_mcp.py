@@ -75,9 +75,9 @@ def test_no_server_is_left(tmp_path):
     [
         ({"command": "server"}, "must be a list of a program"),
         ({"command": ["/no/such/program"]}, "can't be started: No such file"),
-        ({"command": ["/bin/echo", "hello"]}, "wrote what is no message: 'hello"),
+        ({"command": ["/bin/echo", "hello"]}, "wrote something that is not a message: 'hello"),
         ({"command": ["/bin/false"]}, "ended with exit code 1"),
-        ({"tools": ["subtract"]}, "is no tool of the server; it has add, count, fail, leave"),
+        ({"tools": ["subtract"]}, "is not a tool of the server; it has add, count, fail, leave"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, says):

@@ -273,5 +273,7 @@ def test_a_torn_file_is_named(tmp_path):
     path = tmp_path / "000001.parquet"
     write_evals(path, 1, [make_group()])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"000001.parquet is no whole Parquet file .* delete it to read the others"):
+    with pytest.raises(
+        ValueError, match=r"000001.parquet is not a complete Parquet file .* delete it to read the others"
+    ):
         read_rows(path)

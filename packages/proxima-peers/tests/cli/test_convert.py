@@ -90,7 +90,7 @@ def test_the_framework_is_recognised(peer, proxima, here):
 def test_a_file_of_another_framework_says_whose(proxima, here):
     (here / "a.yaml").write_text("actor_rollout_ref: {rollout: {n: 5}}\ntrainer: {total_epochs: 1}\n")
     _, _, err = proxima("convert", "a.yaml", "--from", "trl")
-    assert "is no such configuration of TRL" in err and err.endswith("; it looks like one of verl: --from verl\n")
+    assert "is not such a configuration of TRL" in err and err.endswith("; it looks like one of verl: --from verl\n")
     (here / "b.yaml").write_text("colour: red\n")
     code, _, err = proxima("convert", "b.yaml")
     assert code == 2 and err == (

@@ -80,7 +80,7 @@ def serve_section(config: Any) -> "tuple[Any, str]":
     engine = config.engine
     kind = ENGINES.name_of(type(engine)) or type(engine).__name__
     if not isinstance(engine, ServerSpec):
-        raise FieldError("engine.kind", kind, "is no server", remedy="set engine=vllm")
+        raise FieldError("engine.kind", kind, "is not a server", remedy="set engine=vllm")
     if engine.serve is not None:
         return engine.serve, kind
     places = [urlsplit(url) for url in engine.urls]

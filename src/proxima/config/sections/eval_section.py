@@ -108,7 +108,7 @@ def require_evaluations(config: Any) -> None:
     require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
     metric = config.stop_after and (config.stop_after.metric or getattr(config, "metric", None))
     name = next((name for name in NO_DIRECTION if f"/{metric}".endswith(f"/{name}")), None)
-    bound, remedy = "is no better when it is higher", "name the accuracy, the reward or a reward"
+    bound, remedy = "is not better when it is higher", "name the accuracy, the reward or a reward"
     require(name is None, "stop_after.metric", metric, bound, remedy=remedy)
 
 

@@ -170,7 +170,7 @@ def model_problem(path: str) -> str | None:
         remedy = "is a file but not .gguf; give the folder that holds config.json, or a .gguf file"
         return None if place.suffix == ".gguf" else remedy
     if place.exists():
-        return "is no file and no folder but a device, a pipe or a socket; give a folder or a .gguf file"
+        return "is neither a file nor a folder but a device, a pipe or a socket; give a folder or a .gguf file"
     if looks_like_hub_name(path):
         return None
     where = "" if place.is_absolute() or path.startswith("~") else ": a path is relative to the current folder"

@@ -31,7 +31,7 @@ class Cispo(Surrogate):
         loss_t = -A sg(clip(r, 1 - epsilon_low, 1 + epsilon_high)) log pi        r = pi / pi_prox
 
     Args:
-        epsilon_low: >= 0; from 1 on there is no lower bound, as in the paper (verl recommends 10).
+        epsilon_low: >= 0; from 1 on there is not a lower bound, as in the paper (verl recommends 10).
         epsilon_high: >= 0, inf allowed.
         level: `token`, or `sequence`: r is the geometric mean over the sequence.
         b: as for `PpoClip`.
@@ -54,7 +54,7 @@ class Cispo(Surrogate):
     }
 
     def __post_init__(self) -> None:
-        require(self.epsilon_low >= 0, "epsilon_low", self.epsilon_low, "must be >= 0; 1 or more is no lower bound")
+        require(self.epsilon_low >= 0, "epsilon_low", self.epsilon_low, "must be >= 0; 1 or more is not a lower bound")
         bound = "must be >= -1; the cap is 1 + epsilon_high"
         require(self.epsilon_high >= -1, "epsilon_high", self.epsilon_high, bound)
         check_choices(self)

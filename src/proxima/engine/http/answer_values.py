@@ -53,21 +53,21 @@ def whole(value: Any, what: str, least: int = 0) -> int:
 def number(value: Any, what: str) -> float:
     """A number; NaN and infinities are allowed."""
     if type(value) not in (int, float):
-        raise ValueError(f"{what} is {_short(value)}, no number")
+        raise ValueError(f"{what} is {_short(value)}, not a number")
     return float(value)  # OverflowError for an integer too large for a float
 
 
 def short_text(value: Any, what: str) -> str:
     """A string of at most `NAMED` characters, all printable (no line breaks)."""
     if not isinstance(value, str) or len(value) > NAMED or not value.isprintable():
-        raise ValueError(f"{what} is {_short(value)}, no short text")
+        raise ValueError(f"{what} is {_short(value)}, not a short text")
     return value
 
 
 def items(value: Any, what: str) -> list[Any]:
     """A list."""
     if not isinstance(value, list):
-        raise ValueError(f"{what} is {_short(value)}, no list")
+        raise ValueError(f"{what} is {_short(value)}, not a list")
     return value
 
 
@@ -75,7 +75,7 @@ def id_list(value: Any, what: str) -> list[int]:
     """A list of non-negative integers."""
     ids = items(value, what)
     if set(map(type, ids)) - {int} or (ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID):
-        raise ValueError(f"{what} holds what is no token id: {_short(ids)}")
+        raise ValueError(f"{what} contains an invalid token id: {_short(ids)}")
     return ids
 
 

@@ -337,7 +337,7 @@ async def stream_events(
             try:
                 event = parse_json(data)
             except (TooLargeError, UnreadableError) as error:
-                raise ServerError(client.url, path, f"streams something else than JSON: {client.told(data)}") from error
+                raise ServerError(client.url, path, f"streamed data that is not JSON: {client.told(data)}") from error
             if not isinstance(event, dict):
                 raise ServerError(client.url, path, f"streams something else than a JSON object: {client.told(data)}")
             if event.get("error") is not None:
@@ -365,4 +365,4 @@ def as_expected(client: ServerClient, path: str, answer: object = None) -> Itera
             what = str(error)
         else:
             what = f"{type(error).__name__}: {error}"
-        raise ServerError(client.url, path, f"an answer of another form than expected: {one_line(what)}") from error
+        raise ServerError(client.url, path, f"an answer of unexpected form: {one_line(what)}") from error

@@ -115,7 +115,7 @@ def joined_routes(
 
 def _decoded(text: Any) -> bytes:
     if not isinstance(text, str):
-        raise ValueError("routed experts are no text")
+        raise ValueError("routed experts are not text")
     try:
         return b64decode(text, validate=True)
     except binascii.Error as error:

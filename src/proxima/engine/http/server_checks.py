@@ -197,7 +197,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         raise FieldError("quantization", spec.quantization, f"is not what {name} has: {served}")
     if needs.sleeps and not facts.sleeps:
         remedy = "start it with --enable-sleep-mode, or set placement.colocate=false"
-        raise UserError(f"{name} can't leave its devices to the trainer", remedy=remedy)
+        raise UserError(f"{name} can't release its devices to the trainer", remedy=remedy)
     if needs.publishes:
         _check_weights(spec, facts, needs, name)
     for sampling in needs.samplings if needs.training is None else (*needs.samplings, needs.training):
@@ -222,7 +222,7 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequir
     if not ways:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
     if spec.weights not in ("auto", *ways):
-        raise FieldError("weights", spec.weights, f"is no way of {name}; it has {', '.join(ways)}, or auto")
+        raise FieldError("weights", spec.weights, f"is not supported by {name}; it has {', '.join(ways)}, or auto")
     if not facts.scores:
         reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
         raise UserError(reason, remedy="use a server that scores")

@@ -31,7 +31,9 @@ async def find_facts(client: ServerClient) -> ServerFacts:
     """
     model = await first_answer(client, "/get_model_info", "/model_info")
     if not isinstance(model, dict) or "model_path" not in model:
-        raise UserError(f"{client.url} is no SGLang server: it says nothing of its model", remedy="check url and kind")
+        raise UserError(
+            f"{client.url} is not an SGLang server: it does not report its model", remedy="check url and kind"
+        )
     if model.get("is_generation") is False:
         name = one_line(model["model_path"])
         raise UserError(f"{client.url} generates nothing: it serves {name} as an embedding model")

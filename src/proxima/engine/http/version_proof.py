@@ -166,7 +166,7 @@ class VersionProof:
         try:
             problem = self.problem(await self.question.ask(seconds), label)
         except (ServerError, RefusedError) as error:
-            return f"nobody knows which weights it had: {error.reason}"
+            return f"its weights could not be confirmed: {error.reason}"
         if problem is None:
             mark_confirmed(segments)
         return problem

@@ -97,7 +97,7 @@ async def _models(client: ServerClient) -> Any:
     except ServerError as error:
         if error.status not in (404, 405) and not isinstance(error, NotJsonError):
             raise
-        reason = f"is no vLLM server: GET /v1/models gives {error.reason}"
+        reason = f"is not a vLLM server: GET /v1/models gives {error.reason}"
         raise ServerError(client.url, error.call, reason, error.status) from error
 
 

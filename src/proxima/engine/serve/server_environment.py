@@ -74,7 +74,7 @@ class ServerEnvironment:
             self.report(f"creating {self.folder}")
             self.run([sys.executable, "-m", "venv", str(self.folder)], "can't create a virtual environment")
         package = self.wanted["package"]
-        self.report(f"installing {package} and what it needs; gigabytes, minutes")
+        self.report(f"installing {package} and its dependencies (several GB, takes minutes)")
         pip = [self.python, "-m", "pip", "--disable-pip-version-check", "--no-input"]
         self.run([*pip, "install", "--progress-bar", "off", package], f"pip could not install {package}")
         if self.build == "cpu":
@@ -89,7 +89,7 @@ class ServerEnvironment:
         """Raise UserError for a folder that is not an environment, or for lack of disk space."""
         new = not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir()))
         if not new and not (self.folder / "pyvenv.cfg").exists():
-            raise UserError(f"{self.folder} is no virtual environment", remedy="choose another one with --into")
+            raise UserError(f"{self.folder} is not a virtual environment", remedy="choose another one with --into")
         place = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.exists())
         free, need = shutil.disk_usage(place).free / 2**30, FREE_GIB[self.build]
         if free < need:

@@ -180,7 +180,7 @@ class Servers:
                 return
             server.ready.clear()
             pause = min(LONGEST_BREAK, 2.0 ** (server.deaths - 1))
-            self.report(f"{message}; started again in {pause:.0f} s, death {server.deaths} of at most {most}")
+            self.report(f"{message}; restarting in {pause:.0f} s, death {server.deaths} of at most {most}")
             self._closing.wait(pause)
 
     def _watch(self, server: StartedServer, process: ServerProcess) -> str:

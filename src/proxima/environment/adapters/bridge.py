@@ -68,7 +68,9 @@ class Program:
             if isinstance(message, dict):
                 return message
         if line:
-            raise ProgramFailed(f"{self.command[0]} wrote what is no message: {line.decode(errors='replace')[:80]!r}")
+            raise ProgramFailed(
+                f"{self.command[0]} wrote something that is not a message: {line.decode(errors='replace')[:80]!r}"
+            )
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(1)
         raise ProgramFailed(f"{self.command[0]} ended with exit code {self._process.returncode}{self._said()}")

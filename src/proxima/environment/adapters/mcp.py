@@ -45,7 +45,7 @@ class Mcp(Environment):
         found = {tool["name"]: tool for tool in self.server.tools()}
         for name in self.names or ():
             if name not in found:
-                raise FieldError("tools", name, "is no tool of the server", remedy=f"it has {', '.join(found)}")
+                raise FieldError("tools", name, "is not a tool of the server", remedy=f"it has {', '.join(found)}")
         return [_schema(found[name]) for name in self.names or found]
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:

@@ -140,7 +140,7 @@ def addresses(host: str, port: int = 0) -> list[tuple[int, Any]]:
     try:
         entries = socket.getaddrinfo(host or "?", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
-        reason = f"is no address of this machine: {getattr(error, 'strerror', None) or error}"
+        reason = f"is not an address of this machine: {getattr(error, 'strerror', None) or error}"
         raise FieldError("--host", host, reason) from None
     return sorted(((family, address) for family, *_, address in entries), key=lambda entry: entry[0] != socket.AF_INET)
 

@@ -244,7 +244,7 @@ def _text(where: str, content: Any) -> str:
     try:
         (content or "").encode()
     except UnicodeEncodeError:
-        raise ChatRefused(f"{where}.content: has a lone surrogate, which is no text") from None
+        raise ChatRefused(f"{where}.content: has a lone surrogate, which is not text") from None
     return content or ""
 
 

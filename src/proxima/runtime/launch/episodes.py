@@ -137,7 +137,7 @@ def _agent_world(
     with within("environment"):
         known = [field.name for field in fields(AgentSpec)]
         for name, value in spec.arguments.items():
-            require(name in known, name, value, "is no field of an agent", remedy=f"it has {', '.join(known)}")
+            require(name in known, name, value, "is not a field of an agent", remedy=f"it has {', '.join(known)}")
         agents = AgentSpec(**spec.arguments).build()
     arguments = config.data.template_arguments
     settings = config.episode

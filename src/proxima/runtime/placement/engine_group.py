@@ -198,7 +198,7 @@ class EngineGroup:
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
         engine.again_at, self.last_loss = time.monotonic() + seconds, reason
-        self.say(f"engine {engine.number} died: {reason}; it is started again in {seconds:.0f} s")
+        self.say(f"engine {engine.number} died: {reason}; restarting in {seconds:.0f} s")
         self._lead(engine)
 
     def attach(self, host: Any, nodes: Set[str]) -> dict[str, str]:

@@ -94,7 +94,7 @@ def schema(version: str, columns: Sequence[str], *, nullable: bool = False) -> p
 
 def torn_file(error: Exception) -> str:
     """Describe a damaged file in one line; Arrow's reasons may have several."""
-    return f"is no whole Parquet file ({' '.join(str(error).split())})"
+    return f"is not a complete Parquet file ({' '.join(str(error).split())})"
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def export(
 def check_hub_name(name: str) -> None:
     """UserError unless a model can be pushed to the hub under this name from here."""
     if not HUB_NAME.fullmatch(name):
-        raise UserError(f"--to-hub {name} is no name of a repository", remedy="write ORG/NAME")
+        raise UserError(f"--to-hub {name} is not the name of a repository", remedy="write ORG/NAME")
     if not os.environ.get("HF_TOKEN"):
         reason = "--to-hub needs a token with write access in the environment variable HF_TOKEN"
         raise UserError(reason, remedy="make one at https://huggingface.co/settings/tokens")

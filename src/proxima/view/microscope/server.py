@@ -30,7 +30,7 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
     for folder in folders:
         if not Path(folder).is_dir():
             remedy = "give the folder that `proxima train` printed in its first line"
-            raise UserError(f"{folder} is no folder", remedy=remedy)
+            raise UserError(f"{folder} is not a folder", remedy=remedy)
     return [ViewedRun(number, RunFolder(folder), recompute) for number, folder in enumerate(folders)]
 
 

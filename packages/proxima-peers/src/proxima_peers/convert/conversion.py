@@ -68,7 +68,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if len(others := likely_peers(path)) == 1:
             wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
-        raise one_problem(o.file, f"is no such configuration of {title}: it {why}; {wanted}")
+        raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
     for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
         o.get(name)
     if command is None:

@@ -51,7 +51,7 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
     except yaml.YAMLError as error:
         raise one_problem(str(path), f"not YAML: {' '.join(str(error).split())}") from None
     except (RecursionError, TypeError, ValueError):
-        raise one_problem(str(path), "an anchor contains itself, or a key is no plain word; write it out") from None
+        raise one_problem(str(path), "an anchor contains itself, or a key is not a plain word; write it out") from None
     if not isinstance(raw, Mapping) or not flat or len(flat) == MOST:
         wanted = "give the framework's own config file, a mapping of option names to values"
         raise one_problem(str(path), f"holds {'too many' if flat else 'no'} options; {wanted}")

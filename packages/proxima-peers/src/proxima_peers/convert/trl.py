@@ -289,7 +289,7 @@ def _batch(d: Draft, o: Options) -> int:
     if whole is None and written is None:
         origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
     elif total % group:
-        origin = f"{FILL_IN}: {counts} is no whole number"
+        origin = f"{FILL_IN}: {counts} is not a whole number"
     prompts = max(1, total // group)
     d.put("train.prompts_per_step", prompts, origin)
     d.put("train.completions_per_prompt", group, o.origin("num_generations"))

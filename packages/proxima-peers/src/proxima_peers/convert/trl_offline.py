@@ -153,7 +153,7 @@ def _sft(d: Draft, o: Options) -> None:
         d.put("sft.loss_on", "all_turns", o.origin(turns))
         d.drops_given(o, "assistant_only_loss says more", only)
     elif o.get(only) is None:
-        whole = "for chats TRL trains every token, the prompt's too, which is no choice here"
+        whole = "for chats TRL trains every token, the prompt's too, which is not an option here"
         d.ask("sft.loss_on", "completion", f"right for rows of prompt and completion; {whole}")
     else:
         d.put("sft.loss_on", "completion", o.origin(only))
@@ -257,7 +257,7 @@ def _steps(d: Draft, o: Options) -> None:
     elif epochs == int(epochs) and epochs >= 1:
         d.put("train.epochs", int(epochs), o.origin("num_train_epochs"))
     else:
-        d.ask("train.steps", 100, f"num_train_epochs: {epochs:g} is no whole number of passes; set it in steps")
+        d.ask("train.steps", 100, f"num_train_epochs: {epochs:g} is not a whole number of passes; set it in steps")
 
 
 def _held_out(d: Draft, o: Options, command: str) -> None:

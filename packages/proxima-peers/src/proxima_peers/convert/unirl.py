@@ -114,7 +114,7 @@ def _algorithm(d: Draft, o: Options) -> str:
     target = str(o.get(ALGORITHM + "_target_", default="")).rpartition(".")[2]
     algorithms = {name.upper(): name for name in ("cppo", "dppo", "drpo", "grpo", "gspo", "ppo")} | {"ARGRPO": "grpo"}
     if target and target not in algorithms:
-        message = f"is no training of a language model with rewards; known are {', '.join(algorithms)}"
+        message = f"is not a training of a language model with rewards; known are {', '.join(algorithms)}"
         raise one_problem(ALGORITHM + "_target_", message, target, o.file)
     kinds = (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None)
     algorithm = algorithms.get(target) or next(kinds, None)

@@ -191,7 +191,7 @@ def _clip_bound(o: Options, side: str) -> tuple[float, str]:
     """Since 0.4 verl's own config sets both sides to .2, so `clip_ratio` counts where a file sets one to null."""
     names = (f"{ACTOR}clip_ratio_{side}", f"{ACTOR}clip_ratio")
     value, origin = o.sourced(*(names if names[0] in o.flat else names[:1]), default=0.2)
-    return (1.0, f"{origin}: {value:g} is no lower bound") if side == "low" and value > 1 else (value, origin)
+    return (1.0, f"{origin}: {value:g} is not a lower bound") if side == "low" and value > 1 else (value, origin)
 
 
 def _fields_by_mode(o: Options, name: str, bypass: bool) -> dict[str, Fields]:
