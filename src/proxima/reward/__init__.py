@@ -1,4 +1,4 @@
-"""Rewards: completions go in, named scores come out, in the same order. One file a family.
+"""Rewards: completions go in, named scores come out, in the same order. One file per family.
 
 A reward is a frozen spec with `score(prompt, completions) -> list[Score]`. `RewardRunner` runs a list of them over a
 group, adds their weighted values, and turns an exception or a timeout into `Score(valid=False, error=...)`, never into
@@ -6,11 +6,11 @@ group, adds their weighted values, and turns an exception or a timeout into `Sco
 `compute` (a model, in the thread of the tensor work), `text` (a worker process with time and memory limits, for text
 that a model wrote), `function` (a worker process that loads a user's function). A reward that compares all groups sets
 `whole_batch` and defines `score_batch(groups)`.
-Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym in the workers alone. Imported by
+Imports: stdlib, httpx, `proxima.data`, `proxima.model`; math-verify and reasoning_gym only in the workers. Imported by
 `evaluate`, `prepare` and the rooms above; `core` and `train` see scores as numbers only.
 To add one: (1) a file with the spec, a subclass of `WeightedReward`; (2) a line in `REWARDS`; (3) ten real completions,
 right and wrong, in `tests/reward/test_<name>.py`. The tests of all rewards (order, hostile text, docstring) find it in
-the dict, and construct it with its `example_fields` where a field has no default. Out of tree:
+the dict and construct it with its `example_fields` where a field has no default. Out of tree:
 `{kind: my_pkg.rewards:Style, weight: 0.2}`. Stable: `Reward`, `WeightedReward`, `RewardRunner`.
 """
 

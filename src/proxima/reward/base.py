@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from proxima.data import Completion, Group, Prompt, Score, UserError, require
 from proxima.reward.protocol import Reward, Where
 
-NOT_APPLICABLE = Score.failed("it does not apply to this row")  # the score itself, not one like it: adds nothing
+NOT_APPLICABLE = Score.failed("it does not apply to this row")  # compared by identity; adds nothing to the sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class WeightedReward:
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptedReward(WeightedReward):
-    """The spec is an object that defines `score` and nothing else of `Reward`."""
+    """Adapter for an object that defines `score` but not the rest of `Reward`."""
 
     spec: Any
 
@@ -87,8 +87,9 @@ class AdaptedReward(WeightedReward):
 
 
 def as_reward(spec: Any) -> Reward:
-    """The spec if it implements `Reward`; an adapter if it only has `score`, perhaps `weight`, `name`; or UserError."""
-    if isinstance(spec, WeightedReward | Reward):  # a check for `Reward` alone evaluates every property of the spec
+    """The spec itself if it implements `Reward`, an adapter if it only has `score` (and perhaps `weight` or `name`).
+    UserError if it has no method `score`."""
+    if isinstance(spec, WeightedReward | Reward):  # checking only for `Reward` would evaluate every property
         return spec
     kind = type(spec).__name__
     if not callable(getattr(spec, "score", None)):
@@ -122,13 +123,13 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class PooledReward(WeightedReward):
-    """Base of the rewards that run in worker processes; a direct call of `score` runs here, without limits."""
+    """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
 
     where: ClassVar[Where] = "text"
     warm_up: ClassVar[str | None] = None  # key of `graders.WARM_UPS`, run once before workers are forked
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
-        """The work of a worker for this completion, or the score if no worker is needed."""
+        """The job that scores this completion in a worker, or the score itself if no worker is needed."""
         raise NotImplementedError
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
@@ -138,8 +139,8 @@ class PooledReward(WeightedReward):
         return validated(Score(value=value, correct=result.get("correct"), parts=parts))
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
-        """The work of a worker for the whole batch, for rewards with `whole_batch`; for one group, for those that get
-        all completions of a prompt in a call."""
+        """The job that scores the whole batch in a worker, for rewards with `whole_batch`, or a single group, for
+        rewards that get all completions of a prompt in one call."""
         raise NotImplementedError
 
     def parse_batch_result(self, groups: Sequence[Group], result: Mapping[str, Any]) -> list[list[Score]]:
@@ -151,7 +152,7 @@ class PooledReward(WeightedReward):
         return None
 
     def answer_job(self, answer: Any) -> Job | str | None:
-        """The result of `unreadable`, or the job whose result has it as `why`."""
+        """The result of `unreadable`, or the job whose result contains it as `why`."""
         return missing_answer(answer)
 
     def unreadable(self, answer: Any) -> str | None:
@@ -174,7 +175,7 @@ class PooledReward(WeightedReward):
 @dataclass(frozen=True, kw_only=True)
 class ComputeReward(WeightedReward):
     """Base of the rewards that run a model: a subclass defines `load` and `score`. All completions of a prompt are
-    scored in one call, in the thread of the tensor work; without one (`proxima score`) in a thread of its own."""
+    scored in one call, in the thread of the tensor work; without such a thread (`proxima score`), in a separate one."""
 
     where: ClassVar[Where] = "compute"
 
@@ -196,13 +197,13 @@ class ComputeReward(WeightedReward):
 
 
 def unscored(prompt: Prompt, completions: Sequence[Completion]) -> Group:
-    """A group without rewards."""
+    """A group that no reward has scored yet; its scores are 0."""
     return Group(prompt=prompt, completions=tuple(completions), scores=(Score(value=0.0),) * len(completions))
 
 
 def validated(score: object) -> Score:
-    """The score in Python's own numbers, checked for what a careless scorer may return (`correct=1`, a numpy float).
-    ValueError if it is not a score, or a number in it is not finite; a part without a value must be omitted."""
+    """The score with its numbers as Python's own, even if a careless scorer returned `correct=1` or a numpy float.
+    ValueError if it is not a valid score or a number in it is not finite; a part without a value must be omitted."""
     if not isinstance(score, Score):
         raise ValueError(f"returned {score!r:.80}, expected a Score")
     if not score.valid:
@@ -222,30 +223,30 @@ def validated(score: object) -> Score:
 def _as_float(value: object, key: str) -> float:
     if isinstance(value, float):
         return float(value)
-    from proxima.reward.workers.graders import to_float  # for what a careless scorer may return
+    from proxima.reward.workers.graders import to_float  # a careless scorer may return other types
 
     return to_float(value, key)
 
 
 def binary_score(correct: bool) -> Score:
-    """A score of 1 and correct, or of 0 and not correct."""
+    """A score of 1 if correct, else 0, with `correct` set."""
     return Score(value=float(correct), correct=correct)
 
 
 def require_package(module: str, kind: str, extra: str) -> None:
-    """Raise `UserError` unless the package is installed that the reward imports as `module`."""
+    """Raise `UserError` unless the package that the reward imports as `module` is installed."""
     if importlib.util.find_spec(module) is None:
         package = module.replace("_", "-")
         raise UserError(f"reward '{kind}' needs the package {package}: pip install 'proxima-rl[{extra}]'")
 
 
 def missing_answer(answer: Any) -> str | None:
-    """The reason why a row can't be scored; None if it has an answer."""
+    """The reason why a row without an answer can't be scored; None if it has an answer."""
     return "there is none; map the task's answer column" if answer is None else None
 
 
 def required_answer(prompt: Prompt, kind: str) -> Any:
-    """The row's answer; ValueError if it has none."""
+    """The row's answer; ValueError if the row has no answer."""
     if prompt.answer is None:
         raise ValueError(f"'{kind}' compares with an answer; prompt {prompt.uid} has none: map the answer column")
     return prompt.answer

@@ -1,4 +1,4 @@
-"""The reward that the environment gave."""
+"""The reward that an environment gives for an episode."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,7 +9,7 @@ from proxima.reward.base import WeightedReward
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentReward(WeightedReward):
-    """The reward of the episode by its environment: the sum over its turns and of what it gave at the end.
+    """The reward that the environment gave for the episode: the sum over its turns, plus the reward at its end.
 
     Args:
         correct_from: the least reward of an episode that counts as correct; null: accuracy is not measured.
@@ -21,7 +21,7 @@ class EnvironmentReward(WeightedReward):
 
     kind = "environment"
     where = "inline"
-    needs_episode = True  # so that no made-up text is scored
+    needs_episode = True  # excludes it from the trial with sample texts before a run
 
     def unreadable(self, answer: Any) -> str | None:
         return None

@@ -1,4 +1,4 @@
-"""Rewards that call a Python function of the user's."""
+"""Rewards that call a user's Python function."""
 
 import inspect
 import sys
@@ -17,7 +17,7 @@ from proxima.reward.workers.user_function import load_function, read_source
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunction(PooledReward):
-    """Base of the rewards that call a function of the user's.
+    """Base of the rewards that call a user's function.
 
     Args:
         path: `package.module:function`, or a file as `./my_reward.py:function`.
@@ -37,10 +37,10 @@ class UserFunction(PooledReward):
 
     def check_code(self) -> None:
         """Import the function, and check that it can be called. A constructor imports nothing, because a recipe is also
-        read by commands that must not run what it names.
+        read by commands that must not run the code that it names.
 
         Raises: FieldError when the module, the file or the function does not exist (names the nearest), or when the
-            function can't be called with what this kind calls it with.
+            function can't be called with the arguments of this kind.
         """
         load_function.cache_clear()  # a notebook may have changed the file since another run
         self.check()
@@ -59,7 +59,7 @@ class UserFunction(PooledReward):
             raise FieldError("path", self.path, problem) from None
 
     def bind(self, function: Callable[..., Any]) -> None:
-        """TypeError if the function can't be called with what this kind calls it with."""
+        """Raise TypeError if the function can't be called with the arguments of this kind."""
         raise NotImplementedError
 
     @property
@@ -78,14 +78,14 @@ class UserFunction(PooledReward):
 
     @property
     def file(self) -> Path | None:
-        """The file that holds the function; None for a module without one."""
+        """The file that defines the function; None for a module without a file."""
         module = self.absolute_path.rpartition(":")[0]
         file = Path(module) if module.endswith(".py") else getattr(sys.modules.get(module), "__file__", None)
         return None if file is None else Path(file)
 
     @cached_property
     def source(self) -> str | None:
-        """The contents of the file when the function was checked: an edit during a run must not change the reward."""
+        """The file's text when the function was checked: an edit during a run must not change the reward."""
         _ = self.function  # the file of a module is known once it is imported
         return read_source(self.file)
 
@@ -109,7 +109,7 @@ class UserFunction(PooledReward):
 
 @dataclass(frozen=True, kw_only=True)
 class Function(UserFunction):
-    """The value that your function returns, called in a separate worker process; its signature says how.
+    """The value that your function returns in a separate worker process. Its signature determines how it is called.
 
         fn(prompt, completion, gold)          once per completion; `gold` is a column of the row
         fn(completions, gold, **columns)      once per group, with a list of each, as TRL calls it
@@ -117,26 +117,26 @@ class Function(UserFunction):
 
     `prompt` and `completion` are a `proxima.data.Prompt` and a `Completion`, or their texts if annotated `str`; if
     neither name occurs, the first two parameters are these. `episode` gets the messages after the prompt, of model,
-    tools and environment, each with role and content. Any other parameter is a column of the row, and `**columns` are
-    all of them; `answer` is the column that the task maps as such. A parameter without a default that is no column is
-    refused before the run.
+    tools and environment, each with role and content. Any other parameter is a column of the row, and `**columns` gets
+    all of them; `answer` is the column that the task maps as such. A parameter that has no default and is not a column
+    is refused before the run.
 
     The function returns a number; a bool, which sets `correct`; a `Score`; or a dict with `value`, optionally
-    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. One that gets lists returns a list of
-    these, with None where it does not apply: the other rewards alone decide there, and without any the completion has
-    no score. It may be `async def`. If it raises, hangs or crashes, that one completion is invalid, or the group.
-    Module-level state lives as long as the worker; standard output is discarded.
+    `correct`, and any other numbers, which are logged as parts `<name>/<key>`. A function that gets lists returns a
+    list of these, with None where it does not apply: only the other rewards count there, and without any the completion
+    has no score. It may be `async def`. If it raises, hangs or crashes, only that completion is invalid, or that group
+    for a function of lists. Module-level state lives as long as the worker; standard output is discarded.
 
     Args:
-        chat: whether a function of lists gets prompts and completions as lists of messages or as texts; null: as the
-            data holds the prompt, messages where the task maps a column of them (`task.messages`).
+        chat: true passes prompts and completions to a function of lists as lists of messages, false as texts; null: as
+            in the data, messages where the task maps a column of them (`task.messages`).
     Returns: Score as returned; NaN and infinities are failures, as value and as part: omit a part without a value.
-    Edge cases: a process that the function forks must end by `os._exit`; one that returns is killed. A function that
-        writes into the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps
-        `acc`; texts in it are dropped.
-    Raises: FieldError before the run, as `check_code` says.
-    Differs: TRL calls a function with the completions of several prompts, and counts a completion that no function
-        applies to as 0.
+    Edge cases: a process that the function forks must exit with `os._exit`; one that returns is killed. A function that
+        writes to the worker's socket invalidates its completion. A dict in verl's style has `score` and perhaps `acc`;
+        texts in it are dropped.
+    Raises: FieldError before the run; see `check_code`.
+    Differs: TRL calls a function with the completions of several prompts, and counts a completion to which no function
+        applies as 0.
     """
 
     chat: bool | None = None
@@ -149,7 +149,7 @@ class Function(UserFunction):
 
     @cached_property
     def call(self) -> CallShape:
-        """The way in which the function is called."""
+        """The calling convention of the function."""
         return CallShape.of(self.function)
 
     @property
@@ -160,7 +160,7 @@ class Function(UserFunction):
         return Job(grader="function", arguments={"path": self.absolute_path, **self.call.for_one(prompt, completion)})
 
     def batch_job(self, groups: Sequence[Group]) -> Job:
-        """The call for the only group, of a function that takes lists."""
+        """The call of a function that takes lists, for a single group."""
         (group,) = groups
         values = self.call.for_group(group.prompt, group.completions, self.chat)
         count = len(group.completions)
@@ -171,15 +171,15 @@ class Function(UserFunction):
 class FunctionBatch(UserFunction):
     """The values that your function `fn(groups)` returns, called once per generated batch in a separate worker process.
 
-    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and the scores of the other rewards, and
-    returns a list for each group, in the same order, of what `function` may return for each completion. So it can
+    It gets a tuple of `proxima.data.Group`, each a prompt with its completions and the scores of the other rewards. It
+    returns one list for each group, in the same order, with a value for each completion as for `function`. So it can
     rank, normalise or compare over all prompts. It may be `async def`. If it raises, hangs or crashes, all completions
     of the batch are invalid. With dynamic sampling a step may generate several batches; the function is called for
     each.
 
-    Returns: Score as returned; NaN, infinities and numbers beyond any float are failures of the one completion, as
-        value and as part.
-    Raises: FieldError before the run, as `check_code` says.
+    Returns: Score as returned; NaN, infinities and numbers too large for a float, as value or as part, invalidate only
+        their completion.
+    Raises: FieldError before the run; see `check_code`.
     """
 
     kind = "function_batch"
@@ -187,7 +187,7 @@ class FunctionBatch(UserFunction):
     called_with = "(groups)"
 
     def bind(self, function: Callable[..., Any]) -> None:
-        with suppress(ValueError):  # some functions written in C have no signature: the first call will tell
+        with suppress(ValueError):  # some functions written in C have no signature; a mismatch shows at the first call
             inspect.signature(function).bind("groups")
 
     def batch_job(self, groups: Sequence[Group]) -> Job:

@@ -1,4 +1,4 @@
-"""A scorer behind HTTP: completions are posted as JSON, scores come back."""
+"""A scorer behind HTTP: completions are posted as JSON, and the response contains the scores."""
 
 import asyncio
 import json
@@ -19,11 +19,11 @@ from proxima.data import Completion, Prompt, Score, UserError, require
 from proxima.data.bounded_reading import IDENTITY, TooLargeError, UnreadableError, parse_json, read_body
 from proxima.reward.base import WeightedReward, validated
 
-RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # may be over by the next attempt
+RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})  # the next attempt may succeed
 MAX_WAIT = 30.0  # longest wait between two attempts, in seconds
-RESPONSE_BYTES = 1 << 20  # of a response, and so much more for each completion:
+RESPONSE_BYTES = 1 << 20  # limit of a response, plus for each completion:
 COMPLETION_BYTES = 64 << 10
-ERROR_BYTES = 4096  # of the body of a refusal
+ERROR_BYTES = 4096  # limit of the body of an error response
 MAX_PARTS = 64  # of a score: each is a metric of the run
 _REFUSED_BY_CHECK = frozenset({401, 403, 404, 405, 407})  # wrong address, wrong method, no permission
 
@@ -44,7 +44,7 @@ class PostFailed(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Http(WeightedReward):
-    """The scores that a server returns to a POST with the completions; a failure is invalid, never 0.
+    """The scores that a server returns for a POST with the completions; a failure is invalid, never 0.
 
     The request is `{"prompt": {"uid", "messages", "answer", "metadata"}, "completions": [{"sample", "text", "tokens",
     "finish_reason"}, …]}`, the response `{"scores": [s, …]}`, one per completion in the same order. Each s is a
@@ -52,16 +52,16 @@ class Http(WeightedReward):
     not score this one, `{"error": "why"}` or null. Parts are logged as `<name>/<key>`.
 
     Before the run a request with `"prompt": null` and no completions checks the server: no connection, a redirect, or
-    status 401, 403, 404, 405 or 407 refuses the run; any other response is fine. During the run a request that fails
-    by connection, timeout or status 408, 425, 429, 500, 502, 503 or 504 is retried; after the last attempt its
-    completions are invalid, and the run continues. Redirects are not followed: completions and token only go to `url`.
+    status 401, 403, 404, 405 or 407 prevents the run; any other response is fine. During the run, a connection error, a
+    timeout or status 408, 425, 429, 500, 502, 503 or 504 is retried; after the last attempt the request's completions
+    are invalid, and the run continues. Redirects are not followed: completions and token are only sent to `url`.
 
     Args:
         url: `http://` or `https://` address; the proxies of the environment are used.
         seconds: time for one attempt, from connecting to the last byte; > 0.
         retries: attempts after the first; >= 0.
-        backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` is kept; at
-            most 30 at a time.
+        backoff: seconds before the second attempt, doubled before each further one; a longer `Retry-After` is honoured;
+            at most 30 at a time.
         max_concurrent: simultaneous requests, over all prompts; >= 1.
         per_request: completions of a prompt in one request; 0: all of them.
         token_env: name of the environment variable with a bearer token; null: no `Authorization`. The token itself is
@@ -69,9 +69,9 @@ class Http(WeightedReward):
     Returns: Score as answered; `correct` where the server sends it.
     Raises: FieldError at construction for an invalid address, or a variable that isn't set; in `score`, PostFailed.
     Edge cases: a response that is not JSON, has no `scores` or a wrong number of them invalidates the whole request,
-        which is not retried; NaN, an infinity, a number beyond any float or a text invalidates its completion alone, as
-        value and as part; so does a bool, which is no number, and one with over 64 parts. A response of more than
-        1 MiB and 64 KiB per completion, a compressed one, and JSON of more than 64 levels are refused.
+        which is not retried; NaN, an infinity, a number too large for a float, a bool or a text, as value or as part,
+        invalidates only its completion; so do more than 64 parts. A response of more than 1 MiB plus 64 KiB per
+        completion, a compressed one, and JSON nested more than 64 levels deep are refused.
     """
 
     url: str
@@ -153,8 +153,8 @@ class Http(WeightedReward):
         return self._retried(lambda: _exchange(self.url, body, headers, limit))
 
     def _retried(self, exchange: Callable[[], Coroutine[Any, Any, bytes]]) -> bytes:
-        """The body of the response. PostFailed if the last attempt failed. A status that is not in `RETRIED` is not
-        retried; a redirect is one, because following it would send the token to another server."""
+        """The body of the response; PostFailed if the last attempt failed. A status that is not in `RETRIED` is not
+        retried. A redirect is such a status, because following it would send the token to another server."""
         url, retries = self.url, self.retries
         for attempt in range(retries + 1):
             try:
@@ -175,8 +175,8 @@ class Http(WeightedReward):
 
 
 async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: int) -> bytes:
-    """One request, whose response may have `limit` bytes. httpx's own timeouts start anew with each byte, so the caller
-    limits the whole exchange."""
+    """Send one request, whose response may have up to `limit` bytes. httpx's own timeouts restart with each byte, so
+    the caller limits the whole exchange."""
     async with (
         httpx.AsyncClient(timeout=None, verify=_tls()) as client,
         client.stream("POST", url, content=body, headers=dict(headers)) as response,
@@ -194,9 +194,9 @@ async def _exchange(url: str, body: bytes, headers: Mapping[str, str], limit: in
 
 
 async def _explanation(response: httpx.Response) -> str:
-    """`: why`, of a short JSON body with `error`, or `detail` as some frameworks name it; else nothing."""
+    """`: why`, from `error`, or `detail` as some frameworks name it, in a short JSON body; else empty."""
     content: Any = None
-    if "Content-Length" in response.headers:  # nobody waits for the end of a stream
+    if "Content-Length" in response.headers:  # don't wait for the end of a stream
         with suppress(ValueError, httpx.TransportError):
             content = parse_json(await read_body(response, ERROR_BYTES))
     whys = [content.get(key) for key in ("error", "detail")] if isinstance(content, dict) else []
@@ -204,7 +204,7 @@ async def _explanation(response: httpx.Response) -> str:
 
 
 def bearer_token(variable: str, field: str) -> str:
-    """The token in an environment variable. FieldError, without its value, if it can't be sent in a header."""
+    """The token in an environment variable; FieldError, which does not show it, if it can't be sent in a header."""
     token = os.environ.get(variable, "")
     require(bool(token), field, variable, "must name an environment variable that is set")
     sendable = re.fullmatch(r"[\x21-\x7e]+", token) is not None
@@ -246,7 +246,7 @@ def _check_url(url: str) -> None:
 
 
 def _finite_int(digits: str) -> int | float:
-    """An integer of JSON; infinite if no float can hold it, and then not a valid score."""
+    """An integer of JSON; infinite, and therefore not a valid score, if it is too large for a float."""
     return int(digits) if len(digits) <= 300 else float(digits)
 
 

@@ -1,4 +1,4 @@
-"""Penalties on the length of a completion, and on one that did not end."""
+"""Penalties on the length of a completion, and on a completion that the length limit cut off."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -51,7 +51,7 @@ class Overlong(WeightedReward):
         factor: the full penalty, in reward units; >= 0.
     Returns: Score of value in [-factor, 0]; does not set `correct`.
     Raises: FieldError at construction for an empty buffer, or one larger than the limit.
-    Edge cases: a completion longer than `max_tokens` (a limit below that of the sampling) costs `factor`, no more.
+    Edge cases: a completion longer than `max_tokens` (if the sampling allows it) costs `factor`, no more.
     Source: DAPO (arXiv 2503.14476), Eq. 13: 20480 and 4096 give 0 at 16384 tokens, -0.5 at 18432, -1 at 20480.
     Differs: verl's line has no floor: a completion beyond the limit costs more than the factor.
     """
@@ -81,9 +81,9 @@ class MissingEos(WeightedReward):
     """-1 for a completion that the length limit cut off, 0 for one that ended by itself; `weight` is the penalty.
 
     Returns: Score of value -1 or 0; does not set `correct`.
-    Edge cases: a completion that a stop string ended did end.
+    Edge cases: a completion that a stop string ended counts as ended by itself.
     Source: TRL `missing_eos_penalty` of its PPO, RLOO and online DPO trainers. Differs: TRL looks for the end token, so
-        that it also penalizes what a stop string ended.
+        it also penalizes completions that a stop string ended.
     """
 
     kind = "missing_eos"

@@ -13,7 +13,7 @@ from proxima.data.columns import Floats
 from proxima.data.trajectory import Trajectory
 from proxima.reward.base import ComputeReward
 
-if TYPE_CHECKING:  # a worker of rewards imports this room, and may not load torch
+if TYPE_CHECKING:  # reward workers import this package and must not load torch
     from proxima.model import ScalarModel
 
 
@@ -21,34 +21,34 @@ if TYPE_CHECKING:  # a worker of rewards imports this room, and may not load tor
 class ModelReward(ComputeReward):
     """The score of a reward model: its scalar head after the last token of prompt and completion.
 
-    The weights are frozen and stay in memory beside the policy. The completions of a prompt are scored together, the
+    The weights are frozen and stay in memory alongside the policy. The completions of a prompt are scored together, the
     prompt once, in the thread of the tensor work; the values are those of Hugging Face's own forward
-    (`AutoModelForSequenceClassification`), so a folder of another trainer works too.
+    (`AutoModelForSequenceClassification`), so a folder from another trainer works too.
 
     Args:
         path: Hugging Face folder or hub name of a sequence-classification model with one label, as `proxima reward`
             writes it.
         revision: hub revision.
-        encode: `tokens`: the token ids that the policy sampled; refused where the policy's vocabulary is another.
+        encode: `tokens`: the token ids that the policy sampled; refused if the policy's vocabulary differs.
             `text`: messages and text through the reward model's own chat template and tokenizer; for models with
             another vocabulary.
         normalize: subtract the mean and divide by the standard deviation that the training measured on its held-out
-            completions and wrote into config.json; refused if it has none.
-        end_truncated: a completion that the length limit cut off is scored with the end-of-turn token after it, with
-            which all end that a reward model is trained on; false: after its last token, where training has seen no
-            score, and a policy may find that it gets a high one.
-        max_tokens: most tokens of prompt and completion; a longer one has no score. null: the model's own limit.
-        tokens_per_forward: tokens of one forward pass; one completion that is longer gets its own.
+            completions and wrote to config.json; refused if they are missing there.
+        end_truncated: append the end-of-turn token, with which all training completions of a reward model end, to a
+            completion that the length limit cut off; false: score it after its last token, a position without scores in
+            training, where a policy may discover high ones.
+        max_tokens: maximum tokens of prompt and completion; a longer one has no score. null: the model's own limit.
+        tokens_per_forward: tokens of one forward pass; a completion that is longer gets its own pass.
         dtype: of the weights, `float32` or `bfloat16`.
         compute_dtype: of the matrix products, `float32` or `bfloat16`; the head is float32.
         device: auto, cpu, cuda, cuda:1.
     Returns: Score in units of the reward model; no `correct`.
-    Raises: FieldError before the run for a folder that is no reward model, or a device that is missing; in a run
-        nothing.
+    Raises: FieldError before the run for a folder that is not a reward model, or a device that is missing; nothing
+        during a run.
     Edge cases: an empty completion gets the score of its prompt. A score that is not finite, a completion that is too
         long, and in `text` one that the chat template refuses have no score. A truncated completion that leaves no room
-        for the end-of-turn token is scored without it. In `text`, one whose first token the tokenizer joins with the
-        prompt's last (both are line ends) is read as such a chat.
+        for the end-of-turn token is scored without it. In `text`, if the tokenizer joins the first token of a
+        completion with the prompt's last (both are line ends), the chat is scored with the joined token.
     """
 
     path: str
@@ -123,8 +123,8 @@ class ModelReward(ComputeReward):
         return out
 
     def token_scores(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Floats]:
-        """Of each completion [T] float32, reward units: the score after each of its tokens, of the reward model's own
-        tokenizer with `encode: text`; empty where `score` fails."""
+        """For each completion [T] float32, reward units: the score after each of its tokens (those of the reward
+        model's own tokenizer with `encode: text`); empty where `score` fails."""
         rows, _ = self._rows(prompt, completions, end=False)
         scores = [np.zeros(0, np.float32) for _ in completions]
         for i, values in zip(
@@ -136,11 +136,11 @@ class ModelReward(ComputeReward):
     def _rows(
         self, prompt: Prompt, completions: Sequence[Completion], *, end: bool
     ) -> tuple[dict[int, Trajectory], list[Score]]:
-        """The sequences fed for the completions that can be scored, by number, and a score for each completion that
-        says why if it can't.
+        """The model input of each completion that can be scored, by index, and one failed score per completion, which
+        applies to those that can't be scored.
 
         Args:
-            end: truncated ones get an end-of-turn token.
+            end: append an end-of-turn token to truncated completions.
         """
         rows, why = dict[int, Trajectory](), list[Score]()
         longest = self._scorer.loaded.max_length
@@ -158,7 +158,7 @@ class ModelReward(ComputeReward):
 
     @cached_property
     def _end(self) -> int | None:
-        """The token that ends a turn in the reward model's chat template; without a template, that ends a text."""
+        """The token that ends a turn in the reward model's chat template, or a text if it has no template."""
         from proxima.model.chat_answer import read_tokens
 
         tokenizer: Any = self._scorer.loaded.tokenizer
@@ -173,8 +173,7 @@ class ModelReward(ComputeReward):
         return (values - mean) / deviation
 
     def _trajectory(self, prompt: Prompt, completion: Completion, room: int) -> Trajectory:
-        """The sequence that is fed; an end token is added to a truncated completion if the result has at most `room`
-        tokens."""
+        """The model input; a truncated completion gets an end-of-turn token if the total stays within `room` tokens."""
         from proxima.model.chat_answer import read_tokens
 
         if self.encode == "tokens":
@@ -184,8 +183,8 @@ class ModelReward(ComputeReward):
         else:
             before, tokens = read_tokens(prompt.messages, completion.text, self._scorer.loaded.tokenizer)
             if completion.finish_reason != "stop":
-                tokens = tokens[:-1]  # the model ended no turn
-            group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # of those that share a prompt
+                tokens = tokens[:-1]  # the model did not end its turn
+            group = int.from_bytes(sha256(before.tobytes()).digest()[:7])  # the same for all that share a prompt
         if completion.finish_reason != "stop" and len(before) + len(tokens) < room and self._end is not None:
             tokens = np.append(tokens, np.int32(self._end))
         return Trajectory(group=group, prompt_tokens=before, tokens=tokens)

@@ -39,7 +39,7 @@ class Reward(Protocol):
 
     @property
     def completions_per_call(self) -> int:
-        """Completions of a prompt that one `score` call gets, all of which its failure invalidates; 0: all of them."""
+        """Completions of a prompt in one `score` call, which are all invalid if it fails; 0: all of the prompt's."""
 
     @property
     def concurrency(self) -> int:
@@ -50,7 +50,7 @@ class Reward(Protocol):
         """Seconds until a call is abandoned; 0: `runtime.reward_timeout`."""
 
     def check(self) -> None:
-        """UserError, before the run, if something that the reward needs outside this process is missing."""
+        """Raise UserError, before the run, if something that the reward needs outside this process is missing."""
 
     def unreadable(self, answer: Any) -> str | None:
         """The reason why this reward can't score a row with this answer; None if it can."""
@@ -60,5 +60,5 @@ class Reward(Protocol):
         ...
 
     def score_batch(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """For each group, one score per completion. The groups carry the scores of the rewards of single groups."""
+        """For each group, one score per completion. The groups carry the scores of rewards without `whole_batch`."""
         ...

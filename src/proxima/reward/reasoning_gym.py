@@ -25,8 +25,8 @@ class ReasoningGymReward(PooledReward):
     Returns: Score of the task's value, `correct` set.
     Raises: ValueError if the row comes from another task.
     Edge cases: if a scorer raises on the answer but not on the reference answer, the answer is wrong: 0. Some scorers
-        pass the answer to `eval`; in the worker they read literals only, and can write no file and open no connection.
-        The scorer of `game_of_life_halting` (0.1.25) accepts any answer.
+        pass the answer to `eval`; in the worker, that reads only literals, and scorers can't write files or open
+        connections. The scorer of `game_of_life_halting` (0.1.25) accepts any answer.
     """
 
     tag: str | None = "answer"

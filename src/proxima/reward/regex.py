@@ -39,7 +39,7 @@ class Format(PooledReward):
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """The compiled pattern; FieldError, with the place, if it is not a regular expression."""
+    """The compiled pattern; FieldError, with the position, if it is not a regular expression."""
     try:
         return re.compile(pattern, re.DOTALL)
     except re.error as error:

@@ -48,7 +48,7 @@ class Repetition(WeightedReward):
 
 
 def units(completion: Completion, unit: Unit) -> Sequence[Hashable]:
-    """The words or tokens of a completion; of an episode the words of the last message, or the tokens that the model
+    """The words or tokens of a completion; for an episode, the words of the last message or the tokens that the model
     wrote."""
     if unit == "words":
         return completion.text.lower().split()
@@ -67,8 +67,9 @@ class Diversity(WeightedReward):
 
         value = (number of different n-grams in this completion alone) / (number of different n-grams in it)
 
-    A bonus against a policy that answers everything alike. It compares all prompts of the batch, so it is computed when
-    the batch is complete; with dynamic sampling a step may generate several batches, each compared by itself.
+    A bonus against a policy that gives similar answers to all prompts. It compares all prompts of the batch, so it is
+    computed when the batch is complete; with dynamic sampling a step may generate several batches, each compared
+    separately.
 
     Args:
         n: length of an n-gram, in units; >= 1.

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from proxima.model.compute_thread import ComputeThread
     from proxima.reward.workers.pool import WorkerPool
 
-LARGEST = 1e12  # the square of a gradient that is so many times as large is still finite in float32
+LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32
 T = TypeVar("T")
 
-TEXT_MEMORY_MB = 1024  # of a worker that parses what a model wrote
+TEXT_MEMORY_MB = 1024  # of a worker that parses text written by a model
 
 
 class RewardRunner:
-    """Scores completions by a weighted list of rewards; a failure invalidates only the completion it happened to.
+    """Scores completions by a weighted list of rewards; a failure invalidates only the completion that it concerns.
 
         value = sum over rewards of weight * part      correct: from the first reward, in the order given, that sets it
 
@@ -33,12 +33,12 @@ class RewardRunner:
     per generated batch, adds those to the groups that `score` has scored.
 
     Args:
-        rewards: the specs, at least one; an object that is no `Reward` only needs a method `score`.
+        rewards: the specs, at least one; an object that is not a `Reward` only needs a method `score`.
         timeout: seconds that a reward may take for one completion; > 0.
         workers: worker processes of each kind in use, and threads for rewards that run in threads; >= 1.
         memory_mb: memory limit, in MiB, of a worker that calls functions; 0: none.
-        compute: the thread of the tensor work, for rewards that run a model; None: a thread of their own.
-        pool: where the workers are; None: processes of this machine.
+        compute: the thread of the tensor work, for rewards that run a model; None: separate threads.
+        pool: class of the worker pools; None: processes on this machine.
 
     Raises:
         UserError: no rewards, or two of the same name.
@@ -85,38 +85,38 @@ class RewardRunner:
                 memory_mb=TEXT_MEMORY_MB if where == "text" else memory_mb,
             )
         self._threads = [DaemonThreads(reward.concurrency or workers) for reward in self.rewards]
-        self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the calls that run
+        self.awaited: dict[str, list[int]] = {label: [] for label in self.labels}  # prompts of the running calls
 
     @property
     def has_batch(self) -> bool:
-        """True if a reward compares the whole batch, so that `score_batch` changes scores."""
+        """True if a reward compares the whole batch, so that `score_batch` adds something."""
         return any(reward.whole_batch for reward in self.rewards)
 
     @property
     def _batch_counts(self) -> bool:
-        """True if `score_batch` changes the values, not only parts that are logged."""
+        """True if `score_batch` adds to the values, and not only parts that are logged."""
         return any(reward.whole_batch and reward.weight != 0 for reward in self.rewards)
 
     @property
     def needs_answers(self) -> bool:
-        """True if a reward with nonzero weight compares with the row's answer, so that `unreadable` may object."""
+        """True if a reward of nonzero weight compares with the row's answer, so that `unreadable` may find errors."""
         return bool(self.comparing)
 
     @property
     def comparing(self) -> list[str]:
-        """The rewards that count and compare with the row's answer."""
+        """The names of the rewards of nonzero weight that compare with the row's answer."""
         rewards = zip(self.rewards, self.labels, strict=True)
         return [label for reward, label in rewards if reward.weight != 0 and reward.needs_answer]
 
     def check(self) -> None:
-        """`check` of every reward whose weight is not 0, by name."""
+        """Run `check` of every reward of nonzero weight; errors name the reward."""
         for reward, label in zip(self.rewards, self.labels, strict=True):
             if reward.weight != 0:
                 with _named(label):
                     reward.check()
 
     def unreadable(self, answers: Sequence[Any]) -> list[str | None]:
-        """For each row's answer, why a reward of nonzero weight can't score that row, or None; blocks.
+        """For each row's answer, the reason why a reward of nonzero weight can't score that row, or None; blocks.
 
         Each distinct answer is checked once, by all workers in parallel where a worker is needed.
         """
@@ -139,7 +139,7 @@ class RewardRunner:
         return [next(whys) if isinstance(job, Job) else job for job in jobs]
 
     def start(self) -> None:
-        """Start the worker processes and load the models ahead of the first `score`, which would.
+        """Start the worker processes and load the models before the first `score`, which would do both otherwise.
 
         Raises:
             UserError: a model can't be loaded.
@@ -154,7 +154,7 @@ class RewardRunner:
             pool.start()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score per completion, in the same order. No reward gets an episode that failed."""
+        """One score per completion, in the same order. An episode that failed is not passed to any reward."""
         failed = [Score.failed(c.episode.failure) if c.episode and c.episode.failure else None for c in completions]
         if any(failed):
             whole = [c for c, score in zip(completions, failed, strict=True) if score is None]
@@ -185,12 +185,12 @@ class RewardRunner:
         return scored
 
     def close(self) -> None:
-        """Stop the workers. A reward that hangs in a thread is left behind; it can't keep the process alive."""
+        """Stop the workers. A reward that hangs in a thread is abandoned; it can't keep the process alive."""
         for pool in self._pools.values():
             pool.close()
 
     async def _columns(self, whole_batch: bool, uids: list[int], column: Callable[[int], Any]) -> dict[int, Any]:
-        """The results of each reward of one of the two kinds, by its number."""
+        """The results, by index, of all rewards that compare the whole batch, or of all others."""
         members = [i for i, reward in enumerate(self.rewards) if reward.whole_batch == whole_batch]
 
         async def awaited(i: int) -> Any:
@@ -205,7 +205,7 @@ class RewardRunner:
         return dict(zip(members, await asyncio.gather(*map(awaited, members)), strict=True))
 
     def _add(self, before: Score, added: dict[int, Score], last: bool) -> Score:
-        """A score with the scores of more rewards, by number, added; `last` if no other reward that counts follows."""
+        """Add the scores of more rewards, by index, to a score; `last` if no reward of nonzero weight follows."""
         parts = dict(before.parts)
         errors = [before.error or "no score"] if not before.valid else []
         value, correct = before.value, before.correct
@@ -232,7 +232,7 @@ class RewardRunner:
         return Score(value=value, parts=parts, correct=correct)
 
     async def _group_column(self, i: int, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One reward's scores of all completions, failures as failed scores."""
+        """One reward's scores of all completions, with failures as failed scores."""
         reward = self.rewards[i]
         if isinstance(reward, PooledReward):
             return await self._run_in_workers(i, reward, prompt, completions)
@@ -272,7 +272,7 @@ class RewardRunner:
         return [[scores] * len(group.scores) for group in groups] if isinstance(scores, Score) else scores
 
     async def _run_in_thread(self, i: int, call: Callable[[], T], timeout: float) -> T | Score:
-        """Make a call in the thread of reward `i` and return its result, or a failed score with the reason."""
+        """The result of the call, or a failed score with the reason."""
         seconds = self.rewards[i].call_timeout or timeout
         try:
             result: T = await self._threads[i].run(call, seconds)
@@ -285,7 +285,7 @@ class RewardRunner:
 
 @contextmanager
 def _named(label: str) -> Iterator[None]:
-    """Let errors inside name the reward."""
+    """Name the reward in errors that are raised inside."""
     try:
         yield
     except ValueError as error:
@@ -293,7 +293,7 @@ def _named(label: str) -> Iterator[None]:
 
 
 def _key(job: Job | Score, otherwise: int) -> str | int:
-    """Equal for jobs with equal results."""
+    """A key that is equal for jobs with equal results."""
     if isinstance(job, Score):
         return otherwise
     try:
@@ -303,7 +303,7 @@ def _key(job: Job | Score, otherwise: int) -> str | int:
 
 
 def _attempt(call: Callable[[], T]) -> T | Score:
-    """Make a call and return its result, or a failed score with the exception."""
+    """The result of the call, or a failed score with the exception."""
     try:
         return call()
     except KeyboardInterrupt:
@@ -324,7 +324,7 @@ def _spread(scores: list[Score] | Score, n: int) -> list[Score]:
 
 
 def _scores(reward: Reward, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-    """The reward's own scores, failures as failed scores."""
+    """The reward's own scores, with failures as failed scores."""
     scores = _attempt(lambda: list(reward.score(prompt, completions)))
     if not isinstance(scores, Score) and len(scores) != len(completions):
         scores = Score.failed(f"ValueError: returned {len(scores)} scores for {len(completions)} completions")

@@ -1,4 +1,4 @@
-"""Derive from its signature how a user's function is called: once for each completion, or as TRL or verl call it."""
+"""Derives from a user function's signature how to call it: once for each completion, or as TRL or verl call it."""
 
 import difflib
 import inspect
@@ -8,10 +8,10 @@ from typing import Any, Literal, Protocol
 
 from proxima.data import Completion, Prompt, Span
 
-LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; one of them says that the function takes lists
+LISTS = ("prompts", "completions", "completion_ids")  # TRL's names; a function with one of them takes lists
 PASSED = {"each": ("prompt", "completion"), "lists": LISTS, "verl": ("solution_str", "extra_info")}
 EPISODE = "episode"  # in each style: the messages after the prompt, if the function names it
-NOT_HERE = {  # what TRL passes beside the columns
+NOT_HERE = {  # parameters that TRL passes in addition to the columns, and why they are not passed here
     "trainer_state": "a reward depends on prompt and completion, not on the step, so that a resumed run equals another",
     "log_extra": "return a dict or a Score: its numbers are logged",
     "log_metric": "return a dict or a Score: its numbers are logged",
@@ -25,10 +25,10 @@ class CallShape:
 
     Args:
         style: `each`: per completion; `lists`: per group, in TRL's names; `verl`: per completion, in verl's names.
-        leading: parameters that get prompt and completion by position: the first two where neither has its name.
+        leading: parameters that get prompt and completion by position: the first two if none has one of these names.
         named: parameters that are passed by name.
-        required: those of them without a default.
-        everything: the function has `**columns` and gets whatever there is.
+        required: those in `named` without a default that only a column can supply.
+        everything: the function has `**columns` and gets all values.
         texts: parameters annotated `str` or `str | None`, which get the text of a prompt or completion.
     """
 
@@ -41,10 +41,10 @@ class CallShape:
 
     @classmethod
     def of(cls, function: Callable[..., Any]) -> "CallShape":
-        """TypeError, with the reason, if the function can't be called with what a reward gets."""
+        """Read the signature; TypeError, with the reason, if the function can't be called with the data of a reward."""
         try:
             signature = inspect.signature(function)
-        except ValueError:  # some functions written in C have no signature: the first call will tell
+        except ValueError:  # some functions written in C have no signature; a mismatch shows at the first call
             return cls("each", PASSED["each"], frozenset(), frozenset(), False, frozenset())
         parameters = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
         by_name = {p.name for p in parameters if p.kind != p.POSITIONAL_ONLY}
@@ -84,7 +84,7 @@ class CallShape:
         return self.style == "lists" and "completion_ids" in self.named
 
     def problem(self, columns: Collection[str]) -> tuple[str, str] | None:
-        """The problem with rows of these columns, and the remedy; None if the function can be called with them."""
+        """The problem with rows of these columns, and its remedy; None if the function can be called with them."""
         for name in self.leading:
             if name in columns:
                 where = f"has the parameter {name!r} in the place of prompt or completion, and it is a column"
@@ -98,13 +98,12 @@ class CallShape:
         return None
 
     def columns(self, row: "HasColumns") -> dict[str, Any]:
-        """The columns of a row that the function may request by name; verl's `ground_truth` may be in another
-        column."""
+        """The values of a row that the function can take by name; verl's `ground_truth` may be in another column."""
         return row_columns(row) | (_ground_truth(row) if self.style == "verl" else {})
 
     def for_one(self, prompt: Prompt, completion: Completion) -> dict[str, Any]:
-        """The data with which a worker calls the function for a completion. A prompt or completion passed as an object
-        is sent as JSON with the name of the parameter."""
+        """The arguments with which a worker calls the function for a completion. A prompt or completion that is passed
+        as an object is sent as JSON, with the name of its parameter."""
         columns = self.columns(prompt)
         if EPISODE in self.named:
             columns = {EPISODE: messages_of(completion)} | columns
@@ -143,7 +142,7 @@ class CallShape:
 
 
 def _is_text(annotation: Any) -> bool:
-    """True if an annotation is `str`, possibly with None, as an object or as source text."""
+    """Return True for `str` or `str | None`, given as an object or as source text."""
     if isinstance(annotation, str):
         inner = annotation.replace(" ", "").removeprefix("typing.").removeprefix("Optional[").removesuffix("]")
         return inner in ("str", "str|None", "None|str")
@@ -151,8 +150,8 @@ def _is_text(annotation: Any) -> bool:
 
 
 def messages_of(completion: Completion) -> list[dict[str, str]]:
-    """The messages after the prompt: of an episode all of them, those of the model as it wrote them, whatever a
-    template made of them later; else the completion's text alone."""
+    """The messages after the prompt: for an episode all of them, with the model's messages as it wrote them, even if a
+    template changed them later; otherwise only the completion's text."""
     spans: dict[tuple[int, bool], Span] = {}
     for path in completion.paths:
         for span in path.episode.spans if path.episode is not None else ():
@@ -164,7 +163,7 @@ def messages_of(completion: Completion) -> list[dict[str, str]]:
 
 
 class HasColumns(Protocol):
-    """A prompt, or the row that it is made of."""
+    """A prompt, or the row from which it is built."""
 
     @property
     def answer(self) -> Any: ...
@@ -173,12 +172,13 @@ class HasColumns(Protocol):
 
 
 def row_columns(row: HasColumns) -> dict[str, Any]:
-    """The row's columns; `answer` is the one that the task maps, if it maps one."""
+    """The row's columns; `answer` is the column that the task maps as such, if any."""
     return dict(row.metadata) | ({} if row.answer is None else {"answer": row.answer})
 
 
 def _ground_truth(row: HasColumns) -> dict[str, Any]:
-    """The row's answer, or that of `reward_model`, in verl's name; empty if the row has none of its own."""
+    """The row's answer, else that in its `reward_model`, as verl's `ground_truth`. Empty if the row has neither, or has
+    no answer but a column `ground_truth`."""
     if row.answer is not None:
         return {"ground_truth": row.answer}
     nested = row.metadata.get("reward_model")

@@ -1,4 +1,4 @@
-"""Runs the code that a completion holds against the unit tests of its row."""
+"""Runs the code in a completion against the unit tests of its row."""
 
 import ast
 import json
@@ -24,25 +24,25 @@ class UnitTests(PooledReward):
         {"fn_name": "add", "inputs": [[1, 2], …], "outputs": [3, …]}  calls of a function, as APPS and TACO
 
     A list or an object may be JSON text. The code is the last block fenced as `python` or `py`, else the last fenced
-    block, else the whole text. It runs in a Python process of its own, which knows no test: the tests call its
-    functions from another process and get plain data back. So overriding `assert`, builtins or `__eq__`, ending the
-    process, or printing anything passes nothing.
+    block, else the whole text. It runs in a separate Python process that does not contain the tests: they call its
+    functions from another process and get plain data back. So overriding `assert`, builtins or `__eq__`, exiting the
+    process, or printing anything passes no test.
 
     Args:
         partial: the value is the share of the tests that pass.
         setup: column with code that runs before the tests and before the completion's, as `test_setup_code` of MBPP;
             null: none.
-        entry_point: column with the name of the function that `check` gets; null: the tests call it by its name.
+        entry_point: column with the name of the function passed to `check`; null: the tests call it by its name.
         seconds: wall-clock time for all tests of a completion, > 0; `runtime.reward_timeout` does not apply.
         memory_mb: MiB of address space for the code, >= 64.
     Returns: Score of 1 or 0, or of the share; `correct` if all pass. Parts: `passed`, the share; `runs`, 1 if the code
         could be loaded; `timed_out`.
-    Raises: ValueError if the tests can't be run whatever the code: no Python, a package that they need, an object that
-        is no plain data passed to the code.
-    Edge cases: code that raises, ends, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by lines
-        without trailing white space. Lists, dicts and sets that the code changes in place are changed for the tests
-        too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other objects
-        are stand-ins whose methods can be called, equal only to themselves.
+    Raises: ValueError if the tests can't be run with any code: they are not Python, need a package that is missing, or
+        pass an object that is not plain data to the code.
+    Edge cases: code that raises, exits, hangs or exceeds a limit is wrong: 0, never invalid. Output is compared by
+        lines without trailing white space. Lists, dicts and sets that the code changes in place are changed for the
+        tests too. Plain data are None, bools, numbers, text, bytes, and lists, tuples, sets and dicts of them; other
+        objects are stand-ins whose methods can be called, equal only to themselves.
     The limits contain accidents: loops, memory, files outside its folder, processes, connections. They are no sandbox:
         a hostile program can read what you can read. Run untrusted models in a container.
     """
@@ -79,7 +79,7 @@ class UnitTests(PooledReward):
             return self.parse_result(prompt, {"passed": 0.0, "runs": 0.0, "timed_out": 0.0})
         arguments: dict[str, Any] = {"code": code, "tests": tests, "setup": setup, "entry_point": entry_point}
         arguments |= {"seconds": self.seconds, "memory_mb": self.memory_mb}
-        return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader keeps the time
+        return Job(grader=self.kind, arguments=arguments, seconds=self.seconds + 30)  # the grader has its own limit
 
     def parse_result(self, prompt: Prompt, result: Mapping[str, Any]) -> Score:
         parts = {name: float(result[name]) for name in ("passed", "runs", "timed_out")}
@@ -88,8 +88,8 @@ class UnitTests(PooledReward):
 
 
 def code_of(text: str) -> str:
-    """The last block fenced as Python, else the last fenced block, else the whole text. A block that does not end goes
-    to the end of the text."""
+    """The last block fenced as Python, else the last fenced block, else the whole text. An unclosed block extends to
+    the end of the text."""
     blocks = [(match[1].lower(), match[2]) for match in _FENCE.finditer(text)]
     python = [code for language, code in blocks if language in ("python", "python3", "py")]
     return (python or [code for _, code in blocks] or [text])[-1]
@@ -105,7 +105,7 @@ def _column(prompt: Prompt, name: str) -> str:
 
 
 def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
-    """The row's tests in the form that `run_unit_tests` runs; ValueError says why they are none."""
+    """The row's tests in the form that `run_unit_tests` takes; ValueError, with the reason, if they are not tests."""
     tests = answer
     if isinstance(answer, str) and answer.lstrip()[:1] in ("[", "{"):
         with suppress(ValueError):  # else it is a program
@@ -141,6 +141,6 @@ def _pairs(tests: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _lines(value: Any) -> Any:
-    """A list of lines as one text; anything else as it is."""
+    """Join a list of lines into one text; return anything else unchanged."""
     lines = isinstance(value, list) and all(isinstance(line, str) for line in value)
     return "\n".join(line.removesuffix("\n") for line in value) if lines else value

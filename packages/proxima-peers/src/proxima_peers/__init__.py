@@ -1,11 +1,11 @@
 """Peers: other frameworks' numbers compared with ours, and their options converted to ours.
 
-    verify/    their recorded numbers through our mathematics         convert/   their options as a recipe of ours
+    verify/    their recorded numbers against our mathematics         convert/   their options as one of our recipes
     cli/       the commands of both
 
-Nothing of a peer is imported or executed; its numbers come as golden records, its options as a file.
-Imports: `proxima.core`, `proxima.check` (verify), `proxima.config` and the tables it names (convert). Imported by
-nothing of proxima, which finds the commands through entry points.
+No code of a peer is imported or executed; its numbers come as golden records, its options as a file.
+Imports: `proxima.core`, `proxima.check` (verify), `proxima.config` and the tables it names (convert). proxima does not
+import it, but finds the commands through entry points.
 To add a peer: see `verify/__init__.py` for its numbers, `convert/__init__.py` for its options.
 """
 

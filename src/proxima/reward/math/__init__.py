@@ -2,9 +2,9 @@ r"""Rewards that read a mathematical answer from a text, and the parsing that th
 
     extract          the last number, `\boxed{…}`, tag or fraction of a text, in linear time
     numeric_answer   one number as people write it: thousands, units, percent, mixed fractions
-    answer_text      an answer that nothing marks; answers that are words, intervals or equations
+    answer_text      an unmarked answer; answers that are words, intervals or equations
     symbolic         `math`: numbers and words here, formulas by math-verify in a worker process
     number, accuracy_1_5_2   the rewards that compare numbers and text only
 
-Imports: stdlib, `proxima.data`, `proxima.reward.base`. `extract` is also used by `evaluate` and `prepare`.
+Imports: stdlib, `proxima.data`, `proxima.reward.base`. `evaluate` and `prepare` also use `extract`.
 """

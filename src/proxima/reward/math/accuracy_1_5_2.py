@@ -24,8 +24,8 @@ class Accuracy152(WeightedReward):
     Raises: ValueError if the row has no answer.
     Source: completion pruning (arXiv 2503.22342), whose other reward is `format` of weight 1: a correct answer in the
         right format gets 3.
-    Differs: its parser takes the only number in a text, whatever surrounds it: `x + 1` for 1 and `2 million` for 2, and
-        `1,000` for two numbers and so wrong. Here formulas are not numbers, and 1,000 is 1000.
+    Differs: its parser takes the only number in a text, whatever surrounds it: `x + 1` is 1, `2 million` is 2, and
+        `1,000` is two numbers and therefore wrong. Here formulas are not numbers, and 1,000 is 1000.
     """
 
     tag: str | None = "answer"
@@ -53,7 +53,7 @@ _NUMBER_IN_TEXT = re.compile(
     r"(?:[A-Za-z]{1,20}\s{0,3}=\s{0,3})?(?P<number>(?!\$?[-+\u2212]\$?[-+\u2212])[^\s=]{1,400})"
     r"(?:\s(?P<words>[A-Za-z][A-Za-z .]{0,80}))?"
 )
-# Scales, fractions, further numbers, operators, doubts; a single letter but `a`: an unknown, or a scale (`1 k`)
+# Scales, fractions, further numbers, operators, doubts; any single letter but `a`: an unknown, or a scale (`1 k`)
 _CHANGES_VALUE = re.compile(
     r"\b(?:(?:dozen|gross|score|lakh|crore|mil|mn|mio|bn|pi|half|halve|third|quarter|fifth|eighth|ninth|twelfth"
     r"|zero|one|two|three|five|eight|nine|twelve|(?:twen|thir|for|fif|six|seven|eigh|nine)t(?:y|ie|ieth)"

@@ -1,4 +1,4 @@
-"""Finds answers that nothing marks; recognises words, intervals, equations and unfinished operations."""
+"""Finds unmarked answers; recognises words, intervals, equations and unfinished operations."""
 
 import re
 from collections import deque
@@ -103,8 +103,7 @@ def parse_words(formula: str) -> str | None:
 
 
 def is_prose(formula: str) -> bool:
-    r"""True if a parser would mistake words in the formula for products of letters: several bare words, or a long
-    one."""
+    r"""True if a parser would read words of the formula as products of letters: several bare words, or a long one."""
     bare = re.sub(r"\\(?:begin|end|operatorname\*?)\s*\{[^{}]*\}", " ", formula)
     bare = re.sub(r"\\(?:text[a-z]*|math[a-z]*|mbox)\s*\{[^{}]*\}", " ", bare)
     words = [word for word in _LETTERS.findall(re.sub(r"\\[A-Za-z]+", " ", bare)) if not _FUNCTION_NAME.fullmatch(word)]
@@ -138,7 +137,8 @@ def as_interval(answer: str, reference: str) -> str:
 
 
 def equation_sides(answer: str, reference: str) -> list[str]:
-    r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`, unless that is an equation."""
+    r"""The formulas that must equal the reference: both of `x = 2\sqrt{3} = \sqrt{12}`. The whole
+    answer if the reference is an equation itself."""
     equality = re.compile(r"(?<![<>!:\\])=(?!=)")
     if equality.search(reference) or re.search(r"[,;<>]|\\(?:le|ge|ne|lt|gt)q?(?![a-z])", answer):
         return [answer]

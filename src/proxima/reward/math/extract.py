@@ -16,7 +16,7 @@ _SUBTRACTS_FROM = re.compile(r"[\w.)\]}]")  # a minus after one of these is a su
 
 
 def last_number(text: str) -> Decimal | None:
-    """The last number of a text: 1234.50 of `$1,234.50.`, -5 of `-$5`, 3 of `10-7=3`, 2 of `1/2`; None without one."""
+    """The last number of a text: 1234.50 for `$1,234.50.`, -5 for `-$5`, 3 for `10-7=3`, 2 for `1/2`; None if none."""
     last = deque(_NUMBER.finditer(text), maxlen=1)
     return _value(text, last[0]) if last else None
 
@@ -86,7 +86,7 @@ def as_fraction(text: str) -> Fraction | None:
 
 
 def same_answer(text: str, answer: Any) -> bool:
-    """Equal as numbers if both are numbers, else equal as text without outer whitespace."""
+    """Compare as numbers if both are numbers, else as text without outer whitespace."""
     left, right = as_number(text), as_number(answer)
     if left is not None and right is not None:
         return left == right

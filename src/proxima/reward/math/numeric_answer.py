@@ -54,14 +54,14 @@ _NAME = re.compile(
 
 @dataclass(frozen=True)
 class WrittenNumber:
-    """A number as it is written.
+    """A number as written.
 
     Args:
         value: the exact value.
         places: decimal places written; none: an integer or a fraction.
         percent: a percent sign follows.
-        name: of the quantity, as `x` in `x = 5`; none: unnamed.
-        finished: False for a fraction with an integer value, as 122/2: an unfinished division.
+        name: name of the quantity, such as `x` in `x = 5`; none: unnamed.
+        finished: False for a fraction with an integer value, such as 122/2: an unfinished division.
     """
 
     value: Fraction
@@ -72,7 +72,7 @@ class WrittenNumber:
 
 
 def parse_number(text: str) -> WrittenNumber | None:
-    r"""The number that a whole text is; None for a formula, several numbers or a false equality.
+    r"""The number of which the whole text consists; None for a formula, several numbers or a false equality.
 
     Reads signs, thousands (`1,000`, `1{,}000`, `1\,000`), decimals, `0.\overline{3}`, fractions, mixed numbers,
     percent, scientific notation with a factor below 10, currency, units (`61 dollars`, `5\text{ cm}^2`, `45^\circ`),
@@ -103,7 +103,7 @@ def parse_number(text: str) -> WrittenNumber | None:
 
 
 def same_number(reference: WrittenNumber, answer: WrittenNumber) -> bool:
-    """Equal in value and not named differently; decimals of six places or more up to rounding; 50 % is 50 and 0.5."""
+    """Compare values and names; decimals of six places or more are compared rounded; 50 % equals 50 and 0.5."""
     if reference.name and answer.name and reference.name.replace(" ", "") != answer.name.replace(" ", ""):
         return False
     places = _fewer(reference.places, answer.places)
@@ -146,7 +146,7 @@ def _with_braces(match: re.Match[str]) -> str:
 
 
 def _parse_side(side: str) -> WrittenNumber | None:
-    """The number that one side of an equality is."""
+    """The number on one side of an equality; None if the side is anything else."""
     match = _VALUE.fullmatch(side)
     if match is None or not _is_unit(match["unit"]):
         return None
@@ -192,7 +192,7 @@ def _fewer(first: int | None, second: int | None) -> int | None:
 
 
 def _same_value(first: Fraction, second: Fraction, places: int | None) -> bool:
-    """Equal, or equal after rounding if one of them has at least six decimal places."""
+    """Compare exactly, or after rounding to `places` if these are at least six."""
     return first == second or (places is not None and places >= 6 and round(first, places) == round(second, places))
 
 

@@ -45,22 +45,22 @@ class Math(PooledReward):
       arithmetic can evaluate agree. 50 % is 50 and 0.5; decimals of six places or more are compared rounded.
     - Words (`\text{even}`, `Monday`): the same words, in any case and font. Several words must be in `\text{…}`.
     - Anything else (`2\sqrt{3}`, `x^2+1`, `[0,5]`): math-verify must accept every side of an equality. An integral, sum
-      or product over an index, limit or derivative is wrong unless the row's answer holds one; so is a run of over 400
+      or product over an index, limit or derivative is wrong unless the row's answer has one; so is a run of over 400
       digits. `0 \le x < 5` is `[0,5)`.
 
     A final period is ignored. An answer that math-verify can't parse is wrong; one that it can't finish is invalid,
     never 0: the worker is killed and replaced, and no other completion is affected. Brackets nested over 30 deep,
-    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated, and invalid too.
+    powers with an exponent over 9,999 and factorials or binomials of such size are not evaluated; they are invalid too.
 
     Args:
         cpu_seconds: CPU time for one completion, in seconds, > 0; the runner's wall-clock timeout applies as well.
-        max_chars: most characters of a marked answer, or of the end of a text without one; >= 16.
+        max_chars: maximum length of a marked answer, or of the end that is read of a text without one; >= 16.
     Returns: Score of value 0 or 1, `correct` set.
     Raises: ValueError if the row's answer is missing, is prose, or can't be read as mathematics.
     Source: the math-verify package, 0.9.
     Differs: math-verify, and verl and TRL that call it, evaluate whatever they find in a text, so that repeating the
-        question (`54+7`) is an answer, and read words as products of letters. They call it in their own process, where
-        its alarm-based timeout raises in threads, and turn a failure into 0.
+        question (`54+7`) is an answer, and read words as products of letters. verl and TRL call it in their own
+        process, where its alarm-based timeout raises in threads, and turn a failure into 0.
     """
 
     cpu_seconds: float = 1.0
@@ -144,8 +144,8 @@ def _parse_reference(answer: str) -> WrittenNumber | str | None:
 
 
 def unevaluable(formula: str) -> str | None:
-    """The reason why evaluating a formula may take unbounded time, or None. Linear time; the timeout catches what this
-    misses."""
+    """The reason why evaluating a formula may take unbounded time, or None. Runs in linear time; the timeout covers the
+    formulas that this misses."""
     depth = deepest = 0
     for bracket in _BRACKET.finditer(formula):
         depth = max(0, depth + (1 if bracket.group() in "([{" else -1))

@@ -1,15 +1,15 @@
 """A reward model behind HTTP, in the protocol of the reward `http`.
 
     POST /score   a prompt with its completions → {"scores": [s, …]}
-    POST /batch   {"requests": [what /score takes, …]} → {"results": [what /score answers, …]}
+    POST /batch   {"requests": [a request of /score, …]} → {"results": [a response of /score, …]}
 
-With `"per_token": true` beside the prompt each score also has `tokens`, the score after each token of the completion.
+If the request has `"per_token": true`, each score also has `tokens`, the score after each token of the completion.
 
     score_requests    the JSON of a request, validated field by field
-    scorer_limits     what a client may ask for
+    scorer_limits     limits on the requests of clients
     fair_queue        slices of each request in turn, on the compute thread
-    scorer_app        who may ask, and the answers
-    scorer_listener   uvicorn: the socket, deadlines of a connection, the end
+    scorer_app        access checks and responses
+    scorer_listener   uvicorn: the socket, deadlines of a connection, the shutdown
 
-Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima serve-reward` alone.
+Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported only by `proxima serve-reward`.
 """

@@ -1,4 +1,4 @@
-"""Scores the requests of many clients on one thread: a slice of each in turn, so that a long one delays nobody."""
+"""Scores the requests of many clients on one thread, a slice of each in turn, so that a long one delays no other."""
 
 import asyncio
 import math
@@ -16,7 +16,7 @@ Scores = list[list[dict[str, Any]]]
 
 
 class _Turn:
-    """A client's requests, as far as they are scored."""
+    """A client's requests, with their scores so far."""
 
     def __init__(self, requests: Sequence[SubmittedGroup], answer: "asyncio.Future[Scores]") -> None:
         self.slices: Iterator[SubmittedGroup] = (part for request in requests for part in request.slices())
@@ -39,10 +39,10 @@ class FairQueue:
         self._closed = False
 
     async def score(self, requests: Sequence[SubmittedGroup]) -> Scores:
-        """For each request the scores of its completions. Cancelling it drops the slices that are left.
+        """Score the completions of each request. Cancelling drops the remaining slices.
 
         Raises:
-            RefusedRequest: the server ends.
+            RefusedRequest: the server is shutting down.
         """
         if self._closed:
             raise RefusedRequest(503, "the server is shutting down")
@@ -53,7 +53,7 @@ class FairQueue:
         return await turn.answer
 
     def close(self) -> None:
-        """Refuse those that wait; the slice that is being scored ends first."""
+        """Refuse all waiting requests. The slice that is being scored still runs to its end."""
         self._closed = True
         for turn in self._turns:
             if not turn.answer.done():

@@ -1,4 +1,4 @@
-"""The JSON of a request, validated field by field; nothing is guessed."""
+"""Validates the JSON of a request field by field; nothing is guessed."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RefusedRequest(Exception):
 
 @dataclass(frozen=True)
 class SubmittedGroup:
-    """Completions of a prompt to be scored; `number` is the request's in its batch."""
+    """Completions of a prompt to be scored; `number` is the index of the request in its batch."""
 
     number: int
     prompt: Prompt
@@ -55,12 +55,12 @@ class SubmittedGroup:
 
 
 def score_request(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
-    """Parse a request to `/score`; RefusedRequest names the field."""
+    """Parse a request of `/score`; RefusedRequest names the invalid field."""
     return _within(limits, [_request(0, content, "", limits)])
 
 
 def score_requests(content: Any, limits: ScorerLimits) -> list[SubmittedGroup]:
-    """Parse a request to `/batch`; RefusedRequest names the field."""
+    """Parse a request of `/batch`; RefusedRequest names the invalid field."""
     given = _list(_object(content, "", ("requests",)), "requests", "")
     return _within(limits, [_request(i, request, f"requests[{i}].", limits) for i, request in enumerate(given)])
 
@@ -80,7 +80,7 @@ def _request(number: int, given: Any, place: str, limits: ScorerLimits) -> Submi
     completions = _list(request, "completions", place)
     per_token = request.get("per_token")
     _demand(isinstance(per_token, bool | None), f"{place}per_token", per_token, "true or false")
-    if request.get("prompt") is None and not completions:  # a check that the server is there
+    if request.get("prompt") is None and not completions:  # a health check
         prompt = Prompt(uid=0, messages=(), tokens=np.zeros(0, np.int32))
     else:
         prompt = _prompt(request.get("prompt"), f"{place}prompt", limits)

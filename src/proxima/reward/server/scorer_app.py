@@ -1,4 +1,4 @@
-"""The web application: authorisation, requests, and answers."""
+"""The HTTP app of a scorer: access checks, bounded reading of requests, and responses."""
 
 import asyncio
 import hmac
@@ -22,23 +22,23 @@ from proxima.reward.server.scorer_limits import ScorerLimits
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 BUSY = {"Retry-After": "1"}
-READ = "proxima.read"  # in the scope of a request whose body is complete, or is waited for no longer
+READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
 
 
 class ScorerApp:
     """The routes of a scorer.
 
     Args:
-        queue: scores what is asked for.
-        limits: see there.
-        token: what a client must send as a bearer token; empty: nothing.
-        hosts: names under which clients may address the server, beside the loopback's and the address itself.
+        queue: scores the completions.
+        limits: see `ScorerLimits`.
+        token: the bearer token that a client must send; empty: none.
+        hosts: names under which clients may address the server, besides its address and the loopback names.
     """
 
     def __init__(self, queue: FairQueue, limits: ScorerLimits, token: str = "", hosts: Sequence[str] = ()) -> None:
         self.queue, self.limits, self.token = queue, limits, token.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
-        self.held = self.waiting = 0  # bytes of requests without an answer; requests that wait for their scores
+        self.held = self.waiting = 0  # bytes of unanswered requests; requests that wait for their scores
         self.asgi = Starlette(
             routes=[
                 Route("/score", self._endpoint(score_request, lambda scores: {"scores": scores[0]}), methods=["POST"]),
@@ -46,7 +46,7 @@ class ScorerApp:
             ],
             exception_handlers={HTTPException: self._no_route},
         )
-        self.asgi.router.redirect_slashes = False  # it would answer whoever asks, with the `Host` that was sent
+        self.asgi.router.redirect_slashes = False  # a redirect would answer any client, with the `Host` that it sent
 
     def _endpoint(
         self, parse: Callable[[Any, ScorerLimits], list[SubmittedGroup]], shape: Callable[[Scores], dict[str, Any]]
@@ -71,7 +71,7 @@ class ScorerApp:
                 dropped = "" if request.scope.get(READ) else " before its request was complete"
                 _log(request, f"the client left{dropped}")
                 return Response(status_code=499)
-            except Exception as error:  # of the model: the next request may be fine
+            except Exception as error:  # raised by the model: the next request may be fine
                 why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
                 response = JSONResponse({"error": why}, 500)
                 _log(request, f"500 {why}")
@@ -83,10 +83,10 @@ class ScorerApp:
         return answer
 
     def admit(self, request: Request) -> None:
-        """Raise RefusedRequest for a client that may not ask, before anything of its body is read.
+        """Raise RefusedRequest for a client without access, before any of its body is read.
 
-        A page of a browser can address a server on its own machine: by a name that resolves to it (`Host`), or from its
-        own site (`Origin`). Programs send no `Origin`.
+        A web page in a browser can address a server on the browser's machine: by a name that resolves to it (`Host`),
+        or from the page's own site (`Origin`). Programs send no `Origin`.
         """
         host, own = request.headers.get("host", ""), (request.scope.get("server") or ("",))[0]
         if _name(host) not in self.hosts | {own}:
@@ -101,7 +101,7 @@ class ScorerApp:
             raise RefusedRequest(401, why, {"WWW-Authenticate": "Bearer"})
 
     async def _read(self, request: Request, body: list[bytes]) -> Any:
-        """Read the JSON of the body; `body` collects the part that is in memory."""
+        """The parsed JSON of the body, whose parts are appended to `body` as they arrive."""
         limit, seconds = self.limits.body_bytes, self.limits.read_seconds
         length, coding = (request.headers.get(name, "") for name in ("content-length", "content-encoding"))
         large = f"the body has more than {limit >> 20} MiB, --max-body-mb"
@@ -136,7 +136,7 @@ class ScorerApp:
             raise RefusedRequest(400, " ".join(f"the body is {error}".split())[:200]) from None
 
     async def _discard(self, request: Request) -> None:
-        """Read what a refused client still sends, up to a bound: it would not read why while it sends."""
+        """Read what a refused client is still sending, up to a bound: while it sends, it does not read the refusal."""
         left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * self.limits.body_bytes
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.read_seconds):
@@ -180,13 +180,13 @@ def _results(scores: Scores) -> dict[str, Any]:
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns when the client has left; its body is read."""
+    """Return when the client has disconnected; its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def _name(host: str) -> str:
-    """The name or address in a `Host` header; empty if it holds none."""
+    """The name or address in a `Host` header; empty if it contains none."""
     try:
         parts = urlsplit(f"//{host}")
         return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""

@@ -7,16 +7,16 @@ from proxima.data import require
 
 @dataclass(frozen=True, kw_only=True)
 class ScorerLimits:
-    """Limits. A request beyond one is refused with the reason; a connection without a complete request is closed.
+    """Limits of a scorer; beyond one, a request is refused with the reason, or an incomplete connection is closed.
 
     Args:
         body_mb: size of a request, in MiB.
-        completions: of a request.
-        characters: of a prompt and of a completion.
-        requests: that wait or are being scored; a further one is answered 503.
-        seconds: from a request's last byte to its scores.
-        read_seconds: from a request's first byte to its last, and as long again for its headers.
-        connections: at once; a further one is closed.
+        completions: completions per request.
+        characters: characters per prompt and per completion.
+        requests: requests that wait or are being scored; a further one is answered 503.
+        seconds: time from a request's last byte to its scores.
+        read_seconds: time to receive the body of a request, and as long again for its headers.
+        connections: simultaneous connections; a further one is closed.
     """
 
     body_mb: int = 16
@@ -37,10 +37,10 @@ class ScorerLimits:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes held for all requests that are not yet answered."""
+        """Maximum size of all unanswered requests together."""
         return 16 * self.body_bytes
 
     @property
     def per_token_characters(self) -> int:
-        """Characters of all completions in a request for token scores, each of which is a number in the response."""
+        """Characters of all completions of a request with `per_token`, whose response has a number for each token."""
         return 5 * self.characters

@@ -1,4 +1,4 @@
-"""The socket of a scorer, the deadlines of its connections, and its end."""
+"""The socket of a scorer, the deadlines of its connections, and its shutdown."""
 
 import asyncio
 import ipaddress
@@ -15,15 +15,15 @@ from proxima.data import FieldError, UserError
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
 
-GRACE_SECONDS = 3  # of the requests that are being answered when the server ends
-WRITE_SECONDS = 30  # until a client must continue reading
+GRACE_SECONDS = 3  # for requests that are being answered when the server shuts down
+WRITE_SECONDS = 30  # for a client that has stopped reading to resume
 
 
 class Listener(uvicorn.Server):
     """Serves an app on a socket until a signal, or `should_exit`.
 
     Args:
-        app: of `ScorerApp`.
+        app: the app to serve.
     """
 
     def __init__(self, app: ScorerApp) -> None:
@@ -37,16 +37,15 @@ class Listener(uvicorn.Server):
                 server_header=False,
                 access_log=False,
                 log_config=None,
-                log_level="critical",  # the app has its own lines, and answers its own errors
-                timeout_keep_alive=60,  # `_connection` has its own
+                log_level="critical",  # the app logs requests and answers errors itself
+                timeout_keep_alive=60,  # `_connection` has its own timeouts
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
         self.app = app
 
     def handle_signals(self) -> None:
-        """Stop on SIGINT or SIGTERM with exit code 0, at once on a second one. Only the main thread can install the
-        handlers."""
+        """Shut down on SIGINT or SIGTERM with exit code 0, on a second one at once. Only in the main thread."""
 
         def end(number: int, frame: Any) -> None:
             if self.should_exit:
@@ -61,12 +60,12 @@ class Listener(uvicorn.Server):
         self.app.queue.close()
         for connection in list(self.server_state.connections):
             if isinstance(connection, H11Protocol) and connection.cycle is not None and connection.cycle.more_body:
-                connection.transport.abort()  # it still sends
+                connection.transport.abort()  # the client is still sending
         await super().shutdown(sockets)
 
 
 def _connection(limits: ScorerLimits) -> type[H11Protocol]:
-    """uvicorn's protocol with deadlines for what a client sends and reads; uvicorn waits for ever."""
+    """uvicorn's protocol with deadlines for sending and reading clients; uvicorn itself waits forever."""
 
     class Connection(H11Protocol):
         timer: asyncio.TimerHandle | None = None
@@ -88,7 +87,7 @@ def _connection(limits: ScorerLimits) -> type[H11Protocol]:
 
         def on_response_complete(self) -> None:
             super().on_response_complete()
-            if not self._answering:  # until the next request is there
+            if not self._answering:  # deadline for the next request
                 self._end_in(limits.read_seconds)
 
         def pause_writing(self) -> None:
@@ -118,10 +117,10 @@ def _connection(limits: ScorerLimits) -> type[H11Protocol]:
 
 
 def open_socket(host: str, port: int) -> socket.socket:
-    """A bound socket that does not accept connections yet; port 0 takes a free one.
+    """A bound socket that does not accept connections yet; port 0 picks a free port.
 
     Raises:
-        UserError: there is no such host, or the address is in use.
+        UserError: the host does not exist, or the address is in use.
     """
     family, address = addresses(host, port)[0]
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -136,7 +135,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def addresses(host: str, port: int = 0) -> list[tuple[int, Any]]:
-    """Family and address of a name, IPv4 first; FieldError if it has none."""
+    """Family and address of a name, IPv4 first; FieldError if the name does not resolve."""
     try:
         entries = socket.getaddrinfo(host or "?", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -146,5 +145,5 @@ def addresses(host: str, port: int = 0) -> list[tuple[int, Any]]:
 
 
 def beyond_loopback(host: str) -> bool:
-    """True if other machines can reach the address."""
+    """Return True if other machines can reach the address."""
     return any(not ipaddress.ip_address(address[0].split("%")[0]).is_loopback for _, address in addresses(host))

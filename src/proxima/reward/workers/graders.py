@@ -1,5 +1,5 @@
-"""The graders that the worker processes run, by name. A worker loads this file alone, and only the standard library at
-import, so that it starts without torch.
+"""The graders that the worker processes run, by name. A worker loads only this file, which imports only the standard
+library, so that it starts without torch.
 
 Arguments and results are JSON values; an exception is the completion's error.
 """
@@ -65,8 +65,8 @@ def _delimited(answer: str) -> str:
 
 
 def check_math_answer(*, answer: str) -> dict[str, Any]:
-    """The reason why math-verify can't parse the row's answer as mathematics; it returns plain text for what it can't
-    parse."""
+    """The reason why math-verify can't parse the row's answer as mathematics, or None. math-verify returns plain text
+    for anything that it can't parse."""
     from math_verify import parse
 
     parsed = parse(_delimited(answer), parsing_timeout=None)
@@ -80,7 +80,7 @@ def grade_reasoning_gym(*, source: Mapping[str, Any], answer: str) -> dict[str, 
     try:
         return {"value": float(dataset.score_answer(answer, entry))}
     except (ArithmeticError, IndexError, KeyError, SyntaxError, TypeError, ValueError):
-        dataset.score_answer(entry["answer"], entry)  # raises too if the scorer itself is broken
+        dataset.score_answer(entry["answer"], entry)  # also raises if the scorer itself is broken
         return {"value": 0.0}
 
 
@@ -124,8 +124,9 @@ def grade_function(
     completion: str | None = None,
     verl: bool = False,
 ) -> dict[str, Any]:
-    """The result of the user's function, as a dict with `value`. `values` are by parameter, the first `positional`
-    passed by position; those named `prompt` and `completion` become objects. With `verl` a dict has verl's keys."""
+    """The return value of the user's function, as a dict with `value`. `values` is keyed by parameter, and its first
+    `positional` values are passed by position. `prompt` and `completion` name the parameters that get objects. With
+    `verl`, a returned dict has verl's keys."""
     from proxima.data import Completion
     from proxima.reward.workers.user_function import call_function
 
@@ -145,7 +146,7 @@ def grade_function(
 
 
 def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
-    """`score` as the value, `acc` as correct where it says so, and the other numbers; a text (`pred`) is no part."""
+    """`score` as the value, `acc` as `correct` if it is 0 or 1, and the other numbers; a text (`pred`) is dropped."""
     if "score" not in result:
         raise ValueError(f"returned a dict without 'score' (keys: {', '.join(map(str, result)) or 'none'})")
     acc = result.get("acc")
@@ -154,7 +155,7 @@ def _from_verl(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) -> dict[str, Any]:
-    """The results of the user's function for `count` completions: for each a dict, its `error`, or None."""
+    """The result of the user's function for `count` completions: for each a dict, its `error`, or None."""
     from proxima.reward.workers.user_function import call_function
 
     try:
@@ -172,8 +173,7 @@ def grade_function_lists(*, path: str, values: Mapping[str, Any], count: int) ->
 
 
 def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """The results of the user's function for all groups: per group a list with a dict per completion, or its
-    `error`."""
+    """The result of the user's function for all groups: per group a list with a dict per completion, or its `error`."""
     from proxima.data import Completion, Group, Score
     from proxima.reward.workers.user_function import call_function
 
@@ -193,11 +193,10 @@ def grade_function_batch(*, path: str, groups: list[Mapping[str, Any]]) -> dict[
 
 
 def _listed(result: Any, expected: str) -> list[Any]:
-    """The elements of a list, tuple, array or generator; ValueError for anything else, including a dict, text or
-    set."""
+    """The items of a list, tuple, array or generator; ValueError for anything else, including a dict, text or set."""
     try:
         scores = None if isinstance(result, (str, bytes, Mapping, Set)) else iter(result)
-    except TypeError:  # also an array of no dimension
+    except TypeError:  # including an array without dimensions
         scores = None
     if scores is None:
         raise ValueError(f"returned {_repr(result)}, expected {expected}")
@@ -235,7 +234,7 @@ def _as_dict(result: Any) -> dict[str, Any]:
 
 
 def to_float(value: object, key: str) -> float:
-    """A returned number as a float; ValueError, with key and value, if it is none."""
+    """A returned number as a float; ValueError, with key and value, if it is not a number."""
     try:
         if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
             return float(value)
@@ -252,8 +251,8 @@ def _to_bool(value: Any) -> bool | None:
 
 
 def _scalar(value: Any) -> Any:
-    """A number or bool of numpy or torch as Python's own; anything else as it is."""
-    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # no such number, or an array of several
+    """Convert a number or bool of numpy or torch to Python's own; return anything else unchanged."""
+    with suppress(AttributeError, RuntimeError, TypeError, ValueError):  # not such a number, or an array of several
         return value.item()
     return value
 
@@ -266,8 +265,8 @@ def _repr(value: object) -> str:
 
 
 def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any]:
-    """Load a user's function, so that its first call is not charged for it. `source` is what its file held when the run
-    started: a worker that starts later runs the same."""
+    """Load a user's function, so that the loading time is not charged to its first call. `source` is the text of its
+    file when the run started: a worker that starts later runs the same text."""
     from proxima.reward.workers.user_function import load_function, sources
 
     sources[path.rpartition(":")[0]] = source
@@ -276,7 +275,7 @@ def load_user_function(*, path: str, source: str | None = None) -> dict[str, Any
 
 
 def grade_unit_tests(**arguments: Any) -> dict[str, Any]:
-    """Run the unit tests of a row on the completion's code."""
+    """Run the unit tests of a row against the completion's code."""
     from proxima.reward.workers import run_unit_tests
 
     run_unit_tests.hide_memory()
@@ -314,7 +313,7 @@ def parse_in_two_stages() -> None:
 
         one_stage = module._Latex2Sympy
         _ = one_stage.create_parser, one_stage.parse
-    except (ImportError, AttributeError):  # another version of the parser: leave it as it is
+    except (ImportError, AttributeError):  # another version of the parser: leave it unchanged
         return
 
     class TwoStages(one_stage):  # type: ignore[misc, valid-type]

@@ -1,12 +1,12 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with a worker of its own (`data.worker`), for one job at a time. A worker that
-dies or misses a job's deadline costs that job alone.
+Each slot of the pool is a daemon thread with its own worker (`data.worker`), for one job at a time. If a worker dies or
+misses a job's deadline, only that job fails.
 
-No kept library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
-Pebble 5.2). In the first two a worker that ends fails every job in the queue, and no job has a deadline. Pebble has
+No maintained library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
+Pebble 5.2). In the first two, a worker that dies fails every job in the queue, and jobs have no deadlines. Pebble has
 deadlines and replaces workers, but its workers send pickles through pipes that all of them share: a job that writes
-into its open files makes the run itself execute what it wrote, or stops the pool for good; and a worker that hangs
+to its open files can make the run itself execute what it wrote, or stop the pool for good; and a worker that hangs
 outlives a run that was killed.
 """
 
@@ -32,10 +32,10 @@ class WorkerPool:
         workers: worker processes; >= 1.
         timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
         warm_ups: keys of `graders.WARM_UPS`, run once before workers are forked.
-        setup: jobs that each new worker runs before its first job; their time counts for no other job.
-        restricted: workers write no files, open no connections and start no processes.
-        memory_mb: memory limit, in MiB, of a worker beyond what it holds at its start; 0: none. Of address space where
-            `restricted`, else of memory that it writes.
+        setup: jobs that each new worker runs before its first job; their time is not charged to any other job.
+        restricted: workers can't write files, open connections or start processes.
+        memory_mb: memory limit, in MiB, of a worker beyond its usage at its start; 0: none. It limits the address space
+            if `restricted`, else the memory that the worker writes.
         recycle: jobs after which a worker is replaced.
 
     `start` or the first `run` starts the processes. `run` may be called from several event loops.
@@ -64,7 +64,7 @@ class WorkerPool:
         self.started = 0  # workers forked so far
 
     def start(self) -> None:
-        """Start the workers ahead of the first `run`; returns at once."""
+        """Start the workers before the first `run`; returns at once."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the reward pool is closed")
@@ -74,7 +74,7 @@ class WorkerPool:
                 thread.start()
 
     async def run(self, jobs: Sequence[Job]) -> list[JobResult]:
-        """The result of each job, in the same order. Never raises for what a job does."""
+        """The result of each job, in the same order. An exception in a job is never raised here."""
         return list(await asyncio.gather(*map(asyncio.wrap_future, self._submit(jobs))))
 
     def run_now(self, jobs: Sequence[Job]) -> list[JobResult]:
@@ -82,7 +82,7 @@ class WorkerPool:
         return [future.result() for future in self._submit(jobs)]
 
     def close(self) -> None:
-        """Kill the workers, whatever they are doing. Jobs that are still queued fail. May be called twice."""
+        """Kill the workers, even if they are busy. Jobs that are still queued fail. May be called twice."""
         with self._lock:
             self._closed = True
             server, self._fork_server = self._fork_server, None
@@ -112,7 +112,7 @@ class WorkerPool:
             worker.kill()
 
     def _run(self, job: Job, worker: Worker | None) -> tuple[JobResult, Worker | None]:
-        """The result of a job, and the worker for the next one; None if that needs another."""
+        """The result of a job, and the worker for the next one; None if a new worker is needed."""
         for _ in range(2):  # a worker that died while it was idle is replaced
             try:
                 worker = worker or self._start_worker()

@@ -1,7 +1,7 @@
-"""Runs the unit tests of a row against the code of a completion, which runs in a process of its own (`code_process`).
+"""Runs the unit tests of a row against the code of a completion, which runs in a separate process (`code_process`).
 
-Assertions run in a fork of the worker. The names of the code are stand-ins there, which pass calls on and get plain
-data back. A result is therefore compared by Python's own `==`, and no code of the completion runs beside the tests.
+Assertions run in a fork of the worker. The names of the code are stand-ins there, which forward calls and get plain
+data back. A result is therefore compared by Python's own `==`, and no code of the completion runs in that process.
 """
 
 import ast
@@ -26,17 +26,17 @@ from proxima.data.code_runner import kill_group, start_code
 from proxima.data.fork_server import prctl
 
 LINE_BYTES = 16 << 20  # of a reply
-PR_SET_DUMPABLE = 4  # whether other processes may read this one's memory
-PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # what lets root's programs read it all the same
+PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
+PR_CAPBSET_DROP, CAP_SYS_PTRACE = 24, 19  # the capability with which root's programs can read it anyway
 Test = Callable[[], object]
 
 
 class RowError(BaseException):
-    """The tests of the row can't be run, whatever the completion. No `except Exception` of a test catches it."""
+    """The tests of the row can't be run with any completion. No `except Exception` of a test catches this."""
 
 
 class BrokenCode(BaseException):
-    """The process of the code has ended, or sent anything but a reply."""
+    """The process of the code has exited, or has sent something other than a reply."""
 
 
 class Code:
@@ -70,7 +70,7 @@ class Code:
         return self._send("value", (), [["name", name]], {})
 
     def ask(self, do: str, *arguments: Any, **named: Any) -> Any:
-        """The value of an operation of `code_process`; raises the exception that it raised in the code."""
+        """Run an operation of `code_process` and return its value; raises the exception that it raised in the code."""
         encoded = {name: encode(argument, self._reference) for name, argument in named.items()}
         return self._send(do, arguments, [encode(argument, self._reference) for argument in arguments], encoded)
 
@@ -106,8 +106,7 @@ class Code:
         return Remote(self, int(inside))
 
     def _reference(self, value: Any) -> Any:
-        """The reference that is sent for an object that is not plain data: one of the code's, or one of the row's
-        setup."""
+        """The reference sent for an object that is not plain data: an object of the code, or of the row's setup."""
         if isinstance(value, Remote):
             return ["object", object.__getattribute__(value, "_number")]
         if id(value) in self.given:
@@ -122,7 +121,7 @@ class CodeRaised(Exception):
 
 
 class Remote:
-    """Stands for an object of the code: a function, a class, an instance. Equal to itself and to no plain data."""
+    """Stand-in for an object of the code: a function, class or instance. Equal to itself and to no plain data."""
 
     def __init__(self, code: Code, number: int) -> None:
         object.__setattr__(self, "_code", code)
@@ -163,7 +162,7 @@ class Remote:
 
 
 def _change(argument: Any, after: Any) -> None:
-    """Apply the code's changes to its copy of an argument to the tests' own."""
+    """Update an argument of the tests in place with the changes that the code made to its copy."""
     if type(argument) is type(after) and argument != after:
         if isinstance(argument, list):
             argument[:] = after
@@ -173,7 +172,7 @@ def _change(argument: Any, after: Any) -> None:
 
 
 def hide_memory() -> None:
-    """Keep child processes from reading the tests in this process's memory and that of its forks, even as root."""
+    """Prevent child processes from reading the tests in the memory of this process and its forks, even as root."""
     prctl(PR_SET_DUMPABLE, 0)
     prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE)
 
@@ -181,8 +180,8 @@ def hide_memory() -> None:
 def run_unit_tests(
     *, code: str, tests: Mapping[str, Any], setup: str, entry_point: str | None, seconds: float, memory_mb: int
 ) -> dict[str, Any]:
-    """The results of the row's `tests`, as returned by `as_tests` of `reward.unit_tests`, within `seconds`. ValueError
-    if they can't be run whatever the code is."""
+    """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code within `seconds`.
+    ValueError if they can't be run with any code."""
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     with tempfile.TemporaryDirectory(prefix="proxima-tests-", ignore_cleanup_errors=True) as folder:
         for name, text in (("setup.py", setup), ("solution.py", code)):
@@ -200,8 +199,8 @@ def run_unit_tests(
 
 
 def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> tuple[list[Any], bool, bool]:
-    """The values that the function yields in a fork of this process until the deadline, whether that has passed, and
-    whether a signal killed the fork: no test sends one, so the code did, or it needed too much memory."""
+    """The values that the function yields in a fork of this process until the deadline, True if the deadline passed,
+    and True if a signal killed the fork: no test sends one, so the code did, or it needed too much memory."""
     receive, send = os.pipe()
     if (pid := os.fork()) == 0:
         try:
@@ -224,7 +223,7 @@ def _in_fork(verdicts: Callable[[], Iterable[bool | str]], deadline: float) -> t
 
 
 def _verdicts(code: Code, tests: Mapping[str, Any], setup: str, entry_point: str | None) -> Iterator[bool | str]:
-    """Yield True if the code can be loaded, then True for each test that it passes; or the problem with the row."""
+    """Yield True if the code can be loaded, then for each test True if it passes; or the problem with the row."""
     try:
         names: dict[str, Any] = {"__name__": "tests"}
         try:
@@ -274,7 +273,7 @@ def _assertions(
     if not own and entry_point is None:  # `assert sum(10, 15) == 6` is about the code's own `sum`
         own = read
     for name in sorted(own & defined):
-        with suppress(Exception):  # its value can't be sent: to the tests it is not defined
+        with suppress(Exception):  # if its value can't be sent, the tests see the name as undefined
             names[name] = code.value(name)
 
     def run(source: str) -> None:
@@ -286,7 +285,7 @@ def _assertions(
 
 
 def _calls(code: Code, calls: Mapping[str, Any]) -> list[Test]:
-    """A test for each call of a function, which is `Solution().NAME` where the code has no other of that name. The
+    """A test for each call of a function, which is `Solution().NAME` if the code defines no such name itself. The
     expected value may be wrapped in a list, and tuples count as lists."""
 
     def run(arguments: Sequence[Any], expected: Any) -> None:
@@ -326,5 +325,5 @@ def _run_programs(
 
 
 def _lines(text: str) -> list[str]:
-    """The lines without white space at their ends, and without empty ones at the end."""
+    """The lines without trailing white space, and without empty lines at the end."""
     return [line.rstrip() for line in text.rstrip().splitlines()]

@@ -9,11 +9,11 @@ from weakref import WeakKeyDictionary
 
 
 class DaemonThreads:
-    """Runs each call in a daemon thread of its own, in order of arrival; a hung call keeps its thread, not its slot.
+    """Runs each call in its own daemon thread, in order of arrival; a hung call keeps its thread, not its slot.
 
     Args:
         threads: simultaneous calls, of the callers in one event loop.
-        max_hung: abandoned threads beside them; with more, calls fail at once until one of those returns.
+        max_hung: maximum number of abandoned threads; from then on, calls fail at once until one of these returns.
     """
 
     def __init__(self, threads: int, max_hung: int = 100) -> None:
@@ -22,8 +22,8 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     async def run(self, function: Callable[[], Any], timeout: float) -> Any:
-        """Run a function and return or raise what it does; TimeoutError if it took longer than `timeout` seconds, not
-        counting its time in the queue, RuntimeError if too many earlier calls still hang."""
+        """Return or raise what the function does; TimeoutError if it takes longer than `timeout` seconds, not counting
+        its time in the queue, RuntimeError if too many earlier calls still hang."""
         slots = self._slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._threads))
         async with slots:
             if self._hung >= self._max_hung:  # a scorer that always hangs must not exhaust the machine's threads
@@ -34,7 +34,7 @@ class DaemonThreads:
                 return await asyncio.wait_for(asyncio.wrap_future(ended), timeout)
             except BaseException:
                 with self._lock:
-                    self._hung += ended.cancel()  # nothing happens where the function itself raised
+                    self._hung += ended.cancel()  # no effect if the function itself raised
                 raise
 
     def _call(self, function: Callable[[], Any], ended: "Future[Any]") -> None:

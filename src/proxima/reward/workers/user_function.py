@@ -16,12 +16,12 @@ from zlib import crc32
 
 from proxima.data.user_code import import_user_module
 
-sources: dict[str, str | None] = {}  # by file or module: its text when the run started; only a worker has any
+sources: dict[str, str | None] = {}  # by file or module: its text when the run started; filled only in a worker
 _imported: dict[str, dict[str, Any]] = {}  # by folder: the modules that rewards in it have imported from it
 
 
 def call_function(path: str, /, *arguments: Any, **named: Any) -> Any:
-    """Call the function; an exception has a note with the line of its file."""
+    """Call the function; an exception gets a note with the last line of the function's file that it passed."""
     function = load_function(path)
     try:
         with _neighbours(path.rpartition(":")[0]):
@@ -51,7 +51,7 @@ def load_function(path: str) -> Callable[..., Any]:
 
 
 def _load_file(file: Path) -> Any:
-    """The module in a file. A worker takes the text that the file had when the run started, whatever is there now."""
+    """The module in a file. A worker uses the text that the file had when the run started, even if it has changed."""
     source = sources.get(str(file))
     if source is None and not file.is_file():
         raise ValueError(f"names a file that does not exist, {str(file)!r}")
@@ -71,7 +71,7 @@ def _load_file(file: Path) -> Any:
 
 
 def _load_module(name: str) -> Any:
-    """The module of that name; ValueError if its file is not what it was when the run started."""
+    """The module of that name; ValueError if its file has changed since the run started."""
     try:
         module = import_user_module(name)
     except ModuleNotFoundError as error:
@@ -85,14 +85,15 @@ def _load_module(name: str) -> Any:
 
 
 def read_source(file: Path | None) -> str | None:
-    """The text of a Python file; None for any other file."""
+    """The text of a Python file; None for anything else."""
     return importlib.util.decode_source(file.read_bytes()) if file is not None and file.suffix == ".py" else None
 
 
 @contextmanager
 def _neighbours(where: str) -> Iterator[None]:
-    """While a file is loaded or its function called, imports find the other files of its folder first, as a script's
-    do, and not what a reward in another folder has imported under the same name. A module is left as it is."""
+    """While a file is loaded or its function called, let imports find the other files of its folder first, as in a
+    script, and not a module that a reward in another folder has imported under the same name. No effect if `where` is a
+    module."""
     if not where.endswith(".py"):
         yield
         return
@@ -117,6 +118,6 @@ def _neighbours(where: str) -> Iterator[None]:
 
 
 def _has(folder: str, module: str) -> bool:
-    """True if the folder contains the module, or the package that it is in."""
+    """Return True if the folder contains the module, or the package that contains it."""
     top = os.path.join(folder, module.partition(".")[0])
     return os.path.isfile(f"{top}.py") or os.path.isdir(top)

@@ -1,4 +1,4 @@
-"""The commands `proxima convert` and `proxima verify`, which proxima finds through the entry points of this package.
+"""The commands `proxima convert` and `proxima verify`, which proxima finds through this package's entry points.
 
 Imports: `convert`, `verify`, `proxima.config`, `proxima.cli.output`, `proxima.cli.parameters`. Imported by nothing.
 To add a command: a file with `COMMAND`, a function whose parameters are its arguments, an entry point in

@@ -1,7 +1,7 @@
-"""Check our mathematics against what other implementations computed: golden records, each with a verdict.
+"""Check our mathematics against the numbers of other implementations: golden records, each with a verdict.
 
-matched: the same numbers. differs: not ours, but what a documented peculiarity of the peer gives, named by its id.
-failed: neither. unsupported: nothing of ours computes this. Exit code 1 if any record failed."""
+matched: the same numbers. differs: explained by a documented peculiarity of the peer, named by its id.
+failed: neither. unsupported: no code of ours computes this. Exit code 1 if any record failed."""
 
 import math
 from collections import Counter
@@ -27,7 +27,7 @@ def verify_files(
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     as_json: Annotated[bool, Argument("print totals and every verdict for programs", flag="--json")] = False,
 ) -> int:
-    """Print a verdict for each record. Returns 1 if any failed."""
+    """Print a verdict for each record. Return 1 if any record failed."""
     from proxima.check.by_hand_records import read_records
     from proxima_peers.verify.verification import totals
 
@@ -58,7 +58,7 @@ def _files(name: str) -> list[str]:
 
 
 def _finite(value: Any) -> Any:
-    """Non-finite numbers as texts, as in the records: JSON has none."""
+    """Replace non-finite numbers, which JSON does not have, by texts, as in the records."""
     if isinstance(value, dict):
         return {key: _finite(child) for key, child in value.items()}
     if isinstance(value, list | tuple):
@@ -76,7 +76,7 @@ def _require_record(raw: dict[str, Any]) -> None:
 
 
 def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
-    """The verdict; a record that our specs refuse is unsupported, one that makes them raise anything else failed."""
+    """The verdict; a record that our specs refuse is unsupported, and one that makes them raise otherwise failed."""
     from proxima_peers.verify.verdict import RecordVerdict
     from proxima_peers.verify.verification import verify_record
 
@@ -115,7 +115,7 @@ def _row(name: str, totals: dict[str, int], width: int) -> str:
 
 
 def _reasons(verdicts: list["RecordVerdict"]) -> str:
-    """`  P16 ×3, P27`: the peculiarities that explain what differs."""
+    """`  P16 ×3, P27`: the peculiarities that explain the differences."""
     counts = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "differs")
     texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
     return "  " + ", ".join(texts) if texts else ""

@@ -2,18 +2,18 @@
 
     conversion.py        a file → its recipe, by the modules of the peer
     read*.py, shell.py   file → options by dotted name
-    options.py   which of them a converter read, and could not take
+    options.py   the options during conversion: which were read, and which values could not be used
     verl*.py, trl*.py, areal.py, unirl.py            the files of each peer: `convert(options) -> Draft`
-    trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, of further tables
-    verl_reward.py, verl_dapo.py, trl_rewards.py     what scores a completion
-    known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or a change of results
+    trl_offline.py, trl_gkd.py, areal_offline.py, verl_sft.py    their trainings without rewards, with separate tables
+    verl_reward.py, verl_dapo.py, trl_rewards.py     the scorers of completions
+    known.py     options without an equivalent, by the tables in options/*.yaml: without effect, or changing results
     common.py, adapter.py, trackers.py    conversions that peers share; `model.lora`; `monitor`
     multi_turn.py    `task.environment`, `task.tools` and `episode`
     rollout_servers.py    `engine` where the peer generates with a server
-    openrlhf.py    the refusal of a peer that is not read
+    openrlhf.py    the refusal of a peer that is not supported
     draft.py     the recipe under construction, and its text
-Where a peer means something else by a number, the number is converted and a note says so; no code of the peer is
-imported or executed.
+Where a number has another meaning in a peer, it is converted and a note says so; no code of the peer is imported or
+executed.
 Imports: pyyaml, `proxima.config` and the tables it names. Imported by `cli`.
 To add a peer: a file with `convert(options) -> Draft`, a line in `PEERS`, a table in `options`, an example in
 `tests/examples`, rows in `docs/migration.md`.
@@ -23,14 +23,14 @@ from typing import NamedTuple
 
 
 class Peer(NamedTuple):
-    """A framework whose files are read.
+    """A framework whose files can be converted.
 
     Args:
-        title: as in texts.
+        title: its name in texts.
         online: the module of its trainings with rewards: `convert(options)`.
-        offline: the module of its trainings on a fixed data set, if they are converted: `command_of(options)`, which of
-            our commands a file is for, if any; `convert_offline(options, command)`; and `rules_of(options)`, what
-            becomes of the options that are not read.
+        offline: the module of its trainings on a fixed data set, if they are converted: `command_of(options)` returns
+            our command for a file, if any; `convert_offline(options, command)` converts it; `rules_of(options)` returns
+            the rules for options that are not read.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Peer(NamedTuple):
     offline: str = ""
 
 
-# Names of modules, imported when a file is converted: `--help` lists the peers and loads no torch.
+# Names of modules, imported when a file is converted, so that `--help` lists the peers without loading torch.
 PEERS = {
     "areal": Peer("AReaL", "areal", "areal_offline"),
     "trl": Peer("TRL", "trl", "trl_offline"),

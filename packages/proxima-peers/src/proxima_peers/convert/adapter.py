@@ -1,4 +1,4 @@
-"""`model.lora` from the peers' options for peft, whose numbers mean the same there."""
+"""`model.lora` from the peers' options for peft, whose numbers have the same meaning there."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,12 @@ PATH = "model.lora"
 
 @dataclass(frozen=True)
 class LoraNames:
-    """A peer's names for the settings of an adapter; empty where it has none.
+    """A peer's names for the settings of an adapter; empty if it lacks a setting.
 
     Args:
         rank, alpha, targets, dropout, path, rslora, dora: options.
         default_rank, default_alpha, default_dropout: the peer's own.
-        default_targets: `all-linear`, or the names that peft takes for the usual architectures.
+        default_targets: `all-linear`, or the names that peft uses for the usual architectures.
     """
 
     rank: str
@@ -35,7 +35,7 @@ PEFT_TARGETS = ("q_proj", "v_proj")
 
 
 def lora(d: Draft, o: Options, names: LoraNames) -> None:
-    """Put `model.lora` for an adapter that the file switches on."""
+    """Put `model.lora` for an adapter that the file enables."""
     d.put(f"{PATH}.rank", o.whole(names.rank, default=names.default_rank), o.origin(names.rank))
     d.copy(f"{PATH}.alpha", o, names.alpha, default=names.default_alpha)
     _targets(d, o, names)

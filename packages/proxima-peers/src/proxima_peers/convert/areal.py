@@ -60,7 +60,7 @@ def areal_model(d: Draft, o: Options, prefix: str) -> None:
 
 
 def _context(d: Draft, o: Options, longest: int) -> None:
-    """`model.max_length`: longer prompts are left out of the data, and a server ends its context."""
+    """`model.max_length`, from the longest prompts that AReaL keeps and the context of its servers."""
     prompts, total = o.whole("train_dataset.max_length"), o.whole("gconfig.max_tokens")
     limits = [(prompts + longest, f"{o.origin('train_dataset.max_length')} + max_new_tokens")] if prompts else []
     limits += [(total, o.origin("gconfig.max_tokens"))] if total else []
@@ -91,7 +91,7 @@ def _evaluation(d: Draft, o: Options) -> None:
 
 
 def not_in_steps(d: Draft, o: Options, section: str, path: str) -> None:
-    """A frequency in epochs or seconds is to be written in steps."""
+    """Record that a frequency in epochs or seconds has to be set in steps."""
     for name in (f"{section}.freq_epochs", f"{section}.freq_secs"):
         if o.given(name):
             d.needs(path, f"{name}: {o.get(name)}; set it in steps")
@@ -101,7 +101,7 @@ REWARD, ADV, LEVEL = "actor.reward_norm.", "actor.adv_norm.", "actor.importance_
 
 
 def _advantage(d: Draft, o: Options) -> str:
-    """Reward and advantage normalisation; returns whose deviation divides the rewards: `group`, `batch` or `none`."""
+    """Reward and advantage normalisation; returns the scope of the deviation used: `group`, `batch` or `none`."""
     o.given(*(prefix + name for prefix in (REWARD, ADV) for name in ("group_size", "std_unbiased", "eps")))
     mean, std = _level(o, REWARD, "mean_level"), _level(o, REWARD, "std_level")
     adv_mean, adv_std = _level(o, ADV, "mean_level"), _level(o, ADV, "std_level")
@@ -135,7 +135,7 @@ def _advantage(d: Draft, o: Options) -> str:
 
 
 def _level(o: Options, prefix: str, name: str) -> str | None:
-    """`mean_level` or `std_level`; batch where the section exists and does not set it."""
+    """`mean_level` or `std_level`; batch if the section exists but does not set it."""
     if o.get(prefix + name) is None:
         return "batch" if prefix + name not in o.flat and any(other.startswith(prefix) for other in o.flat) else None
     return o.choice(("group", "batch"), prefix + name, default="batch")
@@ -171,7 +171,7 @@ def _by_group(d: Draft, o: Options, prefix: str, note: str, std: str, leave: boo
 
 
 def _by_batch(d: Draft, o: Options, whitened: bool) -> None:
-    """No baseline of the group: REINFORCE++, whitened over the batch."""
+    """REINFORCE++ without a group baseline, whitened over the batch."""
     note, gamma = "rewards to go, whitened over the batch", o.sourced("actor.discount", default=1.0)
     d.spec("algorithm.advantage", "reinforce_pp", o.origin(ADV + "std_level"), note, gamma=gamma)
     if not whitened:
@@ -244,7 +244,7 @@ def _penalties(d: Draft, o: Options) -> None:
 
 
 def _selection(d: Draft, o: Options) -> None:
-    """Uniform groups, which AReaL calls dynamic sampling, and completions without an end token."""
+    """Dropping of uniform groups, which AReaL calls dynamic sampling, and of completions without an end token."""
     if o.flag("actor.dynamic_sampling"):
         note = "AReaL trains on what is left and generates nothing in its place; algorithm.dynamic_sampling would"
         d.append("algorithm.selection", "drop_uniform_groups", "from actor.dynamic_sampling", note)
@@ -293,7 +293,7 @@ def areal_clipping_and_saving(d: Draft, o: Options, prefix: str) -> None:
 
 
 def _asynchrony(d: Draft, o: Options) -> None:
-    """`async_training`, the bound of the lag, and how many prompts are generated at once."""
+    """`async_training`, the bound of the lag, and the number of prompts that are generated at once."""
     names, batch = ("rollout.max_head_offpolicyness", "max_head_offpolicyness"), "rollout.consumer_batch_size"
     concurrent, size = "rollout.max_concurrent_rollouts", "train_dataset.batch_size"
     lag, overlaps = o.whole(*names, default=0, least=0), o.flag("async_training", default=True)

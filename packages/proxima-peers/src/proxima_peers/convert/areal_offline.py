@@ -15,7 +15,7 @@ FREQUENCIES = ("evaluator.freq_epochs", "evaluator.freq_steps", "evaluator.freq_
 
 
 def command_of(o: Options) -> str | None:
-    """`sft`, `reward` or `dpo`, of which `train_dataset.type` tells, or else what only one of them has; None: another
+    """`sft`, `reward` or `dpo`, by `train_dataset.type` or else by options that only one of them has; None for another
     training."""
     if any(name.startswith(ROLLOUTS) for name in o.flat):
         return None
@@ -26,12 +26,12 @@ def command_of(o: Options) -> str | None:
 
 
 def prefix_of(o: Options) -> str:
-    """The section of the model that is trained: `model.`, since 2026 `actor.`."""
+    """The section of the trained model: `model.`, since 2026 `actor.`."""
     return "model." if o.flat.get("model.path") is not None else "actor."
 
 
 def rules_of(o: Options) -> Rules:
-    """Those of AReaL's trainings with rewards, of which the actor's also hold for `model`."""
+    """The rules of AReaL's trainings with rewards, of which those for `actor` also apply to `model`."""
     rules = option_rules("areal")
     if prefix_of(o) == "actor.":
         return rules
@@ -66,9 +66,9 @@ def convert_offline(o: Options, command: str) -> Draft:
 
 
 def _rows(d: Draft, o: Options, command: str, section: str, path: str, split: str) -> None:
-    """The rows; what they hold a loader of AReaL's knows by the data set's name."""
+    """The rows, whose columns AReaL's loader knows by the name of the data set."""
     common.task(d, o, f"{section}.path", path=path, split=str(o.get(f"{section}.split", default=split)))
-    o.given(f"{section}.type")  # what tells the command
+    o.given(f"{section}.type")  # read by `command_of`
     gsm8k = d.entries[f"{path}.kind"].value == "gsm8k"
     if command == "sft" and gsm8k:
         d.put("sft.completion", "{solution}\n#### {answer}", "AReaL trains on the whole solution")
@@ -97,7 +97,7 @@ def _reward(d: Draft, o: Options) -> None:
 
 
 def _preference(d: Draft, o: Options) -> None:
-    """`loss_type`, `beta`, and the reference, which is the model that the run begins with."""
+    """`loss_type`, `beta`, and the reference, which is the initial model of the run."""
     loss = o.choice(("sigmoid", "ipo"), "loss_type", default="sigmoid")
     d.spec("preference.loss.0", loss, o.origin("loss_type"), "", beta=o.sourced("beta", default=0.1))
     if loss == "ipo":

@@ -1,4 +1,4 @@
-"""AReaL's proximal policy, and the weights and rejections by the behavior policy."""
+"""AReaL's proximal policy, and the weights and rejections based on the behavior policy."""
 
 import math
 
@@ -49,12 +49,12 @@ def policies(d: Draft, o: Options) -> None:
 
 
 def segment_wise(o: Options) -> bool:
-    """`enable_segment_wise_ppo`, which AReaL copies from the top to both sections."""
+    """`enable_segment_wise_ppo`, which AReaL copies from the top level to both sections."""
     return o.flag(*SEGMENT_WISE)
 
 
 def _towards_next(d: Draft, o: Options) -> None:
-    """Segment-wise decoupled PPO: the weights are taken towards the version right after each token's own."""
+    """Segment-wise decoupled PPO: the weights are towards the policy version right after the one of each token."""
     if not segment_wise(o):
         return
     origin, lag = o.origin(*SEGMENT_WISE), d.entries["runtime.max_lag"].value
@@ -138,6 +138,6 @@ def _rejection(d: Draft, o: Options) -> None:
 
 
 def _weigh(d: Draft, level: str) -> None:
-    """The behavior weights of what is kept, without a bound."""
+    """Add the unbounded behavior weights of the tokens that are kept."""
     fields: Fields = {"level": (level, f"from {REJECT}level"), "bound": ("none", "unbounded")}
     d.append(LIST, "importance", "AReaL weighs what is kept", "", **fields)

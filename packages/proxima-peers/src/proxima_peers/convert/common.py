@@ -11,11 +11,11 @@ from proxima_peers.convert.options import Names, Options, Sourced
 
 
 def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "train") -> int:
-    """Put `updates_per_step` of `path`: the largest divisor of the prompts up to `wanted`; a note where they differ."""
+    """Put `updates_per_step` of `path`: the largest divisor of the prompts up to `wanted`; a note if it differs."""
     entry, least = d.entries["train.prompts_per_step"], math.floor(wanted + 1e-9)
     prompts: int = entry.value
     stands_in = path == "train" and entry.origin.startswith(FILL_IN)
-    if stands_in and least > 1 and prompts % least:  # it may as well be one that they divide
+    if stands_in and least > 1 and prompts % least:  # a placeholder may as well be a multiple of the updates
         prompts = math.ceil(prompts / least) * least
         d.entries["train.prompts_per_step"] = replace(entry, value=prompts)
     most = max(1, min(prompts, least))
@@ -41,7 +41,7 @@ def sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any]) ->
 
 
 def top_k_of(value: Any) -> Any:
-    """A top_k of -1, or beyond any vocabulary, is off: 0 here."""
+    """Our top_k: 0, off, for -1 and for values larger than any vocabulary."""
     return 0 if value <= 0 or value >= 10**6 else value
 
 
@@ -54,7 +54,7 @@ def optimizer(d: Draft, o: Options, names: Names, defaults: Mapping[str, Any], p
 
 
 def betas(d: Draft, o: Options, name: str, path: str, default: list[float] | None = None) -> None:
-    """AdamW's beta1 and beta2 from an option that holds both."""
+    """AdamW's beta1 and beta2 from an option with both values."""
     match o.get(name, default=default):
         case [beta1, beta2]:
             for field, value in (("beta1", beta1), ("beta2", beta2)):
@@ -73,7 +73,7 @@ SCHEDULES = {
 
 
 def schedule(d: Draft, o: Options, *names: str, default: str, path: str = "train") -> None:
-    """`schedule` of `train` or `critic` by its common names; another one is replaced by `constant`."""
+    """`schedule` of `train` or `critic` by its common names; an unknown name falls back to `default`."""
     written = o.choice(SCHEDULES, *names, default=default)
     d.put(f"{path}.schedule", SCHEDULES[written], o.origin(*names))
 
@@ -93,13 +93,13 @@ def lowest_rate(d: Draft, o: Options, lowest: tuple[str, ...], shares: tuple[str
 
 
 def warmup(d: Draft, updates: tuple[int, str], ratio: tuple[float, str], made: int, rounded: str = "down") -> None:
-    """`train.warmup_steps`; as a share of the run, `train.warmup_ratio`, where the number of steps is to fill in.
+    """`train.warmup_steps`, or the share of the run `train.warmup_ratio` if the number of steps is to be filled in.
 
     Args:
-        updates: in our updates, with its origin; 0: none is given.
-        ratio: of the run, with its origin.
+        updates: warm-up in our updates, with its origin; 0: not given.
+        ratio: warm-up as a share of the run, with its origin.
         made: updates in each of our steps.
-        rounded: whether the peer rounds a share of the updates up or down.
+        rounded: how the peer rounds a share of the updates, up or down.
     """
     steps = d.entries["train.steps"]
     if updates[0] > 0 or updates[1].startswith(FILL_IN):
@@ -119,7 +119,7 @@ DTYPES = {"fp32": "float32", "float32": "float32", "bf16": "bfloat16", "bfloat16
 
 
 def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> None:
-    """`data.template_arguments`: the options of the peer's sections for them, and single ones by our name."""
+    """`data.template_arguments`: the options in the peer's sections for them, and single options by our name."""
     inside = [name for name in o.flat for section in sections if name.startswith(f"{section}.")]
     for key, name in [(name.rpartition(".")[2], name) for name in inside] + list(options.items()):
         path = f"data.template_arguments.{key}"
@@ -133,7 +133,7 @@ def template_arguments(d: Draft, o: Options, *sections: str, **options: str) -> 
 
 
 def dtype(d: Draft, o: Options, field: str, *names: str, default: str, note: str = "") -> None:
-    """`model.dtype` or `model.compute_dtype`, where the file sets it."""
+    """`model.dtype` or `model.compute_dtype`, if the file sets it."""
     if o.given(*names):
         d.put(f"model.{field}", DTYPES[o.choice(DTYPES, *names, default=default)], o.origin(*names), note)
 
@@ -148,7 +148,7 @@ def model(d: Draft, o: Options, *names: str) -> None:
 
 
 def _doubts(o: Options, *names: str) -> str:
-    """`; the file has ${HOME}/models/x`, where that is why a value is missing."""
+    """The reason why a value is missing, such as `; the file has ${HOME}/models/x`."""
     return "".join(f"; {name}: {o.doubts[name]}" for name in names if name in o.doubts)
 
 
@@ -156,13 +156,13 @@ FILES = {"parquet": (".parquet",), "jsonl": (".jsonl", ".json")}
 
 
 def is_gsm8k(path: str) -> bool:
-    """True if a name is that of GSM8K, or of a file that a peer's script made from it: `…/gsm8k/train.parquet`."""
+    """Return True for the name of GSM8K, or of a file that a peer's script made from it: `…/gsm8k/train.parquet`."""
     *folders, name = path.lower().rstrip("/").split("/")
     return name == "gsm8k" or ("gsm8k" in folders and name.partition(".")[0] in ("train", "test", "main"))
 
 
 def task(d: Draft, o: Options, name: str, path: str = "task", split: str = "train", **columns: str) -> None:
-    """A task for the peer's data: GSM8K by its name, files by their ending, else a data set of the hub.
+    """A task for the peer's data: GSM8K by its name, files by their extension, else a data set on the hub.
 
     Args:
         name: the option with a path or several.
@@ -200,7 +200,7 @@ def reward(d: Draft, weight: tuple[float, str] | None = None) -> None:
 
 
 def rewards_of(d: Draft) -> int:
-    """The number of rewards in the draft."""
+    """Count the rewards in the draft."""
     return len({path.split(".")[1] for path in d.entries if path.startswith("reward.")})
 
 
@@ -237,7 +237,7 @@ KEPT = {"smallest": "largest", "largest": "smallest", "random": "random"}
 
 
 def critic(d: Draft, o: Options, name: str, *parts: str) -> None:
-    """GAE, which `name` asks for: the options of its critic are not read, so advantage and critic are to be chosen."""
+    """GAE, requested by `name`; its critic's options are not read, so the user has to choose advantage and critic."""
     why = f"{name}: gae needs a critic, whose options are not converted; grpo stands in for gae with critic: model"
     d.ask("algorithm.advantage", "grpo", why, True)
     for option in (name, *(part for part in parts if o.given(part))):
@@ -245,7 +245,7 @@ def critic(d: Draft, o: Options, name: str, *parts: str) -> None:
 
 
 def entropy(d: Draft, o: Options, *names: str) -> None:
-    """`algorithm.entropy_bonus`, where the coefficient is not 0."""
+    """`algorithm.entropy_bonus`, if the coefficient is not 0."""
     value = o.number(*names, default=0)
     if value < 0:
         d.lacks(f"{names[0]}={value:g}", "a negative coefficient would punish entropy")
@@ -256,12 +256,12 @@ def entropy(d: Draft, o: Options, *names: str) -> None:
 
 
 def horizon(d: Draft, mode: str, tokens: Any, origin: str, note: str = "") -> None:
-    """The aggregation that divides by a constant; `mode` and `origin`: where kind and constant came from."""
+    """The aggregation that divides by a constant; `mode` and `origin`: the origins of kind and constant."""
     d.spec("algorithm.aggregate", "sequence_mean_token_sum_norm", mode, note, horizon=(tokens, origin))
 
 
 def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str, what: str) -> None:
-    """`train.steps`, or a placeholder where the peer counts epochs of data that are not at hand."""
+    """`train.steps`, or a placeholder if the peer counts epochs of data whose size is unknown here."""
     if count and count > 0:
         d.put("train.steps", int(count), origin, note)
         d.drops_given(o, f"{origin.removeprefix('from ')} overrides it", epochs)
@@ -273,7 +273,7 @@ def steps(d: Draft, o: Options, count: Any, origin: str, note: str, epochs: str,
 
 
 def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) -> None:
-    """`train.steps` of a training on a fixed data set, or `train.epochs`, by default `epochs`."""
+    """`train.steps` of a training on a fixed data set, or `train.epochs`, which defaults to `epochs`."""
     if (most := o.whole(steps, default=0)) > 0:
         d.put("train.steps", most, o.origin(steps))
         d.drops_given(o, f"{steps.rpartition('.')[2]} ends the run", passes)
@@ -282,7 +282,7 @@ def length_of_run(d: Draft, o: Options, steps: str, passes: str, epochs: int) ->
 
 
 def warmup_of_rows(d: Draft, o: Options, steps: str, *ratios: str, share: float) -> None:
-    """The warm-up of a training on a fixed data set: in updates, or as a share of the run, by default `share`."""
+    """The warm-up of a training on a fixed data set, in updates or as a share of the run, which defaults to `share`."""
     if (fixed := o.whole(steps, default=0)) > 0:
         d.put("train.warmup_steps", fixed, o.origin(steps))
         d.drops_given(o, f"{steps.rpartition('.')[2]} says more", *ratios)
@@ -291,7 +291,7 @@ def warmup_of_rows(d: Draft, o: Options, steps: str, *ratios: str, share: float)
 
 
 def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: str = "test", **columns: str) -> bool:
-    """`eval.task` and `eval.every` from the option that names the held-out data; whether there is an evaluation.
+    """Put `eval.task` and `eval.every` from the option that names the held-out data; return True if it did.
 
     Args:
         data: the option.
@@ -314,12 +314,12 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
 
 
 def eval_sampling(d: Draft, o: Options, names: Names, defaults: Mapping[str, float], *, greedy: bool) -> None:
-    """`eval.samples` and `eval.sampling`: what the file or the peer's defaults say, over the sampling of training.
+    """`eval.samples` and `eval.sampling`: from the file or the peer's defaults, else as in training.
 
     Args:
         names: field of `eval.sampling` → options; `samples` as well.
-        defaults: what the peer takes where the file says nothing; the others are as in training.
-        greedy: the most probable token is taken, whatever the temperature.
+        defaults: the peer's defaults; fields without one are as in training.
+        greedy: take the most probable token, whatever the temperature.
     """
     samples = o.whole(*names["samples"], default=1) if not greedy else 1
     d.put("eval.samples", samples, "greedy" if greedy else o.origin(*names["samples"]))

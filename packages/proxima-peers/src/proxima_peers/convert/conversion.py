@@ -1,4 +1,4 @@
-"""A peer's file as a recipe: read, converted by the modules of the peer, and made loadable."""
+"""Turns a peer's file into a recipe: reads it, converts it with the modules of the peer, and makes it loadable."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ class Conversion:
         recipe: plain dicts and lists, as `proxima.config.resolution` takes them.
         text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
         missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
-        read: options that decided fields without being named by one.
-        problems: why the recipe would not resolve or run here; empty when it would.
+        read: options that influenced fields, but are not named as the origin of any.
+        problems: the reasons why the recipe would not resolve or run here; empty if it would.
         report: the five lists, for a terminal.
     """
 
@@ -42,8 +42,8 @@ class Conversion:
 
 
 def likely_peers(path: str | Path) -> list[str]:
-    """The peers, keys of `PEERS`, of whose options the file sets some, and fewest unknown ones: mostly one; empty if it
-    is none of theirs. ConfigError if the file can't be read."""
+    """The peers, keys of `PEERS`, for which the file sets known options and the fewest unknown ones: usually one; empty
+    if it fits no peer. ConfigError if the file can't be read."""
     options = read(Path(path))
     refuse_openrlhf(path, options)
     named = {name: Options(peer.title, options, str(path)) for name, peer in PEERS.items()}
@@ -53,10 +53,10 @@ def likely_peers(path: str | Path) -> list[str]:
 
 
 def convert(path: str | Path, peer: str) -> Conversion:
-    """Convert a file of `peer`, a key of `PEERS`; `openrlhf` is refused with the page that helps.
+    """Convert a file of `peer`, a key of `PEERS`; `openrlhf` is refused with a pointer to the documentation.
 
     Raises:
-        ConfigError: the file can't be read, or is no training of that peer that is converted.
+        ConfigError: the file can't be read, or is not a training of that peer that can be converted.
     """
     if peer == "openrlhf":
         raise openrlhf_is_not_read(path)
@@ -69,7 +69,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
         if len(others := likely_peers(path)) == 1:
             wanted = f"it looks like one of {PEERS[others[0]].title}: --from {others[0]}"
         raise one_problem(o.file, f"is not such a configuration of {title}: it {why}; {wanted}")
-    for name in ("config", "defaults", "launch"):  # what comes first and is not here is in doubt
+    for name in ("config", "defaults", "launch"):  # a base file that is missing here is recorded as a doubt
         o.get(name)
     if command is None:
         draft, rules = module_of(PEERS[peer].online).convert(o), option_rules(peer)
@@ -94,17 +94,17 @@ def module_of(name: str) -> Any:
 
 
 def offline_command(o: Options, peer: str) -> str | None:
-    """The command of the training without rewards that the file is; None: another."""
+    """Our command for a file of a training without rewards; None for any other file."""
     offline = PEERS[peer].offline
     return module_of(offline).command_of(o) if offline else None
 
 
-# what needs to exist only on the machine that trains
+# paths of things that need to exist only on the machine that trains
 OPENED_LATER = ("model.", "critic.path", "task", "eval.", "data.", "monitor.")
 
 
 def make_loadable(draft: Draft) -> tuple[str, ...]:
-    """Leave out the values that no recipe may have, as to fill in; the problems that are left."""
+    """Turn values that a recipe refuses into values to fill in; return the remaining problems."""
     while problems := list(problems_of(draft.tree())):
         refused = [p for p in problems if p.path in draft.entries and not p.path.endswith(".kind")]
         if not refused:
@@ -117,7 +117,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
 
 
 def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
-    """The problems that prevent the recipe from running; opens no file or reward model, and imports no code."""
+    """The problems that stop the recipe; opens no file and no reward model, and imports no code."""
     rewards = [_unopened(reward) for reward in recipe.get("reward", ())]
     try:
         resolved = resolve(recipe | ({"reward": rewards} if rewards else {}), root=None, import_code=False)
@@ -128,7 +128,7 @@ def problems_of(recipe: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _unopened(reward: dict[str, Any]) -> dict[str, Any]:
-    """A reward of the same name that needs no weights."""
+    """The reward, or for a reward model a stand-in of the same name that needs no weights."""
     if reward["kind"] != "model":
         return reward
     return {"kind": "length", "name": reward.get("name", reward["path"].rpartition(":")[2])}

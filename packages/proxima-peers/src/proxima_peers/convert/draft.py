@@ -29,7 +29,7 @@ TITLES = {  # of the lists of a draft
 }
 
 Fields = dict[str, Sourced]
-EMPTY: dict[str, Any]  # placeholders for slots that a recipe may leave out
+EMPTY: dict[str, Any]  # the values of slots that a recipe may leave out, put where a slot waits for the user
 EMPTY = {"eval.task": None, "algorithm.selection": [], "algorithm.distillation": None, "monitor": [], "engine": "local"}
 EMPTY |= {"task.environment": None, "task.tools": []}
 
@@ -49,7 +49,7 @@ class Draft:
 
     Args:
         waiting: path of an entry → the options that it waits for.
-        own_columns: a function of the file's scores rows by their columns, so that GSM8K's files stay what they are.
+        own_columns: a function named in the file scores rows by their columns, so GSM8K's files are read as files.
     """
 
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class Draft:
     own_columns: bool = False
 
     def put(self, path: str, value: Any, origin: str, note: str = "") -> None:
-        """Set a leaf. `origin`: where the value came from. `note`: what the peer means by it, if not the same."""
+        """Set a leaf. `origin`: the source of the value. `note`: its meaning in the peer, if not the same."""
         self.entries[path] = Entry(value, origin, note)
         if origin.startswith(FILL_IN):
             self.missing.append(Leftover(path, origin.removeprefix(f"{FILL_IN}: ")))
@@ -74,14 +74,14 @@ class Draft:
             self.put(f"{path}.{name}", value, source)
 
     def flag(self, path: str, o: Options, name: str) -> None:
-        """Set a leaf to a true/false option that the file sets."""
+        """Set a leaf to a boolean option, if the file sets it."""
         if o.given(name):
             self.put(path, o.flag(name), o.origin(name))
 
     def copy(
         self, path: str, o: Options, *names: str, default: Any = None, whole: bool = False, note: str = ""
     ) -> None:
-        """Set a leaf to an option's number, unless neither the file nor `default` gives one."""
+        """Set a leaf to an option's number, or to `default`; no effect without either."""
         value = o.whole(*names, default=default) if whole else o.number(*names, default=default)
         if value is not None:
             self.put(path, value, o.origin(*names), note)
@@ -96,13 +96,13 @@ class Draft:
         self.unsupported.append(Leftover(name, why))
 
     def needs(self, path: str, why: str) -> None:
-        """Record a value that the user must fill in; the default of the recipe is used meanwhile."""
+        """Record a value to fill in, with our default as a placeholder."""
         self.missing.append(Leftover(path, on_one_line(why)))
 
     def wait(self, path: str, option: str, why: str) -> None:
         """Mark the value at `path`, or the kind or first value below it, as one that the user has to confirm or change.
 
-        For code and data that an option names and no field can take: the recipe is refused until then.
+        For code and data that an option names but no field can represent; the recipe is refused until then.
         """
         below = next((name for name in self.entries if name.startswith(f"{path}.")), None)
         at = next((name for name in (path, f"{path}.kind", f"{path}.0.kind") if name in self.entries), below)
@@ -116,14 +116,14 @@ class Draft:
         self.missing.append(Leftover(option, on_one_line(f"{why} (at {at})")))
 
     def doubt(self, o: Options) -> None:
-        """Record the values that could not be taken and that no entry names."""
+        """Record the values that could not be used and that no entry names."""
         named = " ".join(f"{leftover.name} {leftover.why}" for leftover in (*self.missing, *self.unsupported))
         for name, why in o.doubts.items():
             if name not in named:
                 self.needs(name, why)
 
     def account(self, o: Options) -> None:
-        """Record the options that were read and that neither an entry nor a list names, so that none is lost."""
+        """Record the options that were read but that neither an entry nor a list names, so that none is lost."""
         texts = [f"{entry.origin} {entry.note}" for entry in self.entries.values()]
         texts += [f"{leftover.name} {leftover.why}" for _, leftovers in self.leftovers() for leftover in leftovers]
         named = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
@@ -132,11 +132,11 @@ class Draft:
                 self.read.append(Leftover(name, on_one_line(str(o.flat[name]))[:60]))
 
     def drops(self, name: str, why: str) -> None:
-        """Record an option that changes nothing here."""
+        """Record an option that has no effect here."""
         self.ignored.append(Leftover(name, why))
 
     def drops_given(self, o: Options, why: str, *names: str) -> None:
-        """Record those of the options that the file sets as changing nothing here."""
+        """Record those of the options that the file sets as having no effect here."""
         for name in names:
             if o.given(name):
                 self.drops(name, why)
@@ -178,7 +178,7 @@ class Draft:
 
 
 def _grouped(leftovers: list[Leftover]) -> Iterator[str]:
-    """`  why: name, name`, a line or more for each reason."""
+    """`  why: name, name`, one or more lines per reason."""
     by_reason: dict[str, list[str]] = {}
     for leftover in leftovers:
         by_reason.setdefault(leftover.why, []).append(leftover.name)

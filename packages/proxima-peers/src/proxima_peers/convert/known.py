@@ -1,16 +1,16 @@
-"""The fate of the options that no converter reads: a table for each peer, in `options/*.yaml`.
+"""The rules for options that no converter reads: a table for each peer, in `options/*.yaml`.
 
     no effect    nothing here depends on them, whatever their value
-    changes      they would change the result and have no equivalent; harmless while they have the neutral value beside
-                 them, or none
-    part of      read by the peer together with another option only, the key (`option`, or `option=value`)
-    to fill in   as `changes`, but our field waits only for what the file can't say, as the size of the data
-    copies       of another option, the key, which holds for both here; harmless where they are equal
-    waits        the field that is to fill in for an option above that names code or data, where it is not neutral
-    training     `marks` of a training with rewards, and of `others`, which it does not set `unless` with these
+    changes      they would change the result and have no equivalent; harmless if unset or at the neutral value given
+                 in the table
+    part of      read by the peer only together with another option, the key (`option`, or `option=value`)
+    to fill in   as `changes`, but our field only needs a value that the file can't contain, such as the data's size
+    copies       copies of another option, the key, whose value is used for both here; harmless if they are equal
+    waits        the field to fill in for an option above that names code or data and is not neutral
+    training     `marks` of a training with rewards; `others` mark another training, `unless` one of these is also set
 
 A section is a reason with, for each prefix, names separated by blanks, or names with their neutral values; `{a,b}`
-stands for either. Names are exact: a misspelling is an unknown option, never one without effect. `*` stands only where
+matches either. Names are exact: a misspelling is an unknown option, never one without effect. `*` is used only where
 no name inside can change a number (profilers, classes of the peer's config), where any of them would (arguments of
 another program), or for a part.
 """
@@ -34,7 +34,7 @@ from proxima_peers.convert.read_script import Doubtful
 
 Effect = Literal["no effect", "changes", "part of", "copies", "to fill in"]
 FILES = (".py", ".jsonl", ".json", ".parquet", ".arrow", ".csv", ".jinja", ".yaml", ".yml")
-OWN_CLASSES = ("verl", "unirl", "hydra", "torch", "omegaconf", "transformers", "builtins")  # packages of a peer's own
+OWN_CLASSES = ("verl", "unirl", "hydra", "torch", "omegaconf", "transformers", "builtins")  # not the user's packages
 OFF = ("no", "none", "disabled", "sync", "off", "null", "false")
 
 
@@ -45,8 +45,8 @@ class Rule:
     Args:
         effect: the section of the table.
         why: the reason, or the key of `part of` and `copies`.
-        neutral: values with which an option of `changes` is harmless, besides none at all.
-        field: of a recipe, which waits for the user in place of an option that names code or data.
+        neutral: values with which an option of `changes` is harmless, besides being unset.
+        field: the recipe's field that the user has to fill in for an option that names code or data.
     """
 
     effect: Effect
@@ -60,7 +60,7 @@ Rules = dict[str, Rule]  # by name, or pattern with `*`
 
 @cache
 def option_rules(peer: str) -> Rules:
-    """Name, or pattern with `*`, → rule."""
+    """The rules of a peer, by name or pattern with `*`."""
     rules: dict[str, Rule] = {}
     for effect, reasons in _table(peer).items():
         if effect in ("training", "waits"):
@@ -112,7 +112,7 @@ def _either(text: str) -> Iterator[str]:
 
 
 def sort_out(d: Draft, o: Options, table: Rules) -> None:
-    """Tell what becomes of the options that no converter read."""
+    """Record each option that no converter read, by its rule or as unknown."""
     patterns = [name for name in table if "*" in name]
     names = {*table, *o.asked}
     for name in o.left():
@@ -126,7 +126,7 @@ def sort_out(d: Draft, o: Options, table: Rules) -> None:
 
 
 def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
-    """One option, by its rule."""
+    """Record one option by its rule."""
     value = o.flat[name]
     if rule.effect == "part of":
         if _is_on(o, rule.why):
@@ -154,7 +154,7 @@ def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
 
 
 def _lacks(d: Draft, name: str, why: str, field: str) -> None:
-    """Not supported yet; where the option names code or data, the field waits for the user."""
+    """Record an unsupported option; if it names code or data, the user has to fill in `field`."""
     if field:
         d.wait(field, name, why)
     else:
@@ -162,7 +162,7 @@ def _lacks(d: Draft, name: str, why: str, field: str) -> None:
 
 
 def _unknown(d: Draft, o: Options, name: str, table: Rules) -> None:
-    """An option that the peer lacks as far as we know; where it names a file, the user's own code may read it."""
+    """Record an option that the peer does not have as far as we know; if it names a file, user code may read it."""
     why = _nearest(name, o, table)
     if str(o.flat[name]).partition("::")[0].endswith(FILES):
         d.wait("reward" if "reward" in name else "task", name, f"{shown(o.flat[name])}: names a file, and {why}")
@@ -183,14 +183,14 @@ def _is_on(o: Options, condition: str) -> bool:
 
 
 def shown(value: Any) -> str:
-    """A value in a line of text, cut short; printable."""
+    """A value as printable text of at most 60 characters."""
     written = value.why if isinstance(value, Doubtful) else str(value)
     text = "".join(letter if letter.isprintable() else " " for letter in written)
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:
-    """The option probably meant: a similar name in the same section, or the same name in another section."""
+    """Suggest the option probably meant: a similar name in the same section, or the same name in another section."""
     names = o.asked | {other for other in table if "*" not in other}
     section, _, last = name.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in sorted(names) if other.rpartition(".")[0] == section}

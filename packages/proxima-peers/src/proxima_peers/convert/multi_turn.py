@@ -1,4 +1,4 @@
-"""Tools, environments and turns: `task.environment`, `task.tools` and `episode`, from the peers that have them."""
+"""Tools, environments and turns: `task.environment`, `task.tools` and `episode`, for the peers that have them."""
 
 import re
 from dataclasses import replace
@@ -15,14 +15,14 @@ FORKS = "What a chat template rewrites, as Qwen3's does thoughts, begins a path 
 
 
 def held_out(d: Draft) -> None:
-    """Held-out questions are played as the training's are."""
+    """Use the environment and tools of the training for held-out questions, too."""
     for name in ("environment", "tools"):
         if f"task.{name}" in d.entries and "eval.task.kind" in d.entries:
             d.entries[f"eval.task.{name}"] = replace(d.entries[f"task.{name}"], note="")
 
 
 def read_last(d: Draft, kind: str, note: str) -> None:
-    """A note on the rewards of a kind, which read more of an episode in the peer."""
+    """Add a note to the rewards of a kind, which read more of an episode in the peer than here."""
     for place, entry in d.entries.items():
         if re.fullmatch(r"reward\.\d+\.kind", place) and entry.value == kind:
             d.entries[place] = replace(entry, note=f"{entry.note}. {note}".removeprefix(". "))
@@ -57,7 +57,7 @@ def trl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 
 
 def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
-    """Functions or a class by their modules; what is made in the script is to fill in."""
+    """Functions or a class by their modules; those defined in the script have to be filled in."""
     written = o.get(option)
     texts = [str(text) for text in written] if isinstance(written, list) else [str(written)]
     named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
@@ -82,7 +82,7 @@ ROLLOUT = "actor_rollout_ref.rollout."
 MULTI, LOOP = f"{ROLLOUT}multi_turn.", f"{ROLLOUT}agent.default_agent_loop"
 OFF, ON = "single_turn_agent", "tool_agent"
 FORMATS = {"hermes": "hermes", "qwen25": "hermes", "llama3_json": "llama", "qwen3_coder": "xml"}
-CODE = {  # option: place, what it is here
+CODE = {  # option: our field, and its equivalent here
     "tool_config_path": (
         WORLD,
         "a class with these tools as methods; `reset` gets each row's columns, as its tools_kwargs",
@@ -125,7 +125,7 @@ def verl_episodes(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 
 
 def _verls_code(d: Draft, o: Options, loop: str) -> None:
-    """The files of tools and interactions, which are code of the user's."""
+    """The files of tools and interactions, which are user code."""
     named = False
     for option, (path, what) in CODE.items():
         names = (MULTI + option, f"data.{option}")
@@ -138,7 +138,7 @@ def _verls_code(d: Draft, o: Options, loop: str) -> None:
 
 
 def _verls_turns(d: Draft, o: Options, longest: tuple[int, str]) -> None:
-    """The smaller bound: messages of the model, or answers to them and the message after the last."""
+    """The smaller of two bounds: the model's messages, or the answers to them plus the message after the last."""
     own, theirs = f"{MULTI}max_assistant_turns", f"{MULTI}max_user_turns"
     most, answers = o.whole(own, least=0), o.whole(theirs, least=0)
     bounds = [(most, o.origin(own))] if most else []
@@ -158,7 +158,7 @@ def _verls_turns(d: Draft, o: Options, longest: tuple[int, str]) -> None:
 
 
 def workflow_turns(d: Draft, o: Options, *names: str) -> None:
-    """`max_turns` of a workflow, which is code: messages of the model at most, as here; 1 is no episode."""
+    """`max_turns` of a workflow, which is user code: the maximum of the model's messages, as here; 1 is no episode."""
     if (most := o.whole(*names, default=1, least=1)) > 1:
         d.put("episode.turns", most, o.origin(*names))
         d.wait(WORLD, o.origin(*names).removeprefix("from "), f"{most}: {WORKFLOW}")

@@ -1,4 +1,4 @@
-"""OpenRLHF, which is known but not read."""
+"""OpenRLHF, whose files are recognised but not converted."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from proxima.config import ConfigError
 from proxima.config.problems import one_problem
 
-OWN = {  # options that no peer that is read has
+OWN = {  # options that no supported peer has
     *("pretrain", "reward_pretrain", "critic_pretrain", "prompt_data", "remote_rm_url", "vllm_num_engines"),
     *("actor_num_nodes", "zero_stage", "micro_train_batch_size", "micro_rollout_batch_size", "rollout_batch_size"),
     *("init_kl_coef", "generate_max_len"),
@@ -16,7 +16,7 @@ OWN = {  # options that no peer that is read has
 
 
 def openrlhf_is_not_read(path: str | Path) -> ConfigError:
-    """The refusal of a file of OpenRLHF."""
+    """The error that refuses a file of OpenRLHF."""
     remedy = "write the recipe by hand, with the tables of names in docs/migration.md (verl's are the nearest)"
     return one_problem(str(path), f"`convert` does not read the files of OpenRLHF; {remedy}")
 

@@ -1,4 +1,4 @@
-"""A peer's options during conversion: which a converter read, and which values it could not take."""
+"""A peer's options during conversion: the options that a converter read, and the values that it could not use."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -9,13 +9,13 @@ from proxima.config.tree import FILL_IN
 from proxima_peers.convert.read_python import UNREADABLE
 from proxima_peers.convert.read_script import Doubtful
 
-Names = Mapping[str, tuple[str, ...]]  # a field of ours → options, of which the first that is set counts
+Names = Mapping[str, tuple[str, ...]]  # our field → options, of which the first that is set counts
 Sourced = tuple[Any, str]  # a value with its origin
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """An option without an equivalent, and why."""
+    """An option without an equivalent, and the reason."""
 
     name: str
     why: str
@@ -25,15 +25,15 @@ class Leftover:
 class Options:
     """The options of one file.
 
-    A value that can't be taken (an expression, a text where a number is needed, a name that the peer does not have)
-    stops nothing: the reason is kept in `doubts`, the default stands in for it, and `origin` says so.
+    A value that can't be used (an expression, a text where a number is needed, a name that the peer does not have) does
+    not stop the conversion: the reason is recorded in `doubts`, the default replaces it, and `origin` says so.
 
     Args:
-        peer: its name as in texts, `verl`.
+        peer: its name in texts, such as `verl`.
         flat: dotted name → value.
-        file: what errors call the file.
+        file: the name of the file in errors.
         asked: names that a converter read; filled by the methods below.
-        doubts: name → why its value can't be taken.
+        doubts: name → the reason why its value can't be used.
     """
 
     peer: str
@@ -43,7 +43,7 @@ class Options:
     doubts: dict[str, str] = field(default_factory=dict)
 
     def given(self, *names: str) -> bool:
-        """True if the file sets one of the names to something other than null. Marks them as read."""
+        """Return True if the file sets one of the names to something other than null. Marks them as read."""
         self.asked.update(names)
         return any(self.flat.get(name) is not None for name in names)
 
@@ -64,7 +64,7 @@ class Options:
     def number(
         self, *names: str, default: float | None = None, least: float | None = None, most: float | None = None
     ) -> Any:
-        """Like `get`, for a number in [`least`, `most`]; an int stays an int."""
+        """As `get`, for a number in [`least`, `most`]; an int stays an int."""
         value = self.get(*names, default=default)
         if isinstance(value, str):
             value = _parsed(value)
@@ -82,7 +82,7 @@ class Options:
         return self.number(*names, default=default), self.origin(*names)
 
     def whole(self, *names: str, default: int | None = None, least: int | None = None) -> Any:
-        """Like `number`, for a whole number."""
+        """As `number`, for a whole number."""
         value = self.number(*names, default=default, least=least)
         if value is None or isinstance(value, int):
             return value
@@ -91,7 +91,7 @@ class Options:
         return int(value)
 
     def flag(self, *names: str, default: bool = False) -> bool:
-        """Like `get`, for true or false, which scripts also write as strings."""
+        """As `get`, for true or false, which scripts also write as strings."""
         value = self.get(*names, default=default)
         if isinstance(value, str) and value.lower() in ("true", "false"):
             return value.lower() == "true"
@@ -100,20 +100,20 @@ class Options:
         return value
 
     def choice(self, choices: Iterable[str], *names: str, default: str) -> str:
-        """Like `get`, for one of `choices`."""
+        """As `get`, for one of `choices`."""
         value = str(self.get(*names, default=default))
         if value in choices:
             return value
         return str(self.refuse(f"known are {', '.join(choices)}", *names, default=default))
 
     def refuse(self, why: str, *names: str, default: Any = None) -> Any:
-        """Keep in `doubts` why the value of the first name that is set can't be taken; gives the default."""
+        """Record in `doubts` why the value of the first name that is set can't be used; return the default."""
         name = next((name for name in names if self.flat.get(name) is not None and name not in self.doubts), names[0])
         self.doubts[name] = f"the file has {self.flat.get(name)}; {why}"
         return default
 
     def origin(self, *names: str) -> str:
-        """The origin of a value, as a comment: the option that is set, or the peer's default."""
+        """The source of a value, as a comment: the option that is set, or the peer's default."""
         for name in names:
             if name in self.doubts:
                 stand_in = next((o for o in names if self.flat.get(o) is not None and o not in self.doubts), None)
@@ -124,12 +124,12 @@ class Options:
         return f"{self.peer}'s default of {names[0]}"
 
     def left(self) -> list[str]:
-        """Names in the file that no converter read."""
+        """The names in the file that no converter has read."""
         return [name for name in self.flat if name not in self.asked]
 
 
 def on_one_line(text: str) -> str:
-    """For a comment of one line."""
+    """The text for a one-line comment: printable and cut to 300 characters."""
     return "".join(letter if letter.isprintable() else " " for letter in text)[:300]
 
 

@@ -23,7 +23,7 @@ LARGEST, MOST = 10**6, 5000  # bytes of a file, and its options; the largest of 
 def read(path: Path) -> Flat:
     """The options of a file: dotted name → scalar or list, with `${…}` replaced by values of the same file.
 
-    A file that it builds on (`--config FILE` of a script, `defaults` of Hydra) is read first where it is found.
+    A file on which it builds (`--config FILE` of a script, `defaults` of Hydra) is read first if it is found.
 
     Raises:
         ConfigError: the file can't be read, or sets no options.
@@ -32,10 +32,10 @@ def read(path: Path) -> Flat:
 
 
 def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), above: tuple[Path, ...] = ()) -> Flat:
-    """Like `read`, with `${…}` as written: references are resolved once all files are merged.
+    """As `read`, with `${…}` as written: references can be resolved only when all files have been merged.
 
     Args:
-        choices: group → file of it, as a file that builds on this one overrides its `defaults`.
+        choices: group → its file, as overridden in the `defaults` of a file that builds on this one.
         above: the files that build on this one.
     """
     text = _text(path)
@@ -86,7 +86,7 @@ def _text(path: Path) -> str:
 
 
 class _Once(Loader):
-    """Keeps what a key was given at first, which YAML drops when the key is written again; as `_merged`."""
+    """Keeps the first value of a repeated key, which YAML would drop, and merges both as `_merged` does."""
 
 
 def _mapping(loader: Loader, node: yaml.MappingNode) -> Iterator[dict[Any, Any]]:
@@ -119,7 +119,7 @@ _Once.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The mapping; two sections of a name are joined, and a name with two values is `Doubtful`."""
+    """The mapping; sections with the same name are merged, and a name with two values is `Doubtful`."""
     merged: dict[Any, Any] = {}
     for name, value in pairs:
         before = merged.get(name, value)
@@ -130,11 +130,11 @@ def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     return merged
 
 
-# --- files that a file builds on --------------------------------------------------------------------------------------
+# --- files on which a file builds -------------------------------------------------------------------------------------
 
 
 def _over_base(flat: Flat, path: Path) -> Flat:
-    """A script's options over those of its `--config FILE`, searched from the script's folder upwards."""
+    """A script's options merged over those of its `--config FILE`, searched from the script's folder upwards."""
     written = flat.get("config", flat.get("config_name"))
     if written is None:
         return flat
@@ -148,7 +148,7 @@ def _over_base(flat: Flat, path: Path) -> Flat:
 
 
 def _with_launcher(flat: Flat, path: Path) -> Flat:
-    """A command's options with what decides numbers in accelerate's `--config_file FILE`, where it is found."""
+    """A command's options, with those from accelerate's `--config_file FILE`, if found, that affect numbers."""
     file = _found(Path(str(flat.get("config_file"))), path) if flat.get("config_file") else None
     launcher = _composed(file) if file is not None else {}
     settings: Flat = {name: launcher[name] for name in ("num_processes", "mixed_precision") if name in launcher}
@@ -156,7 +156,7 @@ def _with_launcher(flat: Flat, path: Path) -> Flat:
 
 
 def _found(relative: Path, path: Path) -> Path | None:
-    """A YAML or JSON file that `path` names, searched from its folder upwards."""
+    """A YAML or JSON file that the file at `path` names, searched from its folder upwards."""
     for folder in (*path.absolute().parents, Path()):
         for file in (folder / relative, folder / f"{relative}.yaml"):
             if file.suffix not in (".sh", ".bash", ".py") and file.is_file():
@@ -165,7 +165,7 @@ def _found(relative: Path, path: Path) -> Path | None:
 
 
 def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tuple[Path, ...]) -> Flat:
-    """Hydra's `defaults`: files beside this one are read; the others keep the peer's defaults, and that is a doubt."""
+    """Hydra's `defaults`: files in this folder are read; for others, the peer's defaults apply, with a doubt."""
     written = flat.pop("defaults", None)
     if not isinstance(written, list):
         return flat
@@ -216,7 +216,7 @@ _REFERENCE = re.compile(r"\$\{([^{}]*)\}")  # the innermost one
 def interpolated(flat: Flat) -> Flat:
     """Replace `${a.b}`, `${.sibling}`, `${oc.select:a.b,default}` and `${oc.env:NAME,default}` by values of this file.
 
-    The environment is not read. A reference that the file does not resolve stays as written.
+    The environment is not read. A reference that can't be resolved within the file stays as written.
     """
     options = dict(flat)
     for _ in range(ROUNDS):

@@ -8,14 +8,14 @@ from typing import Any
 from proxima.config.problems import one_problem
 from proxima.data import UserError
 
-UNREADABLE = "…"  # stands for an expression whose value only a run would know
+UNREADABLE = "…"  # placeholder for an expression whose value is known only at run time
 CALLS, PARSED = tuple(f"{kind}Config" for kind in ("GRPO", "SFT", "DPO", "KTO", "Reward", "GKD")), "training_args"
 TRAINERS = tuple(f"{name.removesuffix('Config')}Trainer" for name in CALLS)
-DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are no options
+DATA = ("args", "train_dataset", "eval_dataset")  # keywords of the trainer that are not options
 
 
 def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The keywords of the only call of `CALLS` in a file, of its trainer, and what is set in between.
+    """The keywords of a file's only call of `CALLS` and of its trainer, and the attributes set in between.
 
     Reads literals, arithmetic on them and names assigned once at module level; anything else is `UNREADABLE`.
 
@@ -23,7 +23,7 @@ def from_python(text: str, name: str = "file", usage: Mapping[str, Any] | None =
         usage: options of the command line that the file's docstring shows, for a file that parses its arguments.
 
     Raises:
-        ConfigError: no such call and no usage, several calls, or not Python.
+        ConfigError: there is no such call and no usage, there are several calls, or the text is not Python.
     """
     try:
         tree = ast.parse(text)
@@ -54,7 +54,7 @@ CHANGES = ("map", "filter", "rename_column", "rename_columns", "from_dict", "fro
 
 
 def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
-    """The data set that the only `load_dataset(…)` names; `train_dataset` where its rows are made by code."""
+    """The data set that the only `load_dataset(…)` names; also `train_dataset` if code creates or changes its rows."""
     calls = list(_calls(tree, "load_dataset"))
     options: dict[str, Any] = {}
     if len(calls) == 1 and calls[0].args:
@@ -74,7 +74,7 @@ def _data(tree: ast.Module, constants: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_rows(call: ast.Call) -> bool:
-    """True if a method called `map` or `filter` belongs to a data set, judging by its owner's name."""
+    """Guess from its owner's name whether a method such as `map` or `filter` is one of a data set."""
     owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
     return any(word in owner.lower() for word in ("data", "train", "eval", "split", "ds"))
 
@@ -116,7 +116,7 @@ def _of_trainer(tree: ast.Module, call: ast.Call, constants: Mapping[str, Any]) 
 
 
 def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[str, Any]) -> str | None:
-    """The expression that creates the tokenizer, as text; None if it is the model's own: `….from_pretrained(MODEL)`."""
+    """The expression that creates the tokenizer; None if it is the model's own: `….from_pretrained(MODEL)`."""
     made = _assigned(tree, node)
     own = isinstance(made, ast.Call) and _called(made) == "from_pretrained" and len(made.args) == 1
     if isinstance(made, ast.Call) and own:
@@ -127,13 +127,13 @@ def _tokenizer(tree: ast.Module, node: ast.expr, model: Any, constants: Mapping[
 
 
 def _made_by(tree: ast.Module, node: ast.expr, called: str) -> ast.Call | None:
-    """The call of that name which `node` is, or which its variable was once assigned."""
+    """`node`, or the value assigned once to its variable, if it is a call of that name."""
     value = _assigned(tree, node)
     return value if isinstance(value, ast.Call) and _called(value) == called else None
 
 
 def _assigned(tree: ast.Module, node: ast.expr) -> ast.expr:
-    """The value assigned to a variable that is assigned once; any other expression unchanged."""
+    """The value of a variable that is assigned exactly once; any other expression unchanged."""
     if not isinstance(node, ast.Name):
         return node
     assignments = [item for item in ast.walk(tree) if node.id in {target.id for target in _targets(item)}]
@@ -145,14 +145,14 @@ def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
 
 
 def _holders(tree: ast.Module) -> list[str]:
-    """The variables that hold the configuration."""
+    """The variables to which a configuration is assigned."""
     assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
     made = [node for node in assigned if isinstance(node.value, ast.Call) and _called(node.value) in CALLS]
     return [target.id for node in made for target in _targets(node)]
 
 
 def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -> list[str]:
-    """The functions of a list or of a variable for one, as text, with their packages and with constants in calls."""
+    """The functions in a list, or in its variable, as text, with their packages and with constants in calls."""
     nodes = list(ast.walk(tree))
     node = _assigned(tree, node)
     homes = {item.name: "__main__" for item in nodes if isinstance(item, ast.FunctionDef | ast.ClassDef)}
@@ -164,7 +164,7 @@ def _functions(tree: ast.Module, node: ast.expr, constants: Mapping[str, Any]) -
 
 
 def _references(tree: ast.Module, node: ast.expr) -> list[str] | None:
-    """`module:name` for each item of a list, or the only one, that the file imports; any other as text."""
+    """`module:name` for each item of a list, or the single item, if the file imports it; otherwise the item as text."""
     node, places = _assigned(tree, node), dict[str, str]()
     for item in ast.walk(tree):
         if isinstance(item, ast.ImportFrom) and item.module and not item.level:

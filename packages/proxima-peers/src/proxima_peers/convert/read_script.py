@@ -14,13 +14,13 @@ from proxima_peers.convert.read_python import literal
 from proxima_peers.convert.shell import Statement, statements
 
 Flat = dict[str, Any]
-ROUNDS = 10  # how deep references may nest; ends a circle
-LONGEST = 20_000  # letters of a value
+ROUNDS = 10  # maximum nesting of references; stops a cycle
+LONGEST = 20_000  # maximum characters of a value
 
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Stands for a value that the file does not settle, and says why."""
+    """Placeholder for a value that the file does not determine, with the reason."""
 
     why: str
 
@@ -30,7 +30,7 @@ _OVERRIDE = re.compile(r"[+~]{0,2}([A-Za-z_][\w@/]*(?:\.[\w@/]+)*)=(.*)", re.DOT
 _REFERENCE = re.compile(r"\$\{?([A-Za-z_]\w*)(?:\[@\])?\}?")
 _FLAG = re.compile(r"--([A-Za-z][\w-]*)(?:=(.*))?", re.DOTALL)
 _MAINS = ("verl.trainer.main_ppo", "verl.trainer.main_ppo_sync", "torch.distributed.run", "accelerate.commands.launch")
-_SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # no training
+_SERVERS = ("vllm-serve", "serve", "vllm.entrypoints.openai.api_server", "sglang.launch_server")  # not trainings
 _DECLARES = ("export", "local", "readonly", "declare", "typeset")
 _KEYWORDS = ("then", "else", "do", "{", "}", "!", "time", "exec", "nohup")  # a command follows
 _CONDITIONS = ("if", "elif", "while", "until")
@@ -39,8 +39,8 @@ _CONDITIONS = ("if", "elif", "while", "until")
 def from_script(text: str, name: str = "script") -> Flat:
     """The `a.b=value` words of a shell script, else the `--name value` of its commands.
 
-    Expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`; `$HOME` is `~`. What depends on a branch
-    (`if`, `case`) or a loop, or differs between two commands, is `Doubtful` with the values it may have.
+    Expands its variables: `$n`, `${n}`, `${n:-default}`, `$((1024 * 20))`; `$HOME` is `~`. A value that depends on a
+    branch (`if`, `case`) or a loop, or differs between two commands, is `Doubtful` with its possible values.
 
     Raises:
         ConfigError: the script has no such word.
@@ -63,15 +63,15 @@ def from_script(text: str, name: str = "script") -> Flat:
 
 @dataclass
 class _Script:
-    """The state of a script while it is read statement by statement."""
+    """The state of reading a script statement by statement."""
 
     variables: dict[str, str] = field(default_factory=lambda: {"HOME": "~", "PWD": "."})
-    branches: dict[str, list[str]] = field(default_factory=dict)  # variable → the values it may have
+    branches: dict[str, list[str]] = field(default_factory=dict)  # variable → its possible values
     overrides: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)  # option → command, text, in branch
     flags: dict[str, list[tuple[int, str, bool]]] = field(default_factory=dict)
     commands: list[str] = field(default_factory=lambda: [""])  # the module or file that each runs; none for arrays
     depth: int = 0  # of if, case and loops
-    own: dict[str, None] = field(default_factory=dict)  # flags of the program itself, as --config of `x.py --config`
+    own: dict[str, None] = field(default_factory=dict)  # flags of the program itself: --config in `x.py --config`
     mains: dict[str, None] = field(default_factory=dict)  # modules that are run, other than the peers' own
     arrays: set[str] = field(init=False, default_factory=set)
     spread: dict[str, None] = field(init=False, default_factory=dict)  # variables, arrays among options
@@ -121,8 +121,8 @@ class _Script:
         self.options(doubtful, len(self.commands) - 1, -1, doubtful=True)
 
     def split(self, words: list[str]) -> tuple[list[str], list[str]]:
-        """The words with those in the place of each `$NAME` that holds options; and the words that it may hold, by a
-        branch."""
+        """The words, with each `$NAME` that contains options replaced by them; and the options that it contains only in
+        some branches."""
         out, doubtful = list[str](), list[str]()
         for index, word in enumerate(words):
             if (reference := _REFERENCE.fullmatch(word)) is None:
@@ -145,8 +145,8 @@ class _Script:
         return [name for name in self.spread if name not in set_here and not name.isdigit()]
 
     def assign(self, name: str, value: str) -> None:
-        """Set a variable; inside of a branch it may have any of its values afterwards."""
-        if several := self.branches.get(name):  # what it adds to is the value from before the branch
+        """Set a variable; after an assignment in a branch, it may have any of its values."""
+        if several := self.branches.get(name):  # it extends the value from before the branch
             value = re.sub(rf"\$(?:{name}\b|\{{{name}\}})", lambda _: several[0], value)
         value = self.expanded(value)
         if not self.depth:
@@ -157,7 +157,7 @@ class _Script:
             self.branches[name] = list(dict.fromkeys([*self.branches.get(name, before), value]))
 
     def options(self, words: list[str], command: int, start: int = 0, *, doubtful: bool = False) -> None:
-        """Keep the options among the words: of an array, or of a command whose program is the word at `start`."""
+        """Record the options among the words of an array, or of a command whose program is the word at `start`."""
         inside = doubtful or (self.depth > 0 and not command)
         dotted = [i for i, word in enumerate(words) if (override := _OVERRIDE.fullmatch(word)) and "." in override[1]]
         for index, word in enumerate(words):
@@ -170,7 +170,7 @@ class _Script:
                 self.own[name] = None
 
     def settled(self, options: dict[str, list[tuple[int, str, bool]]]) -> Flat:
-        """Each option with its value; one that a branch or command decides is in doubt."""
+        """Each option with its value, which is `Doubtful` if it depends on a branch or command."""
         flat: Flat = {}
         setting = {command for occurrences in options.values() for command, _, _ in occurrences if command}
         for name, occurrences in options.items():
@@ -196,7 +196,7 @@ class _Script:
         for _ in range(ROUNDS):
             before = text
             text = _ARITHMETIC.sub(self._arithmetic, _VARIABLE.sub(self._variable, text))
-            if len(text) > LONGEST:  # a variable doubled again and again: in doubt
+            if len(text) > LONGEST:  # a variable that doubles again and again: left unexpanded
                 return before
             if text == before:
                 break
@@ -216,7 +216,7 @@ class _Script:
 
 
 def _of_arrays(occurrences: list[tuple[int, str, bool]]) -> tuple[list[str], bool]:
-    """The values that the arrays may give, and whether they give one in any case."""
+    """The possible values from the arrays, and True if they give one in any case."""
     texts: list[str] = []
     always = False
     for command, text, inside in occurrences:
@@ -263,7 +263,7 @@ def flattened(raw: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from flattened(value, f"{name}.")
-        else:  # `???` is OmegaConf's mark of a value that must be given elsewhere
+        else:  # `???` marks a value in OmegaConf that must be given elsewhere
             yield name, None if value == "???" else value
 
 

@@ -1,5 +1,5 @@
-"""`engine` from the peers' options for the servers that generate. Only what a file says becomes a server: without a
-word about it, the engine is the one in the trainer's process."""
+"""`engine` from the peers' options for the servers that generate. A server is configured only if the file mentions one;
+otherwise the engine runs in the trainer's process."""
 
 import re
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class ServerNames:
-    """A peer's names for the settings of a vLLM that it starts; empty where it has none."""
+    """A peer's names for the settings of a vLLM server that it starts; empty if it lacks a setting."""
 
     gpu_memory: str = ""
     parallel: str = ""
@@ -41,7 +41,7 @@ AREAL = ServerNames("vllm.gpu_memory_utilization", "vllm.tensor_parallel_size", 
 
 
 def verl_engine(d: Draft, o: Options) -> None:
-    """`rollout.name`: verl always generates with an engine beside the trainer."""
+    """`rollout.name`: verl always generates with a separate engine."""
     name = "actor_rollout_ref.rollout.name"
     if not o.given(name):
         return
@@ -58,7 +58,7 @@ HOST = r"(?:[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\])"  # a name, an IPv4 address, an 
 
 
 def trl_engine(d: Draft, o: Options) -> None:
-    """`use_vllm`: a server that runs already, or one in the trainer's process, here beside it."""
+    """`use_vllm`: a server that is already running, or vLLM in the trainer's process, which here is a separate one."""
     places = ("vllm_server_base_url", "vllm_server_host", "vllm_server_port")
     if not o.flag("use_vllm"):
         d.drops_given(o, "use_vllm is false", "vllm_mode", *places, TRL.gpu_memory, TRL.parallel)
@@ -84,7 +84,7 @@ def trl_engine(d: Draft, o: Options) -> None:
 
 
 def areal_engine(d: Draft, o: Options) -> None:
-    """`allocation_mode`, or since 1.0 `rollout.backend`: `vllm:d4t2+…` are 4 servers of 2 devices each."""
+    """`allocation_mode`, or since 1.0 `rollout.backend`: `vllm:d4t2+…` means 4 servers with 2 devices each."""
     names = ("rollout.backend", "allocation_mode")
     if not o.given(*names):
         return

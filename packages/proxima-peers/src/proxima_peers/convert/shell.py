@@ -1,4 +1,4 @@
-"""A shell script as its statements: what `bash` would split it into, without running or expanding anything."""
+"""Splits a shell script into statements as `bash` would, without running or expanding anything."""
 
 import re
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Statement:
-    """Words of one command, quotes taken off; `$…` stays as written.
+    """Words of one command, without quotes; `$…` stays as written.
 
     Args:
-        words: of the command, or of the array.
+        words: words of the command, or of the array.
         array: name of the array that the words are assigned to, `DATA` of `DATA=(…)`.
     """
 
@@ -24,15 +24,15 @@ _BLANK = " \t\r"
 
 
 def statements(text: str) -> Iterator[Statement]:
-    """The statements of a script, in order; also those inside of branches, loops and functions.
+    """The statements of a script in order, including those inside branches, loops and functions.
 
-    Comments and the texts of here-documents are left out. A quote without its end reaches to the end of the script.
+    Comments and the texts of here-documents are left out. An unclosed quote extends to the end of the script.
     """
     statement = Statement()
     for token, operator in _Scan(text.replace("\r\n", "\n")).tokens():
         if not operator:
             statement.words.append(token)
-        elif array := _ARRAY.fullmatch(token):  # words before it, such as `declare`, mean nothing
+        elif array := _ARRAY.fullmatch(token):  # words before it, such as `declare`, have no meaning here
             statement = Statement(array=array[1])
         elif token == ")" or statement.array is None:
             if statement.words or statement.array:
@@ -43,11 +43,11 @@ def statements(text: str) -> Iterator[Statement]:
 
 
 class _Scan:
-    """A position in the text, and the here-documents that begin at the end of its line."""
+    """A position in the text, and the pending here-documents, which begin at the end of its line."""
 
     def __init__(self, text: str) -> None:
         self.text, self.at = text, 0
-        self.pending: list[str] = []  # ends of here-documents
+        self.pending: list[str] = []  # end markers of here-documents
 
     def tokens(self) -> Iterator[tuple[str, bool]]:
         """Words, and operators: a newline, `;`, `&`, `|`, a parenthesis, or `DATA=(` as `DATA=`."""
@@ -72,7 +72,7 @@ class _Scan:
                 yield word, array
 
     def word(self) -> str:
-        """The word here; ends before a blank or an operator outside of quotes."""
+        """Read the word at the current position, which ends before a blank or an operator outside quotes."""
         parts: list[str] = []
         while self.at < len(self.text):
             letter = self.text[self.at]
@@ -82,7 +82,7 @@ class _Scan:
         return "".join(parts)
 
     def piece(self) -> str:
-        """One letter, an escaped one, or a whole `$(…)`, `${…}` or `…` in backquotes."""
+        """Read one character, an escaped one, or a whole `$(…)`, `${…}` or `…` in backquotes."""
         letter, start = self.text[self.at], self.at
         if letter == "\\":
             self.at += 2
@@ -99,7 +99,7 @@ class _Scan:
         return self.text[start : self.at]
 
     def quoted(self) -> str:
-        """The text of the quote here."""
+        """Read the text of the quote at the current position."""
         mark = self.text[self.at]
         self.at += 1
         if mark == "'":
@@ -118,7 +118,7 @@ class _Scan:
         return "".join(parts)
 
     def skip_pair(self) -> None:
-        """Over a `(…)` or `{…}` with what is nested in it."""
+        """Skip a `(…)` or `{…}` with everything nested in it."""
         opening = self.text[self.at]
         closing = ")" if opening == "(" else "}"
         depth = 0

@@ -1,6 +1,6 @@
-"""`monitor`: the trackers that a peer's file turns on, with the fields that ours have too.
+"""`monitor`: the trackers that a peer's file enables, with the fields that ours have too.
 
-A file that says nothing of trackers gives none, also where some version of the peer logs to what it finds installed.
+A file that does not mention trackers gives none, even if some version of the peer logs to all that are installed.
 """
 
 from collections.abc import Collection, Mapping
@@ -33,7 +33,7 @@ AREAL: dict[str, tuple[str, ...]] = {
     "wandb": ("project", "entity", "name", "group", "tags", "mode"),
     "trackio": ("project", "name", "space_id"),
 }
-AREAL_NAMES = {"project": "experiment_name", "name": "trial_name"}  # defaults of those that are not set
+AREAL_NAMES = {"project": "experiment_name", "name": "trial_name"}  # fallbacks for fields that are not set
 
 
 def trl(d: Draft, o: Options) -> None:
@@ -58,7 +58,7 @@ def unirl(d: Draft, o: Options) -> None:
 
 
 def areal(d: Draft, o: Options) -> None:
-    """`stats_logger`: a mode for each, disabled unless the file says otherwise; TensorBoard by its path."""
+    """`stats_logger`: each tracker has a mode, disabled by default; TensorBoard is enabled by its path."""
     prefix = "stats_logger."
     for kind, fields in AREAL.items():
         mode = f"{prefix}{kind}.mode"
@@ -75,7 +75,7 @@ def areal(d: Draft, o: Options) -> None:
 
 
 def _listed(d: Draft, o: Options, switch: str, trackers: Mapping[str, Names], off: Collection[str]) -> None:
-    """The trackers of a list or of a single name. `off`: words for none, or for what a run writes anyway."""
+    """The trackers in a list or a single name. `off`: words for no tracker, or for output that a run writes anyway."""
     written = o.get(switch, default=[])
     words = [OLDER.get(str(word), str(word)) for word in (written if isinstance(written, list) else [written])]
     for word in dict.fromkeys(words):
@@ -90,7 +90,7 @@ def _listed(d: Draft, o: Options, switch: str, trackers: Mapping[str, Names], of
 
 
 def _tracker(d: Draft, o: Options, kind: str, switch: str, names: Names) -> None:
-    """Add one, with the fields that the file sets."""
+    """Add a tracker with the fields that the file sets."""
     fields: Fields = {}
     for field, options in names.items():
         name = next((option for option in options if o.flat.get(option) is not None), None)

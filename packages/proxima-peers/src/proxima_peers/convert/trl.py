@@ -74,7 +74,7 @@ COMMAND_LINE = LoraNames(**OF_COMMAND, default_targets=PEFT_TARGETS)
 
 
 def rows_of_update(o: Options) -> tuple[int, str]:
-    """Rows of an optimizer update of a trainer without groups, and where the number is from."""
+    """The rows of an optimizer update of a trainer without groups, with their origin."""
     device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
     processes = o.whole("num_processes", "nproc_per_node", least=1)
@@ -92,7 +92,7 @@ def adapted_model(d: Draft, o: Options) -> None:
 
 
 def dtypes_and_adapter(d: Draft, o: Options) -> None:
-    """`model.lora` is from the command line's `use_peft`, or the script's `LoraConfig(…)`."""
+    """The dtypes, and `model.lora` from the command line's `use_peft` or the script's `LoraConfig(…)`."""
     if o.given("bf16"):
         d.put("model.compute_dtype", "bfloat16" if o.flag("bf16") else "float32", "from bf16")
     common.dtype(d, o, "dtype", "dtype", "torch_dtype", default="float32")
@@ -126,7 +126,7 @@ def _evaluation(d: Draft, o: Options, made: int, columns: dict[str, str]) -> Non
 
 
 def _surrogate(d: Draft, o: Options) -> str:
-    """`loss_type` at its `importance_sampling_level`; the loss type."""
+    """`loss_type` at its `importance_sampling_level`; returns the loss type."""
     kind = o.choice(LOSSES, "loss_type", default="dapo")
     level = o.choice(("token", "sequence", "sequence_token"), "importance_sampling_level", default="token")
     low, high = o.sourced("epsilon", default=0.2), o.sourced("epsilon_high", "epsilon", default=0.2)
@@ -174,8 +174,8 @@ def _smooth(d: Draft, o: Options, kind: str, level: tuple[str, str]) -> None:
 def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
     """The two-sided clip: min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
 
-    From 1 + epsilon_high on it is a dual clip. Below, it is the upper clip of positive advantages, and for negative
-    ones the larger of delta and 1 + epsilon_high remains the bound.
+    If delta >= 1 + epsilon_high, it is a dual clip. Below, it is the upper clip of positive advantages, and the bound
+    for negative ones is still the larger of delta and 1 + epsilon_high.
     """
     value, path = o.number("delta"), "algorithm.surrogate."
     if value is None:
@@ -191,7 +191,7 @@ def _delta(d: Draft, o: Options, high: tuple[float, str]) -> None:
 
 
 def _aggregate(d: Draft, o: Options, kind: str, longest: int) -> None:
-    """Convert the denominator of each loss type."""
+    """The denominator of each loss type."""
     origin, path = o.origin("loss_type"), "algorithm.aggregate"
     if kind == "dr_grpo":
         common.horizon(d, origin, longest, o.origin("max_completion_length"), "TRL divides by max_completion_length")
@@ -270,7 +270,7 @@ def _penalties(d: Draft, o: Options) -> None:
 
 
 def _batch(d: Draft, o: Options) -> int:
-    """One step is one generation of TRL: prompts, updates, passes; the optimizer steps it makes."""
+    """One step is one generation of TRL: prompts, updates and passes. Returns its number of optimizer steps."""
     device = o.whole("per_device_train_batch_size", "per_gpu_train_batch_size", default=8, least=1)
     gather = o.whole("gradient_accumulation_steps", default=1, least=1)
     group = o.whole("num_generations", default=8, least=1)
@@ -322,7 +322,7 @@ def adamw(d: Draft, o: Options, lr: float) -> None:
 
 
 def warmups(o: Options) -> tuple[tuple[int, str], tuple[float, str]]:
-    """In updates, and as a share of the run, each with its origin."""
+    """The warm-up in updates, and as a share of the run, each with its origin."""
     warmup = o.number("warmup_steps", default=0, least=0, most=10**9)
     share, spelled = o.number("warmup_ratio", default=0, least=0, most=1), ("warmup_ratio", "warmup_steps")
     if 0 < warmup < 1:

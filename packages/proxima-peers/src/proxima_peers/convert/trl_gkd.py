@@ -1,4 +1,4 @@
-"""TRL's GKDTrainer: a recipe of `proxima train` in which a teacher alone trains."""
+"""TRL's GKDTrainer: a recipe of `proxima train` that trains only by a teacher."""
 
 from proxima_peers.convert import common, trackers
 from proxima_peers.convert.draft import Draft, Fields
@@ -42,7 +42,7 @@ def convert_gkd(o: Options) -> Draft:
 
 
 def _teacher(d: Draft, o: Options) -> None:
-    """The teacher, the divergence, and which completions it sees."""
+    """The teacher, the divergence, and the completions that the teacher sees."""
     d.spec("algorithm.advantage", "grpo", "not used: the teacher alone trains", scale=("none", "as in distill"))
     path = o.get(TEACHER, "teacher_model")
     if path is None:

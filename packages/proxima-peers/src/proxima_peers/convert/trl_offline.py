@@ -30,13 +30,13 @@ _NAMED = re.compile(
     r"\btrl (sft|dpo|kto|reward)\b|\b(sft|dpo|kto|reward|gkd)(?:_modeling)?\.py\b"
     r"|\b(SFT|DPO|KTO|Reward|GKD)(?:Config|Trainer)\("
 )
-REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # of GRPO, which reads no others
+REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # options of GRPO
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
 def command_of(o: Options) -> str | None:
-    """`sft`, `dpo`, `kto`, `reward` or `gkd`, of which a script's command or a Python file's classes tell; a file of
-    options alone tells by one, or a loss, that only that training has. None: another training, or in doubt."""
+    """`sft`, `dpo`, `kto`, `reward` or `gkd`, by a script's command or a Python file's classes, or, in a file with only
+    options, by an option or a loss that no other training has. None for another training, or in doubt."""
     file = Path(o.file)
     if file.suffix in (".py", ".sh", ".bash"):
         text = re.sub(r"\\\n", " ", read_text(file, "utf-8-sig"))
@@ -49,13 +49,13 @@ def command_of(o: Options) -> str | None:
     losses = o.flat.get("loss_type")
     named = {str(loss) for loss in (losses if isinstance(losses, list) else [losses])}
     commands |= {command for command, kinds in LOSSES_OF.items() if named & set(kinds)}
-    if "gkd" in commands:  # whose config is one of SFT with more
+    if "gkd" in commands:  # its config extends that of SFT
         return "gkd"
     return commands.pop() if len(commands) == 1 else None
 
 
 def rules_of(o: Options) -> Rules:
-    """Those of every trainer of TRL, and of these."""
+    """The rules of all TRL trainers, and of the offline ones."""
     return option_rules("trl_offline") | option_rules("trl")
 
 
@@ -93,7 +93,7 @@ SAMPLING = "train_sampling_strategy"
 
 
 def _rows(d: Draft, o: Options, command: str, path: str, split: str) -> None:
-    """The rows, by their file's ending or as a data set of the hub; TRL finds out from the columns what they hold."""
+    """The rows, by the file's extension or as a data set on the hub; TRL infers their format from the columns."""
     where, origin = o.get("dataset_name"), o.origin("dataset_name")
     if where is None:
         d.ask(path, "dataset", "where the rows come from; see `proxima list task`", kind=True)
@@ -130,7 +130,7 @@ COLUMNS: dict[str, tuple[dict[str, str], str]] = {
 
 
 def _lengths(d: Draft, o: Options, command: str) -> None:
-    """`max_length`, 1024 by default: SFT, DPO and KTO cut rows there, a reward model leaves longer ones out."""
+    """`max_length`, 1024 by default: SFT, DPO and KTO truncate longer rows, reward models skip them."""
     names = ("max_length", "max_seq_length")
     unbounded = "max_length" in o.flat and o.flat["max_length"] is None
     longest = None if unbounded else o.whole(*names, default=1024, least=1)
@@ -147,7 +147,7 @@ def _lengths(d: Draft, o: Options, command: str) -> None:
 
 
 def _sft(d: Draft, o: Options) -> None:
-    """Convert the choice of trained tokens, and packing."""
+    """The tokens that are trained, and packing."""
     only, turns = "completion_only_loss", "assistant_only_loss"
     if o.flag(turns):
         d.put("sft.loss_on", "all_turns", o.origin(turns))
@@ -169,7 +169,7 @@ def _sft(d: Draft, o: Options) -> None:
 
 
 def _preference(d: Draft, o: Options) -> None:
-    """`loss_type`, one or several, with its numbers."""
+    """`loss_type`, one or several, with their parameters."""
     written = o.get("loss_type", default="sigmoid")
     losses, origin = (written if isinstance(written, list) else [written]), o.origin("loss_type")
     beta = o.sourced("beta", default=0.1)
@@ -215,7 +215,7 @@ DIVERGENCES = ("reverse_kl", "forward_kl", "js_divergence", "alpha_divergence")
 
 
 def _divergence(o: Options) -> Fields:
-    """`f_divergence_type` where it is not DPO's own."""
+    """`f_divergence_type`, unless it is DPO's own."""
     written = str(o.get("f_divergence_type", default="reverse_kl")).rpartition(".")[2].lower()
     if written not in DIVERGENCES:
         o.refuse(f"known are {', '.join(DIVERGENCES)}", "f_divergence_type")
@@ -248,7 +248,7 @@ SECTIONS_OF = {"sft": _sft, "dpo": _preference, "kto": _kto, "reward": _reward}
 
 
 def _steps(d: Draft, o: Options) -> None:
-    """Rows of an update, and how many updates or passes."""
+    """The rows of an update, and the number of updates or passes."""
     d.put("train.examples_per_step", *rows_of_update(o))
     most, epochs = o.whole("max_steps", default=-1), o.number("num_train_epochs", default=3.0, least=0, most=10**9)
     if most > 0:

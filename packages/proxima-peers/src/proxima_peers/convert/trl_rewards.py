@@ -1,5 +1,5 @@
-"""TRL's reward functions by name: those of `trl.rewards`, and of open-r1, whose recipes are GRPOConfigs with the
-functions' options."""
+"""TRL's reward functions by name: those of `trl.rewards`, and those of open-r1, whose recipes are GRPOConfigs with
+options for these functions."""
 
 import ast
 import re
@@ -24,11 +24,11 @@ class NamedReward:
     """A reward function as the file names it: `accuracy_reward`, or `get_soft_overlong_punishment(4096, 512)`.
 
     Args:
-        text: as in the file.
-        name: of the function, without its package where that is TRL, open_r1 or unknown.
-        arguments: of the call by name or position; None where one can't be read.
-        called: whether the text is a call.
-        is_model: it names a reward model.
+        text: the text in the file.
+        name: name of the function, without its package if that is TRL, open_r1 or unknown.
+        arguments: arguments of the call by name or position; None if one can't be read.
+        called: the text is a call.
+        is_model: the text names a reward model.
     """
 
     text: str
@@ -58,8 +58,8 @@ class NamedReward:
         return cls(text, name, given, called)
 
     def place(self, o: Options) -> str | None:
-        """`package.module:function` for what `trl grpo` would import by its name; None for a function of a script,
-        whose import would run the script."""
+        """`package.module:function` for a function that `trl grpo` would import by name; None for one in a script,
+        because importing it would run the script."""
         module, _, name = self.name.rpartition(".")
         importable = module not in ("", "__main__") and not self.called and re.fullmatch(r"[\w.]+", self.text.strip())
         return f"{module}:{name}" if importable and not o.file.endswith(".py") else None
@@ -70,7 +70,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def reads_solutions(o: Options) -> bool:
-    """True if a reward compares with the column `solution`."""
+    """Return True if a reward compares with the column `solution`."""
     return any(function.name in ("accuracy_reward", "accuracy") for function in _functions(o))
 
 
@@ -83,7 +83,7 @@ def _functions(o: Options) -> list[NamedReward]:
 
 
 def rewards(d: Draft, o: Options) -> None:
-    """`reward_funcs` with `reward_weights`; an unknown function becomes a placeholder with its weight."""
+    """`reward_funcs` with `reward_weights`; an unknown function is replaced by a placeholder with its weight."""
     functions, weights = _functions(o), o.get("reward_weights")
     if weights is not None and not (isinstance(weights, list) and all(_is_number(weight) for weight in weights)):
         weights = o.refuse("must be a list of numbers", "reward_weights")
@@ -110,7 +110,7 @@ def rewards(d: Draft, o: Options) -> None:
 
 
 def _of_environment(d: Draft, alone: bool) -> None:
-    """An environment's `get_reward` is a reward of weight 1 beside the functions, where it has that method."""
+    """In TRL, an environment's `get_reward`, if it has that method, is a reward of weight 1 besides the functions."""
     if alone:
         d.append("reward", "environment", "the get_reward of environment_factory")
     else:
@@ -119,7 +119,7 @@ def _of_environment(d: Draft, alone: bool) -> None:
 
 
 def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:
-    """The entry of one reward."""
+    """Add the entry of one reward."""
     origin = f"from reward_funcs: {function.name}"
     make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
     if function.is_model:
@@ -138,7 +138,7 @@ def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) ->
 
 
 def _label(function: NamedReward, index: int) -> str:
-    """A name for the entry of a function, one for each."""
+    """A unique name for the entry of a function."""
     last = re.sub(r"\W", "", function.name.rpartition(".")[2])[:40]
     return f"{last or 'function'}_{index}"
 
@@ -163,7 +163,7 @@ def _plain(kind: str, **fields: Any) -> Callable[[NamedReward, Options], Found]:
 def _argument(
     function: NamedReward, o: Options, position: int, name: str, default: Any, option: str
 ) -> tuple[Any, str]:
-    """Of the call, by name or position; of a function that is not called, an option of open-r1. With its origin."""
+    """An argument of the call, by name or position, or, without a call, an option of open-r1; with its origin."""
     if function.called:
         given = function.arguments or {}
         return given.get(name, given.get(position, default)), name
@@ -172,7 +172,8 @@ def _argument(
 
 
 def _overlong(function: NamedReward, o: Options) -> Found:
-    """The same penalty at every length; None without a buffer, where TRL's is a step that no completion reaches."""
+    """`overlong`, with TRL's penalty at every length; None without a buffer, because TRL's penalty is then a step that
+    no completion reaches."""
     defaults = (None, None) if function.called else (16384, 4096)
     most = _argument(function, o, 0, "max_completion_len", defaults[0], "max_completion_len")
     buffer = _argument(function, o, 1, "soft_punish_cache", defaults[1], "soft_punish_cache")
@@ -182,7 +183,7 @@ def _overlong(function: NamedReward, o: Options) -> Found:
 
 
 def _repetition(function: NamedReward, o: Options) -> Found:
-    """TRL writes the penalty as a negative number; its own counts tokens, open-r1's words."""
+    """`repetition`; TRL writes the penalty as a negative number, and counts tokens, open-r1 words."""
     if function.called and set(function.arguments or {}) - {"ngram_size", "max_penalty", 0, 1}:
         return None
     n = _argument(function, o, 0, "ngram_size", 3, "repetition_n_grams")

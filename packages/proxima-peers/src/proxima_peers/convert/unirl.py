@@ -68,7 +68,7 @@ def convert(o: Options) -> Draft:
 
 
 def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
-    """The engine's own copy of `sampling`, where it differs."""
+    """Record the engine's own copy of a field of `sampling`, if it differs."""
     name = f"rollout.config.{option}"
     value, ours = o.number(name), d.entries[f"sampling.{field}"].value
     if value is not None and (common.top_k_of(value) if field == "top_k" else value) != ours:
@@ -76,7 +76,7 @@ def _copy_of_engine(d: Draft, o: Options, field: str, option: str) -> None:
 
 
 def _evaluation(d: Draft, o: Options) -> None:
-    """`eval_interval` and `eval_*`: 16 answers a question at temperature 1, before the first rollout too."""
+    """`eval_interval` and `eval_*`: by default 16 answers per question at temperature 1; before rollout 1, too."""
     names = {"samples": ("eval_samples_per_prompt",), "temperature": ("eval_temperature",)}
     every = o.whole("eval_interval", default=0)
     if not every:
@@ -124,7 +124,7 @@ def _algorithm(d: Draft, o: Options) -> str:
 
 
 def _proximal(d: Draft, o: Options, kind: str) -> None:
-    """`old_logp_source`: rollout means the engine's log-probs, replay the trainer's before the first update."""
+    """`old_logp_source`: `rollout` is the engine's log-probs, `replay` the trainer's before the first update."""
     name = ALGORITHM + "old_logp_source"
     if kind in ("grpo", "gspo", "ppo"):
         d.put("algorithm.proximal", "behavior", f"UniRL's {kind.upper()} is always anchored on the rollout")

@@ -66,7 +66,7 @@ _MODEL = "actor_rollout_ref.model."
 
 
 def _lora(d: Draft, o: Options) -> None:
-    """`lora_rank` of verl's FSDP; the critic has an adapter here where the policy has one."""
+    """`lora_rank` of verl's FSDP; here the critic has an adapter if the policy has one."""
     own, on = o.whole("critic.model.lora_rank", default=0), lora_by_rank(d, o, lora_names(_MODEL))
     if "critic.kind" not in d.entries:
         return
@@ -80,7 +80,7 @@ LONGEST = ("data.max_response_length", ROLLOUT + "response_length")
 
 
 def _long_prompts(d: Draft, o: Options) -> None:
-    """Prompts longer than `max_prompt_length`: skipped, an error, or cut."""
+    """Handling of prompts longer than `max_prompt_length`: skip, error, or truncation."""
     cut = o.choice(("error", "left", "right", "middle"), "data.truncation", default="error")
     if o.flag("data.filter_overlong_prompts"):
         d.put("data.over_length", "skip", "from data.filter_overlong_prompts")
@@ -92,7 +92,7 @@ def _long_prompts(d: Draft, o: Options) -> None:
 
 
 def _behavior(d: Draft, o: Options) -> None:
-    """`logprobs_mode`: whose log-probs the engine returns."""
+    """`logprobs_mode`: the distribution whose log-probs the engine returns."""
     name = ROLLOUT + "logprobs_mode"
     if not o.given(name):
         return
@@ -188,7 +188,8 @@ def _surrogate(d: Draft, o: Options, forced: str | None) -> str:
 
 
 def _clip_bound(o: Options, side: str) -> tuple[float, str]:
-    """Since 0.4 verl's own config sets both sides to .2, so `clip_ratio` counts where a file sets one to null."""
+    """The clip bound of a side. Since 0.4, verl's own config sets both to .2, so `clip_ratio` is used only for a side
+    that the file sets to null."""
     names = (f"{ACTOR}clip_ratio_{side}", f"{ACTOR}clip_ratio")
     value, origin = o.sourced(*(names if names[0] in o.flat else names[:1]), default=0.2)
     return (1.0, f"{origin}: {value:g} is not a lower bound") if side == "low" and value > 1 else (value, origin)
@@ -226,7 +227,7 @@ CPPO, CPPO_DEFAULTS = LOSS + "cppo.", {"w_min": 0.8, "delta_b": 0.02}
 
 
 def _cppo_budget(d: Draft, o: Options) -> None:
-    """Options of verl's cppo that ours lacks: another quantile of the budget, its bounds, and a cap on the ratio."""
+    """Record the options of verl's cppo that ours lacks: the budget's quantile and bounds, and a cap on the ratio."""
     for option, ours in (("delta_b_q", 0.9), ("delta_b_k", 1.0), ("delta_b_max_mult", 2.0)):
         name = f"{CPPO}cppo_{option}"
         if (value := o.number(name, default=ours)) != ours:
@@ -243,11 +244,11 @@ def _clip_note(o: Options, mode: str) -> str:
 
 
 def _aggregate(d: Draft, o: Options, mode: str, longest: int) -> None:
-    """`loss_agg_mode`, which two of verl's losses don't read."""
+    """`loss_agg_mode`, which two of verl's losses (sapo and geo_mean) don't read."""
     name, factor, first = ACTOR + "loss_agg_mode", ACTOR + "loss_scale_factor", ACTOR + "use_token_level_loss"
     default = "token-mean" if o.flag(first, default=True) else "seq-mean-token-mean"
     written = o.choice(AGGREGATES, name, default=default)
-    if o.given(first) and not o.given(name):  # what the first DAPO scripts call it
+    if o.given(first) and not o.given(name):  # its name in the first DAPO scripts
         name = first
     scale = o.number(factor)
     kind = d.entries["algorithm.surrogate.kind"].value
@@ -288,7 +289,7 @@ LIMITS: dict[str, Fields] = {"k3": {"limit": (10.0, "verl clamps k3 at 10 (P22)"
 
 
 def _estimator(d: Draft, o: Options, kind: str, default: str, what: str) -> tuple[str, str | None]:
-    """The KL that `kind` names, as written and as ours; None for one that is not here."""
+    """The KL that the option `kind` names, as written and as ours; None if we don't have it."""
     written = o.choice([*KL_KINDS, *(f"{kl}+" for kl in KL_KINDS), "full"], kind, default=default)
     ours = KL_KINDS.get(written.removesuffix("+"))
     if ours is None:
@@ -297,7 +298,7 @@ def _estimator(d: Draft, o: Options, kind: str, default: str, what: str) -> tupl
 
 
 def _reward_kl(d: Draft, o: Options) -> None:
-    """KL towards the reference in the reward; the + of a kind changes gradients only, and there is none."""
+    """KL towards the reference in the reward. The + of a kind has no effect, because it only changes gradients."""
     path, kind, control = "algorithm.reward_kl", "algorithm.kl_penalty", "algorithm.kl_ctrl."
     _, ours = _estimator(d, o, kind, "kl", "estimator")
     if ours is None:
@@ -314,7 +315,7 @@ def _reward_kl(d: Draft, o: Options) -> None:
 
 
 def _steps_within_horizon(d: Draft) -> None:
-    """A step of more completions than the horizon of an adaptive coefficient moves it farther in verl than here."""
+    """Record that verl moves an adaptive coefficient farther if a step has more completions than its horizon."""
     horizon = d.entries.get("algorithm.reward_kl.adaptive.horizon")
     size = math.prod(d.entries[f"train.{name}"].value for name in ("prompts_per_step", "completions_per_prompt"))
     if horizon is not None and size > horizon.value:

@@ -54,7 +54,7 @@ def decoupled(d: Draft, o: Options, name: str) -> None:
 
 
 def first_generation(d: Draft, o: Options) -> None:
-    """PR 3694 and 0.6: `rollout_is` says whether weights are applied; rejected tokens get weight 0 and stay in the
+    """PR 3694 and 0.6: `rollout_is` switches the weights on; rejected tokens get weight 0 and stay in the
     denominator."""
     upper = o.number(FIRST + "_threshold")
     if upper is None:
@@ -77,7 +77,7 @@ def first_generation(d: Draft, o: Options) -> None:
 
 
 def _bounds(o: Options, name: str, text: Any) -> tuple[float | None, float]:
-    """verl writes "lower_upper", or the upper bound alone."""
+    """Lower and upper bound; verl writes "lower_upper", or only the upper bound."""
     low, _, high = str(text).strip().partition("_")
     try:
         return (float(low), float(high)) if high else (None, float(low))
@@ -114,7 +114,7 @@ def weights(d: Draft, o: Options, *, bypass: bool, pure: bool) -> None:
 
 
 def veto(d: Draft, o: Options) -> None:
-    """0.7: a token below the veto takes its sequence out of the mask."""
+    """0.7: a token below the veto removes its sequence from the mask."""
     name = NEW + "rollout_token_veto_threshold"
     if (value := o.number(name)) is not None:
         fields: Fields = {"bound": ("none", "no weights, only the veto"), "veto": (value, o.origin(name))}
@@ -122,7 +122,7 @@ def veto(d: Draft, o: Options) -> None:
 
 
 def rejections(d: Draft, o: Options, towards: str) -> None:
-    """`rollout_rs`: in 0.7 one level with two thresholds, in 0.9 options separated by commas, each with its own."""
+    """`rollout_rs`: in 0.7 a level with two thresholds, in 0.9 comma-separated options, each with its own threshold."""
     written = o.get(NEW + "rollout_rs")
     threshold, lower = NEW + "rollout_rs_threshold", NEW + "rollout_rs_threshold_lower"
     if written is None:
@@ -150,7 +150,7 @@ def rejections(d: Draft, o: Options, towards: str) -> None:
 
 
 def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None:
-    """`seq_mean_k1` with its threshold."""
+    """Add the rejection of one option, such as `seq_mean_k1`, with its threshold."""
     name = NEW + "rollout_rs_threshold"
     parts = re.fullmatch(r"(?:token|seq_(sum|mean|max))_(k[123])", option)
     if not parts:
@@ -177,7 +177,7 @@ def _option(d: Draft, o: Options, option: str, limit: str, towards: str) -> None
 def _reject(
     d: Draft, o: Options, towards: str, level: str, statistic: str, reduce: str, note: str = "", **bounds: Any
 ) -> None:
-    """Add a rejection; `bounds`: upper and lower, with their origins."""
+    """Add a rejection; `bounds`: upper and lower bound, with their origins."""
     origin = o.origin(NEW + "rollout_rs")
     fields: Fields = {"level": (level, origin), "statistic": (statistic, origin)}
     if level == "sequence":

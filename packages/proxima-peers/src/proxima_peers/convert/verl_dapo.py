@@ -40,7 +40,7 @@ METRICS = {"acc": "accuracy", "score": "reward", "seq_reward": "reward", "seq_fi
 
 
 def dynamic_sampling(d: Draft, o: Options) -> None:
-    """DAPO's dynamic sampling: uniform groups are dropped and replaced by new ones; surplus groups are discarded."""
+    """DAPO's dynamic sampling: uniform groups are replaced by newly generated ones; surplus groups are discarded."""
     prefix = "algorithm.filter_groups."
     options = tuple(prefix + name for name in ("metric", "max_num_gen_batches", "max_inflight_gen_batches"))
     prompts = o.whole("data.train_batch_size", default=1024, least=1)
@@ -80,7 +80,7 @@ def dynamic_sampling(d: Draft, o: Options) -> None:
 
 
 def _filter(d: Draft, o: Options, name: str) -> None:
-    """Convert the filter of uniform groups, which have equal `metric`."""
+    """The filter of uniform groups, in which all completions have the same `metric`."""
     metric, origin = o.get(name), o.origin(name)
     index = len({path.split(".")[2] for path in d.entries if path.startswith("algorithm.selection.")})
     ours, note = METRICS.get(str(metric), "reward"), ""

@@ -1,5 +1,4 @@
-"""The scorer of a completion in verl: a function of the user's, a reward manager, or the scorer of the row's data
-set."""
+"""The scorers of completions in verl: a user's function, a reward manager, or the scorer of the row's data set."""
 
 from proxima_peers.convert import common
 from proxima_peers.convert.draft import Draft
@@ -15,12 +14,12 @@ SOURCES = ("reward.reward_manager.source", "reward_model.reward_loop_source")
 
 
 def scored_by_function(o: Options) -> bool:
-    """True if the file names a function that scores."""
+    """Return True if the file names a scoring function."""
     return o.given(*PATHS)
 
 
 def scorer(d: Draft, o: Options) -> None:
-    """`custom_reward_function`, which is called here as verl calls it; else the reward of the data."""
+    """`custom_reward_function`, which is called here as in verl; else the reward of the data."""
     key = o.get(KEY, default="data_source")
     if not scored_by_function(o):
         common.reward(d)
@@ -49,7 +48,7 @@ def scorer(d: Draft, o: Options) -> None:
 
 
 def reward_manager(d: Draft, o: Options) -> None:
-    """Convert the way in which the scorer is called; a custom manager is left to the user."""
+    """The reward manager, which calls the scorer; one of the user's own has to be filled in."""
     o.given(*SOURCES)
     if o.given(*CLASSES):
         place = f"{o.get(*CLASSES)}:{o.get(*PARTS)}"

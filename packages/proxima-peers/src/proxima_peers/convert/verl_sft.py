@@ -13,14 +13,14 @@ MESSAGES = ("data.multiturn.messages_key", "data.messages_key")
 
 
 def command_of(o: Options) -> str | None:
-    """`sft`, if it sets what only that has; None: another training."""
+    """`sft` if the file sets options that only SFT has; None for another training."""
     if any(name.startswith(REWARDED) for name in o.flat):
         return None
     return "sft" if any(o.flat.get(name) is not None for name in MARKS) else None
 
 
 def rules_of(o: Options) -> Rules:
-    """Those of SFT alone, and of the trainer's options that verl's trainings share."""
+    """The rules of SFT, and those for the trainer's options that all verl trainings share."""
     shared = {name: rule for name, rule in option_rules("verl").items() if not name.startswith(REWARDED)}
     return option_rules("verl_sft") | shared
 
@@ -50,7 +50,7 @@ def convert_offline(o: Options, command: str) -> Draft:
 
 
 def _columns(o: Options) -> dict[str, str]:
-    """The columns that hold the rows: a chat, or a prompt and its answer."""
+    """The columns of the rows: a chat, or a prompt and its answer."""
     turns = o.flag("data.multiturn.enable", default=not o.given(OLDER, "data.prompt_key", "data.response_key"))
     o.given(*MESSAGES)
     if turns:
@@ -59,7 +59,7 @@ def _columns(o: Options) -> dict[str, str]:
 
 
 def _column(o: Options, part: str) -> str:
-    """Of `prompt` or `response`: `extra_info.question` where `…_dict_keys` names a key inside the column."""
+    """The column of `prompt` or `response`; `extra_info.question` if `…_dict_keys` names a key inside the column."""
     column, keys = str(o.get(f"data.{part}_key", default=part)), o.get(f"data.{part}_dict_keys", default=[])
     inside = keys if isinstance(keys, list) else [keys]
     if len(inside) > 1:
@@ -77,7 +77,7 @@ def _length(d: Draft, o: Options) -> None:
 
 
 def _micro_batches(d: Draft, o: Options) -> None:
-    """Up to 0.5 the mean over tokens is that of each micro batch."""
+    """Micro-batches; up to 0.5, the mean over tokens is taken per micro-batch."""
     for name in ("data.micro_batch_size", "data.micro_batch_size_per_gpu"):
         if o.given(OLDER) and o.given(name):
             why = "verl means over each micro batch's tokens first, so that short rows weigh more; here over the step's"

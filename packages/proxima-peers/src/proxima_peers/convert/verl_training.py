@@ -1,4 +1,4 @@
-"""Batches and optimizers of verl, of its actor and of its critic."""
+"""Batches and optimizers of verl's actor and critic."""
 
 import math
 
@@ -15,14 +15,14 @@ AGGREGATES = {mode: mode.replace("seq-", "sequence-").replace("-", "_") for mode
 
 
 def lora_names(prefix: str) -> LoraNames:
-    """Of the model of a section."""
+    """The options of the adapter of the model with this prefix."""
     names = ("lora_rank", "lora_alpha", "target_modules", "lora_adapter_path")
     rank, alpha, targets, path = (prefix + name for name in names)
     return LoraNames(rank=rank, alpha=alpha, targets=targets, path=path, default_alpha=16)
 
 
 def lora_by_rank(d: Draft, o: Options, names: LoraNames) -> bool:
-    """`model.lora` where the rank is above 0; whether it is."""
+    """Put `model.lora` if the rank is above 0; return True if it is."""
     if on := o.whole(names.rank, default=0) > 0:
         lora(d, o, names)
     else:
@@ -45,7 +45,7 @@ def batch(d: Draft, o: Options) -> None:
 
 
 def _micro_batches(d: Draft, o: Options, prefix: str) -> None:
-    """`ppo_micro_batch_size`: up to verl 0.7 actor and critic take the mean of the micro batches' means."""
+    """`ppo_micro_batch_size`: up to verl 0.7, actor and critic use the mean of the micro batches' means."""
     later = o.given("model_engine", "trainer.use_v1", "trainer.use_legacy_worker_impl")
     tokens = d.entries["algorithm.aggregate.kind" if prefix == ACTOR else "critic.aggregate.kind"].value == "token_mean"
     dynamic = o.flag(prefix + "use_dynamic_bsz", default=o.flag(ACTOR + "use_dynamic_bsz"))
@@ -76,7 +76,7 @@ def training(d: Draft, o: Options) -> None:
 
 
 def _adamw(d: Draft, o: Options, path: str, prefix: str, lr: float) -> None:
-    """AdamW and the shape of its schedule, of `train` or `critic`."""
+    """AdamW and the shape of its schedule, for `train` or `critic`."""
     names = {name: (prefix + name,) for name in ("lr", "weight_decay", "eps")}
     common.optimizer(d, o, names, {"lr": lr, "weight_decay": 0.01}, path)
     common.betas(d, o, prefix + "betas", path)
@@ -87,7 +87,7 @@ def _adamw(d: Draft, o: Options, path: str, prefix: str, lr: float) -> None:
 
 
 def _warmup(o: Options, prefix: str, made: int) -> tuple[tuple[int, str], tuple[float, str]]:
-    """In updates, and as a share of the run, each with its origin."""
+    """The warm-up in updates, and as a share of the run, each with its origin."""
     steps = o.whole(prefix + "lr_warmup_steps", default=-1)
     share = o.sourced(prefix + "lr_warmup_steps_ratio", default=0.0)
     counts = f", which counts steps: {made} updates in each" if made > 1 and steps > 0 else ""
@@ -95,7 +95,7 @@ def _warmup(o: Options, prefix: str, made: int) -> tuple[tuple[int, str], tuple[
 
 
 def gae_critic(d: Draft, o: Options) -> None:
-    """The critic of `gae`; what a file says of it under another estimator has no effect."""
+    """The critic of `gae`; with another estimator, its options have no effect."""
     enabled = o.get("critic.enable")
     if d.entries["algorithm.advantage.kind"].value != "gae":
         why = "no advantage here reads its values: a critic would only cost time"

@@ -1,22 +1,22 @@
-"""Verification: golden records of other implementations, run through ours, each with a verdict.
+"""Verification: golden records of other implementations, compared with ours, each with a verdict.
 
-A record (JSON: name, source, dtype, inputs, params, expected) is what a peer computed from given inputs. Its source and
-parameters choose our spec and its fields; the verdict depends on the numbers alone:
+A record (JSON: name, source, dtype, inputs, params, expected) contains the numbers that a peer computed from given
+inputs. Its source and parameters choose our spec and its fields; the verdict depends only on the numbers:
 
-    matched        ours within the tolerance of the record's dtype
-    differs        not ours, but what our spec gives once a documented peculiarity of the peer is applied to it, in a
-                   record that has what triggers it; its id is in the verdict
+    matched        our numbers agree within the tolerance of the record's dtype
+    differs        our numbers agree only once a documented peculiarity of the peer is applied to our spec, in a record
+                   that has its trigger; the verdict contains its id
     failed         neither
-    unsupported    nothing of ours computes this, or not all of it
+    unsupported    no code of ours computes this, or not all of it
 
 Every expected number is compared, metrics included, or the record is `unsupported`; `verdict.NOT_COMPARED` lists the
 few kinds of leaves that no algorithm computes. Every option is read, or declared irrelevant where the peer's own code
-does not look at it; an absent one has the peer's default. Where a peer defines a metric in its own way, the adapter
-computes that from our primitives. A record whose source is "by hand" names our specs itself.
+does not read it; an absent option has the peer's default. Where a peer defines a metric in its own way, the adapter
+computes it from our primitives. A record whose source is "by hand" names our specs itself.
 
 Imports: torch, stdlib, `proxima.core`, `proxima.check`. Imported by `proxima verify` and the golden tests.
-To add a peer: a file of adapters, each a generator of attempts (ours first; then our spec with one peculiarity, where
-the record has what triggers it), and a line in `ADAPTERS`.
+To add a peer: a file of adapters, each a generator of attempts (ours first; then our spec with one peculiarity, if the
+record has its trigger), and a line in `ADAPTERS`.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ from proxima_peers.verify.record import BY_HAND, Attempt, Record
 
 Adapter = Callable[[Record], Iterator[Attempt]]
 
-# The first line whose words all occur in the record's source decides.
+# The first line whose words all occur in the record's source is used.
 ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     ((BY_HAND,), by_hand),
     (("AReaL", "ppo_actor_loss_fn"), areal.ppo),

@@ -30,7 +30,7 @@ ESTIMATORS: dict[str, Any] = {"k1": K1(1.0), "k2": K2(1.0), "k3": K3(1.0)}
 
 
 def swapped(spec: Rejection, b: PolicyBatch) -> Corrected:
-    """A rejection with behavior and proximal policy swapped: AReaL's k1 and k3 are of the reciprocal ratio (A3)."""
+    """A rejection with behavior and proximal policy swapped: AReaL's k1 and k3 use the reciprocal ratio (A3)."""
     return spec(replace(b, proximal_log_prob=b.behavior_log_prob, behavior_log_prob=b.proximal_log_prob))
 
 
@@ -43,7 +43,7 @@ def clamped_by_aggregate(reduce: Any, upper: float, lower: float, b: PolicyBatch
 
 
 def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[Any]]]:
-    """Our corrections for RejectionSamplingConfig, then the readings under its peculiarities."""
+    """Our corrections for RejectionSamplingConfig, then those with its peculiarities."""
     if options is None:
         yield None, []
         return
@@ -62,7 +62,7 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
     kind: Any = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}[metric]
     rule = Rejection(level, kind, reduce, upper, -float("inf") if lower is None else lower)
     if kind != "ratio":
-        weights = "token"  # geometric weights go with the ratio alone
+        weights = "token"  # geometric weights are used only with the ratio
     yield None, [rule, Importance(weights, "none")]
     if kind in ("k1", "k3"):
         yield "A3", [Changed(swapped, rule), Importance(weights, "none")]
@@ -98,14 +98,15 @@ def ppo(record: Record) -> Iterator[Attempt]:
 
 
 def _farthest(b: PolicyBatch) -> float:
-    """The largest |log π_prox − log μ|, in nats: in float32 its exponential is off by that times the rounding."""
+    """The largest |log π_prox − log μ|, in nats; in float32, its exponential is off by this times the rounding."""
     assert b.proximal_log_prob is not None and b.behavior_log_prob is not None
     gap = torch.where(b.loss_mask, b.proximal_log_prob - b.behavior_log_prob, 0.0)
     return float(gap.abs().nan_to_num(0.0, 0.0).amax()) if len(gap) else 0.0
 
 
 def _on_kept_tokens(b: PolicyBatch, spec: Any, corrections: list[Any]) -> Tensor:
-    """The sequence ratio over the tokens left by rejection, token weights one by one, the original denominator (A5)."""
+    """The loss with the sequence ratio over the tokens kept by rejection, weights per token, and the original
+    denominator (A5)."""
     keep, weight = b.loss_mask, torch.ones_like(b.log_prob)
     for corrected in (correction(b) for correction in corrections):
         keep, weight = keep & corrected.keep, weight * corrected.weight
@@ -162,7 +163,7 @@ def kl_estimate(record: Record) -> Iterator[Attempt]:
 
 
 def areal_advantages(record: Record) -> Iterator[Attempt]:
-    """PPOActor._compute_advantages: everything is at the position that predicts, one to the left of the token (A7)."""
+    """PPOActor._compute_advantages: values are at the position that predicts a token, one to its left (A7)."""
     p = record.params
     attention = as_tensor(record.inputs["attention_mask"]) != 0
     rows, width = attention.shape
@@ -201,11 +202,11 @@ def areal_advantages(record: Record) -> Iterator[Attempt]:
 
 
 def masked_normalization(record: Record) -> Iterator[Attempt]:
-    """functional.masked_normalization; ours has the unbiased standard deviation (A7). Padding counts as 0 there."""
+    """functional.masked_normalization, where padding counts as 0; ours has the unbiased standard deviation (A7)."""
     p = record.params
     mask, values = record.mask, record.tensor("values")
     epsilon, biased = p.get("eps", 1e-5), not p.get("unbiased", False)
-    p.mark_irrelevant("all_reduce")  # the process is one
+    p.mark_irrelevant("all_reduce")  # there is only one process
     loose = (3e-7, 1e-9) if p.get("high_precision", True) else (2e-6, 1e-6)  # the results are float32
     shrunk = math.sqrt(1 - 1 / int(mask.sum())) if biased else 1.0  # the biased deviation, as a share of ours
     for reason, share in ((None, 1.0), ("A7", shrunk)) if biased else ((None, 1.0),):
@@ -231,7 +232,7 @@ def normalization(record: Record) -> Iterator[Attempt]:
         return
     if not alone:
         yield None, [record.expect("out", Grpo(scale, epsilon)(o), *loose)]
-    # theirs: of what is left after centring; the biased one as a share of ours
+    # AReaL takes the deviation after centring; the biased one is a share of ours
     count = (group[:, None] == group[None]).sum(1) if scale == "group" else torch.tensor(len(x))
     share = (1 - 1 / count.double()).sqrt() if biased else torch.ones(())
     if alone or biased or (mean, std) == ("group", "batch"):
@@ -261,12 +262,12 @@ def critic_loss(record: Record) -> Iterator[Attempt]:
 def ppo_numbers(
     record: Record, padded: Padded, clip: tuple[float, float, float | None], corrections: list[Any], *, sequence: bool
 ) -> dict[str, Any]:
-    """The numbers that `ppo_actor_loss_fn` reports.
+    """The metrics that `ppo_actor_loss_fn` reports.
 
     Args:
-        clip: how far the ratio may fall and rise, and the dual clip.
-        corrections: ours for its rejection sampling: a rejection and plain weights (mask), or weights alone (clamp).
-        sequence: one ratio a sequence.
+        clip: the clip range below and above 1, and the dual clip.
+        corrections: ours for its rejection sampling: a rejection and plain weights (mask), or only weights (clamp).
+        sequence: one ratio per sequence.
     """
     kept, weight, behave = padded.mask, None, {}
     if corrections:
@@ -296,7 +297,7 @@ def ppo_numbers(
 
 
 def sapo_numbers(record: Record, padded: Padded, spec: Sapo) -> dict[str, Any]:
-    """The numbers that `sapo_loss_fn` reports; a token's ratio is not masked (A6)."""
+    """The metrics that `sapo_loss_fn` reports; token ratios are not masked (A6)."""
     gap = record.tensor("logp") - record.tensor("behavior_logp")
     everywhere = torch.ones_like(padded.mask)
     sequence = spec.level == "sequence"
@@ -311,7 +312,7 @@ def sapo_numbers(record: Record, padded: Padded, spec: Sapo) -> dict[str, Any]:
 
 
 def _reported_ratio(record: Record, kept: Tensor, gap: Tensor, *, sequence: bool) -> tuple[Tensor, Tensor]:
-    """The ratio, 0 where not kept, and the advantages: of tokens, or of whole sequences (A5)."""
+    """The ratio, 0 where not kept, and the advantages, each of tokens or of whole sequences (A5)."""
     advantage = record.tensor("advantages")
     if not sequence:
         return torch.where(kept, gap.exp(), 0.0), advantage
@@ -328,13 +329,13 @@ def _behave_numbers(record: Record, kept: Tensor, weight: Tensor) -> dict[str, A
 
 
 def _unbounded(padded: Padded, spec: Any) -> Tensor:
-    """The weights that a clamp started from."""
+    """The weights before the clamp."""
     level = spec.level if isinstance(spec, Importance) else "geometric"
     return padded.rows(Importance(level, "none")(padded.b).weight)
 
 
 def _packed(record: Record, values: Tensor) -> Tensor:
-    """[B, T] → [N] where the record's rows were packed: the first `lens` of each."""
+    """[B, T] → [N] if the record's rows were packed: the first `lens` positions of each."""
     lengths = record.params.get("lens")
     if lengths is None or values.dim() == 0:
         return values

@@ -1,4 +1,4 @@
-"""Records worked out by hand, among those of peers: see `proxima.check.by_hand_records`."""
+"""The adapter for records worked out by hand; see `proxima.check.by_hand_records`."""
 
 from collections.abc import Iterator
 
@@ -10,11 +10,11 @@ from proxima_peers.verify.verdict import uncovered
 
 
 def by_hand(record: Record, import_code: bool = False) -> Iterator[Attempt]:
-    """Ours against the numbers of the record.
+    """Compare our numbers with the record's.
 
     Raises:
         UserError: the record names no spec, or one that doesn't exist or refuses a field.
-        UnsupportedRecord: nothing of ours computes an expected number.
+        UnsupportedRecord: no code of ours computes an expected number.
     """
     numbers = numbers_of_record(record.name, record.params.read(), record.inputs.read(), import_code)
     if unknown := uncovered(record, numbers):

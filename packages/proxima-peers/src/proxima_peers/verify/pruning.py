@@ -1,4 +1,4 @@
-"""Completion pruning (CPPO, lzhxmu): advantages and which completions are kept."""
+"""Completion pruning (CPPO, lzhxmu): the advantages, and the completions that are kept."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,8 @@ def pruning_advantages(record: Record) -> Iterator[Attempt]:
 
 
 def pruned_selection(record: Record) -> Iterator[Attempt]:
-    """The pruning block of the trainer (counts drops) and of the verl recipe (counts keeps), over the batch (C2)."""
+    """The pruning block of the trainer (which counts dropped completions) and of the verl recipe (which counts kept
+    ones), over the batch (C2)."""
     p = record.params
     values = as_tensor(record.inputs["advantages"])
     o = Outcomes.of(values, torch.zeros(len(values), dtype=torch.long))

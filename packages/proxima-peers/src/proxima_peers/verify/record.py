@@ -14,22 +14,22 @@ from proxima.data import PolicyBatch, UserError
 BY_HAND = "by hand"
 Tolerance = tuple[float, float]  # rtol and atol, as `torch.allclose`
 DOUBLE: Tolerance = (1e-9, 1e-11)
-SINGLE: Tolerance = (2e-5, 2e-6)  # the least of a record in float32
+SINGLE: Tolerance = (2e-5, 2e-6)  # the smallest tolerance for a record in float32
 
 
 class UnsupportedRecord(Exception):
-    """Nothing of ours computes this record; the message says why."""
+    """No code of ours computes this record; the message contains the reason."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """Ours compared with theirs; `rtol`, `atol` as `torch.allclose`. NaN (or null) equals NaN, infinities themselves.
+    """Ours compared with theirs; `rtol`, `atol` as in `torch.allclose`. NaN (or null) and infinities equal themselves.
 
     Args:
-        name: the expected leaf that `theirs` is, as `Record.leaves` calls it.
-        ours: a tuple holds values as good as each other: with the peer's own rounding, or without.
-        scale: the sum of the magnitudes that cancel in the result; `rtol` is of it where it is larger than the result.
-        where: [B, T] bool, the positions that both of us define; none: all.
+        name: the name of the expected leaf `theirs` in `Record.leaves`.
+        ours: a value, or a tuple of equally valid ones: with the peer's own rounding, or without.
+        scale: the sum of the magnitudes that cancel in the result; `rtol` applies to it if it exceeds the result.
+        where: [B, T] bool, the positions that both define; none: all.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Check:
     where: Tensor | None = None
 
     def error(self) -> float:
-        """The distance outside the tolerance, 0 when inside; infinite when the shapes differ."""
+        """The distance from the tolerance, 0 inside it; infinite if the shapes differ."""
         candidates = self.ours if isinstance(self.ours, tuple) else (self.ours,)
         return min(self._outside(as_tensor(value)) for value in candidates)
 
@@ -53,19 +53,19 @@ class Check:
         return max(0.0, float((self.distance(ours, theirs) - allowed).max())) if ours.numel() else 0.0
 
     def distance(self, ours: Tensor, theirs: Tensor) -> Tensor:
-        """|ours − theirs|; 0 where both are NaN, the same infinity or undefined, infinite where one of them is NaN."""
+        """|ours − theirs|; 0 where both are NaN, the same infinity or undefined, infinite where only one is NaN."""
         same = (ours == theirs) | (ours.isnan() & theirs.isnan())
         if self.where is not None:
             same = same | ~self.where
         return torch.where(same, 0.0, (ours - theirs).abs().nan_to_num(nan=torch.inf))
 
 
-# One interpretation of a record: the peculiarity that it imitates (None: our own definition), and its checks.
+# One interpretation of a record: the peculiarity that it reproduces (None: our own definition), and its checks.
 Attempt = tuple[str | None, list[Check]]
 
 
 class Tracked(dict[str, Any]):
-    """Inputs or options that remember which of them were read, also those inside of another."""
+    """Inputs or options that track which of them were read, including nested ones."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
         super().__init__({key: Tracked(value) if isinstance(value, dict) else value for key, value in given.items()})
@@ -76,17 +76,17 @@ class Tracked(dict[str, Any]):
         return super().__getitem__(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Like `dict.get`; notes the key as read."""
+        """`dict.get`, marking the key as read."""
         self.seen.add(key)
         return super().get(key, default)
 
     def section(self, name: str) -> "Tracked":
-        """The options inside of another one; none if it is absent or null."""
+        """The options nested in another one; empty if it is absent or null."""
         options = self.get(name)
         return options if isinstance(options, Tracked) else Tracked({})
 
     def mark_irrelevant(self, *names: str) -> None:
-        """Mark names, dotted inside of another one, that affect no number of this record."""
+        """Mark names, dotted if nested, as read because they affect no number of this record."""
         for name in names:
             own, dot, inside = name.partition(".")
             self.seen.add(own)
@@ -94,13 +94,13 @@ class Tracked(dict[str, Any]):
                 self.section(own).mark_irrelevant(inside)
 
     def read(self) -> dict[str, Any]:
-        """All of it, marked as read."""
+        """The whole content, marked as read."""
         self.seen.update(self)
         return {key: value.read() if isinstance(value, Tracked) else value for key, value in self.items()}
 
     @property
     def unread(self) -> list[str]:
-        """The names that were never read, dotted inside of another one."""
+        """The names that were never read, dotted if nested."""
         names = {key for key in self if key not in self.seen}
         for key in self.seen & self.keys():
             names |= {f"{key}.{name}" for name in self.section(key).unread}
@@ -120,14 +120,14 @@ class Record:
     inputs: Tracked
     params: Tracked
     expected: dict[str, Any]
-    unknown: tuple[str, ...] = ()  # keys beside those above
+    unknown: tuple[str, ...] = ()  # keys that are not in `KEYS`
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> "Record":
         """A record as read from JSON. One whose source is "by hand" names our specs by slot instead of `params`.
 
         Raises:
-            UserError: names the key that is missing or no mapping.
+            UserError: a key is missing or is not a mapping; names the key.
         """
         keys: tuple[str, ...] = KEYS
         if raw.get("source") in ("hand", BY_HAND):
@@ -162,7 +162,7 @@ class Record:
         atol: float = 1e-10,
         where: Tensor | None = None,
     ) -> list[Check]:
-        """A check for each of `ours` that the record expects under that name with the prefix `under`.
+        """A check for each value in `ours` that the record expects under that name with the prefix `under`.
 
         Shares of tokens or rows are float32 in all peers.
         """
@@ -179,7 +179,7 @@ class Record:
         scale: float = 0.0,
         where: Tensor | None = None,
     ) -> Check:
-        """A check of a number that the record must have."""
+        """A check of a number that the record must contain."""
         return self.check(name, ours, self.expected[name], rtol, atol, scale=scale, where=where)
 
     def check(
@@ -193,7 +193,7 @@ class Record:
         scale: float = 0.0,
         where: Tensor | None = None,
     ) -> Check:
-        """A check, within float32's tolerance where the whole record is float32; `scale`, `where` as `Check`."""
+        """A check, with float32's tolerance if the whole record is float32; `scale` and `where` as in `Check`."""
         if self.single:
             rtol, atol = max(rtol, SINGLE[0]), max(atol, SINGLE[1])
         return Check(name, ours, theirs, rtol, atol, scale, where)
@@ -203,7 +203,7 @@ class Record:
     ) -> list[Check]:
         """A check of the loss, and one of d value / d leaf, which the record calls `gradient`.
 
-        A loss is a sum of terms of either sign, each about as large as its gradient times max(1, |leaf|).
+        The terms of the loss have either sign, and each is about as large as its gradient times max(1, |leaf|).
         """
         within = self.tolerance() if tolerance is None else tolerance
         (slope,) = torch.autograd.grad(value, leaf, retain_graph=True)
@@ -220,7 +220,7 @@ class Record:
         return as_tensor(self.inputs[name]).to(torch.float32 if self.single else torch.float64)
 
     def has(self, name: str) -> bool:
-        """True if the record has the input."""
+        """Return True if the record has the input."""
         return self.inputs.get(name) is not None
 
     def batch(self, **fields: Tensor) -> "Padded":

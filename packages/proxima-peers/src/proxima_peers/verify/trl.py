@@ -28,7 +28,7 @@ ARGS = (
     *("delta", "use_bias_correction_kl", "steps_per_generation", "sapo_temperature_pos", "sapo_temperature_neg"),
     *("vespo_k_pos", "vespo_lambda_pos", "vespo_k_neg", "vespo_lambda_neg"),
 )
-# What a trainer may be given; a loss that does not look at one of them is not affected by it.
+# Options that a trainer accepts; they don't affect a loss that does not read them.
 OPTIONS = (
     *("loss_type", "importance_sampling_level", "top_entropy_quantile", "off_policy_mask_threshold", "use_vllm"),
     *("vllm_importance_sampling_correction", "max_completion_length", "current_gradient_accumulation_steps"),
@@ -38,7 +38,7 @@ REFUSED = ("entropy_coef", "use_adaptive_entropy", "aux_loss_enabled", "router_a
 
 
 def option(p: Tracked, name: str, default: Any = None) -> Any:
-    """An option of the trainer, which may be among its `args`."""
+    """An option of the trainer, possibly nested in `args`."""
     return p.section("args").get(name, p.get(name, default))
 
 
@@ -60,7 +60,7 @@ def trl_surrogate(p: Tracked) -> Any:
         shape = _single(*(option(p, f"vespo_{name}", default) for name, default in defaults.items()))
         return Vespo(shape[0], max(shape[1], 1e-4), shape[2], max(shape[3], 1e-4))
     low, delta = min(low, 1.0), option(p, "delta")  # a ratio is positive
-    if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0 the nearer of it and the clip (T3)
+    if delta is not None:  # two-sided: our dual clip where A < 0; where A > 0, the lower of delta and the clip (T3)
         high, delta = min(high, delta - 1), max(delta, 1 + high)
     if level == "token":
         return PpoClip(low, high, delta)
@@ -69,7 +69,7 @@ def trl_surrogate(p: Tracked) -> Any:
 
 
 def _single(*values: float) -> list[float]:
-    """Through float32 and back."""
+    """Round to float32 and convert back."""
     rounded: list[float] = torch.tensor(values, dtype=torch.float32).tolist()
     return rounded
 
@@ -109,14 +109,14 @@ def grpo(record: Record) -> Iterator[Attempt]:
 
 
 def refuse_more(p: Tracked) -> None:
-    """Refuse a record whose loss has terms that ours does not have."""
+    """Refuse a record whose loss has terms that ours lacks."""
     for name in REFUSED:
         if option(p, name):
             raise UnsupportedRecord(f"no reading of {name}={option(p, name)!r}")
 
 
 def without_tools(record: Record) -> Record:
-    """With the tokens of tools outside the mask."""
+    """The record with the tokens of tools removed from the mask."""
     if not record.has("tool_mask"):
         return record
     mask = record.mask & (as_tensor(record.inputs["tool_mask"]) != 0)
@@ -126,7 +126,7 @@ def without_tools(record: Record) -> Record:
 
 
 def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any], penalty: Any) -> list[str]:
-    """The peculiarities whose cause is in the record."""
+    """The peculiarities whose trigger is in the record."""
     p, b = record.params, padded.b
     kind = p.get("loss_type", "dapo")
     sequence = p.get("importance_sampling_level", "token") == "sequence"
@@ -137,7 +137,7 @@ def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any],
         "T5": sequence and penalty is not None and penalty.unbiased,
         "T7": kind == "vespo" and any(record.has(key) for key in SAMPLER_RATIO),
         "T8": not by_row and any(map(_is_off_policy, corrections)),
-        "T9": any(isinstance(correction, TopEntropy) for correction in corrections),  # its quantile is float32 there
+        "T9": any(isinstance(correction, TopEntropy) for correction in corrections),  # TRL's quantile is float32
         "T11": sequence and len(corrections) > 0,  # the weights of tokens multiply a sequence's loss one by one
         "A5": sequence and not by_row and not isinstance(spec, Cispo | Vespo),  # each token keeps its own advantage
     }
@@ -145,14 +145,14 @@ def _triggers(record: Record, padded: Padded, spec: Any, corrections: list[Any],
 
 
 def advantages_by_row(record: Record) -> bool:
-    """One advantage a row, if only because all of its tokens have the same."""
+    """Return True if the record has one advantage per row."""
     return record.tensor("advantages").dim() == 1
 
 
 def _changed(
     record: Record, padded: Padded, specs: tuple[Any, Any, Any], corrections: list[Any], changes: tuple[str, ...]
 ) -> Loss:
-    """The loss of our specs with these peculiarities."""
+    """The loss of our specs with the peculiarities `changes`."""
     b = padded.b
     spec, aggregate, penalty = specs
     if "T7" in changes:
@@ -173,12 +173,12 @@ def _changed(
 
 
 def _by_sequence(spec: K3, b: PolicyBatch) -> Tensor:
-    """The KL, corrected by the ratio of the sequence (T5)."""
+    """The KL, corrected by the sequence's ratio (T5)."""
     return replace(spec, unbiased=False)(b) * masked_ratio(b, "sequence")
 
 
 def _by_token(spec: Any, b: PolicyBatch) -> Corrected:
-    """The off-policy mask, where the advantages of a row have both signs: at the tokens of negative advantage (T8)."""
+    """The off-policy mask if a row has advantages of both signs: it drops only tokens of negative advantage (T8)."""
     assert b.advantage is not None
     drop = ~spec(replace(b, advantage=-torch.ones_like(b.advantage))).keep & (b.advantage < 0)
     keep = b.loss_mask & ~drop
@@ -186,7 +186,7 @@ def _by_token(spec: Any, b: PolicyBatch) -> Corrected:
 
 
 def single_entropy(share: float, b: PolicyBatch) -> Corrected:
-    """The top entropies by a quantile in float32, to which the entropies themselves are compared (T9)."""
+    """The top entropies, where the entropies are compared to a quantile computed in float32 (T9)."""
     entropy = b.masked("entropy").detach()
     ours = TopEntropy(share)(replace(b, entropy=entropy.float()))
     edge = torch.quantile(entropy[b.loss_mask].float(), 1 - share)
@@ -195,25 +195,25 @@ def single_entropy(share: float, b: PolicyBatch) -> Corrected:
 
 
 def _with_sampler(spec: Vespo, total: Tensor, b: PolicyBatch) -> Any:
-    """`total` [S] added to log w: moving the proximal policy by a share of it at each loss token does that alone."""
+    """Add `total` [S] to log w, by moving the proximal log-prob of each loss token by an equal share of it."""
     share = spread(b, total / segment_count(b.loss_mask, b.cu_seqlens).clamp(min=1))
     return spec(replace(b, proximal_log_prob=b.masked("proximal_log_prob") - share))
 
 
 def _own_advantage(spec: Any, b: PolicyBatch) -> Any:
-    """Every token at its sequence's ratio, with an advantage of its own: a sequence by itself (A5)."""
+    """Every token as a separate sequence, with its sequence's ratio and its own advantage (A5)."""
     moved = masked_ratio(b, "sequence").log() + b.masked("proximal_log_prob")
     return spec(replace(b, log_prob=moved, cu_seqlens=torch.arange(len(moved) + 1), group=None))
 
 
 def accumulation(p: Tracked) -> float:
-    """The accumulation steps, by which TRL divides losses that it means per micro-batch; 1 in evaluation."""
+    """The accumulation steps, by which TRL divides losses that are means per micro-batch; 1 in evaluation."""
     steps = float(p.get("current_gradient_accumulation_steps", 1))
     return steps if p.get("training", True) else 1.0
 
 
 def value_of(record: Record, loss: Loss, rows: int | None) -> Tensor:
-    """The loss as TRL divides it; `rows`: by all rows, those without a token among them (T1)."""
+    """The loss with TRL's denominator; `rows`: divide by all rows, including those without a token (T1)."""
     p = record.params
     steps = accumulation(p)
     if p.get("loss_type", "dapo") not in TOKEN_NORMALISED:
@@ -237,7 +237,7 @@ def rows_of(record: Record) -> Padded:
     for theirs, ours in OPTIONAL:
         if record.has(theirs):
             fields[ours] = record.tensor(theirs)
-    if "behavior_top_k_log_prob" in fields:  # the records hold no ids: as likely as one of the top K is one of them
+    if "behavior_top_k_log_prob" in fields:  # the records have no ids: a token as likely as the top K counts as one
         top = fields["behavior_top_k_log_prob"]
         fields["token"] = torch.zeros_like(record.mask, dtype=torch.long)
         outside = fields["behavior_log_prob"][..., None] < top.amin(-1, keepdim=True) - 1e-6
@@ -246,7 +246,7 @@ def rows_of(record: Record) -> Padded:
 
 
 def _sampler_ratio(record: Record) -> Tensor | None:
-    """[N] the sampler's importance ratios, in the record one a token or one a row; None where they are not used."""
+    """[N] the sampler's importance ratios, in the record one per token or row; None if they are not used."""
     p = record.params
     for key in SAMPLER_RATIO:
         if record.has(key) and p.get("use_vllm", True) and p.get("vllm_importance_sampling_correction", True):
@@ -268,7 +268,7 @@ def _corrections(record: Record) -> list[Any]:
 
 
 def _off_policy(record: Record, threshold: float) -> Any:
-    """`off_policy_sequence` from the sampler's log-probs where the record has them, else the rollout's (T8)."""
+    """`off_policy_sequence` from the sampler's log-probs if the record has them, else from the rollout's (T8)."""
     spec = OffPolicySequence(threshold)
     names = [name for name in ("sampling_logp", "sampling_per_token_logps") if record.has(name)]
     if not names:

@@ -1,4 +1,4 @@
-"""TRL's other online trainers, GMPO, RLOO, DPPO and PPO, and the sampler correction of GRPOTrainer."""
+"""TRL's other online trainers (GMPO, RLOO, DPPO and PPO), and the sampler correction of GRPOTrainer."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -61,10 +61,10 @@ def gmpo(record: Record) -> Iterator[Attempt]:
 
 
 def _geo_mean_of(spec: GeoMean, keep: Tensor, b: PolicyBatch) -> Any:
-    """The geometric mean over the tokens `keep` [N], at all tokens of their sequence (T9)."""
+    """The loss with the geometric mean over the tokens `keep` [N], at all tokens of their sequence (T9)."""
     out = spec(replace(b, loss_mask=keep))
     mean = segment_mean(out.loss, keep, b.cu_seqlens)
-    nothing = segment_count(keep, b.cu_seqlens) == 0  # the ratio of no token is 1
+    nothing = segment_count(keep, b.cu_seqlens) == 0  # without tokens, the ratio is 1
     own = segment_mean(b.masked("advantage"), b.loss_mask, b.cu_seqlens)
     return replace(out, loss=spread(b, torch.where(nothing, -own, mean)))
 
@@ -114,7 +114,7 @@ def dppo(record: Record) -> Iterator[Attempt]:
 
 
 def _keep_of_trl(spec: Dppo, b: PolicyBatch, zero: Tensor) -> Tensor:
-    """T19: an advantage of 0 counts as negative; beside the top K the sampled token has no bucket of its own."""
+    """T19: an advantage of 0 counts as negative; the sampled token has no separate bucket besides the top K."""
     assert b.advantage is not None
     moved = replace(b, advantage=torch.where(zero, -1e-9, b.advantage))
     if b.top_k is not None and b.token is not None:
@@ -123,7 +123,7 @@ def _keep_of_trl(spec: Dppo, b: PolicyBatch, zero: Tensor) -> Tensor:
 
 
 def vllm_correction(record: Record) -> Iterator[Attempt]:
-    """GRPOTrainer's sampler correction: `mask` is 0 outside inclusive bounds, `truncate` clamps on both sides (T11)."""
+    """GRPOTrainer's sampler correction: `mask` is 0 outside of inclusive bounds, `truncate` clamps both sides (T11)."""
     p = record.params
     level, _, mode = p.get("vllm_importance_sampling_mode", "sequence_mask").rpartition("_")
     low, high = p.get("clip_min"), p.get("clip_max", 3.0)
@@ -137,14 +137,14 @@ def vllm_correction(record: Record) -> Iterator[Attempt]:
     spec = Importance(level=level, bound=bound, upper=upper, lower=lower)
     theirs = as_tensor(record.expected["importance_sampling_ratio"])
     weight, where = padded.rows(spec(padded.b).weight), padded.mask  # theirs is 1, bounded, at padding
-    if theirs.shape[1] == 1:  # one number a sequence: that of its first token
+    if theirs.shape[1] == 1:  # one number per sequence: that of its first token
         weight = weight.gather(1, where.long().argmax(1, keepdim=True))
         where = where.any(1, keepdim=True)
     yield None, [record.expect("importance_sampling_ratio", weight, where=where)]
 
 
 def ppo_loss(record: Record) -> Iterator[Attempt]:
-    """TRL 1.3 PPOTrainer: clipped policy and value losses, token means over masks of their own."""
+    """TRL 1.3 PPOTrainer: clipped policy and value losses, each a token mean over its own mask."""
     p = record.params
     padded = rows_of(record)
     spec = PpoClip(p.get("cliprange", 0.2), p.get("cliprange", 0.2))

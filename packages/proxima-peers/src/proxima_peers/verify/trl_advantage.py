@@ -1,4 +1,4 @@
-"""TRL's advantages: of GRPOTrainer, RLOOTrainer, and TRL 1.3's PPOTrainer with its rewards."""
+"""TRL's advantages: GRPOTrainer, RLOOTrainer, and TRL 1.3's PPOTrainer with its rewards."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -39,29 +39,29 @@ def trl_advantages(record: Record) -> Iterator[Attempt]:
     ours = spec(base)
     numbers = {name: (exact[name], theirs[name]) for name in exact}
     numbers["advantages"] = (ours, ours + (theirs["advantages"] - exact["advantages"]))
-    # The mean of equal rewards is rounded, and the deviation by which the rest is divided is then 0, so 1e-4.
+    # The mean of equal rewards is rounded, and what remains is divided by a deviation of 0, plus 1e-4.
     rounding = 4e4 * torch.finfo(torch.float64).eps * float(parts.abs().nan_to_num().max())
     atol = max(1e-11, rounding)
     yield None, [record.expect(name, both, atol=atol) for name, both in numbers.items() if name in record.expected]
 
 
-# What the numbers are computed in, and in what the weights of the rewards and the factor n / (n - 1) of a variance.
+# The dtype of the numbers, and that of the rewards' weights and of the factor n / (n - 1) of a variance.
 Precision = tuple[torch.dtype, torch.dtype]
 EXACT: Precision = (torch.float64, torch.float64)
 
 
 def _precision(record: Record) -> Precision:
-    """TRL's: a count over a count is float32, whatever the record is in."""
+    """TRL's precision: the quotient of two counts is float32, whatever the record's dtype."""
     return torch.float32 if record.single else torch.float64, torch.float32
 
 
 def _advantage_block(
     parts: Tensor, weights: tuple[float, ...], size: int, scale: str, each: bool, *, precision: Precision
 ) -> dict[str, Tensor]:
-    """The numbers that TRL's block computes, in a given precision: the difference of two of them is TRL's own rounding.
+    """The results of TRL's block in a given precision; their difference from those in `EXACT` is TRL's own rounding.
 
     Args:
-        each: every reward function is standardised within its groups of `size`, and then their sum over the batch.
+        each: standardise every reward function within its groups of `size`, and then their sum over the batch.
     """
     values, factor = precision
     rewards, unknown = parts.to(values), parts.isnan().all(1)
@@ -81,7 +81,8 @@ def _advantage_block(
 
 
 def _deviation(rows: Tensor, factor: torch.dtype) -> Tensor:
-    """The sample standard deviation along dimension 1, which stays, without NaNs; NaN for a single number (T10)."""
+    """The sample standard deviation along dimension 1, which is kept, ignoring NaNs. NaN for a single number (T10), but
+    0 in rows of length 1."""
     if rows.shape[1] == 1:
         return torch.zeros_like(rows)
     count = rows.isfinite().sum(1, keepdim=True).double()
@@ -102,7 +103,7 @@ def rloo_advantages(record: Record) -> Iterator[Attempt]:
 
 
 def _left_out(reward: Tensor, size: int, normalised: bool, *, precision: Precision) -> Tensor:
-    """The reward less the mean of the others in its group, in a precision."""
+    """The reward minus the mean of the others in its group, in a given precision."""
     values, factor = precision
     rows = reward.to(values).view(-1, size)
     others = rows.isfinite().sum(1, keepdim=True) - 1
@@ -118,7 +119,7 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
     mask = record.mask
     rows, width = mask.shape
     last = torch.tensor(record.inputs["last_token_index"])
-    # The end token after the last one is a step of its own where it fits; its value counts.
+    # The end token after the last one is a separate step where it fits; its value counts.
     steps = torch.arange(width) <= (last + 1)[:, None]
     gap = record.tensor("logp") - record.tensor("reference_logp")
     kl = (K1(1.0) if p.get("kl_estimator", "k1") == "k1" else K3(1.0)).estimate(gap)
@@ -132,7 +133,7 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
         reward = rewards.flatten()
         if p.get("whiten_rewards", False):
             reward = _whitened(reward, steps.flatten(), factor, shift=False)
-        # its recursion runs over padding, where rewards and values are 0
+        # TRL's recursion runs over padding, where rewards and values are 0
         every = torch.ones(rows * width, dtype=torch.bool)
         raw = gae(TokenRewards(reward=reward, value=values, loss_mask=every, cu_seqlens=ends))
         advantage = _whitened(raw, mask.flatten(), factor)
@@ -143,7 +144,7 @@ def ppo_rewards(record: Record) -> Iterator[Attempt]:
 
 
 def _whitened(values: Tensor, mask: Tensor, factor: torch.dtype, *, shift: bool = True) -> Tensor:
-    """`whiten`, with the variance's n / (n - 1) in a precision."""
+    """`whiten`, with the variance's n / (n - 1) in the dtype `factor`."""
     n = mask.sum().double()
     rounded = float((n / (n - 1)).to(factor).double() / (n / (n - 1))) if n > 1 else 1.0
     mean = 0.0 if shift else values[mask].mean()

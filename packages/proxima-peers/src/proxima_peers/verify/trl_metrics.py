@@ -14,20 +14,20 @@ CLIPPED = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo")
 
 
 def loss_token_mean(values: Tensor, mask: Tensor) -> float:
-    """Of the loss tokens; of all rows, empty ones included, where there is one value a row ([B, 1])."""
+    """The mean over the loss tokens, or over all rows, including empty ones, if there is one value per row ([B, 1])."""
     inside = torch.ones_like(values, dtype=torch.bool) if values.shape[1] == 1 and mask.shape[1] != 1 else mask
     return SumCount.over(values, inside).value
 
 
 def epsilons(p: Tracked) -> tuple[float, float]:
-    """The bounds on the fall and rise of the ratio; `epsilon_high` is `epsilon_low` unless given."""
+    """The clip range below and above 1; `epsilon_high` is `epsilon_low` unless given."""
     low, high = p.get("epsilon_low", 0.2), p.get("epsilon_high")
     return low, low if high is None else high
 
 
 def clip_shares(p: Tracked, gap: Tensor, advantage: Tensor, mask: Tensor) -> dict[str, float]:
     """Shares of the tokens whose `gap` leaves [−ε_low, ε_high] on the side of their advantage, and the extremes of
-    their row means; a row without tokens has none (T9)."""
+    these shares over the rows; a row without tokens has no share (T9)."""
     fall, rise = epsilons(p)
     low, high = (gap < -fall) & (advantage < 0), (gap > rise) & (advantage > 0)
 
@@ -92,7 +92,7 @@ def grpo_numbers(record: Record, sampler: Tensor | None) -> dict[str, Any]:
 
 
 def _phi(log_weight: Tensor, advantage: Tensor, args: dict[str, Any]) -> Tensor:
-    """VESPO's weight of each row; its shape goes through float32, as sapo's temperature (T6)."""
+    """VESPO's weight of each row; its parameters pass through float32, like sapo's temperature (T6)."""
     up = advantage >= 0
     gain = torch.where(up, float(args.get("vespo_k_pos", 2.0)), float(args.get("vespo_k_neg", 3.0))).double()
     decay = torch.where(up, float(args.get("vespo_lambda_pos", 3.0)), float(args.get("vespo_lambda_neg", 2.0))).double()
@@ -108,7 +108,7 @@ def gmpo_numbers(record: Record) -> dict[str, Any]:
 
 
 def rloo_numbers(record: Record) -> dict[str, Any]:
-    """RLOOTrainer: one ratio a row, that of the whole row."""
+    """RLOOTrainer: one ratio per row, that of the whole row."""
     p = record.params
     mask, log_ratio, advantage = _rows(record)
     ratio = log_ratio.sum(1, keepdim=True).exp()

@@ -74,7 +74,7 @@ def _on_policy(record: Record, leaves: dict[str, Tensor], masks: dict[str, Tenso
     for side, leaf in leaves.items():
         rows, width = leaf.shape
         read = (f"{side}_logp", f"{side}_mask", f"ref_{side}_logp")
-        names = [name for name in record.inputs if side in name and name not in read]  # log Σ p², under whatever name
+        names = [name for name in record.inputs if side in name and name not in read]  # log Σ p², under any name
         if len(names) != 1:
             raise KeyError(f"{side}: log of the sum of squared probabilities")
         squares, edges = record.tensor(names[0]).flatten(), torch.arange(rows + 1) * width

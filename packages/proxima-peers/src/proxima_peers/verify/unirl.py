@@ -28,7 +28,7 @@ DECAYS: dict[str, Callable[[float], float]] = {
 
 
 def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
-    """Our spec for the options of a UniRL algorithm; without `kind`, told apart by the names of its fields."""
+    """Our spec for the options of a UniRL algorithm, which without `kind` is recognised by its option names."""
     kind = kind or next((name for name in ALGORITHMS if f"{name.lower()}_{FIELDS.get(name)}" in p), None)
     if kind == "CPPO":
         return Cppo(p.get("cppo_delta", 0.2), p.get("cppo_w_min", 0.8), p.get("cppo_delta_b", 0.02))
@@ -44,7 +44,8 @@ def unirl_surrogate(p: dict[str, Any], kind: str | None = None) -> Any:
 
 
 def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
-    """Below and above, where the clip schedule has come to; a schedule of another name is a constant range there."""
+    """The clip range below and above at the current progress of its schedule; UniRL keeps the range constant under a
+    schedule of an unknown name."""
     low, high = p.get("clip_range", CLIP_RANGES[kind]), p.get("clip_range_high")
     decay, progress = DECAYS.get(p.get("clip_schedule", "constant")), p.get("training_progress")
     if decay is not None and progress is None:
@@ -53,16 +54,16 @@ def clip_ranges(p: dict[str, Any], kind: str) -> tuple[float, float]:
     return low * share, (low if high is None else high) * share
 
 
-FIELDS = {"CPPO": "delta", "DPPO": "delta", "DRPO": "epsilon"}  # the field by which an algorithm is known
+FIELDS = {"CPPO": "delta", "DPPO": "delta", "DRPO": "epsilon"}  # the field by which an algorithm is recognised
 
 
 def concatenated(rows: list[Any]) -> Tensor:
-    """Rows of any length one after the other."""
+    """Concatenate rows of any length."""
     return torch.cat([as_tensor(row) for row in rows])
 
 
 def unirl_batch(record: Record) -> tuple[PolicyBatch, Tensor]:
-    """The packed batch, and its log-probs with gradient."""
+    """The packed batch, and its log-probs, which require a gradient."""
     dtype = torch.float32 if record.single else torch.float64
     lengths = torch.tensor([len(row) for row in record.inputs["logp"]])
     leaf = concatenated(record.inputs["logp"]).to(dtype).requires_grad_()
@@ -80,22 +81,22 @@ def losses(record: Record) -> Iterator[Attempt]:
     p = record.params
     kind = next(name for name in ALGORITHMS if f" {name}." in record.source)
     b, leaf = unirl_batch(record)
-    if record.has("training_progress"):  # an argument beside the batch, in some records
+    if record.has("training_progress"):  # in some records an argument next to the batch
         p = Tracked({**p, "training_progress": record.inputs["training_progress"]})
         p.seen = record.params.seen
     spec = unirl_surrogate(p, kind)
     clip_range = clip_ranges(p, kind)[0] if kind in CLIP_RANGES else None
-    # Of the options of the other algorithms, and of what a stub stage does not do, none has an effect.
+    # Options of the other algorithms, and of features that a stub stage lacks, have no effect.
     p.mark_irrelevant("horizon", "sampling_temperature", "training_progress", "stage_attr", "conditions_cls")
     if p.get("old_logp_source", "rollout") != "rollout":
         raise UnsupportedRecord(f"no reading of old_logp_source={p['old_logp_source']!r}")
     mode = p.get("loss_agg_mode", "token-mean")
     makers: dict[str, Any] = {"token-mean": TokenMean, "seq-mean-token-mean": SequenceMeanTokenMean}
     makers["seq-mean-token-sum-norm"] = lambda: SequenceMeanTokenSumNorm(p.get("horizon", 8192))
-    if kind == "GSPO":  # a mean over sequences, whatever is requested
+    if kind == "GSPO":  # always a mean over sequences
         mode = "seq-mean-token-mean"
     elif mode == "seq-mean-token-mean" and kind != "GRPO":
-        mode = "token-mean"  # theirs for a mode that the algorithm does not know
+        mode = "token-mean"  # UniRL's fallback for a mode that the algorithm does not know
     aggregate: Any = makers[mode]()
     every = replace(b, loss_mask=torch.ones_like(b.loss_mask))  # mask and metrics ignore the loss mask (U7)
     single = _with_single_mask(record, spec, every) if isinstance(spec, (Cppo, Dppo)) else None
@@ -126,7 +127,7 @@ def _known(values: Tensor | None) -> Tensor:
 def _readings(
     b: PolicyBatch, every: PolicyBatch, kind: str, mode: str, *, masked: bool, empty: bool
 ) -> Iterator[tuple[str | None, PolicyBatch, bool]]:
-    """Reason, batch, and whether the denominator counts everything: tokens outside the loss, rows without a token."""
+    """Reason, batch, and True if the denominator counts everything: tokens outside the loss, rows without a token."""
     yield None, b, False
     if masked and kind in CLIP_RANGES:  # these two ignore the loss mask
         yield "U3", every, False
@@ -139,7 +140,7 @@ def _readings(
 
 
 def _with_single_mask(record: Record, spec: Any, every: PolicyBatch) -> tuple[Any, Tensor] | None:
-    """Our spec with the mask it has in float32, and that mask, if a token on the edge of the budget falls elsewhere."""
+    """Our spec with its mask computed in float32, and that mask; None if it equals the mask in the record's dtype."""
     mu = _known(every.behavior_log_prob).float()
     fields = {"log_prob": every.log_prob.detach().float(), "behavior_log_prob": mu, "proximal_log_prob": mu}
     keep = spec(replace(every, **fields, advantage=_known(every.advantage).float())).keep
@@ -151,7 +152,7 @@ def _with_single_mask(record: Record, spec: Any, every: PolicyBatch) -> tuple[An
 def _checks(
     record: Record, b: PolicyBatch, spec: Any, leaf: Tensor, value: Tensor, keep: Tensor, clip_range: float | None
 ) -> list[Check]:
-    """`clip_range`: of the algorithms that clip, as they report it."""
+    """The checks of a loss and its metrics; `clip_range`: as reported by the algorithms that clip."""
     theirs = replace(record, expected={**record.expected, "grad_logp": concatenated(record.expected["grad_logp"])})
     checks = theirs.loss_checks(value, leaf)
     if "keep" in record.expected:
@@ -166,7 +167,7 @@ def _checks(
 
 @torch.no_grad()
 def numbers_of(spec: Any, b: PolicyBatch, keep: Tensor) -> dict[str, Any]:
-    """The numbers that an algorithm of UniRL reports, over all packed tokens, or sequences for GSPO."""
+    """The metrics that an algorithm of UniRL reports, over all packed tokens, or sequences for GSPO."""
     assert b.behavior_log_prob is not None
     gap = b.log_prob - b.behavior_log_prob
     numbers: dict[str, Any] = {
@@ -190,7 +191,7 @@ def numbers_of(spec: Any, b: PolicyBatch, keep: Tensor) -> dict[str, Any]:
 
 
 def _clip_numbers(gap: Tensor, spec: Any) -> dict[str, Any]:
-    """Of the ratio that is clipped; k2 of its log (U6)."""
+    """Metrics of the clipped ratio, and k2 of its log (U6)."""
     ratio = gap.exp()
     above, below = ratio - 1 > spec.epsilon_high, 1 - ratio > spec.epsilon_low
     return {
@@ -206,7 +207,7 @@ def _clip_numbers(gap: Tensor, spec: Any) -> dict[str, Any]:
 
 
 def _k3_numbers(b: PolicyBatch) -> dict[str, Any]:
-    """k3 of each token in float32."""
+    """Statistics of the tokens' k3 in float32."""
     assert b.behavior_log_prob is not None
     values = k3((b.log_prob.float() - b.behavior_log_prob.float()).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
     numbers: dict[str, Any] = {"k3_mean": values.mean(), "k3_max": values.max()}
@@ -248,7 +249,7 @@ def normalizers(record: Record) -> Iterator[Attempt]:
 
 
 def trimmed(reward: Tensor, group: Tensor, share: float, std: Tensor | None, epsilon: float) -> Tensor:
-    """[S] all rewards standardised; each group's mean and deviation leave out `share` of its rewards at either end."""
+    """[S] all rewards standardised; each group's mean and deviation exclude `share` of its rewards at either end."""
     out = torch.zeros_like(reward)
     for label in group.unique():
         members = group == label

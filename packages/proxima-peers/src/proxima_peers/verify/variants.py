@@ -1,4 +1,4 @@
-"""Our specs with one change: what a peculiarity of a peer is computed from, so that it excuses nothing else."""
+"""Our specs with a single change each, which reproduces a peculiarity of a peer without excusing anything else."""
 
 import math
 from collections.abc import Iterator
@@ -19,26 +19,26 @@ from proxima.data import Outcomes, PolicyBatch
 
 
 class Changed(partial[Any]):
-    """A spec that is a function of a batch: the function, then what it takes before the batch."""
+    """A spec that is a function of a batch: the function, then its arguments before the batch."""
 
     needs: frozenset[str] = frozenset()
     rejected = "count"
 
 
 def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
-    """A correction whose weights [N] somebody else computed."""
+    """A correction with the given weights [N]."""
     return Corrected(weight, b.loss_mask & (weight > 0), {})
 
 
 def reasons(first: str | None = None, /, **causes: Any) -> str | None:
-    """The ids of the peculiarities that are there, after `first`; None, our own definition, if none is."""
+    """Join `first` and the ids of the peculiarities that apply; None, our own definition, if there are none."""
     return ", ".join(filter(None, (first, *(name for name, there in causes.items() if there)))) or None
 
 
 def loss_of(
     b: PolicyBatch, spec: Any, aggregate: Any, correction: Any = None, penalty: Any = None, *, bounded: bool = True
 ) -> PolicyLoss:
-    """`policy_loss` of a record's batch; unless `bounded`, without our bound on log-ratios."""
+    """`policy_loss` of a record's batch; without our bound on log-ratios unless `bounded`."""
     blocks: dict[str, Any] = {"aggregate": aggregate, "correction": correction, "penalty": penalty}
     with nullcontext() if bounded else unclamped():
         return policy_loss(b, surrogate=spec, **blocks, check=False)
@@ -46,7 +46,7 @@ def loss_of(
 
 @contextmanager
 def unclamped() -> Iterator[None]:
-    """Surrogates without our bound of ±20 on log-ratios; most peers have none."""
+    """Remove our bound of ±20 on log-ratios from the surrogates; most peers have none."""
     modules = (ratio, weight)
     for module in modules:
         vars(module)["LOG_RATIO_LIMIT"] = math.inf
@@ -58,7 +58,7 @@ def unclamped() -> Iterator[None]:
 
 
 def beyond_limit(log_ratio: Tensor) -> bool:
-    """True if our surrogates clamp a log-ratio."""
+    """Return True if our surrogates clamp some log-ratio."""
     return bool((log_ratio.detach().abs() > LOG_RATIO_LIMIT).any())
 
 
@@ -68,12 +68,12 @@ def in_groups_of_one(group: Tensor) -> Tensor:
 
 
 def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Literal["none", "own"]) -> Outcomes:
-    """`o`, followed by partners of the groups of one, whose raw reward then is their advantage (P16).
+    """`o`, followed by partners that make the advantage of a completion in a group of one its raw reward (P16).
 
     Args:
         rewards: `standard`: m partners of −r / m ± d, so that the group's mean is 0 and its deviation 1 (ddof = 1), in
-            each part of the reward too. `zero`: one of 0, what is left out of a mean of the others.
-        length: of the partners; `none` keeps them out of statistics over tokens.
+            each part of the reward too. `zero`: one partner of 0, for a baseline that is the mean of the others.
+        length: length of the partners; `none` keeps them out of statistics over tokens.
     """
     single = in_groups_of_one(o.group)
     columns = o.reward[:, None] if o.parts is None else torch.cat([o.reward[:, None], o.parts], 1)
@@ -94,7 +94,7 @@ def with_partners(o: Outcomes, rewards: Literal["standard", "zero"], length: Lit
 
 
 def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
-    """A surrogate that drops tokens, without its own bounds: its loss where `keep` [N] says so."""
+    """The loss of a surrogate that drops tokens, with the mask `keep` [N] in place of its own bounds."""
     free: Any = replace(spec, delta=math.inf)
     free = replace(free, delta_b=math.inf) if isinstance(free, Cppo) else replace(free, delta_low=None)
     out: TokenLoss = free(b)
@@ -102,13 +102,14 @@ def masked(spec: Cppo | Dppo, keep: Tensor, b: PolicyBatch) -> TokenLoss:
 
 
 def beyond_ten(b: PolicyBatch) -> bool:
-    """True if a sequence's log-ratio is beyond 10, or beyond the point where ours is clamped."""
+    """Return True if some sequence's log-ratio is above 10, or beyond our bound."""
     mean = segment_mean(masked_log_ratio(b).detach(), b.loss_mask, b.cu_seqlens)
     return bool((mean > 10).any()) or beyond_limit(mean)
 
 
 def clamped_at_ten(spec: Gspo, b: PolicyBatch) -> TokenLoss:
-    """The sequence's log-ratio clamped at 10 from above alone, no gradient beyond (P5, U6); unless `bounded`."""
+    """The sequence's log-ratio clamped at 10 only from above, without gradient beyond it (P5, U6). Use it with
+    `bounded=False`."""
     mean = segment_mean(masked_log_ratio(b), b.loss_mask, b.cu_seqlens)[b.sequence_index]
     at_ten = (b.log_prob - mean + 10.0).detach()
     return spec(replace(b, log_prob=torch.where(mean > 10, at_ten, b.log_prob)))

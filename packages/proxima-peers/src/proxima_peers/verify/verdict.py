@@ -1,4 +1,4 @@
-"""Our numbers against a record's, and the verdict on them."""
+"""Our numbers compared with a record's, and the verdict on them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -15,7 +15,7 @@ Status = Literal["matched", "differs", "failed", "unsupported"]
 
 @dataclass(frozen=True)
 class Difference:
-    """A quantity outside its tolerance: the element that is farthest off, `at` its index."""
+    """A quantity outside its tolerance: the element that is farthest off, at index `at`."""
 
     field: str
     ours: Any
@@ -40,12 +40,12 @@ class RecordVerdict:
     """The verdict on a record.
 
     Args:
-        status: `matched`; `differs`, on purpose, for the documented reason `reason`; `failed`; `unsupported`, nothing
-            of ours computes this.
-        reason: the ids of the peculiarities (`P6`; `P16, P21` where it takes both) for `differs`; what went wrong for
-            `failed`; what is missing for `unsupported`.
+        status: `matched`; `differs`, on purpose, for the documented `reason`; `failed`; `unsupported`: no code of ours
+            computes this.
+        reason: the ids of the peculiarities (`P6`; `P16, P21` if both are needed) for `differs`; the error or the worst
+            differences for `failed`; the missing part for `unsupported`.
         compared: the expected leaves that were compared.
-        differences: of a failed record, what is off.
+        differences: the quantities of a failed record that are outside their tolerance.
     """
 
     name: str
@@ -55,7 +55,7 @@ class RecordVerdict:
     differences: tuple[Difference, ...] = ()
 
 
-# Expected leaves (the last part of the path) that no function of ours computes; they don't make a record unsupported.
+# Expected leaves (by the last part of the path) that we never compute; they don't make a record unsupported.
 NOT_COMPARED: tuple[tuple[str, str], ...] = (
     (r"num_tokens|num_input_tokens_seen|step|global_step|epoch|learning_rate|lr", "bookkeeping of the peer's trainer"),
     (r"step_time|.*_seconds|timing.*|time|tokens_per_second", "wall clock"),
@@ -70,12 +70,12 @@ def uncovered(record: Record, compared: Iterable[str]) -> list[str]:
 
 
 def closest(attempts: Sequence[Attempt]) -> list[Check]:
-    """The attempt with the fewest failing checks; our own on a tie."""
+    """The checks of the attempt with the fewest failures; on a tie, of our own."""
     return min((checks for _, checks in attempts), key=lambda checks: sum(c.error() > 0 for c in checks), default=[])
 
 
 def judge(name: str, attempts: Iterable[Attempt]) -> RecordVerdict:
-    """The verdict of the first attempt that fits: matched by our own, differs by another; failed if none fits."""
+    """The verdict of the first attempt that fits: matched if it is our own, else differs; failed if none fits."""
     tried: list[Attempt] = []
     for peculiarity, checks in attempts:
         tried.append((peculiarity, checks))

@@ -1,4 +1,4 @@
-"""The verdict on a record: its adapter is found by its source, and everything of it is accounted for."""
+"""The verdict on a record, whose source selects the adapter; every key, option and number in it must have been read."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from proxima_peers.verify.verdict import RecordVerdict, Status, judge, uncovered
 
 
 def verify_record(raw: dict[str, Any], *, import_code: bool = False) -> RecordVerdict:
-    """The verdict on a record as read from JSON; `unsupported` names what we can't interpret. `import_code`: import the
-    classes outside proxima that a record by hand names.
+    """The verdict on a record as read from JSON; `unsupported` names the part that we can't interpret. `import_code`:
+    import the classes outside proxima that a record by hand names.
 
     Raises:
-        UserError, NoFieldError: a record by hand names no spec, an unknown one or field, a value that the spec refuses,
-            or other inputs than it reads. In a record of a peer these are `unsupported`.
+        UserError, NoFieldError: a record by hand names no spec, an unknown one or an unknown field, a value that the
+            spec refuses, or other inputs than the spec reads. A record of a peer is `unsupported` in these cases.
     """
     record = Record.of(raw)
     if record.unknown:
@@ -53,6 +53,6 @@ def unsupported(record: Record, reason: str, compared: tuple[str, ...] = ()) -> 
 
 
 def totals(verdicts: Sequence[RecordVerdict]) -> dict[str, int]:
-    """The number of records, in all and by status."""
+    """Count the records, and those of each status."""
     counts = Counter(verdict.status for verdict in verdicts)
     return {"records": len(verdicts), **{status: counts[status] for status in get_args(Status)}}

@@ -32,7 +32,7 @@ from proxima_peers.verify.variants import (
 from proxima_peers.verify.verl_metrics import actor_numbers, number_checks
 from proxima_peers.verify.verl_rollout import correction_numbers, importance, readings, rejections_of
 
-# What verl's actor may be given; a loss that does not look at one of them is not affected by it.
+# Options that verl's actor accepts; they don't affect a loss that does not read them.
 ACTOR_OPTIONS = (
     *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg", "policy_loss.loss_mode"),
     *(f"policy_loss.{name}" for name in ("clip_cov_ratio", "clip_cov_lb", "clip_cov_ub", "kl_cov_ratio")),
@@ -42,27 +42,27 @@ STEP_COUNTS = ("dp_size", "batch_num_tokens", "global_batch_size", "loss_scale_f
 
 
 def counts_of_step(record: Record) -> dict[str, Any]:
-    """The denominators of the whole step that a record may give, in `global_batch_info` or beside it."""
+    """The denominators of the whole step that a record may have, in `global_batch_info` or next to it."""
     own = record.params.section("global_batch_info")
     beside = {name: record.params.get(name) for name in STEP_COUNTS}
     return {name: beside[name] if (inside := own.get(name)) is None else inside for name in STEP_COUNTS}
 
 
 def aggregate_of(record: Record, width: int) -> Any:
-    """The aggregation a record asks for; verl's norm divides by the padded width unless told otherwise (P1)."""
+    """The aggregation of a record; verl's norm divides by the padded width unless a factor is given (P1)."""
     kind = AGGREGATES[AGGREGATE_ALIASES[record.params["loss_agg_mode"]]]
     horizon = counts_of_step(record)["loss_scale_factor"]
     return kind(horizon=width if horizon is None else horizon) if kind is SequenceMeanTokenSumNorm else kind()
 
 
 def token_loss(record: Record, values: Tensor, b: PolicyBatch) -> Loss:
-    """Values [N] under the aggregation of the record."""
+    """The loss from values [N] with the record's aggregation."""
     spec = aggregate_of(record, record.mask.shape[1])
     return Loss(spec(values, b), spec.denominator(b.loss_mask, b.cu_seqlens), {})
 
 
 def step_value(record: Record, loss: Loss) -> Tensor:
-    """The loss under the denominators of the whole step, where the record gives them."""
+    """The loss with the denominators of the whole step, if the record has them."""
     counts, mode = counts_of_step(record), record.params["loss_agg_mode"]
     name = {"token-mean": "batch_num_tokens", "token-sum": None}.get(mode, "global_batch_size")
     given = None if name is None else counts[name]
@@ -70,14 +70,14 @@ def step_value(record: Record, loss: Loss) -> Tensor:
 
 
 def clip_range(p: Tracked) -> tuple[float, float, float]:
-    """The clip range below and above, and the dual clip. Absent ones are .2 and 3, whatever `clip_ratio` is (P4)."""
+    """The clip range below and above, and the dual clip; by default .2, .2 and 3, whatever `clip_ratio` is (P4)."""
     both = p.get("clip_ratio", 0.2)
     low, high = (p.get(name, 0.2) for name in ("clip_ratio_low", "clip_ratio_high"))
     return both if low is None else low, both if high is None else high, p.get("clip_ratio_c", 3.0)
 
 
 def verl_surrogate(record: Record) -> Any:
-    """Our spec for verl's `loss_mode` and its options; None when there is none."""
+    """Our spec for verl's `loss_mode` and its options; None if there is none."""
     p = record.params
     own = p.section("policy_loss")
     low, high, cap = clip_range(p)
@@ -127,7 +127,7 @@ def policy(record: Record) -> Iterator[Attempt]:
     yield None, [*record.loss_checks(step_value(record, loss), padded.leaf), *metrics]
     if not bool(padded.b.loss_mask.any()):
         yield _of_no_token(record, actor_numbers(spec, padded.b))
-    if mode in ("sapo", "geo_mean"):  # a mean over sequences, whatever is requested
+    if mode in ("sapo", "geo_mean"):  # always a mean over sequences
         record = replace(record, params=Tracked({**record.params, "loss_agg_mode": "seq-mean-token-mean"}))
     if mode == "sapo" and not isinstance(aggregate, SequenceMeanTokenMean):
         value = step_value(record, loss_of(padded.b, spec, SequenceMeanTokenMean(), correction))
@@ -146,7 +146,7 @@ def policy(record: Record) -> Iterator[Attempt]:
 
 
 def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
-    """verl picks at random among more eligible tokens than it may drop (P8)."""
+    """Refuse a record in which verl picks at random, because more tokens are eligible than it may drop (P8)."""
     eligible = int(replace(spec, share=1.0).select_tokens(b).sum())
     most = max(int(spec.share * int(b.loss_mask.sum())), 1)
     if eligible > most:
@@ -154,7 +154,7 @@ def _refuse_random_choice(spec: ClipCov, b: PolicyBatch) -> None:
 
 
 def _of_no_token(record: Record, numbers: Metrics) -> Attempt:
-    """verl's loss of no token is NaN, its metrics 0 (P1)."""
+    """verl's loss without any token is NaN, and its metrics are 0 (P1)."""
     zeros = {name: SumCount(torch.zeros(()), torch.ones(())) for name in numbers}
     nowhere = torch.zeros_like(record.mask)
     gradient = record.expect("grad_logp", nowhere, where=nowhere)
@@ -167,13 +167,14 @@ def policy_rows(record: Record) -> Padded:
 
 
 def _geo_mean_weighted(spec: GeoMean, weight: Tensor, b: PolicyBatch) -> Any:
-    """verl's geo_mean: given weights enter as the geometric mean of w + 1e-10 (P10)."""
+    """verl's geo_mean, in which given weights enter as the geometric mean of w + 1e-10 (P10)."""
     out, mean = spec(b), segment_mean((weight + 1e-10).log(), b.loss_mask, b.cu_seqlens).exp()
     return replace(out, loss=out.loss * mean[b.sequence_index])
 
 
 def bypass(record: Record) -> Iterator[Attempt]:
-    """Bypass mode: proximal is behavior, rejection by the current policy; only REINFORCE applies weights (P13)."""
+    """Bypass mode: the behavior policy is the proximal one, rejection compares with the current policy, and only
+    REINFORCE applies weights (P13)."""
     record.params.section("policy_loss").section("rollout_correction").mark_irrelevant("bypass_mode")
     own = record.params.section("policy_loss")["rollout_correction"]
     padded = policy_rows(record)
@@ -222,7 +223,7 @@ KL_NAMES = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_
 
 
 def kl_spec(name: str) -> Any:
-    """verl's name of a KL estimator → ours, with its clamp of k3 at 10."""
+    """Our spec for a KL estimator by verl's name, with verl's clamp of k3 at 10."""
     kind = KL_NAMES[name.removesuffix("+")]
     more = {"limit": 10.0} if kind == "k3" else {}
     return PENALTIES[kind](coefficient=1.0, straight_through=name.endswith("+"), **more)
@@ -261,7 +262,7 @@ def adaptive_kl(record: Record) -> Iterator[Attempt]:
 def _next_coefficient(
     controller: AdaptiveCoefficient, beta: float, kl: float, samples: int, *, unbounded: bool
 ) -> float:
-    """Ours; `unbounded`: a step of several horizons moves it as many times as far as one of a horizon (P23)."""
+    """Our update; `unbounded`: a step of n horizons moves it n times as far as a step of one horizon (P23)."""
     times = max(1.0, samples / controller.horizon) if unbounded else 1.0
     return beta + times * (controller.next(beta, kl, samples) - beta)
 

@@ -29,7 +29,7 @@ from proxima_peers.verify.variants import in_groups_of_one, with_partners
 
 
 def estimator(record: Record) -> str:
-    """grpo, gae … from the function named in `source`."""
+    """The name of the estimator (grpo, gae …), from the function named in `source`."""
     name = record.source.split("core_algos.compute_")[1].split(" ")[0]
     for ending in ("_advantage_return", "_outcome_advantage", "_advantage"):
         name = name.removesuffix(ending)
@@ -37,9 +37,9 @@ def estimator(record: Record) -> str:
 
 
 def group_spec(name: str, p: Tracked) -> Any:
-    """Our spec for one of verl's estimators of whole completions; None when there is none."""
+    """Our spec for a verl estimator of whole completions; None if there is none."""
     scale: Any = "group" if p.get("norm_adv_by_std_in_grpo", True) else "none"
-    epsilon = p.get("epsilon", 1e-6)  # accepted by all of them, used by those of GRPO's kind
+    epsilon = p.get("epsilon", 1e-6)  # accepted by all estimators, used by the variants of GRPO
     makers: dict[str, Any] = {
         "grpo": lambda: Grpo(scale, epsilon),
         "grpo_vectorized": lambda: Grpo(scale, epsilon),
@@ -93,7 +93,7 @@ def _by_group(record: Record, name: str, spec: Any) -> Iterator[Attempt]:
 
     def checks(advantage: Tensor, rtol: float, atol: float) -> list[Check]:
         ours = torch.where(mask, advantage[:, None], 0.0)  # verl's returns of these estimators are the advantages
-        scale = float(reward.abs().max()) if rtol < 1e-6 else 0.0  # of what the mean is subtracted from
+        scale = float(reward.abs().max()) if rtol < 1e-6 else 0.0  # of the values from which the mean is subtracted
         return [record.expect(name, ours, rtol, atol, scale=scale) for name in names]
 
     yield None, checks(spec(o), *loose)
@@ -102,7 +102,7 @@ def _by_group(record: Record, name: str, spec: Any) -> Iterator[Attempt]:
 
 
 def _with_raw_singles(spec: Any, o: Outcomes) -> Tensor:
-    """verl's mean of a group of one is 0 and its deviation 1, before whatever whitening follows (P16)."""
+    """The advantages if a group of one has mean 0 and deviation 1, before any whitening, as in verl (P16)."""
     zero = isinstance(spec, Rloo)
     more = with_partners(o, "zero" if zero else "standard", "own" if isinstance(spec, Opo) else "none")
     if isinstance(spec, Gpg):  # partners would count as completions with a reward
@@ -138,7 +138,7 @@ def _by_token(record: Record, name: str) -> Iterator[Attempt]:
     returns = reward_to_go(rewards, p["gamma"] if name == "reinforce_plus_plus" else 1.0)
     if name == "reinforce_plus_plus":
         yield None, checks(ReinforcePp(p["gamma"])(rewards), returns)
-    elif name == "remax":  # a reward-to-go is the reward of what is left of the completion
+    elif name == "remax":  # a reward-to-go is the reward of the rest of the completion
         left = Outcomes.of(returns, torch.arange(len(returns)))
         baseline = record.tensor("reward_baselines").repeat_interleave(mask.shape[1])
         yield None, checks(Remax()(replace(left, baseline=baseline)), returns)
@@ -151,11 +151,12 @@ def _by_token(record: Record, name: str) -> Iterator[Attempt]:
 def _token_baselines(
     rewards: TokenRewards, spec: OptimalTokenBaseline, mask: Tensor, *, packed: bool
 ) -> Iterator[tuple[str | None, Tensor]]:
-    """Ours; with the raw returns of a group of one (P16); with positions that are columns (P21), unless packed."""
+    """Our advantages; those with raw returns for a group of one (P16); those with positions as columns (P21), unless
+    `packed`."""
     yield None, spec(rewards)
     assert rewards.group is not None
     single = in_groups_of_one(rewards.group)
-    if packed:  # rows without a token are in no group there
+    if packed:  # verl's packed version has no rows without a token in its groups
         some = mask.any(1)
         single = some & ((rewards.group[:, None] == rewards.group[some][None]).sum(1) == 1)
     holes = not packed and bool((mask[:, 1:] & ~mask[:, :-1]).any())
@@ -168,7 +169,7 @@ def _token_baselines(
 
 
 def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
-    """With a partner of the opposite reward for each of the rows `single`: their baseline is then 0 (P16)."""
+    """The rewards with a partner of the opposite reward for each row in `single`, whose baseline is then 0 (P16)."""
     rows = len(rewards.cu_seqlens) - 1
 
     def joined(values: Tensor | None, sign: float = 1.0) -> Tensor:
@@ -189,7 +190,8 @@ def _mirrored(rewards: TokenRewards, single: Tensor) -> TokenRewards:
 
 
 def _by_column(rewards: TokenRewards, spec: OptimalTokenBaseline, width: int) -> Tensor:
-    """Positions are columns and a hole is a token without weight, but lengths, for the zero tail, are counts (P21)."""
+    """The advantages if positions are columns and a hole is a token without weight; lengths for the zero tail are still
+    token counts (P21)."""
     assert rewards.score_variance is not None and rewards.group is not None
     mask = rewards.loss_mask.view(-1, width)
     total = torch.where(mask, rewards.score_variance.view(mask.shape), 0.0).cumsum(1) * mask  # 0 in a hole

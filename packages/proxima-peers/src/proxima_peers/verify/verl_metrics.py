@@ -1,5 +1,5 @@
-"""The metrics that verl reports, computed from ours: of its policy losses, and of weights, rejections and policies in
-each generation.
+"""verl's metrics, computed from ours: those of its policy losses, and of weights, rejections and policies in each
+generation.
 
 Includes verl's own definitions: averages over all rows, empty ones included (P27, P35), extremes of sequences without
 a clamp from below (P28), and the spread that a denominator of n + 1e-8 leaves in equal weights.
@@ -26,8 +26,8 @@ from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Check, Record
 
 EPSILON = 1e-8  # in verl's masked means
-# What verl calls a statistic of ours. Its first two generations report unbounded weights, but std and ESS of bounded
-# ones (P32); 0.9 those it applies (P28). `seq_*` are of the sequences' mean weights.
+# verl's names for our statistics. Its first two generations report unbounded weights, but std and ESS of bounded ones
+# (P32); 0.9 reports the weights that it applies (P28). `seq_*` are statistics of the sequences' mean weights.
 OF_ROWS = ("seq_mean", "seq_std", "seq_max", "seq_min", "seq_max_deviation")
 OF_BOTH = ("ratio_fraction_high", "ratio_fraction_low", "seq_fraction_high", "seq_fraction_low")
 FRACTIONS = ("veto_fraction", "catastrophic_token_fraction", "clipped_fraction", "seq_clipped_fraction")
@@ -43,7 +43,7 @@ CLAMPED = (PpoClip, Dppo, Sapo, Cispo)  # verl bounds these log-ratios at ±20 b
 
 @torch.no_grad()
 def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
-    """The metrics that verl reports for our `spec`, under its bare names, over the loss mask of `b`."""
+    """verl's metrics for our `spec`, under their bare names, over the loss mask of `b`."""
     mask = b.loss_mask
     log_ratio = masked_log_ratio(b)
     kl = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT) if isinstance(spec, CLAMPED) else log_ratio
@@ -57,7 +57,7 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
         ratio, advantage = masked_ratio(b), b.masked("advantage")
         bounded = ratio.clamp(1 - spec.epsilon_low, 1 + spec.epsilon_high)
         if bool(((ratio - bounded).abs().clamp(max=1e-12) < 1e-12)[ratio != bounded].any()):
-            # On the very edge what counts is whether the products with the advantage round to the same number.
+            # Exactly on the edge, it matters whether the products with the advantage round to the same number.
             numbers["pg_clipfrac"] = SumCount.over(-advantage * bounded > -advantage * ratio, mask)
     elif isinstance(spec, ClipCov):
         numbers["pg_clipfrac"] = spec(b).metrics["selected_fraction"]
@@ -77,7 +77,7 @@ def actor_numbers(spec: Any, b: PolicyBatch) -> Metrics:
 
 
 def _valid(spec: Dppo, b: PolicyBatch) -> Tensor:
-    """[N] bool: verl's keep mask, in which A = 0 is a negative advantage (P4)."""
+    """[N] bool: verl's keep mask, in which A = 0 counts as a negative advantage (P4)."""
     log_q, log_p = b.masked("log_prob"), b.masked("behavior_log_prob")
     far = DIVERGENCES[spec.divergence](log_p, log_q)
     low = spec.delta if spec.delta_low is None else spec.delta_low
@@ -122,7 +122,7 @@ def weight_numbers(
     every = torch.ones_like(some)
     if spec.level != "token":
         out |= _whole(spec, b if filled is None else filled, rows=fractions_of_rows or spec.level == "sequence")
-    if spec.veto is None:  # ours then counts against a threshold of its own
+    if spec.veto is None:  # ours then counts against its own threshold
         out |= {name: SumCount.over(~every, every) for name in ("veto_fraction", "catastrophic_token_fraction")}
     if filled is not None:
         clamped = log_weight(rho, b, spec.level).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
@@ -137,18 +137,18 @@ def weight_numbers(
         for name in ("veto_fraction", "seq_clipped_fraction"):  # an empty row has no token to be clipped
             if spec.level == "token" or name == "veto_fraction":
                 out |= {name: of_all(out[name], len(every))} if name in out else {}
-        if spec.level != "token" and "seq_clipped_fraction" in out:  # but a ratio of 1
+        if spec.level != "token" and "seq_clipped_fraction" in out:  # but it has a ratio of 1
             out["seq_clipped_fraction"] = own(spec(filled))["rollout_is_seq_clipped_fraction"]
     return out
 
 
 def of_all(metric: Any, rows: int) -> SumCount:
-    """A share of the non-empty rows as a share of all."""
+    """Convert a share of the non-empty rows to a share of all rows."""
     return SumCount(metric.sum, torch.tensor(float(rows), dtype=torch.float64))
 
 
 def _whole(spec: Importance, b: PolicyBatch, *, rows: bool) -> Metrics:
-    """Extremes of sequences' ratios, bounded from above only (P28); with `rows` also the shares beyond the bounds."""
+    """Extremes of the sequences' ratios, bounded only from above (P28); with `rows`, also the shares out of bounds."""
     rho = log_ratio_to(b, spec.towards)
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
     log_row = segment_mean(rho, b.loss_mask, b.cu_seqlens)
@@ -183,7 +183,7 @@ class ReportedRejection:
         return b.loss_mask & (good if self.rule.level == "token" else good[b.sequence_index])
 
     def numbers(self, b: PolicyBatch) -> Metrics:
-        """The metrics that 0.9 reports of it, under bare names; empty rows are left out there too."""
+        """The metrics that 0.9 reports, under bare names; verl leaves out empty rows here too."""
         values, mask = self.values(b), b.loss_mask
         token = values if self.rule.level == "token" else values[b.sequence_index]
         row = segment_mean(token, mask, b.cu_seqlens) if self.rule.level == "token" else values
@@ -212,7 +212,7 @@ class ReportedRejection:
 
 
 def masked_numbers(b: PolicyBatch, keep: Tensor, *, all_rows: bool) -> Metrics:
-    """Shares of tokens and rows that a mask takes away, the latter of all rows or of the non-empty ones."""
+    """Shares of tokens and rows that a mask removes, the latter of all rows or of the non-empty ones."""
     hit = b.loss_mask & ~keep
     some = segment_count(b.loss_mask, b.cu_seqlens) > 0
     rows = segment_count(hit, b.cu_seqlens) > 0
@@ -223,7 +223,7 @@ def masked_numbers(b: PolicyBatch, keep: Tensor, *, all_rows: bool) -> Metrics:
 
 
 def number_checks(record: Record, ours: Mapping[str, Any]) -> list[Check]:
-    """A check for each of the record's metrics that `ours` has, whatever prefixes verl gives it."""
+    """A check for each of the record's metrics in `ours`, regardless of verl's prefix."""
     checks = []
     for leaf, theirs in record.leaves.items():
         if not leaf.startswith("metrics.") or "/" not in leaf:
@@ -235,7 +235,8 @@ def number_checks(record: Record, ours: Mapping[str, Any]) -> list[Check]:
 
 
 def _check(leaf: str, metric: Any, theirs: Any, *, single: bool) -> Check:
-    """Shares are float32 there. `std` is E[x²] − E[x]²: in float64 with n + 1e-8 in both, in production rounded."""
+    """Shares are float32 in verl. `std` is from E[x²] − E[x]²: in float64 with n + 1e-8 in both means, in float32 with
+    rounding."""
     if isinstance(metric, Spread) and metric.kind == "std":
         scale = abs(float(metric.mean)) + metric.value
         rounding = 1e-6 * scale**2  # of the variance in float32

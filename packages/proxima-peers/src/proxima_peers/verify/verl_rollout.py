@@ -1,4 +1,4 @@
-"""verl's rollout correction in its three generations, PR 3694, 0.7 and 0.9: our specs for its options, and metrics."""
+"""verl's rollout correction in three generations (PR 3694, 0.7 and 0.9): our specs for its options, and its metrics."""
 
 import math
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from proxima_peers.verify.verl_metrics import (
 
 
 def threshold_bounds(threshold: Any) -> tuple[float | None, float]:
-    """verl writes "lo_hi", or the upper bound alone."""
+    """Lower and upper bound; verl writes "lo_hi", or only the upper bound."""
     low, _, high = str(threshold).partition("_")
     return (float(low), float(high)) if high else (None, float(low))
 
@@ -38,7 +38,7 @@ def importance(options: Tracked, towards: Any = "proximal") -> Importance:
 
 
 def rejection_rules(options: Tracked) -> Iterator[tuple[dict[str, Any], str, float | None, float]]:
-    """`rollout_rs` of verl 0.9, separated by commas: level and reduction, statistic, and bounds as written."""
+    """The comma-separated rules in `rollout_rs` of verl 0.9: level and reduction, statistic, and bounds as written."""
     names = [name.strip() for name in (options.get("rollout_rs") or "").split(",") if name.strip()]
     given = options.get("rollout_rs_threshold")
     limits = [x.strip() for x in str(given).split(",")] if given is not None else []
@@ -71,8 +71,7 @@ def rejections_of(options: Tracked, towards: Any = "proximal", *, inverted: bool
 
 
 def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted: bool) -> list[ReportedRejection]:
-    """The metrics that 0.9 reports of each: k1 = −log ratio with its bounds, of the documented ratio or, `inverted`, as
-    it runs."""
+    """The statistics that 0.9 reports: k1 = −log ratio with its bounds, as documented or, if `inverted`, as run."""
     rejections = []
     for how, kind, low, high in rejection_rules(options):
         if kind == "k1":
@@ -86,8 +85,8 @@ def reported_rejections(options: Tracked, towards: Any = "proximal", *, inverted
 def readings(
     options: Tracked, padded: Padded, *, proximal: bool = True
 ) -> Iterator[tuple[str | None, bool, PolicyBatch | None]]:
-    """Ours, then verl's where it differs: whether k1's bounds are inverted (P25), and the batch with its empty rows
-    counted (P27), for `filled`."""
+    """Our reading, then verl's where it differs: reason, True if k1's bounds are inverted (P25), and the batch from
+    `filled` if empty rows count (P27)."""
     uneven = [low for _, kind, low, high in rejection_rules(options) if kind == "k1" and abs(low * high - 1) > 1e-9]  # type: ignore[operator]
     more = filled(padded, proximal=proximal)
     for inverted in (False, True) if uneven else (False,):
@@ -96,9 +95,9 @@ def readings(
 
 
 def filled(padded: Padded, *, proximal: bool = True) -> PolicyBatch | None:
-    """The batch with a token of log-prob 0 under both policies in each empty row; None where no row is empty.
+    """The batch with a token of log-prob 0 under both policies in each empty row; None if no row is empty.
 
-    `proximal`: the training log-probs are the proximal policy's; else the current one's alone."""
+    `proximal`: the training log-probs are also the proximal policy's; else only the current policy's."""
     empty = ~padded.mask.any(1)
     if not bool(empty.any()):
         return None
@@ -119,7 +118,7 @@ def prefixed(numbers: Metrics, prefix: str) -> Metrics:
 def correction_numbers(
     options: Tracked, padded: Padded, more: PolicyBatch | None, towards: Any = "proximal", *, inverted: bool
 ) -> Metrics:
-    """All that 0.9 reports for its options; `inverted` and `more` as `readings` has them."""
+    """All metrics that 0.9 reports for its options; `inverted` and `more` as from `readings`."""
     b = padded.b
     numbers = policy_numbers(b, more, towards)
     if options.get("rollout_is"):
@@ -132,13 +131,13 @@ def correction_numbers(
 
 
 def rows(record: Record) -> Padded:
-    """Training log-probs are the proximal policy's."""
+    """The batch of a record; its training log-probs are also the proximal policy's."""
     training = record.tensor("logp")
     return record.batch(log_prob=training, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=training)
 
 
 def weight_check(padded: Padded, done: Corrections, record: Record) -> Check:
-    """The weights, 0 at padding; None where the options ask for none."""
+    """A check of the weights, 0 at padding; None if the options request none."""
     weight = None if done.weight is None else padded.rows(done.weight)
     return record.expect("rollout_is_weights", weight, 1e-7, 1e-10)
 
@@ -163,14 +162,14 @@ def pr3694(record: Record) -> Iterator[Attempt]:
 
 
 def _readings(padded: Padded, reason: str) -> Iterator[tuple[str | None, PolicyBatch | None]]:
-    """Ours, without the empty rows, and verl's, with them where there are any."""
+    """Our reading, without the empty rows, and verl's, which counts them, if there are any."""
     yield None, None
     if (more := filled(padded)) is not None:
         yield reason, more
 
 
 def version07(record: Record) -> Iterator[Attempt]:
-    """0.7: weights are only truncated, rejection and veto go to the mask."""
+    """0.7: weights are only truncated; rejection and veto change the mask."""
     p = record.params
     p.mark_irrelevant("rollout_is_threshold", "rollout_is_batch_normalize")  # without rollout_is
     p.mark_irrelevant("rollout_rs_threshold", "rollout_rs_threshold_lower")  # without rollout_rs
