@@ -127,8 +127,8 @@ BAD = [
     (("a.jsonl",), "no reward is given; write --reward ./my_reward.py:function, --reward math, or --reward RECIPE"),
     (
         ("a.jsonl", "--reward", "./mine.py:typo"),
-        "reward.0.path=./mine.py:typo (command line): names a function that has the parameter 'gould', which is no "
-        "column of a.jsonl, row 0; did you mean 'gold'? columns: question, gold, difficulty",
+        "reward.0.path=./mine.py:typo (command line): names a function that has the parameter 'gould', which is not "
+        "a column of a.jsonl, row 0; did you mean 'gold'? columns: question, gold, difficulty",
     ),
     (("a.jsonl", "--reward", "mth"), "reward.0.kind=mth (command line): no reward 'mth'; did you mean 'math'?"),
     (("a.jsonl", "--reward", "number"), "a.jsonl has no answers to compare with; name their column with --answer"),

@@ -80,5 +80,5 @@ def test_adapters_of_policies_and_of_scalar_models_are_not_mixed_up(tiny_model, 
         scalar(tiny_model("llama"), Lora(rank=4, alpha=8, path=str(of_policy)))
     with pytest.raises(FieldError, match="also has the whole of score"):
         load(str(of_scalar), device="cpu")
-    with pytest.raises(FieldError, match="'score' is no linear layer"):
+    with pytest.raises(FieldError, match="'score' is not a linear layer"):
         scalar(tiny_model("llama"), Lora(targets=("score",)))

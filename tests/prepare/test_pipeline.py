@@ -380,7 +380,7 @@ def test_check(tmp_path):
     with pytest.raises(ValueError, match="can't be read"):
         verify_folder(folder)
     (folder / "card.json").write_text("[]")
-    with pytest.raises(ValueError, match="no card of format 1"):
+    with pytest.raises(ValueError, match="not a card of format 1"):
         verify_folder(folder)
     with pytest.raises(ValueError, match="is not prepared data"):
         verify_folder(tmp_path)

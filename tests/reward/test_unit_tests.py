@@ -264,8 +264,8 @@ UNREADABLE = {
     "there is none": None,
     "is not a list of assertions": 42,
     "has no lists of inputs": {"inputs": ["1"]},
-    "that are no texts": {"inputs": [1], "outputs": [1]},
-    "no lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]},
+    "that are not texts": {"inputs": [1], "outputs": [1]},
+    "not lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]},
 }
 
 

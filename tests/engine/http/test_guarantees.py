@@ -189,7 +189,7 @@ def test_an_id_beyond_all_integers_costs_one_completion(tmp_path):
 def test_a_vllm_token_that_is_no_id(token):
     told = {"token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -1.0}]}}
     client = ServerClient(Address("http://127.0.0.1:1"))
-    with pytest.raises(ServerError, match="another form"), as_expected(client, "/x"):
+    with pytest.raises(ServerError, match="unexpected form"), as_expected(client, "/x"):
         chunk_of(told, {})
     asyncio.run(client.close())
 

@@ -50,8 +50,8 @@ def test_many_experts_take_two_bytes():
         (npy(np.array([ROWS], dtype=object)), "routed experts are object"),
         ("%%%", "not base64"),
         ("AAAA", "magic string"),
-        ([1, 2], "no text"),
-        (None, "no text"),
+        ([1, 2], "not text"),
+        (None, "not text"),
     ],
 )
 def test_what_is_no_answer_is_a_value_error(text, reason):

@@ -123,7 +123,7 @@ def test_every_field_that_decides_a_draw_is_sent(generate: bool) -> None:
         ({"finish_reason": "error"}, "'error'"),
         ({"token_ids": None, "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}]}}, "other tokens"),
         ({"logprobs": {"content": [{"token_id": "x"}]}}, "it lacks 'logprob'"),
-        ({"token_ids": [True]}, "no token id"),
+        ({"token_ids": [True]}, "invalid token id"),
     ],
 )
 def test_an_answer_that_does_not_fit_loses_the_completion(change: dict[str, Any], reason: str) -> None:

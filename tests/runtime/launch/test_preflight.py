@@ -236,9 +236,9 @@ def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tin
     rewards, rows = [{"kind": "function", "path": f"{tmp_path}/mine.py:near", "weight": 0}], tmp_path / "rows.jsonl"
     tree = recipe(tiny_model("llama"), reward=rewards, task={"kind": "jsonl", "path": str(rows)}, eval__task=None)
     for more, told in (
-        ([{}, {}], "no column of task, row 0; columns: question, answer"),
-        ([{"levle": 1}] * 2, "no column of task, row 0; did you mean 'levle'\\? columns: question, answer, levle"),
-        ([{"level": 1}, {}], "no column of task, row 1; columns"),
+        ([{}, {}], "not a column of task, row 0; columns: question, answer"),
+        ([{"levle": 1}] * 2, "not a column of task, row 0; did you mean 'levle'\\? columns: question, answer, levle"),
+        ([{"level": 1}, {}], "not a column of task, row 1; columns"),
     ):
         rows.write_text("".join(json.dumps({"question": "1 + 1?", "answer": "2", **row}) + "\n" for row in more))
         with pytest.raises(
@@ -248,7 +248,7 @@ def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tin
     rows.write_text('{"question": "1 + 1?", "answer": "2", "level": 1}\n')
     assert load_run_data(resolve(tree).config).notes == []
     tree["eval"]["task"] = {"kind": "arithmetic", "low": 1, "high": 9, "size": 5}
-    with pytest.raises(FieldError, match="no column of eval.task, row 0; columns: operator, operands, answer"):
+    with pytest.raises(FieldError, match="not a column of eval.task, row 0; columns: operator, operands, answer"):
         load_run_data(resolve(tree).config)
 
 

@@ -235,10 +235,10 @@ def test_folders_that_are_no_whole_run_say_so_and_the_others_work(folder, tmp_pa
     client = client_of(empty, damaged, old, folder)
     problems = [run["problem"] for run in client.get("/api/runs").json()]
     assert "has no run" in problems[0]
-    assert "no whole Parquet file" in problems[1]
+    assert "not a complete Parquet file" in problems[1]
     assert "it is rollouts 2, of another version; this one reads rollouts 5" in problems[2]
     assert problems[3] is None
-    assert "no whole Parquet" in client.get("/api/1/step/1").json()["error"]
+    assert "not a complete Parquet" in client.get("/api/1/step/1").json()["error"]
     assert client.get("/api/3/step/1").status_code == 200
     (damaged / "metrics.jsonl").write_text("{\n{}\n{}\n")
     assert "metrics.jsonl:1" in client.get("/api/runs").json()[1]["problem"]

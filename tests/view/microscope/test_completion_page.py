@@ -118,7 +118,7 @@ def test_why_there_are_no_reasons(change, words, tmp_path):
 @pytest.mark.parametrize(
     ("algorithm", "words"),
     [
-        ({"surrogate": {"kind": "my_lab.losses:SoftClip"}}, "my_lab.losses:SoftClip is no kind of proxima"),
+        ({"surrogate": {"kind": "my_lab.losses:SoftClip"}}, "my_lab.losses:SoftClip is not a kind of proxima"),
         ({"surrogate": None}, "the run has no surrogate"),
         ({"surrogate": {"kind": "cppo", "gamma": 1}}, "config.yaml is of another version"),
         ({"surrogate": {"kind": "ppo_clip"}, "proximal": "recompute"}, "the proximal log-prob was recomputed"),

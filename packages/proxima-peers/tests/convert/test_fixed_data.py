@@ -140,7 +140,7 @@ def test_what_is_another_training_stays_one(converted, peer, options):
     try:
         assert command_of(resolve(converted(peer, options).recipe, root=None).config) == "train"
     except ConfigError as error:
-        assert "is no such configuration" in str(error)
+        assert "is not such a configuration" in str(error)
 
 
 def test_the_peer_is_found_by_the_options(converted, tmp_path):

@@ -192,7 +192,7 @@ def test_scripts_tell_by_their_command_or_their_classes(tmp_path, kind):
 
 def test_a_file_that_could_be_any_of_them_is_refused(tmp_path):
     (tmp_path / "a.yaml").write_text("model_name_or_path: m\nlearning_rate: 1e-5\nmax_length: 512\n")
-    with pytest.raises(ConfigError, match="no such configuration of TRL"):
+    with pytest.raises(ConfigError, match="such a configuration of TRL"):
         convert(tmp_path / "a.yaml", "trl")
 
 

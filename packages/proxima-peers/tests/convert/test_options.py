@@ -304,7 +304,7 @@ def test_trl_batches(converted):
         set(),
     )
     odd = converted("trl", {"num_generations": 3, "num_processes": 1})
-    assert "no whole number" in next(one.why for one in odd.missing if one.name == "train.prompts_per_step")
+    assert "not a whole number" in next(one.why for one in odd.missing if one.name == "train.prompts_per_step")
     unsaid = converted("trl", {"num_generations": 8})
     assert "num_processes" in next(one.why for one in unsaid.missing if one.name == "train.prompts_per_step")
 
@@ -542,7 +542,7 @@ def test_one_value_that_cannot_be_known_stops_nothing(converted, peer, options, 
         ("areal", {"actor.path": "x", "actor.optimizer.lr": 1e-5, "train_dataset.type": "rl"}, "sets none"),
         ("areal", {"actor.path": "x", "actor.beta": 0.1}, "sets none of its options"),
         ("unirl", {"stack.micro_batch_size": 1}, "sets none of its options"),
-        ("unirl", {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"}, "no training of a language model"),
+        ("unirl", {"algorithm._target_": "unirl.algorithms.flowgrpo.FlowGRPO"}, "not a training of a language model"),
     ],
 )
 def test_a_file_of_another_training_is_refused(converted, peer, options, why):
