@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # peft's own, before the name in the Hugging Face model
-# of peft's config: what says nothing about the matrices, or is read by itself; every other field must be as ours
+# fields of peft's config that do not affect the matrices or are read separately; all others must have peft's default
 FREE = {
     *("auto_mapping", "base_model_name_or_path", "inference_mode", "init_lora_weights", "lora_dropout", "peft_version"),
     *("revision", "task_type", "lora_alpha", "r", "target_modules", "use_dora", "use_rslora", "runtime_config"),
     *("fan_in_fan_out", "megatron_core", "modules_to_save", "qalora_group_size"),
 }
-KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # ways to start that leave the base's weights as they are
+KEPT_BASE = (True, False, "gaussian", "orthogonal", "eva")  # initialisations that leave the base's weights unchanged
 
 
 def check_base(path: str, base: BaseModel, *, field_name: str) -> None:
-    """Refuse an adapter whose base is not the one that it was trained on.
+    """Refuse an adapter whose base is not the one that it was made for.
 
     Args:
         path: the adapter's folder.
-        base: the model that it is to be put on; its `files` may be empty, if they can't be told.
+        base: the model that is to get the adapter; its `files` may be empty if they are unknown.
         field_name: the field that holds the adapter's path, for the error.
 
     Raises:
@@ -75,10 +75,10 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     """The settings of an adapter.
 
     Args:
-        scalar: it is to be one of a scalar model, with the head.
+        scalar: require an adapter of a scalar model, with the head.
 
     Raises:
-        FieldError: it is no LoRA adapter, or one with something that proxima does not have.
+        FieldError: it is not a LoRA adapter, or it uses a feature that proxima does not support.
     """
     from peft import LoraConfig
 
@@ -137,7 +137,7 @@ def check_start(lora: Lora, path: str, revision: str | None, *, scalar: bool = F
 
 
 def start_adapter(model: nn.Module, lora: Lora, base: BaseModel, seed: int) -> None:
-    """Run `attach`, and load the matrices of `lora.path` if it is set.
+    """Call `attach`, then load the matrices of `lora.path` if it is set.
 
     Raises:
         FieldError: as `check_start`, or the adapter can't be read.
@@ -153,7 +153,7 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
     """Copy an adapter's matrices into those of `model`.
 
     Raises:
-        FieldError: they can't be read, are others than the model has, or are not finite.
+        FieldError: they can't be read, do not match those of the model, or are not finite.
     """
     place = Path(path).expanduser() / WEIGHTS
     try:
@@ -185,8 +185,8 @@ def save_adapter(
     folder: str | Path,
     trained: Mapping[str, Tensor] | None = None,
 ) -> Path:
-    """Write the adapter of `model` as the module's docstring says; the base is not in it. `trained` are the tensors by
-    `trained_names`, of a sharded model; None: those of the model."""
+    """Write the adapter of `model`, without the base, in the layout of this module's docstring. `trained`: the tensors
+    of a sharded model by `trained_names`; None: those of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     whole: Any = model

@@ -1,4 +1,4 @@
-"""Find out whether a folder holds an adapter, and for which model. `adapter_files` reads and writes the adapter
+"""Detects an adapter in a folder and reads which model it is for. `adapter_files` reads and writes the adapter
 itself."""
 
 import json
@@ -22,7 +22,7 @@ class BaseModel:
 
     Args:
         path, revision: as `load` takes them.
-        dtype: of its weights in memory, `float32` or `bfloat16`; None: an adapter that does not say.
+        dtype: of its weights in memory, `float32` or `bfloat16`; None: the adapter does not say.
         files: SHA-256 by name, of `weight_files`; empty: unknown.
     """
 
@@ -33,7 +33,7 @@ class BaseModel:
 
 
 def is_adapter(path: str) -> bool:
-    """True for a folder with an adapter, even beside its base's config.json.
+    """True for a folder with an adapter, even if it also has its base's config.json.
 
     Raises:
         FieldError: the folder also has the weights of a model.
@@ -53,7 +53,7 @@ def base_of(path: str) -> BaseModel:
     """The base that an adapter's folder names.
 
     Raises:
-        FieldError: the folder's JSON can't be read or names none.
+        FieldError: the folder's JSON can't be read or names no base.
     """
     place = Path(path).expanduser()
     settings = read_json(path, place / CONFIG)

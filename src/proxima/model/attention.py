@@ -2,7 +2,7 @@
 
 `packed` is an attention function that any Hugging Face architecture calls through its attention interface: linear
 layers run on the packed axis, and only inside attention are segments padded, in buckets of similar lengths. It is
-exact, needs no [L, L] mask, and allows what sequences share to be run once. `other_attention` has the other paths.
+exact, needs no [L, L] mask, and lets the parts that sequences share be run once. `other_attention` has the other paths.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class SegmentBlock:
 
 
 class Segments:
-    """The place of each packed token inside attention, computed once per micro-batch and shared by all layers. It reads
-    only data of the batch that is on the host."""
+    """The layout of a packed batch inside attention, computed once per micro-batch and shared by all layers. Only the
+    batch's host-side fields are read."""
 
     def __init__(self, batch: PackedBatch) -> None:
         parent, seen, contexts = batch.parents, batch.seen, batch.contexts()
@@ -180,7 +180,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: floa
 
 
 def packed_states(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """The states that predict the response tokens, of the packed axis in one row."""
+    """The states that predict the response tokens, with the packed axis as one row."""
     answer = backbone(input_ids=batch.tokens[None], position_ids=batch.position[None], use_cache=False, **more)
     hidden: Tensor = answer.last_hidden_state[0]
     return hidden.index_select(0, batch.predict)
@@ -197,8 +197,8 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 
 
 def mixes_elsewhere(model: nn.Module) -> str | None:
-    """The part of a model, other than full or sliding-window attention, that carries information between tokens; None
-    if there is none. Such a model can't keep packed sequences apart, whatever its attention does."""
+    """Describe what in a model, other than full or sliding attention, carries information from token to token; None if
+    nothing does. Such a model can't keep packed sequences apart, whatever its attention does."""
     whole: Any = model
     known = {"full_attention", "sliding_attention"}
     kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - known
@@ -208,7 +208,7 @@ def mixes_elsewhere(model: nn.Module) -> str | None:
 
 
 def unpackable(model: nn.Module) -> str | None:
-    """The reason why `packed_attention` can't replace a model's own attention; None if it can."""
+    """Describe why `packed_attention` can't replace a model's own attention; None if it can."""
     whole: Any = model
     config = whole.config.get_text_config()
     checks = {
@@ -233,7 +233,7 @@ ATTENTION = Kinds(
 
 
 def hugging_face_name(path: str) -> str:
-    """The attention implementation of Hugging Face for a path; registers ours on first use."""
+    """The name of the Hugging Face attention implementation for a path; registers ours on first use."""
     if path not in ("packed", "varlen"):
         return "sdpa"
     from transformers import AttentionInterface

@@ -27,15 +27,15 @@ class Tokenizer(Protocol):
 def prompt_tokens(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any] = MappingProxyType({})
 ) -> Ints:
-    """Token ids of a chat, ready for the answer. Control tokens come from the template alone: where a message contains
-    the text of one, such as `<|im_start|>`, that is text, and can't begin a turn.
+    """Token ids of a chat, ready for the answer. Control tokens come from the template alone: if a message contains the
+    text of one, such as `<|im_start|>`, it is encoded as plain text and can't begin a turn.
 
     With a chat template: the template with its generation prompt, which adds the special tokens itself. Without one (a
     base model): the contents, one per line, a final newline, and the special tokens that the tokenizer puts around a
     text, except an end-of-text token, because the answer continues from there.
 
     Args:
-        arguments: what the template reads beside the messages, by name, as Qwen3's `enable_thinking`.
+        arguments: further inputs of the template, by name, such as Qwen3's `enable_thinking`.
 
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
@@ -55,8 +55,8 @@ def chat_tokens(
 def render_chat(
     messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], *, complete: bool = False
 ) -> str:
-    """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that those left
-    are the template's.
+    """The text of a chat, with a stand-in (`with_stand_ins`) for each control text of its messages, so that all
+    remaining ones are the template's.
 
     Raises:
         UserError: the template fails, does not read one of the arguments, or makes a control token of a message.
@@ -65,8 +65,8 @@ def render_chat(
 
 
 class SafeMessage:
-    """A message as a template is given it: `safe`, with stand-ins for control texts, and `neutral`, with other words.
-    Made once for each message of a chat that is rendered again and again."""
+    """A message as it is passed to a template: `safe`, with stand-ins for control texts, and `neutral`, with other
+    words. Built once for each message of a chat that is rendered repeatedly."""
 
     __slots__ = ("neutral", "safe")
 
@@ -78,7 +78,7 @@ class SafeMessage:
 def render_safe(
     messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool = False
 ) -> str:
-    """Like `render_chat`, for messages whose control texts are masked."""
+    """As `render_chat`."""
     safe = [message.safe for message in messages]
     if tokenizer.chat_template is not None:
         chat = _rendered(safe, tokenizer, arguments, complete)
@@ -91,7 +91,7 @@ def render_safe(
 
 
 def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of `render_chat`; of a base model, after those that its tokenizer puts before a text."""
+    """The tokens of a text of `render_chat`; for a base model, after those that its tokenizer puts before a text."""
     if tokenizer.chat_template is not None:
         return encode_part(chat, tokenizer)
     if not re.search(f"[{chr(STAND_INS)}-{chr(ESCAPED)}]", chat):
@@ -100,7 +100,7 @@ def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def encode_part(chat: str, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a part of `render_chat`; what has a stand-in is split into ordinary tokens."""
+    """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens."""
     hashable: Any = tokenizer
     texts = {stand_in: text for text, stand_in in _stand_ins(hashable).items() if len(stand_in) == 1}
     ids: list[int] = []
@@ -112,10 +112,10 @@ def encode_part(chat: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool) -> str:
-    """Render the messages with the chat template; with its generation prompt unless the chat is complete.
+    """Render the messages with the chat template, with its generation prompt unless the chat is complete.
 
     Raises:
-        UserError: it fails, as a template is a program, and raises what it likes; or it does not read an argument.
+        UserError: the template fails (it is a program and may raise anything), or does not read an argument.
     """
     if arguments:
         _require_read(tokenizer, arguments)
@@ -138,7 +138,7 @@ def reads_tools(tokenizer: Any) -> bool:
     """True if the chat template shows tools to the model."""
     if tokenizer.chat_template is None:
         return False
-    read = _variables(tokenizer.get_chat_template(tools=[{}]))  # as if there were one: some have a template for tools
+    read = _variables(tokenizer.get_chat_template(tools=[{}]))  # a dummy tool: some have a separate template for tools
     return read is not None and "tools" in read
 
 
@@ -159,7 +159,7 @@ NOT_ARGUMENTS = frozenset({"namespace", "raise_exception", "range", "dict", "str
 
 @lru_cache(maxsize=8)
 def _variables(template: str) -> set[str] | None:
-    """The names that a template takes from outside; None if it can't be read: rendering says why."""
+    """The names that a template expects from its caller; None if it can't be parsed: rendering then says why."""
     from jinja2 import Environment, TemplateError, meta
 
     plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)  # a tag of transformers, unknown to jinja
@@ -172,8 +172,8 @@ def _variables(template: str) -> set[str] | None:
 def _refuse_made_tokens(
     chat: str, messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
 ) -> None:
-    """Refuse a chat with more control tokens than the template writes around other words: one that changes its text
-    (`lower`, `replace`, `trim` between two contents) can make one of a text that contains none.
+    """Refuse a chat with more control tokens than the template writes around neutral words: a template that changes its
+    text (`lower`, `replace`, `trim` between two contents) can form a control token from text that contains none.
 
     Raises:
         UserError: names the message.
@@ -192,7 +192,7 @@ STAND_INS, ESCAPED = 0xF0000, 0x100000  # private-use characters: see `_stand_in
 
 
 def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
-    """The text with a private-use character in place of each control text, for what goes into a template."""
+    """The text with a private-use character in place of each control text, ready to be passed to a template."""
     hashable: Any = tokenizer
     table = _stand_ins(hashable)
     return _any_of(tuple(table)).sub(lambda match: table[match[0]], text)
@@ -200,9 +200,8 @@ def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
 
 @lru_cache(maxsize=8)
 def _stand_ins(tokenizer: Any) -> dict[str, str]:
-    """The placeholder of each control text, the longest first. A placeholder character that occurs in the text itself
-    is escaped by two characters, of which the first is the first placeholder, so that the text is restored
-    unchanged."""
+    """Map each control text, the longest first, to its stand-in character, and each such character to two, the first
+    stand-in and an escape, so that a text that already contains them is restored exactly."""
     control = control_texts(tokenizer)
     characters = [chr(STAND_INS + i) for i in range(len(control) + 1)]
     escaped = {character: characters[0] + chr(ESCAPED + i) for i, character in enumerate(characters)}

@@ -1,4 +1,4 @@
-"""Answers to chats as token ids, for those that no engine has generated."""
+"""Answers to chats as token ids, for answers that no engine has generated."""
 
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
@@ -32,11 +32,11 @@ def completion_tokens(
 
 def read_tokens(prompt: Sequence[Message], text: str, tokenizer: Tokenizer) -> tuple[Ints, Ints]:
     """The token ids of a chat with an answer, up to and including the one that ends its turn, for a model that only
-    reads them: those that are `prompt_tokens(prompt)` too, and the rest. The first are fewer than `prompt_tokens` where
-    template or tokenizer join the two, as a line end and an answer that begins with one.
+    reads them: the prefix shared with `prompt_tokens(prompt)`, and the rest. The prefix is shorter than `prompt_tokens`
+    where the template or tokenizer joins the two, such as a line end and an answer that begins with one.
 
     Raises:
-        UserError: as `completion_tokens`, but for the tokens that are joined.
+        UserError: as `completion_tokens`, except for joined tokens.
     """
     before, tokens, common = _with_answer(prompt, text, tokenizer, {})
     return np.array(before[:common], np.int32), np.array(tokens[common:], np.int32)
@@ -45,7 +45,8 @@ def read_tokens(prompt: Sequence[Message], text: str, tokenizer: Tokenizer) -> t
 def _with_answer(
     prompt: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any]
 ) -> tuple[list[int], list[int], int]:
-    """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and how many agree."""
+    """The tokens of the prompt, those of the chat with the answer up to the end of its turn, and the length of their
+    common prefix."""
     chat = [*prompt, {"role": "assistant", "content": text}]
     before = chat_tokens(prompt, tokenizer, arguments, complete=False)
     tokens, special = chat_tokens(chat, tokenizer, arguments, complete=True), cast(Any, tokenizer)

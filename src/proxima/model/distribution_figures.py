@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # needs torch.distributed
 
 
 class TopTokens(NamedTuple):
-    """The result of `top_k_log_prob`: values of the target [N], and of the top tokens in descending order of log-prob
-    [N, k]."""
+    """The result of `top_k_log_prob`: log-probs of the targets [N], ids and log-probs of the top tokens [N, k],
+    descending."""
 
     log_prob: Tensor
     ids: Tensor
@@ -41,7 +41,7 @@ def top_k_log_prob(
     Args:
         hidden, weight, bias, target [N], temperature [N], part, chunk: as `token_log_prob`.
         k: tokens, >= 0, at most `vocabulary`.
-        vocabulary: only ids below it; the log-probs are normalised over all rows of `weight` all the same.
+        vocabulary: only ids below it are considered; the log-probs are still normalised over all rows of `weight`.
     """
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
@@ -77,7 +77,7 @@ def log_sum_square(
     chunk: int = 512,
 ) -> Tensor:
     """[N] float32 (float64 for float64 input), without gradient: log Σ_v π_v², the log of the probability that two
-    draws at a position agree; of draws from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
+    draws at a position agree; draws are from `kept` where it is given. Args: as `token_log_prob`, temperature [N]. It
     costs one more product with the head."""
     kind = hidden.device.type
     compute = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype

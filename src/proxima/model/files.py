@@ -1,4 +1,4 @@
-"""The files of a model: a folder, a GGUF file, or what the hub's cache has."""
+"""The files of a model: a folder, a GGUF file, or an entry in the hub's cache."""
 
 import json
 from contextlib import suppress
@@ -16,7 +16,7 @@ HASHING = Lock()  # a file that two threads ask about is read once
 
 def model_files(path: str, revision: str | None = None) -> dict[str, str]:
     """SHA-256 of a model's weights, configs and tokenizer files, by name; empty if they are not found. A hub name is
-    looked up in the cache. An adapter's folder has its base's weights too, as `base NAME`."""
+    looked up in the cache. For an adapter's folder they include its base's weights, as `base NAME`."""
     if (place := _place(path, revision)) is None:
         return {}
     hashes = {file.name: _sha_now(file) for file in _hashed_files(place)}
@@ -24,9 +24,9 @@ def model_files(path: str, revision: str | None = None) -> dict[str, str]:
 
 
 def hash_ahead(path: str, revision: str | None = None) -> None:
-    """Begin to hash a model's files in a thread, for `model_files`, which then waits for it: an import of libraries
-    leaves the other cores idle, and the files are then in memory when the weights are loaded. What is wrong with them
-    is left to those who need them."""
+    """Start hashing a model's files in a thread, for `model_files`, which then waits for it: importing libraries leaves
+    the other cores idle, and the files are then in memory when the weights are loaded. Errors are ignored here and
+    reported to whoever needs the files."""
     with suppress(OSError, RuntimeError, ValueError):
         if (place := _place(path, revision)) is not None:
             Thread(target=_hash_all, args=(place,), name="hashing", daemon=True).start()
@@ -55,7 +55,7 @@ def _hashed_files(place: Path) -> list[Path]:
 
 
 def _base_files(config: Path) -> dict[str, str]:
-    """Files of the base that an adapter's config names; none if it names none or can't be read."""
+    """The weight files of the base that an adapter's config names; empty if it names none or can't be read."""
     try:
         settings = json.loads(config.read_text(encoding="utf-8"))
         return weight_files(settings["base_model_name_or_path"], settings.get("revision"))
@@ -77,8 +77,8 @@ def _sha_now(file: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _sha(file: Path, size: int, modified: int, changed: int) -> str:
-    """SHA-256 of a file of that size and those times, computed once per process. A copy may keep the first time, but
-    not the second."""
+    """The SHA-256 of a file of this size and these times, once per process. A copy may keep `modified`, but not
+    `changed`."""
     sha, buffer = sha256(), memoryview(bytearray(min(CHUNK, size + 1)))
     with file.open("rb", buffering=0) as stream:
         while count := stream.readinto(buffer):

@@ -4,7 +4,7 @@ compute under autocast, with few passes over memory between the products.
     x += delta;  h = norm(x);  qkv = h W_qkv;  a = attention(turn(qkv));  delta = a W_o
     x += delta;  h = norm(x);  [g, u] = h W_gu;  delta = (silu(g) u) W_down
 
-The residual stream x is float32, as under autocast. Weights are cast once a pass, and the projections that read the
+The residual stream x is float32, as under autocast. Weights are cast once per pass, and the projections that read the
 same states are one product. Fewer values are rounded to bf16 than by the modules: scores, silu(g) and the sums of the
 gradients of q, k, v and of g, u stay float32.
 """
@@ -29,7 +29,7 @@ PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("o_proj",), ("gate_proj", "up_pr
 
 
 def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
-    """The states that predict the response tokens, [N, D] float32; None if the model or machine is not supported."""
+    """The states that predict the response tokens, [N, D] float32; None where the model or machine is not supported."""
     kernels = _kernels(backbone)
     if kernels is None:
         return None
@@ -71,11 +71,11 @@ def _layer_states(
 
 
 class _WholeResponses(NamedTuple):
-    """A batch for the attention kernel, in which prompts are whole and each response continues its own and nothing
-    else: what prompts or responses share is laid out before each once more.
+    """A batch laid out for the attention kernel: prompts are whole, and each response continues only its own prompt;
+    whatever prompts or responses share is repeated before each.
 
-    rows: [E] index into L of each of its tokens. own: [L] where the batch's tokens are there. edges, parents: as of
-    `PackedBatch`, of the same segments.
+    rows: [E] index into L of each token of this layout. own: [L] index into E of each token of the batch. edges,
+    parents: as in `PackedBatch`, of the same segments.
     """
 
     rows: Tensor
@@ -85,7 +85,7 @@ class _WholeResponses(NamedTuple):
 
     @classmethod
     def of(cls, batch: PackedBatch) -> "_WholeResponses | None":
-        """The whole responses of a batch; None if responses share only prompts."""
+        """The layout of a batch; None where responses share only prompts."""
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
         parents, prompts = [*batch.parents], dict(zip(batch.responses, batch.prompts, strict=True))
@@ -102,7 +102,7 @@ class _WholeResponses(NamedTuple):
 
 
 class _LaidOut(torch.autograd.Function):
-    """`x[rows]`; gradients of a row that is there several times are added in float32, whatever they are rounded to."""
+    """`x[rows]`; gradients of a row that occurs several times are summed in float32 before they are rounded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def _kernels(backbone: nn.Module) -> TrainKernels | None:
 
 
 def _plain(layer: Any, family: str) -> bool:
-    """True if this file can compute a layer: one that is not sharded, adapted, windowed or hooked."""
+    """True if this file can compute a layer: it is neither sharded nor adapted, windowed or hooked."""
     names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
     for module in layer.modules():
         kind = type(module)
@@ -174,7 +174,7 @@ class _Projection:
             self.bias = torch.cat(self.biases).bfloat16() if self.biases else None
 
     def product(self, kernels: TrainKernels, x: Tensor, *, gated: bool = False) -> Tensor:
-        """x W' + b; `gated`, of silu(g) u for x = [g, u]."""
+        """x W' + b; if `gated`, with silu(g) u for x = [g, u] in place of x."""
         out: Tensor = _apply_linear(
             x, kernels, self.matrix, self.bias, gated, len(self.weights), *self.weights, *self.biases
         )

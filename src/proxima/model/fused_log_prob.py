@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from proxima.kernels.train_pass import LANES, TrainKernels, train_kernels
 
-COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of so many tokens
+COLUMNS = 128  # blocks of the vocabulary in a backward pass are multiples of this many tokens
 
 
 def fused_log_prob(
@@ -19,7 +19,7 @@ def fused_log_prob(
     them.
 
     Raises:
-        IndexError: a target is no row of `weight`; kernels would read beyond its end.
+        IndexError: a target is not a row of `weight`; kernels would read out of bounds.
     """
     exact = len(target) > 0 and {weight.dtype, hidden.dtype, temperature.dtype} == {torch.float32}
     kernels = None if not exact or any(size % LANES for size in weight.shape) else train_kernels()
@@ -49,7 +49,7 @@ class _FusedLogProb(torch.autograd.Function):
             results = (log_z[own], log_prob[own], entropy[own] if want_entropy else None)
             logits = F.linear(h[own], w)
             kernels.log_prob(logits, temperature[own], target[own], *results)
-            if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would make the same ones
+            if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would compute the same ones
                 ctx.logits = logits
             del logits
         ctx.save_for_backward(h, w, target, temperature, log_z, entropy if entropy_gradient else None)
@@ -67,7 +67,7 @@ class _FusedLogProb(torch.autograd.Function):
         grad_h, grad_w = torch.zeros(h.shape), torch.empty(w.shape) if ctx.needs_input_grad[1] else None
         of_entropy = (entropy, None if entropy is None else grad_entropy.contiguous())
         turned, grad = kernels.transposed(h), grad.contiguous()
-        logits, ctx.logits = ctx.logits, None  # their gradient takes their place: a second pass computes them again
+        logits, ctx.logits = ctx.logits, None  # overwritten by their gradient: a second pass computes them again
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
             own = w[first : first + block]

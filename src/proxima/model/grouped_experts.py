@@ -1,5 +1,5 @@
-"""Mixtures of experts of transformers, whose matrices are stacked: a module `experts` takes hidden states [T, D] and
-the router's choices and weights [T, K], and computes one grouped product a matrix."""
+"""Transformers' mixtures of experts with stacked matrices: a module `experts` takes hidden states [T, D] and the
+router's choices and weights [T, K], and computes one grouped product per matrix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,7 +19,7 @@ def stacked_experts(model: nn.Module) -> Iterator[Any]:
 
 
 class OtherWeights:
-    """A module of experts as its forward method reads it, with other weights of so many experts."""
+    """A module of experts as its forward method reads it, but with other weights, of `count` experts."""
 
     def __init__(self, experts: Any, weights: Mapping[str, Tensor], count: int) -> None:
         self.experts, self.weights, self.num_experts = experts, dict(weights), count
@@ -30,8 +30,8 @@ class OtherWeights:
 
 
 def compute_in_autocast(model: nn.Module) -> None:
-    """Have grouped products follow autocast, as linear layers do. It does not know them: with float32 weights they
-    would be float32, which a GPU has no kernel for, and computes expert by expert."""
+    """Make grouped products follow autocast, as linear layers do. Autocast does not cover them: with float32 weights
+    they would be float32, for which a GPU has no kernel, so that it computes expert by expert."""
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     ALL_EXPERTS_FUNCTIONS.register(IN_AUTOCAST, _grouped_in_autocast)

@@ -1,4 +1,4 @@
-"""Names of the Hugging Face hub: which paths may be one, and what is said where the hub can't be asked."""
+"""Names of the Hugging Face hub: which paths may be one, and hints and errors where the hub can't be reached."""
 
 import socket
 from pathlib import Path
@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 from proxima.data import FieldError
 from proxima.data.errors import nearest
 
-# what no name of the hub begins with
+# folder names with which no name on the hub begins
 LOCAL_FOLDERS = (
     "ckpt",
     "checkpoints",
@@ -24,7 +24,7 @@ LOCAL_FOLDERS = (
 
 
 def looks_like_hub_name(path: str) -> bool:
-    """True if `path` has the form owner/name and its owner is not a local folder, or if the hub's cache holds it."""
+    """True if `path` has the form owner/name and its owner is not a local folder, or if the hub's cache has it."""
     owner, slash, name = path.partition("/")
     if not (slash and owner and name) or "/" in name or " " in path or path.endswith(".gguf"):
         return False
@@ -34,7 +34,7 @@ def looks_like_hub_name(path: str) -> bool:
 
 
 def two_readings(path: str) -> str:
-    """For a path whose first part is a folder here, how the model of that name on the hub is meant instead."""
+    """A hint for a path whose first part is a local folder: how to use the model of that name on the hub instead."""
     owner, _, name = path.partition("/")
     if not Path(owner).is_dir() or not name or "/" in name or owner.startswith((".", "~")):
         return ""
@@ -42,8 +42,8 @@ def two_readings(path: str) -> str:
 
 
 def require_found(path: str, revision: str | None) -> None:
-    """Raise `FieldError` for a name that is no path, is not in the cache, and can't be looked up: at once, where the
-    libraries would try for half a minute."""
+    """Raise `FieldError` for a name that is not a path, is not in the cache, and can't be looked up: immediately,
+    whereas the libraries would retry for half a minute."""
     if is_at_hand(path, revision) or (why := unreachable()) is None:
         return
     hint = near_folder(path)
@@ -54,19 +54,20 @@ def require_found(path: str, revision: str | None) -> None:
 
 
 def is_at_hand(path: str, revision: str | None) -> bool:
-    """True if the model's config can be read without asking the hub."""
+    """True if the model's config can be read without contacting the hub."""
     return Path(path).expanduser().exists() or _is_cached(path, revision)
 
 
 def near_folder(path: str) -> str:
-    """`did you mean outs/sft? Else `, where only the first of two parts is misspelt; empty where nothing is near."""
+    """The hint `did you mean outs/sft? Else `, if only the first of two parts is misspelt; empty if nothing is
+    similar."""
     owner, _, name = path.partition("/")
     near = nearest(owner, (child.name for child in Path().glob("*") if name and (child / name).exists()))
     return f"did you mean {near}/{name}? Else " if near else ""
 
 
 def unreachable() -> str | None:
-    """The reason why the hub can't be reached; None if it can."""
+    """Describe why the hub can't be reached; None if it can."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -75,7 +76,7 @@ def unreachable() -> str | None:
 
 
 def hub_is_reachable() -> bool:
-    """True if the hub's name resolves."""
+    """True if the hub's host name resolves."""
     from huggingface_hub import constants
 
     try:

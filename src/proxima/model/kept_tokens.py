@@ -16,7 +16,7 @@ class KeptTokens:
         ids: [M] int64, those of each position after those of the one before, without duplicates.
         cu: [N+1] int64, 0 … M; position n kept `ids[cu[n]:cu[n+1]]`. An empty set stands for the whole vocabulary.
         host_cu: `cu` on the host; None: it is copied when it is needed.
-        source: the sets of which these ids are some, where the others are other ranks'.
+        source: the complete sets, if these ids are only this rank's part of them.
     """
 
     ids: Tensor
@@ -45,7 +45,7 @@ class KeptTokens:
         return (self.source or self).cu.diff() > 0
 
     def of(self, block: Tensor, start: int) -> "KeptEntries":
-        """The entries that are kept of a block [n, V] of rows, the first of which is position `start`."""
+        """The kept entries of a block [n, V] of rows, the first of which is position `start`."""
         end = start + len(block)
         lengths = self.cu[start : end + 1].diff()
         ids = self.ids[self.edges[start] : self.edges[end]]
@@ -60,9 +60,9 @@ class KeptEntries:
 
     Args:
         ids, row: [m] int64, the kept tokens and the row of each.
-        lengths: [n] int64, how many each row keeps.
+        lengths: [n] int64, the number that each row keeps.
         values: [m], the entries.
-        elsewhere: [n] bool, rows whose kept entries are all in other blocks; None: there is no other.
+        elsewhere: [n] bool, rows whose kept entries are all on other ranks; None: there are no other ranks.
     """
 
     ids: Tensor
@@ -72,10 +72,11 @@ class KeptEntries:
     elsewhere: Tensor | None = None
 
     def logsumexp(self, otherwise: Tensor, scale: float = 1.0) -> Tensor:
-        """[n] of `scale` times the entries, row by row, and of a row that keeps none the value of `otherwise` [n], or
-        -inf where those that it keeps are elsewhere.
+        """[n] logsumexp of `scale` times the entries of each row; for a row without kept entries the value of
+        `otherwise` [n], or -inf where its kept entries are elsewhere.
 
-        A row is summed in the order of its ids, in float64 but on devices without it: it depends on no other row.
+        A row is summed in the order of its ids, in float64 except on devices without it, and does not depend on other
+        rows.
         """
         if self.elsewhere is not None:
             otherwise = otherwise.masked_fill(self.elsewhere, -torch.inf)

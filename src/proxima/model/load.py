@@ -23,14 +23,14 @@ from proxima.model.pretrained import (
     unreadable_model,
 )
 
-if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
+if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from torch import nn
 
     from proxima.model.parallel.sharding import Sharding
 
 ALIGNMENT = 64  # bytes, of every tensor that torch allocates on a CPU
 PRODUCT_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")  # oneDNN's, and that of torch around it
-SHAPES = 128  # of products that these remember
+SHAPES = 128  # of products that these caches keep
 
 
 def load(
@@ -48,14 +48,14 @@ def load(
     Args:
         path: hub name, folder with config.json, a .gguf file (dequantised; needs the packages `gguf` and `accelerate`),
             or an adapter's folder: its base, with the adapter merged.
-        lora: adapters for the model, which are then the only parameters that are trained.
-        seed: of the draws of new adapters.
+        lora: adapters for the model, which are then its only trained parameters.
+        seed: of the random initialisation of new adapters.
         sharding: spread over the ranks of torch.distributed. Each then reads its own slices; GGUF, merged
             adapters, DoRA and files that transformers converts are first loaded whole on every rank, in host memory.
 
     Raises:
-        FieldError: the path can't be loaded, or the files lack weights or hold some that are not finite; the base of an
-            adapter has changed; an adapter does not fit; it is a reward model.
+        FieldError: the path can't be loaded, or the files lack weights or contain some that are not finite; the base of
+            an adapter has changed; an adapter does not fit; the model is a reward model.
     """
     if sharding is not None:
         from proxima.model.parallel.refusals import require_splittable
@@ -87,7 +87,7 @@ def load(
 
 
 def on_ranks(loaded: LoadedModel, sharding: "Sharding | None", device: str) -> LoadedModel:
-    """Shard the model over the ranks of `sharding`, unless it already is, or there are none."""
+    """Shard the model over the ranks of `sharding`, unless it is already sharded or `sharding` is None."""
     if sharding is None or loaded.sharding is not None:
         return loaded
     from proxima.model.parallel.mesh import rank_device
@@ -114,12 +114,12 @@ def with_adapter(
 
 
 def load_merged(path: str, load_base: Callable[[str, str | None], LoadedModel], *, scalar: bool = False) -> LoadedModel:
-    """Load an adapter's base with the adapter merged into its weights.
+    """Load an adapter's base and merge the adapter into its weights.
 
     Args:
         path: the adapter's folder.
-        load_base: from path and revision of the base.
-        scalar: the base is to be a scalar model, whose head is the adapter's.
+        load_base: loads the base from its path and revision.
+        scalar: the base becomes a scalar model, with the adapter's head.
 
     Raises:
         FieldError: as `load`.
@@ -152,10 +152,10 @@ def _load_plain(path: str, *, revision: str | None, dtype: torch.dtype, device: 
 
 
 def bound_product_caches() -> None:
-    """Have torch remember the code of `SHAPES` products in bf16 on a CPU, unless the environment says how many. Each
-    takes a megabyte, packed batches have a dozen new shapes each, and torch would remember 1,024 in each of two caches:
-    gigabytes, the more as the heap between them becomes fragmented. The layers of a model have the same shapes, so a
-    pass needs a dozen."""
+    """Limit torch's caches of bf16 product code on a CPU to `SHAPES` entries, unless the environment sets a size. An
+    entry takes a megabyte, each packed batch adds a dozen new shapes, and torch would keep 1,024 in each of two caches:
+    gigabytes, and more because the heap between them fragments. The layers of a model have the same shapes, so a pass
+    needs a dozen."""
     for name in PRODUCT_CACHES:
         os.environ.setdefault(name, str(SHAPES))  # read at the first product
 
@@ -172,9 +172,9 @@ def load_weights(
     prepare: Callable[[Any], None] | None = None,
     **extra: Any,
 ) -> tuple[LoadedModel, list[str]]:
-    """Load a model from `path` with a class of transformers (`AutoModelFor…`), and list the weights of `may_lack` that
-    the files lack. With `sharding` the model is prepared with `prepare` and sharded if it can be read in slices;
-    otherwise it is whole, on the CPU, and not prepared.
+    """Load a model from `path` by a class of transformers (`AutoModelFor…`); also return which of the weights
+    `may_lack` the files lack. With `sharding` the model is sharded, after a call of `prepare`, if it can be read by
+    slices; otherwise it is whole, on the CPU, and not prepared.
 
     Raises:
         FieldError: as `load`.
@@ -212,9 +212,9 @@ def load_weights(
 def align_weights(model: "nn.Module") -> None:
     """Copy the parameters to where torch would have allocated them.
 
-    Those read from safetensors are in the mapped file, behind a header of any length, and the kernels of some CPUs
-    choose the order of a sum by the address of a matrix: the weights of a checkpoint would not always compute what the
-    same weights computed before it was written.
+    Parameters read from safetensors reside in the mapped file, behind a header of arbitrary length, and the kernels of
+    some CPUs choose the order of a sum by the address of a matrix: the weights of a checkpoint would not always compute
+    the same results as before it was written.
     """
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % ALIGNMENT:

@@ -7,12 +7,12 @@ Where sampling was truncated to a set S_n of tokens, log_prob_n = logits_n[y_n] 
 log-prob of the distribution that the token was drawn from, π(y) / π(S). S_n is a constant: no gradient goes through it.
 The entropy stays that of the whole vocabulary.
 
-**Which log-probs are of S.** All that are compared with one another at the sampled token: the policy's at the update,
-the proximal one's, and the reference's. With samples of π_S, estimates of a KL hold for distributions over S alone:
-E[ref_S / π_S] = 1 makes k3 one of KL(π_S ‖ ref_S), which is 0 where the two agree. With an untruncated reference every
-token would pay −log ref(S) more, at any policy, and k3 would be biased by E[ref / π_S] = ref(S); with both untruncated,
-what they say of the tokens outside S is missing. So no KL of these samples holds the policy where it was never sampled:
-that is for `top_p` to say.
+**Which log-probs are over S.** All that are compared with one another at the sampled token: the policy's at the update,
+the proximal policy's, and the reference's. With samples from π_S, KL estimates are valid only for distributions over S:
+E[ref_S / π_S] = 1 makes k3 an estimate of KL(π_S ‖ ref_S), which is 0 where the two agree. With an untruncated
+reference every token would cost −log ref(S) more, for any policy, and k3 would be biased by E[ref / π_S] = ref(S); with
+both untruncated, the part of the KL from tokens outside S is missing. So no KL of these samples constrains the policy
+on tokens that are never sampled: which these are is up to `top_p`.
 """
 
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,8 +62,9 @@ def token_log_prob(
         others: [N, K] int64, more token ids whose log-probs to return, with gradient only if `others_gradient`.
         kept: the set S_n of tokens that each target was drawn from, the target among them; None: from the vocabulary.
             `log_prob` is then of the distribution over S_n; entropy and others stay those of the whole vocabulary.
-        part: weight and bias are this rank's rows of a head that several ranks share. All of them call with the same
-            other arguments, and get the same values and gradients, but of their own rows. None: the head is whole.
+        part: weight and bias are this rank's rows of a head that several ranks share. All of them pass the same other
+            arguments and get the same values and gradients, except those of weight and bias, which are of their own
+            rows. None: the head is whole.
         chunk: rows of logits alive at once; memory is about chunk x V values of the product's dtype.
 
     Returns: log_prob [N] float32, nats; entropy [N] float32, nats, or None; of the others [N, K] float32, nats, or
@@ -153,9 +154,10 @@ class _TokenLogProb(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """d log_prob / d logits = 1[y] − p, of the others too;  d H / d logits = −p (log p + H);  all / temperature.
-        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S. Of a part of the vocabulary these
-        are the own columns; the gradient of `hidden` is summed over the parts."""
+        """d log_prob / d logits = 1[y] − p, also of the others;  d H / d logits = −p (log p + H);  all / temperature.
+
+        Where the token was drawn from S, p of its own log_prob is p_S, 0 outside S. With a part of the vocabulary these
+        are this rank's columns; the gradient of `hidden` is summed over the parts."""
         hidden, weight, bias, target, temperature, log_z, entropy, others, kept_z = ctx.saved_tensors
         grad_log_prob, grad_entropy, grad_others = grads
         kept: KeptTokens | None = ctx.kept

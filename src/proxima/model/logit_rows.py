@@ -1,4 +1,4 @@
-"""Logits in float32, as many rows at once as stay in a cache."""
+"""Logits in float32, as many rows at once as fit in a cache."""
 
 from collections.abc import Iterator
 
@@ -11,8 +11,8 @@ LOGIT_DTYPE = {torch.float64: torch.float64}  # float32 for every other
 
 
 def row_blocks(logits: Tensor, temperature: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once, so that who
-    iterates deletes each before the next is made."""
+    """Blocks of rows of `logits`, in float32 and divided by the temperature; on a GPU all rows at once. The caller
+    deletes each block before it asks for the next."""
     step = ROWS if logits.device.type == "cpu" else max(1, len(logits))
     for at in range(0, len(logits), step):
         rows = slice(at, at + step)

@@ -1,11 +1,11 @@
-"""LoRA: small trained matrices beside the frozen linear layers of a model, through the library peft.
+"""LoRA: small trained matrices alongside the frozen linear layers of a model, through the library peft.
 
     weight_of       a layer's weight with its adapter in it, differentiable
-    adapter_off     the base, for as long as a `with` lasts: the reference policy
+    adapter_off     the base, within a `with` block: the reference policy
 
 `lora_layers.py` puts adapters on a model and takes them off; `adapter_files.py` reads and writes them. The model stays
 the Hugging Face model that it was: only its target layers are replaced, by peft's, so attention, packing and decoders
-see what they always see.
+are not affected.
 """
 
 import math
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from proxima.data import require
 
 NAME = "default"  # what peft calls the only adapter of a model
-SCALAR_HEAD = "score"  # of a scalar model: trained as a whole beside the adapters of its decoder
+SCALAR_HEAD = "score"  # of a scalar model: trained in full, alongside the adapters of its decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,19 +64,19 @@ def base_layer(module: nn.Module) -> nn.Module:
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """The names of the adapter's own parameters; none without one."""
+    """The names of the adapter's own parameters; empty without an adapter."""
     return [name for name, _ in model.named_parameters() if f".{NAME}." in name and ".lora_" in name]
 
 
 def trained_names(model: nn.Module) -> list[str]:
-    """The names of what a model with an adapter trains: `adapter_names`, and a scalar head."""
+    """The names of the parameters that a model with an adapter trains: `adapter_names`, and a scalar head."""
     head = f"{SCALAR_HEAD}.weight"
     return [*adapter_names(model), *(name for name, _ in model.named_parameters() if name == head)]
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """The weight of a linear layer as it acts, in the layout of the layer's own weight: with the adapter in it, unless
-    that is off. Differentiable; sums in the wider dtype of base and adapter."""
+    """The effective weight of a linear layer, in the layout of the layer's own weight: with the adapter merged in,
+    unless the adapter is off. Differentiable; sums in the wider dtype of base and adapter."""
     layer: Any = module
     weight: Tensor = layer.weight  # of an adapted layer, its base's
     if not is_adapted(module) or layer.disable_adapters:
@@ -92,7 +92,7 @@ def weight_of(module: nn.Module) -> Tensor:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Context in which the model is its base, to the bit.
+    """Switch the adapter off within the block: the model then equals its base bit for bit.
 
     Raises:
         ValueError: the model has no adapter.

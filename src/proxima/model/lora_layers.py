@@ -1,7 +1,7 @@
 """Puts adapters on the layers of a model, and takes them off.
 
 attach          adapters for a loaded model; from here on they alone are trained
-plain_weights   all weights of a model as if it had been trained in full: what an engine takes
+plain_weights   all weights of a model as if it had been trained in full: the input of an engine
 merge_adapter   a model with adapters becomes an ordinary one
 """
 
@@ -48,8 +48,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def adapter_parameters(model: nn.Module, lora: Lora) -> int:
-    """The number of weights that an adapter of this model trains; the model may be without weights (on the meta
-    device)."""
+    """Count the weights that an adapter of this model trains; the model may be without weights (on the meta device)."""
     count = 0
     for module in target_layers(model, lora).values():
         height, width = module.weight.shape  # type: ignore[misc]
@@ -77,8 +76,8 @@ def peft_config(model: nn.Module, lora: Lora) -> Any:
 
 
 def attach(model: nn.Module, lora: Lora, seed: int) -> None:
-    """Put new adapters on the target layers of a plain model and freeze everything else but a scalar head. A's draws
-    depend on the seed alone; torch's random state stays as it was.
+    """Put new adapters on the target layers of a plain model and freeze everything else except a scalar head. The
+    initial A depends on the seed alone; torch's random state is unchanged.
 
     Raises:
         FieldError: a target names no linear layer of this model.
@@ -110,8 +109,8 @@ def missing_peft() -> str | None:
 
 @torch.no_grad()
 def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters under the names that they have without adapters, tied ones under each name. A merged one is made
-    when its turn comes, so that one at a time is in memory."""
+    """The parameters under the names that they have without adapters, tied ones under each name. Merged weights are
+    computed lazily, so that only one at a time is in memory."""
     adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owner, _, own = name.partition(".base_layer.")
@@ -123,8 +122,8 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module) -> None:
-    """Make an ordinary model of one with adapters: the layers that it had, with the weights of `weight_of` in the
-    base's dtype, all of them trainable. A head that shares its weight with the embedding gets one of its own."""
+    """Turn a model with adapters into an ordinary one: its original layers, with the weights of `weight_of` in the
+    base's dtype, all of them trainable. An adapted head no longer shares its weight with the embedding."""
     whole: Any = model
     head = whole.get_output_embeddings()
     for name, module in list(model.named_modules()):

@@ -14,9 +14,9 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
 
     Args:
         items: the sequences of each item; they stay together.
-        budget: tokens of one forward pass; a single item above it is a micro-batch of its own. The prompt of a group
-            counts once. What the prompts of several groups, or the paths of an episode, begin with is run once and
-            counts each time: attention lays its keys and values out for each, so that a budget of what is run would
+        budget: tokens of one forward pass; a single item above it gets a separate micro-batch. The prompt of a group
+            counts once. A common beginning of prompts of several groups, or of paths of an episode, is run once but
+            counts each time: attention lays out its keys and values for each, so that a budget of the tokens run would
             not bound the memory.
     """
     out: list[list[int]] = []
@@ -32,7 +32,7 @@ def micro_batches(items: Items, budget: int, *, share_prompt: bool = True) -> li
 
 
 def _laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None = None) -> int:
-    """Tokens of an item that count in the budget, after a sequence of this group."""
+    """The tokens of an item that count towards the budget, after a sequence of `group`."""
     total = 0
     for trajectory in item:
         shares = share_prompt and trajectory.group == group
@@ -42,8 +42,8 @@ def _laid_out(item: Sequence[Trajectory], share_prompt: bool, group: int | None 
 
 
 def tokens_fed(items: Items, *, share_prompt: bool = True) -> int:
-    """Tokens that a micro-batch of these feeds the model: the length of its packed axis, without packing it. The last
-    token of a response is not fed: it predicts nothing."""
+    """Tokens that a micro-batch of these items feeds to the model: the length of its packed axis, without packing it.
+    The last token of a response is not fed: it predicts nothing."""
     total, opener, before = 0, None, None
     for trajectory in (trajectory for item in items for trajectory in item):
         total += len(trajectory.prompt_tokens) + max(0, len(trajectory.tokens) - 1)

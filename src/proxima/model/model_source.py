@@ -22,8 +22,8 @@ class ModelSource:
 
     Args:
         path, revision, device: see `load`; `dtype` is a name of `DTYPES`.
-        lora: adapters to train in place of the weights; None: none.
-        seed: of the draws of new adapters and heads.
+        lora: adapters to train instead of the weights; None: no adapters.
+        seed: of the random initialisation of new adapters and heads.
         attention, share_prompt, gradient_checkpointing: see `PackedModel`; `compute_dtype` is a name of `DTYPES`.
         log_prob_chunk: see `Policy`.
         sharding: spread over the ranks of torch.distributed, see `load`; loading is then collective. None: one process.
@@ -43,14 +43,15 @@ class ModelSource:
     sharding: "Sharding | None" = None
 
     def load(self, saved: str | None = None) -> LoadedModel:
-        """The model, or the one of the same architecture that a checkpoint has in the folder `saved`."""
+        """Load the model, or the one of the same architecture that a checkpoint stored in the folder `saved`."""
         if self.lora is not None:
             lora = self.lora if saved is None else replace(self.lora, path=saved)
             return load(self.path, revision=self.revision, lora=lora, seed=self.seed, **self._place)
         return load(saved or self.path, revision=None if saved else self.revision, **self._place)
 
     def load_scalar(self, saved: str | None = None, *, head_std: float) -> LoadedModel:
-        """The model with a scalar head, see `load_scalar_model`, or the one that a checkpoint has in `saved`."""
+        """Load the model with a scalar head, see `load_scalar_model`, or the one that a checkpoint stored in
+        `saved`."""
         from proxima.model.scalar_model import load_scalar_model
 
         if saved is not None and self.lora is None:
@@ -63,19 +64,19 @@ class ModelSource:
     def policy(
         self, loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
     ) -> Policy:
-        """Runs loaded weights, with log-probs."""
+        """A policy that runs loaded weights."""
         settings = self._packed | {"replays_routes": replays_routes}
         return Policy(loaded, log_prob_chunk=self.log_prob_chunk, value_head=value_head, **settings)
 
     def scalar(self, loaded: LoadedModel) -> "ScalarModel":
-        """Runs loaded weights with a scalar head."""
+        """A scalar model that runs loaded weights."""
         from proxima.model.scalar_model import ScalarModel
 
         return ScalarModel(loaded, **self._packed)
 
     def identity(self) -> dict[str, str]:
-        """Hashes of the files and the settings that determine the log-probs of the weights, without an adapter, by
-        name. Empty if the files are not known."""
+        """The inputs that determine the log-probs of its weights, without an adapter: hashes of its files, and
+        settings, by name. Empty if the files are not known."""
         if not (files := model_files(self.path, self.revision)):
             return {}
         names = ("path", "dtype", "compute_dtype", "attention", "share_prompt", "log_prob_chunk")

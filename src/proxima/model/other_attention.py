@@ -1,4 +1,4 @@
-"""The states of a packed batch by other attention than `packed`: torch's flash attention for sequences of unlike
+"""The states of a packed batch by other attention than `packed`: torch's flash attention for sequences of different
 lengths, and Hugging Face's own, for architectures that need it."""
 
 from itertools import pairwise
@@ -14,7 +14,7 @@ from proxima.model.attention import packed_states
 
 
 def hidden_varlen(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
-    """One call a layer of torch's flash attention, on a GPU."""
+    """One call of torch's flash attention per layer, on a GPU."""
     from proxima.model.varlen import varlen_attention
 
     return packed_states(backbone, batch, attend=varlen_attention(backbone, batch), **more)
@@ -47,7 +47,7 @@ def hidden_mask(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tensor:
 
 
 def _longest(batch: PackedBatch) -> int:
-    """Tokens of the longest sequence that is fed."""
+    """The length in tokens of the longest sequence that is fed."""
     return max((b - a + seen for (a, b), seen in zip(pairwise(batch.edges), batch.seen, strict=True)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Base of all models over packed trajectories: attention that keeps sequences apart, autocast, hidden states."""
+"""The base of all models over packed trajectories: attention that keeps sequences apart, autocast, hidden states."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -23,14 +23,15 @@ ROUTES = frozenset({"routed_experts", "expert_load"})  # outputs that the router
 
 @dataclass(frozen=True, kw_only=True)
 class TokenOutputs:
-    """Outputs of a forward pass for each response token; None if the model lacks one or it was not requested.
+    """The outputs of a forward pass for each response token; None for those that the model lacks or that were not
+    requested.
 
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
     of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
     batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`. log_sum_square
     [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts: expert_count and
-    expert_probability as of `RoutingPass.balance`, routed_experts [L, M, K] as of its `chosen`, and where the batch's
-    are replayed route_counts [2] as of its `counts`.
+    expert_probability as in `RoutingPass.balance`, routed_experts [L, M, K] as in its `chosen`, and where the batch's
+    are replayed route_counts [2] as in its `counts`.
     """
 
     log_prob: Tensor | None = None
@@ -53,7 +54,7 @@ class TokenOutputs:
         """The output of this name.
 
         Raises:
-            ValueError: the model gave none.
+            ValueError: the model did not give it.
         """
         tensor: Tensor | None = getattr(self, name)
         if tensor is None:
@@ -62,7 +63,7 @@ class TokenOutputs:
 
 
 class PackedModel:
-    """A loaded model that runs packed batches; `Policy` and `ScalarModel` add what they read from the hidden states.
+    """A loaded model that runs packed batches; `Policy` and `ScalarModel` add their outputs from the hidden states.
 
     Args:
         loaded: model and tokenizer.
@@ -100,7 +101,7 @@ class PackedModel:
         # a model without attention takes no name for it
         if attention in ("packed", "varlen") or getattr(self.model, "_supports_sdpa", False):
             self.model.set_attn_implementation(hugging_face_name(attention))
-        self.reroutes = False  # layers run again for the backward pass, and their routers would choose again
+        self.reroutes = False  # layers are recomputed in the backward pass, and their routers would choose again
         if any(hasattr(module, "_apply_gate") for module in self.model.modules()):
             from proxima.model.grouped_experts import compute_in_autocast
             from proxima.model.routing import is_mixture
@@ -116,7 +117,7 @@ class PackedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the computation; offloaded weights are stored elsewhere."""
+        """The device on which it computes; offloaded weights are stored elsewhere."""
         return self.loaded.device or self.model.device
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -139,7 +140,7 @@ class PackedModel:
         return pack(trajectories, share_prompt=self.share_prompt, routes=routes).to(self.device)
 
     def autocast(self) -> AbstractContextManager[None]:
-        """bf16 matrix products on float32 weights, or nothing."""
+        """A context for bf16 matrix products on float32 weights, or a null context."""
         sharding = self.loaded.sharding
         weights = next(self.model.parameters()).dtype
         if self.compute_dtype == ((sharding and sharding.gathered_dtype) or weights):
@@ -148,10 +149,10 @@ class PackedModel:
         return torch.autocast(self.device.type, dtype=self.compute_dtype, cache_enabled=sharding is None)
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
-        """`function(batch)`, which reads the model's weights; every forward pass is one call of this, and none is
-        within another. On many ranks it is collective: the weights that `function` meets are whole, and what it
-        returns, a tensor or a dict of tensors by response token, starts the sum of the gradients in its backward pass.
-        Where ranks split the tokens of a batch, `function` meets this rank's part, and all get what all parts give."""
+        """Return `function(batch)`, which reads the model's weights; every forward pass is one call of this method, and
+        calls do not nest. On many ranks it is collective: `function` sees whole weights, and the backward pass of its
+        result, a tensor or a dict of tensors by response token, starts the sum of the gradients. Where ranks split the
+        tokens of a batch, `function` gets this rank's part, and all ranks get the combined result of all parts."""
         model: Any = self.model
         if not is_sharded(model):
             return function(batch)
@@ -167,9 +168,9 @@ class PackedModel:
                     module.reshard()
 
     def sync_gradients(self, on: bool) -> None:
-        """Set whether the next backward passes sum the gradients of all ranks. Off for all but the last micro-batch of
-        an update: until then each rank keeps a whole gradient, or with `splits_gradients` its part of the sum over the
-        ranks that share a copy. Without other ranks it does nothing."""
+        """Set whether the next backward passes end with the sum of all ranks' gradients. Off for all but the last
+        micro-batch of an update: until then each rank keeps a whole gradient, or with `splits_gradients` its part of
+        the sum over the ranks that share a copy. No effect on a model that is not sharded."""
         if is_sharded(self.model):
             sharding = self.loaded.sharding
             for module in self.roots():
@@ -177,8 +178,8 @@ class PackedModel:
                 module.set_requires_all_reduce(on)
 
     def idle_pass(self, outputs: frozenset[str] = frozenset(), *, backward: bool) -> None:
-        """Join the other ranks' forward pass with `outputs`, and their backward pass, without a sequence of one's own:
-        one token, whose gradients are 0. Alone it does nothing."""
+        """Join the other ranks' forward pass with `outputs`, and their backward pass, on a rank without a sequence: it
+        runs one token, whose gradients are 0. No effect on a model that is not sharded."""
         if is_sharded(self.model):
             with torch.set_grad_enabled(backward):
                 given = self._dummy(outputs)
@@ -198,7 +199,8 @@ class PackedModel:
         return states
 
     def routing(self, batch: PackedBatch, outputs: frozenset[str] = frozenset()) -> "RoutingPass | None":
-        """For a forward pass with `outputs`; None where its routers choose once, and nobody asks what."""
+        """The routing of a forward pass with `outputs`; None where its routers choose once and their choices are not
+        needed."""
         recomputed = self.reroutes and torch.is_grad_enabled()
         if batch.routed_experts is None and not outputs & ROUTES and not recomputed:
             return None
@@ -221,12 +223,12 @@ class PackedModel:
         """[N] float32, reward units: the model's scalar head at hidden states [N, D].
 
         Raises:
-            ValueError: it has none.
+            ValueError: the model has no scalar head.
         """
         raise NotImplementedError
 
     def values(self, batch: PackedBatch) -> Tensor:
-        """[N] float32, reward units: what `__call__` gives as `value`, and nothing else is computed.
+        """[N] float32, reward units: the output `value` of `__call__`, computed alone.
 
         Law: `values[t]` is of the prompt and response tokens 0 … t-1.
         """
@@ -246,6 +248,6 @@ class PackedModel:
         """The outputs of a forward pass; with gradient when grad is enabled.
 
         Args:
-            needs: what is wanted beside what the model always gives: `entropy`, `entropy_gradient`, `value`.
+            needs: outputs besides those that the model always gives: `entropy`, `entropy_gradient`, `value`.
         """
         raise NotImplementedError

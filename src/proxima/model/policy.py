@@ -43,7 +43,7 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
     return backbone, head
 
 
-# what architectures of transformers do to logits after the head, with the value at which nothing happens
+# config fields by which transformers' architectures change the logits after the head, with the value of no effect
 AFTER_THE_HEAD = (
     ("final_logit_softcapping", None),
     ("logit_scale", 1.0),
@@ -91,7 +91,7 @@ class Policy(PackedModel):
 
     def __call__(self, batch: PackedBatch, needs: frozenset[str] = frozenset()) -> TokenOutputs:
         """Log-probs of `batch.target` given all before, at `batch.temperature`; with gradient when grad is enabled.
-        Those of tokens that are not `sampled` mean nothing.
+        Values of tokens that are not `sampled` have no meaning.
 
         Law: `log_prob[t]` is of token t of the response given the prompt and response tokens 0 … t-1. With a
         `sampling_mask` in the batch it is of the distribution over these tokens, and so is `log_sum_square`; entropy
@@ -141,7 +141,8 @@ class Policy(PackedModel):
         }
 
     def _scorer(self, batch: PackedBatch) -> Callable[..., TokenLogProbs]:
-        """`token_log_prob` of the batch's targets, of those that were sampled alone where that is known on the host."""
+        """`token_log_prob` of all targets; of the sampled ones alone if others exist and neither masks nor a context
+        forbid it."""
         if batch.sampled_of == batch.tokens_of or batch.sampling_mask is not None or self.context is not None:
             return partial(token_log_prob, target=batch.target, temperature=batch.temperature, kept=_kept(batch))
         from proxima.model.sampled_rows import sampled_log_prob
@@ -200,6 +201,6 @@ def _kept(batch: PackedBatch) -> KeptTokens | None:
 
 
 def _joined(*ids: Tensor | None) -> Tensor | None:
-    """The columns of token ids that a batch has, side by side."""
+    """The given columns of token ids, joined side by side."""
     given = [columns for columns in ids if columns is not None]
     return torch.cat(given, 1) if len(given) > 1 else next(iter(given), None)

@@ -1,5 +1,4 @@
-"""Read what a model path names without its weights: config, shape and tokenizer, with errors that say why they can't be
-read; `load` reads weights."""
+"""Reads config, shape and tokenizer from a model's path, and explains failures; `load` reads weights."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
 from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import adapter_names
 
-if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe shall not wait for it
+if TYPE_CHECKING:  # transformers takes seconds to import: a mistyped recipe must not wait for it
     from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
     from proxima.model.parallel.sharding import Sharding
@@ -24,8 +23,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A model with its tokenizer and path; `base` is what its adapter is for, None without one. On many ranks,
-    `sharding` says how it is distributed, and `device` where this rank computes, which its weights need not be."""
+    """A model with its tokenizer and path; `base` is the base of its adapter, None without one. On many ranks,
+    `sharding` says how it is split, and `device` is where this rank computes; its weights may be stored elsewhere."""
 
     model: "PreTrainedModel"
     tokenizer: "PreTrainedTokenizerBase"
@@ -61,12 +60,12 @@ class LoadedModel:
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Token ids that end a completion, of the generation config, the model config and the tokenizer."""
+        """Token ids that end a completion, from the generation config, the model config and the tokenizer."""
         return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
 
 
 def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
-    """The ids that end a completion, of generation config, model config and tokenizer."""
+    """The ids that end a completion, from generation config, model config and tokenizer."""
     stop: list[Any] = []
     for source in sources:
         ids = getattr(source, "eos_token_id", None)
@@ -75,7 +74,7 @@ def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
 
 
 def check_device(device: str, field: str = "device") -> None:
-    """FieldError for a device of an unknown kind, or one that this machine lacks."""
+    """Raise FieldError for a device of an unknown kind, or one that this machine lacks."""
     match, count = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", device), torch.cuda.device_count()
     require(match is not None, field, device, "is not a device of proxima; write auto, cpu, cuda or cuda:1")
     there = match is None or not device.startswith("cuda") or int(match[1] or 0) < count
@@ -88,12 +87,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def is_run(place: Path) -> bool:
-    """A run folder, whose models are in its checkpoints."""
+    """True for a run folder, whose models are in its checkpoints."""
     return (place / "config.yaml").is_file() and (place / "metrics.jsonl").is_file()
 
 
 def export_remedy(path: str) -> str:
-    """The remedy that turns the model of a run into a folder."""
+    """The remedy for a run given as a model: export its model to a folder."""
     return f"`proxima export {path} MODEL` writes it to a folder; give that"
 
 
@@ -130,12 +129,12 @@ def check_path(path: str) -> None:
 
 
 def context_limit(config: Any) -> int:
-    """Tokens that a model of this config was made for; 2^20 where the config does not say."""
+    """The maximum length in tokens from a model's config; 2^20 where the config does not say."""
     return int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
 
 
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
-    """The model's config alone, of an adapter without one its base's: no weights are read (for GGUF, its header is)."""
+    """The model's config, or its base's for an adapter without one; no weights are read (for GGUF, only the header)."""
     from transformers import AutoConfig
 
     check_path(path)
@@ -158,8 +157,7 @@ def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
 
 
 def load_generation_config(path: str, revision: str | None = None) -> "GenerationConfig | None":
-    """The generation settings recommended by the model's authors, with the tokens that end a completion; None if they
-    give none."""
+    """The generation config by the model's authors, with the tokens that end a completion; None without one."""
     from transformers import GenerationConfig
 
     try:
@@ -190,7 +188,7 @@ def load_shape(path: str, revision: str | None = None) -> "PreTrainedModel":
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokenizerBase":
-    """The tokenizer alone; of an adapter whose folder has none its base's."""
+    """The tokenizer, or its base's for an adapter whose folder has none."""
     from transformers import AutoTokenizer
 
     check_path(path)
@@ -217,14 +215,14 @@ def vocabulary_problem(ours: dict[str, int], theirs: dict[str, int]) -> str | No
 
 
 def refuse_not_finite(path: str, bad: list[str]) -> None:
-    """FieldError for a model of which these weights are not finite."""
+    """Raise FieldError for a model if any weights are `bad`: not finite."""
     if bad:
         reason = f"holds NaN or infinity in {len(bad)} of the model's weights, {bad[0]} among them"
         raise FieldError("model.path", path, reason, remedy="download the folder again, or use another checkpoint")
 
 
 def model_place(path: str) -> tuple[str, dict[str, Any]]:
-    """The folder to pass to `from_pretrained`, and the argument that names a GGUF file in it."""
+    """The folder for `from_pretrained`, and the argument that names a GGUF file in it."""
     place = Path(path).expanduser()
     if place.suffix == ".gguf":
         return str(place.parent), {"gguf_file": place.name}
@@ -232,7 +230,7 @@ def model_place(path: str) -> tuple[str, dict[str, Any]]:
 
 
 def unreadable_model(path: str, what: str, error: Exception) -> FieldError:
-    """The error of a model that Hugging Face does not read; a model's own code is never run."""
+    """The error for a model that Hugging Face can't read; a model's own code is never run."""
     if "trust_remote_code" in str(error):
         remedy = "use a model whose architecture is in transformers"
         return FieldError("model.path", path, "needs Python code of its own, which proxima does not run", remedy=remedy)

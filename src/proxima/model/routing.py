@@ -1,9 +1,9 @@
-"""The experts of mixtures: which of them each token is sent to, recorded and replayed.
+"""Records and replays the experts to which each token of a mixture is sent.
 
     decoder stack --routing=RoutingPass--> layer --> attention (takes the pass off) | router (asks it) | experts
 
-The pass travels as an argument, as the segments of packed attention do, and meets the router inside the layer: so
-gradient checkpointing, which runs the layer again, finds the same one, and the experts that the layer had first.
+The pass is an argument, like the segments of packed attention, and reaches the router inside the layer: so gradient
+checkpointing, which runs the layer again, gets the same pass, with the experts of the first run.
 """
 
 from functools import partial
@@ -22,13 +22,13 @@ SMALL = 128  # experts that int8 counts, with -1 for a token whose experts are n
 
 
 def is_mixture(config: Any) -> bool:
-    """True if a transformers config belongs to one of the `FAMILIES`."""
+    """True if a config of transformers is of one of the `FAMILIES`."""
     return getattr(config.get_text_config(), "model_type", None) in FAMILIES
 
 
 def check_mixture(config: Any, field: str, value: object) -> None:
-    """FieldError for `field` where a config of transformers is of a model without experts, or of routers that are not
-    known here."""
+    """Raise FieldError for `field` if a config of transformers is of a model without experts, or with routers that are
+    not supported here."""
     if not is_mixture(config):
         kind = getattr(config.get_text_config(), "model_type", None)
         bound = f"needs a mixture of experts of the kinds {', '.join(FAMILIES)}, and model.path is of kind {kind}"
@@ -36,17 +36,17 @@ def check_mixture(config: Any, field: str, value: object) -> None:
 
 
 def id_dtype(experts: int) -> torch.dtype:
-    """The smallest that holds the ids and -1."""
+    """The smallest dtype that holds the expert ids and -1."""
     return torch.int8 if experts <= SMALL else torch.int16
 
 
 class RoutingPass:
-    """Observes or controls the routers during one forward pass.
+    """The routing of one forward pass.
 
         chosen_t = given_t, or where it is -1 the k largest of p_t        p_t = softmax(logits_t)
         weights_t = p_t[chosen_t], and where the model does so / their sum
 
-    The gradient flows through p_t to the router, whoever chose. Source: routing replay, arXiv 2510.11370, section 3.
+    The gradient flows through p_t to the router in either case. Source: routing replay, arXiv 2510.11370, section 3.
 
     Args:
         given: [L, M, K] int8 or int16, of each token and each of the M mixtures; None: the routers choose everywhere.
@@ -84,7 +84,7 @@ class RoutingPass:
         return weights, chosen
 
     def outputs(self, batch: PackedBatch, needs: frozenset[str]) -> dict[str, Tensor]:
-        """The values that the pass adds to `TokenOutputs`."""
+        """The outputs that the pass adds to `TokenOutputs`."""
         own = self.balance(batch) if "expert_load" in needs else {}
         own |= {"routed_experts": self.chosen()} if "routed_experts" in needs else {}
         return own if self.given is None else own | {"route_counts": self.counts(batch)}
@@ -94,8 +94,8 @@ class RoutingPass:
         return torch.stack([self._chosen[number] for number in sorted(self._chosen)], 1)
 
     def counts(self, batch: PackedBatch) -> Tensor:
-        """[2] float64, over the positions that predict response tokens: experts given that the routers would not have
-        chosen, and experts given."""
+        """[2] float64, over the positions that predict response tokens: given experts that the routers would not have
+        chosen, and all given experts."""
         assert self.given is not None
         replayed = (self.given.index_select(0, batch.predict) >= 0).sum(dtype=torch.float64)
         other = torch.stack([self._differing[number] for number in sorted(self._differing)], 1)
@@ -120,8 +120,8 @@ class RoutingPass:
 
 
 def connect_routers(backbone: nn.Module) -> None:
-    """Have the routers of a decoder stack ask the pass that it is called with, `routing=…`; without one nothing
-    changes. More than once is as once."""
+    """Make the routers of a decoder stack consult the pass that it is called with, `routing=…`; without one nothing
+    changes. Idempotent."""
     stack: Any = backbone
     layers = [layer for layer in stack.layers if hasattr(layer.mlp, "gate")]
     if not getattr(stack, "asks_routing", False):
@@ -132,7 +132,7 @@ def connect_routers(backbone: nn.Module) -> None:
 
 
 def split_chosen(chosen: Tensor, batch: PackedBatch) -> dict[str, Tensor]:
-    """The columns of a batch's trajectories, one after the other, of the experts [L, M, K] of its tokens."""
+    """Split the experts [L, M, K] of a batch's tokens into columns for its trajectories, one after the other."""
     prompts = indices_of([span for spans in batch.prompts for span in spans]).to(chosen.device)
     return {"routed_experts": chosen[batch.predict], "prompt_routed_experts": chosen[prompts]}
 

@@ -1,4 +1,4 @@
-"""Log-probs of the tokens that a policy sampled, where a batch has others too."""
+"""Log-probs of the tokens that a policy sampled, for batches that also have others."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from proxima.model.log_prob import TokenLogProbs, token_log_prob
 
 
 def sampled_log_prob(batch: PackedBatch, hidden: Tensor, *, others: Tensor | None, **settings: Any) -> TokenLogProbs:
-    """`token_log_prob` of the batch's targets, with the output head run for those that are `sampled` alone: all values
-    of the others, which no loss or metric reads, are 0. A batch without a sampled token has one row run, so that every
-    rank joins in the passes of a sharded head."""
+    """`token_log_prob` of the batch's targets, with the output head run only for the `sampled` ones: all values of the
+    others, which no loss or metric reads, are 0. For a batch without a sampled token one row is run, so that every rank
+    joins the passes of a sharded head."""
     count = max(1, sum(batch.sampled_of))
     rows = torch.argsort((~batch.sampled).long(), stable=True)[:count]  # `nonzero` would wait for the device
     settings |= {"target": batch.target[rows], "temperature": batch.temperature[rows]}

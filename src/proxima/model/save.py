@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def save_trained(loaded: LoadedModel, folder: Path) -> Path:
-    """Write what training has changed, and the tokenizer: the adapter alone of a model with one, else the model."""
+    """Write the trained weights and the tokenizer: the adapter alone if the model has one, else the model."""
     if loaded.base is not None:
         from proxima.model.adapter_files import save_adapter
 
@@ -35,7 +35,7 @@ def save(
 
     Args:
         folder: created if missing. For an atomic write, the caller writes to a temporary name and renames.
-        dtype: dtype of the written weights; None writes them as they are (bit-equal after loading).
+        dtype: dtype of the written weights; None writes them unchanged (bit-equal after loading).
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -62,7 +62,7 @@ def save(
 
 
 def save_settings(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase | None", folder: Path) -> None:
-    """Write everything that `save` writes except the weights, for a model that may be sharded."""
+    """Write everything that `save` writes except the weights; the model may be sharded."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.deepcopy(model.config)
     config.architectures = [plain_type(model).__name__]

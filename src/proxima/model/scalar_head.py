@@ -14,7 +14,7 @@ def scalar_head(hidden: Tensor, head: nn.Linear) -> Tensor:
 
 
 def exact_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """`scalar_head` of whole weights, never in half precision. One product a row, so that no row depends on its
+    """`scalar_head` of whole weights, never in half precision. One product per row, so that no row depends on its
     neighbours."""
     exact = torch.float64 if weight.dtype == torch.float64 else torch.float32
     with torch.autocast(hidden.device.type, enabled=False):

@@ -35,7 +35,7 @@ class ScalarModel(PackedModel):
     """A decoder with a scalar head: a `value` for each response token, of the state that predicts it.
 
     Args:
-        loaded: of `load_scalar_model`.
+        loaded: from `load_scalar_model`.
         settings: of `PackedModel`.
     """
 
@@ -59,14 +59,14 @@ class ScalarModel(PackedModel):
 
     def scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> Floats:
         """[S] float32, reward units: the score of each prompt with its response, as `last_values` defines it. A forward
-        pass has at most so many tokens; neighbours of a group share their prompt."""
+        pass has at most `tokens_per_forward` tokens; neighbours of a group share their prompt."""
         pad, scores = pad_token(self.model.config), [np.zeros(0, np.float32)]
         for batch, values in self._forwards(trajectories, tokens_per_forward):
             scores.append(last_values(batch, values, pad).cpu().numpy())
         return np.concatenate(scores)
 
     def token_scores(self, trajectories: Sequence[Trajectory], tokens_per_forward: int) -> list[Floats]:
-        """Of each response [T] float32, reward units: the score after each of its tokens; otherwise as `scores`."""
+        """[T] float32, reward units, for each response: the score after each of its tokens; otherwise as `scores`."""
         scores = list[Floats]()
         for batch, values in self._forwards(trajectories, tokens_per_forward):
             scores += [own[1:] for own in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
@@ -88,7 +88,7 @@ def last_values(batch: PackedBatch, values: Tensor, pad: int | None) -> Tensor:
         batch: of trajectories `with_sentinel`. values: [N] of that batch.
         pad: the padding token of the model's config; None: the last token counts.
 
-    Edge cases: without a response, or where it is nothing but padding, the score is that of the prompt. A folder whose
+    Edge cases: without a response, or if it consists only of padding, the score is that of the prompt. A folder whose
         padding token ends the text (pad = eos) scores the token before it, as Hugging Face does.
     """
     start, end = batch.cu_seqlens[:-1], batch.cu_seqlens[1:]
@@ -115,12 +115,12 @@ def load_scalar_model(
     """Load a scalar model from the folder of one, or put a new head on a causal language model.
 
     Args:
-        path: folder or hub name; an adapter's folder: its base with its head, and the adapter merged.
+        path: folder or hub name; for an adapter's folder, its base with the adapter's head, and the adapter merged.
         new_head: standard deviation of the head's weights where the folder has none, 0: zeros; None: the folder must
             have one. A new head also gets a padding token that ends no text, if the tokenizer has one, so that the
             end-of-text token is scored.
-        seed: of the draws of a new head, and of new adapters.
-        lora: adapters for the decoder, which are then trained beside the head.
+        seed: of the random initialisation of a new head and new adapters.
+        lora: adapters for the decoder, which are then trained alongside the head.
         sharding: as `load`.
 
     Raises:
@@ -167,7 +167,7 @@ def load_scalar_model(
 
 
 def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.dtype, device: str) -> LoadedModel:
-    """The base of a scalar adapter, under the config beside the adapter."""
+    """Load the base of a scalar adapter, with the config in the adapter's folder."""
     from transformers import AutoModelForSequenceClassification
 
     config, _ = scalar_config(adapter)
@@ -178,7 +178,7 @@ def _load_below(adapter: str, path: str, revision: str | None, *, dtype: torch.d
 
 def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Linear:
     """A scalar head for the trunk of a policy, on its device; arguments as `load_scalar_model`. It is float32 on a
-    bfloat16 trunk, in which the steps of an optimizer would be lost."""
+    bfloat16 trunk: in bfloat16 the steps of an optimizer would be lost."""
     size = model.config.get_text_config().hidden_size
     dtype = torch.promote_types(model.dtype, torch.float32)
     head = nn.Linear(size, 1, bias=False, device=model.device, dtype=dtype)
@@ -188,13 +188,13 @@ def make_value_head(model: Any, new_head: float = 0.0, seed: int = 0) -> nn.Line
 
 
 def scalar_config(path: str, revision: str | None = None, *, new_head: bool = False) -> tuple[Any, bool]:
-    """The config of a scalar model, with one label, and whether the folder holds its head; no weights are read.
+    """The config of a scalar model, with one label, and whether the folder contains its head; no weights are read.
 
     Args:
         new_head: the folder may be a language model's.
 
     Raises:
-        FieldError: as `load_scalar_model`, for what the config tells.
+        FieldError: as `load_scalar_model`, as far as the config tells.
     """
     from transformers import AutoModelForSequenceClassification
 
@@ -216,14 +216,15 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
 
 
 def score_normalization(config: Any) -> tuple[float, float] | None:
-    """Mean and standard deviation of the scores on the held-out completions of the training, of a model's config; None
-    if it has none."""
+    """Mean and standard deviation of the scores on the held-out completions of the training, from a model's config;
+    None without them."""
     moments = getattr(config, NORMALIZATION, None)
     return None if moments is None else (float(moments["mean"]), float(moments["std"]))
 
 
 def set_score_normalization(config: Any, mean: float, std: float) -> None:
-    """Keep mean and standard deviation of the held-out scores with the model; `save` writes them into config.json."""
+    """Store mean and standard deviation of the held-out scores in the model's config; `save` writes them into
+    config.json."""
     setattr(config, NORMALIZATION, {"mean": mean, "std": std})
 
 

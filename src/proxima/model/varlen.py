@@ -1,7 +1,8 @@
-"""Attention over a packed batch as one call a layer of torch's flash attention for sequences of unlike lengths.
+"""Attention over a packed batch as one call per layer of torch's flash attention for sequences of different lengths.
 
-`packed` pads segments to rectangles and gives the kernel a mask; this gives it the lengths. A segment's queries attend
-to its keys, those of its context followed by its own, causally at their ends. It needs a GPU and products of 16 bits.
+`packed` pads segments to rectangles and gives the kernel a mask; this passes the lengths. A segment's queries attend to
+its keys, those of its context followed by its own, causally and aligned at their ends. It needs a GPU and 16-bit
+products.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +18,10 @@ from proxima.data.transfer import to_device
 
 
 def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., Tensor]:
-    """`attend` of `packed_attention` for a batch; its tensors go to the device once.
+    """`attend` of `packed_attention` for a batch; its tensors are sent to the device once.
 
     Raises:
-        UserError: there is no GPU, products are not of 16 bits, or the model drops attention out.
+        UserError: there is no GPU, products are not of 16 bits, or the model uses attention dropout.
     """
     config: Any = backbone.config
     if backbone.training and getattr(config, "attention_dropout", None):
@@ -48,7 +49,7 @@ def varlen_attention(backbone: nn.Module, batch: PackedBatch) -> Callable[..., T
 
 
 def _ends(lengths: Sequence[int]) -> Tensor:
-    """[S + 1] int32: 0, and where each sequence ends."""
+    """[S + 1] int32: 0, and the end of each sequence."""
     return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
 
 

@@ -4,22 +4,22 @@
 
     stack           optimizer, schedule, gradient clipping, micro-batches, state
     objectives/     what is minimised: `PolicyObjective` in RL, `PreferenceObjective` in DPO …
-    batch_builder   scored groups → what a step trains on: advantages, selection, updates; completion_record: outcomes
+    batch_builder   scored groups → the batch of a step: advantages, selection, updates; completion_record: outcomes
     learner         from that batch to new weights: critic, stages, objective, stack
-    critic          a critic with weights of its own, or a head
-    forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: asks others
-    run_stage       the same for a stage that remembers something; next_policy is one
-    early_stop      leaves out the epochs after one in which the policy has moved far enough
+    critic          a critic: a separate model, or a head
+    forward_stage   fills columns before the update: log-probs, values; teacher_stage, engine_stage: from others
+    run_stage       the same for a stage with state across steps, such as next_policy
+    early_stop      skips the remaining epochs once the policy has moved far enough
     optimizer       AdamW and learning-rate schedules; optimizer_8bit, optimizer_muon: the other kinds;
-                    optimizer_step: what they share, and moments in host memory; optimizer_state: reads a state;
+                    optimizer_step: their base, and moments in host memory; optimizer_state: restores a state;
                     one_pass_adamw: AdamW, clipping and norms in C++
-    checkpoint      writes checkpoints; checkpoint_restore: the last whole one; sharded_checkpoint: those of many ranks
+    checkpoint      writes checkpoints; checkpoint_restore: reads the last one; sharded_checkpoint: those of many ranks
     offline/        the methods of training on a fixed data set
-A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; what `TrainStack.update` gets
-are items, which an objective makes of trajectories.
+A completion is its key (uid, sample, turn) in the batch, the updates and the statistics; `TrainStack.update` gets
+items, which an objective builds from trajectories.
 Imports: torch, numpy, safetensors, `proxima.data`, `core`, `model`, the protocol of `engine`, what `rollout` collects,
 and for `offline` rows of `task` and figures of `evaluate`. Imported by `config`, `runtime` and `lab`; it imports none
-of them, so that it trains without a run: examples/train_from_trajectories.py.
+of them, so it can train without a run: examples/train_from_trajectories.py.
 To add an optimizer: a frozen spec with `build(parameters)` and a line in `OPTIMIZERS`. To add an objective: see
 `proxima.train.objectives`. To add a forward pass before the advantages or the update: a `ForwardStage`, given to
 `proxima.runtime.launch.run.train(stages=…)`. To add an offline method: see `proxima.train.offline`.

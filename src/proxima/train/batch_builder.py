@@ -1,4 +1,4 @@
-"""From scored groups to what is trained: advantage, selection, and the order of the updates. In prompt order."""
+"""From scored groups to training batches: advantage, selection, and the order of the updates. In prompt order."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -23,16 +23,16 @@ from proxima.train.objectives import TokenStatistics
 if TYPE_CHECKING:
     from proxima.train.episode_tokens import EpisodeTokens
 
-KL = "reward_kl/mean"  # the metric: nats a token, the mean over completions of the mean over their loss tokens
+KL = "reward_kl/mean"  # the metric: nats per token, the mean over completions of the mean over their loss tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingBatch:
-    """The groups that a step trains on, and the reasons why the others were dropped."""
+    """The training data of a step, and why the rest was dropped."""
 
-    groups: tuple[Group, ...]  # all that the step consumes: those it could use, by uid, then those dropped before
-    unused: Set[int] = frozenset()  # the uids of the latter
-    completions: tuple[Trajectory, ...]  # of the groups that it could use, one a path, with their advantages
+    groups: tuple[Group, ...]  # all groups that the step consumes: the usable ones, by uid, then those dropped before
+    unused: Set[int] = frozenset()  # uids of the groups dropped before
+    completions: tuple[Trajectory, ...]  # of the usable groups, one per path, with their advantages
     reasons: Mapping[Key, str]  # why a path's completion was dropped; absent for those that are trained
     updates: tuple[tuple[Key, ...], ...]  # the paths of each optimizer step
     step: int = 0  # its number, from 1
@@ -42,13 +42,13 @@ class TrainingBatch:
 
     @cached_property
     def trajectories(self) -> tuple[Trajectory, ...]:
-        """The completions that are trained on."""
+        """The completions that are trained."""
         return tuple(item for item in self.completions if item.key not in self.reasons)
 
     @property
     def valued(self) -> tuple[Trajectory, ...]:
-        """The completions with `value` and `returns`: the training data of a critic. They include those that a
-        selection drops, which were sampled like the rest."""
+        """The completions with `value` and `returns`, from which a critic learns. Those that a selection drops are
+        included: they were sampled like the rest."""
         return tuple(item for item in self.completions if item.returns is not None)
 
     def filled(self, trajectories: Iterable[Trajectory]) -> "TrainingBatch":
@@ -57,7 +57,7 @@ class TrainingBatch:
         return replace(self, completions=tuple(by_key.get(item.key, item) for item in self.completions))
 
     def reject(self, statistics: Mapping[Key, TokenStatistics], reason: str) -> "TrainingBatch":
-        """The batch without the trajectories whose `statistics` of the first forward pass these are; their outcome is
+        """The batch without the trajectories of these `statistics`, from their first forward pass; their outcome is
         `dropped_<reason>`."""
         updates = (tuple(key for key in update if key not in statistics) for update in self.updates)
         return replace(
@@ -69,14 +69,14 @@ class TrainingBatch:
 
     @property
     def scored(self) -> set[Key]:
-        """The paths of the completions with a valid score, of the groups that it could use."""
+        """The paths of the completions with a valid score, of the usable groups."""
         used = (group for group in self.groups if group.prompt.uid not in self.unused)
         pairs = (pair for group in used for pair in zip(group.completions, group.scores, strict=True))
         return {path.key for completion, score in pairs if score.valid for path in completion.paths}
 
     @property
     def kept(self) -> list[int]:
-        """The uids of the groups with a completion that is trained on."""
+        """uids of the groups with at least one trained completion."""
         trained = {item.uid for item in self.trajectories}
         return [group.prompt.uid for group in self.groups if group.prompt.uid in trained]
 
@@ -116,29 +116,29 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchBuilder:
-    """The slots that act before the update.
+    """Builds the batch of a step: advantage, selection and the assignment to updates.
 
     With `reads_behavior`, the loss reads μ, which every completion must then have; otherwise μ is only measured, and
-    left out of a step in which the engine does not give it. `fill` is `Learner.fill`, which runs the forward stages of
-    some columns; an advantage of tokens asks it for its `needs`.
+    left out of a step in which the engine does not provide it. `fill` is `Learner.fill`, which runs the forward stages
+    of some columns; an advantage of tokens asks it for its `needs`.
     """
 
     advantage: Any
     selection: Sequence[Any]
     behavior: str = "untruncated"  # which of the engine's log-probs is μ: this one, or `sampled`
     reads_behavior: bool = True
-    needs_sampling_mask: bool = False  # of all completions: sampling is truncated and μ is what was sampled
+    needs_sampling_mask: bool = False  # for all completions: sampling is truncated and μ is the sampled distribution
     replays_routes: bool = False  # the trainer sends tokens to the experts that the engine sent them to
     updates: int = 1  # optimizer steps per epoch; groups are dealt to them in order
     epochs: int = 1  # passes over the batch, see `split_into_updates`
     seed: int = 0
-    rewards: Sequence[str] = ()  # names of the recipe's, the columns of `Outcomes.parts`; empty: those that a score has
+    rewards: Sequence[str] = ()  # their names, the columns of `Outcomes.parts`; empty: those that a score has
     fill: Callable[[Sequence[Trajectory], Set[str]], list[Trajectory]] = lambda trajectories, columns: [*trajectories]
     reward_kl: RewardKl | None = None  # the KL to the reference in the reward; None: the score is the reward
-    kl_coefficient: float | None = None  # what its coefficient is now, where it is not at its start value
+    kl_coefficient: float | None = None  # its current coefficient, if not the start value
     value_warmup: int = 0  # the first steps, in which only the critic is trained
-    unscored: bool = False  # completions without a valid score are trained too: what trains them reads no reward
-    turn_weight: float = 0.0  # of the environment's reward in the score, whose turns pay tokens where they end
+    unscored: bool = False  # completions without a valid score are trained too: the loss reads no reward
+    turn_weight: float = 0.0  # of the environment's reward in the score; each turn pays its reward at its last token
 
     @property
     def beta(self) -> float:
@@ -147,7 +147,7 @@ class BatchBuilder:
         return start if self.kl_coefficient is None else self.kl_coefficient
 
     def state(self) -> dict[str, Any]:
-        """The state that a checkpoint keeps."""
+        """The state to store in a checkpoint."""
         return {} if self.reward_kl is None else {"kl_coefficient": self.beta}
 
     def after(self, batch: TrainingBatch) -> "BatchBuilder":
@@ -159,7 +159,7 @@ class BatchBuilder:
         return replace(self, kl_coefficient=beta)
 
     def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
-        """A warning if a selection compares accuracies and no reward provides one; otherwise empty."""
+        """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
         named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
         valid = [score for group in groups for score in group.scores if score.valid]
         if not named or not valid or any(score.correct is not None for score in valid):
@@ -191,7 +191,7 @@ class BatchBuilder:
         """Advantages over the full groups, then selection, then the assignment to updates.
 
         Args:
-            groups: what the step may use.
+            groups: the usable groups of the step.
             step: decides the order of further epochs.
             dropped: groups that were dropped before, with the reason; they get no advantage.
         """
@@ -218,8 +218,8 @@ class BatchBuilder:
     def _with_advantages(
         self, groups: Sequence[Group], outcomes: Outcomes
     ) -> tuple[Tensor, list[Trajectory], dict[str, float]]:
-        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. For
-        advantages of tokens, a completion has the mean over its loss tokens, 0 without any."""
+        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. With an
+        advantage per token, a completion's is the mean over its loss tokens, 0 without any."""
         per_token, metrics = self.advantage.per_token, dict[str, float]()
         of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
@@ -269,7 +269,7 @@ class BatchBuilder:
         return advantage, items, metrics
 
     def _with_behavior(self, items: list[Trajectory]) -> list[Trajectory]:
-        """The trajectories, all with μ or all without.
+        """The trajectories, all with μ or all without it.
 
         Raises:
             UserError: the loss reads μ, and a token has none; or a completion lacks its sampling mask.
@@ -289,8 +289,8 @@ class BatchBuilder:
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, tokens: "EpisodeTokens") -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The rewards of tokens [N] and of completions [S], and metrics: the score is that of the last loss token,
-        minus the rewards paid to turns."""
+        """The rewards of tokens [N] and of completions [S], and metrics: the score is paid at the last loss token,
+        except for the rewards of turns."""
         batch, edges = tokens.batch, tokens.cu_seqlens
         if self.reward_kl is None:
             from proxima.core.advantage.token import place_scores
@@ -309,8 +309,8 @@ class BatchBuilder:
     def _token_advantage(
         self, reward: Tensor, filled: Sequence[Trajectory], tokens: "EpisodeTokens"
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Columns [N]: `advantage` and, where it reads values, `returns`; and metrics of the values. A completion whose
-        `bootstrap` no stage fills ends in a terminal state."""
+        """Columns [N]: `advantage` and, where it reads values, `returns`; and metrics of the values. A completion
+        without a `bootstrap` from a stage ends in a terminal state."""
         needs = self.advantage.needs
         if "value" not in needs:
             return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
@@ -325,10 +325,10 @@ class BatchBuilder:
 def split_into_updates(
     trajectories: Sequence[Trajectory], groups: int, seed: int, step: int, *, updates: int, epochs: int
 ) -> tuple[tuple[Key, ...], ...]:
-    """Assign whole groups to optimizer steps, as evenly as the original groups divide; an empty one is left out.
+    """Assign whole groups to optimizer steps, as evenly as the original groups divide; empty steps are omitted.
 
     Args:
-        trajectories: what is trained; `group` modulo `groups`, the number of groups before any selection, is its own.
+        trajectories: those to train; `group` modulo `groups`, the number of groups before any selection, is its group.
         seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the trajectories.
@@ -358,8 +358,8 @@ def completion_advantage(*paths: Trajectory) -> float:
 
 
 def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
-    """For each group i, the prompt number of each path: i, or i plus a multiple of the number of groups for a path with
-    its own opening."""
+    """For each group, the prompt number of each path: i, that of the group, or for a path with its own opening i plus a
+    multiple of the number of groups."""
     for i, group in enumerate(groups):
         others = defaultdict[bytes, int](count(i + len(groups), len(groups)).__next__)
         yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
@@ -372,7 +372,7 @@ def _owners(groups: Sequence[Group]) -> list[int]:
 
 
 def _absent(item: Trajectory, column: Floats) -> Bools:
-    """[T] bool: a token that the policy sampled has no value in `column`."""
+    """[T] bool, True where a token that the policy sampled has no value in `column`."""
     absent: Bools = np.isnan(column)
     return absent if item.sampled is None else absent & item.sampled
 
@@ -385,7 +385,7 @@ def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: 
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:
-    """uid → reason of the groups not in `kept`; a selection's reason takes precedence over missing scores."""
+    """uid → reason for the groups not in `kept`: a selection's reason takes precedence over missing scores."""
     out: dict[int, str] = {}
     for group in groups:
         if group.prompt.uid not in kept:

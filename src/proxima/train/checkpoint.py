@@ -1,8 +1,8 @@
 """Checkpoints, written to a temporary folder, fsynced and renamed. safetensors and JSON only; nothing is unpickled.
 
 checkpoints/000040/   model/ (Hugging Face folder, or peft's)   optimizer.safetensors   files of the caller
-                  critic/, critic_optimizer.safetensors where a critic has weights of its own
-                  optimizer/, critic_optimizer/ in place of the files where many ranks wrote, see `sharded_checkpoint`
+                  critic/, critic_optimizer.safetensors if the critic is a separate model
+                  optimizer/, critic_optimizer/ instead of the files if many ranks wrote, see `sharded_checkpoint`
                   state.json (written last: its presence marks a complete checkpoint; it holds the CRC-32 of every file)
 """
 
@@ -25,8 +25,8 @@ from proxima.model.save import save_trained
 from proxima.train.stack import TrainStack
 
 FORMAT = 2
-CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # a critic's folder; or its weights, where it is a head
-CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"  # what it keeps for later steps
+CRITIC, VALUE_HEAD = "critic", "value_head.safetensors"  # the folder of a separate critic; the weights of a value head
+CARRIED_GROUPS, NEXT_POLICY = "carried_groups.parquet", "next_policy.parquet"  # kept for later steps
 DELETE = "delete this checkpoint to use the one before"
 
 
@@ -40,7 +40,7 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """The Hugging Face folder of the model; with LoRA, of the adapter."""
+        """Its Hugging Face folder; with LoRA, that of the adapter."""
         return self.path / "model"
 
 
@@ -56,7 +56,7 @@ def write_checkpoint(
     """Write `folder/<step>`; a reader sees a complete checkpoint or none, even after a kill.
 
     Args:
-        facts: JSON values that a resume needs beside weights and optimizer (version, data cursor …).
+        facts: JSON values that a resume needs besides weights and optimizer (version, data cursor …).
         files: further files by name, each with a function that writes it.
         others: the stacks of further models, by the name of their folder.
 
@@ -97,10 +97,10 @@ def begin_checkpoint(folder: Path, step: int) -> Path:
 def finish_checkpoint(
     temporary: Path, final: Path, trainers: Mapping[str, Any], facts: Mapping[str, Any], crc32: Mapping[str, str]
 ) -> Checkpoint:
-    """Write state.json into the folder of a checkpoint and rename it: from here on it is complete.
+    """Write state.json into the folder of a checkpoint and rename the folder: the checkpoint is then complete.
 
     Args:
-        trainers: the facts of each stack, as `TrainStack.state` gives them.
+        trainers: the facts of each stack, as returned by `TrainStack.state`.
         crc32: CRC-32 by name of every file.
     """
     state = {
@@ -146,7 +146,7 @@ def read_checkpoint(path: Path) -> Checkpoint | None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write tensors by name, wherever they are, as safetensors."""
+    """Write tensors by name, from any device, as safetensors."""
     save_file({name: value.detach().cpu().contiguous() for name, value in tensors.items()}, path)
 
 
@@ -162,8 +162,8 @@ def prune(folder: Path, keep_last: int, keep: Iterable[int] = (), *, leftovers: 
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint after renaming it, so that an interrupted deletion leaves nothing that looks complete. Of a
-    link only the link is deleted."""
+    """Delete a checkpoint, after renaming it: if interrupted, no partial checkpoint looks complete. Of a link, only the
+    link is deleted."""
     aside = path.with_name(f".{path.name}.old.part")  # `prune` deletes what a kill leaves
     if aside.exists():
         shutil.rmtree(aside)
@@ -175,18 +175,18 @@ def remove_checkpoint(path: Path) -> None:
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its folders, by name."""
+    """All files in a folder and its subfolders, by name."""
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _state_crc32(state: Mapping[str, Any]) -> str:
-    """CRC-32 of the content of state.json without its own entry."""
+    """The CRC-32 of state.json's content without its own entry."""
     text = json.dumps({key: value for key, value in state.items() if key != "state_crc32"}, sort_keys=True)
     return f"{zlib.crc32(text.encode()):08x}"
 
 
 def sync_path(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk (fsync)."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

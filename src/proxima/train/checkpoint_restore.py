@@ -1,4 +1,4 @@
-"""Checkpoints read back: which of them is whole, and its optimizer states."""
+"""Finds the last intact checkpoint and restores its optimizer states."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +29,7 @@ def damage(path: Path) -> str | None:
 
 
 def last_complete(folder: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """The last checkpoint without damage; None if there is no checkpoint. Damaged ones after it are set aside under
+    """The last checkpoint without damage; None if there is no checkpoint. Later damaged ones are renamed to
     NAME.damaged, with a warning.
 
     Raises:

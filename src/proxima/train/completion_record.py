@@ -1,4 +1,4 @@
-"""The outcome of one completion in its step: the columns of a rollout row other than the completion and its score."""
+"""The outcome of one completion in its step: the content of a rollout row besides the completion and its score."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,12 +15,12 @@ class CompletionRecord:
     """The outcome of one completion in its step.
 
     Args:
-        outcome: `trained`, `skipped_zero_advantage`, `critic_only` (the policy waits for its critic),
-            `dropped_<reason>` or `invalid`.
+        outcome: `trained`, `skipped_zero_advantage`, `critic_only` (only the critic was trained), `dropped_<reason>` or
+            `invalid`.
         used: False for a group that was dropped before the advantages of the step.
         advantage: reward units, the mean over its loss tokens; None where none was computed.
-        trajectory: what the trainer was given; None for a completion that was dropped.
-        statistics: of the trainer's first forward; None where it made none.
+        trajectory: the trainer's input; None for a completion that was dropped.
+        statistics: of the trainer's first forward pass; None without one.
     """
 
     outcome: str
@@ -31,21 +31,21 @@ class CompletionRecord:
 
     @property
     def behavior_log_prob(self) -> Floats | None:
-        """[T] nats, the policy that the algorithm chose as μ."""
+        """[T] nats, under the policy that the algorithm uses as μ."""
         return None if self.trajectory is None else self.trajectory.behavior_log_prob
 
     @property
     def next_log_prob(self) -> Floats | None:
-        """[T] nats, the log-probs of the next-policy cache for the step."""
+        """[T] nats, from the next-policy cache in the step."""
         return None if self.trajectory is None else self.trajectory.next_log_prob
 
     @property
     def token_advantage(self) -> Floats | None:
-        """[T] reward units, where it differs over the tokens."""
+        """[T] reward units; None if it is the same for all tokens."""
         values = None if self.trajectory is None else self.trajectory.advantage
         return None if values is None or not values.size or (values == values[0]).all() else values
 
     @property
     def token_reward(self) -> Floats | None:
-        """[T] reward units, where it is more than the score on the last loss token: a KL, or turns that are paid."""
+        """[T] reward units, if it is more than the score on the last loss token: a KL, or rewards of turns."""
         return None if self.trajectory is None else self.trajectory.reward

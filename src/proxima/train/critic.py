@@ -1,4 +1,4 @@
-"""The critic of a run: a model of its own beside the policy, or a head on the policy's trunk."""
+"""The critic of a run: a separate model, or a head on the policy's trunk."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,8 +25,8 @@ class ValueHead:
 
 @dataclass(frozen=True, kw_only=True)
 class Critic:
-    """A critic with its own weights, a `ScalarModel`, and the stack that trains it. Called in the compute thread.
-    `updates`, `epochs` and `seed` are those of `split_into_updates`."""
+    """A critic that is a separate `ScalarModel`, with its optimizer and loss. Called in the compute thread. `updates`,
+    `epochs` and `seed` are those of `split_into_updates`."""
 
     stack: "TrainStack"
     objective: "ValueObjective"
@@ -36,10 +36,11 @@ class Critic:
     seed: int = 0
 
     def update(self, batch: TrainingBatch, progress: Progress) -> dict[str, float]:
-        """The optimizer steps of a step, over every completion with a score; its metrics, none without a completion.
+        """Make the optimizer steps of a step, over every completion with a score; return the metrics, empty without a
+        completion.
 
         Raises:
-            NotFiniteError: it diverges; see `TrainStack.update`.
+            NotFiniteError: the critic diverges; see `TrainStack.update`.
         """
         groups, planned = len(batch.groups) - len(batch.unused), self.updates * self.epochs
         updates = split_into_updates(

@@ -17,15 +17,14 @@ from proxima.engine.protocol import Engine, ScoreRequest, close_engine
 
 @dataclass(frozen=True, kw_only=True)
 class EngineStage:
-    """Fills a column [N] with the log-probs, nats, of an engine that scores, at the temperature that the tokens were
-    sampled at.
+    """Fills a column [N] with the log-probs, nats, of an engine that scores, at the sampling temperature of the tokens.
 
     Args:
         column: `reference_log_prob` or `teacher_log_prob`.
         engine: whose weights do not change.
 
     Raises:
-        UserError: the engine gives another number of log-probs than there are tokens, or NaN.
+        UserError: the number of log-probs from the engine differs from the number of tokens, or some are NaN.
     """
 
     on_rank_zero: ClassVar = True
@@ -35,7 +34,7 @@ class EngineStage:
     runner: asyncio.Runner = field(default_factory=asyncio.Runner)
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        return pack(trajectories, share_prompt=False)  # each prompt before its response: the requests are read off
+        return pack(trajectories, share_prompt=False)  # each prompt before its response, to read off requests
 
     def __call__(self, batch: PackedBatch) -> Tensor:
         prompts = np.split(batch.tokens.numpy(), batch.edges[1:-1])[::2]
@@ -51,7 +50,7 @@ class EngineStage:
         return torch.from_numpy(np.concatenate([np.empty(0, np.float32), *scores]))
 
     def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
-        """One number for each token: a column that is shifted by one would train on the wrong tokens."""
+        """Require one number for each token: a column that is shifted by one would train on the wrong tokens."""
         wanted, given = [len(request.tokens) for request in requests], [len(column) for column in scores]
         if wanted != given:
             counts = f"{sum(given)} log-probs of {len(given)} completions for {sum(wanted)} tokens of {len(wanted)}"
@@ -61,6 +60,5 @@ class EngineStage:
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 
     def close(self) -> None:
-        """Stop the processes that the engine has started. The runner stays open: it can't be closed next to a run's
-        event loop."""
+        """Close the engine. The runner stays open: it can't be closed while the event loop of a run is running."""
         close_engine(self.engine)

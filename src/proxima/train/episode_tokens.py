@@ -1,4 +1,4 @@
-"""The tokens of episodes as a token advantage reads them: a sequence an episode, its turns, and what these are paid."""
+"""The tokens of episodes as a token advantage reads them: a sequence per episode, its turns, and their rewards."""
 
 from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ from proxima.data import Completion, PackedBatch
 
 
 class TrainedTurn(NamedTuple):
-    """A turn of the model in a path: its number, its reward by the environment, which tokens of the path it wrote, and
-    a representation of the state that it saw."""
+    """A turn of the model in a path: its number, its reward from the environment, the places of its tokens in the path,
+    and a key for the state that it saw."""
 
     number: int
     reward: float
@@ -26,20 +26,20 @@ class TrainedTurn(NamedTuple):
 
 
 def turns_of(path: Completion) -> Iterator[TrainedTurn]:
-    """The turns that are trained in a path; a completion without an episode is one turn.
+    """The trained turns of a path; a completion without an episode is one turn.
 
-    The state before a turn is `Span.state`, or else the tokens of the path between the model's message before it and
-    the turn: the last observation, which is empty before the first turn.
+    The state before a turn is `Span.state`, or else the path's tokens between the model's previous message and the
+    turn: the last observation, which is empty before the first turn.
 
     Raises:
-        ValueError: the spans do not have the tokens of the path.
+        ValueError: the spans do not add up to the tokens of the path.
     """
     count = len(path.tokens)
     sampled = np.ones(count, np.bool_) if path.sampled is None else path.sampled
     if path.episode is None:
         yield TrainedTurn(0, 0.0, sampled.nonzero()[0], b"")
         return
-    start = seen = 0  # of the span; of what came after the model's last message
+    start = seen = 0  # start of the span; start of what follows the model's last message
     for span in path.episode.spans:
         end = start + span.tokens
         if span.sampled:
@@ -56,12 +56,12 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
 @dataclass(frozen=True, eq=False)
 class EpisodeTokens:
     """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
-    time steps of an episode: each is sampled in one path alone, and the paths are in the order of time.
+    time steps of an episode: each is sampled in exactly one path, and the paths are in chronological order.
 
     Args:
         batch: the paths.
-        episodes: the completions that they are of.
-        turn_weight: of the rewards of turns, as the score has them.
+        episodes: the completions to which they belong.
+        turn_weight: the weight of the rewards of turns in the score.
     """
 
     batch: PackedBatch
@@ -70,12 +70,12 @@ class EpisodeTokens:
 
     @cached_property
     def ends(self) -> list[int]:
-        """[S+1] the number of the first path of each episode, and that of all paths."""
+        """[S+1] the index of the first path of each episode, and the number of all paths."""
         return [0, *accumulate(len(episode.paths) for episode in self.episodes)]
 
     @property
     def group(self) -> list[int]:
-        """[S] a number of the group of each episode."""
+        """[S] the number of the group of each episode."""
         numbers: dict[int, int] = {}
         return [numbers.setdefault(episode.prompt_uid, len(numbers)) for episode in self.episodes]
 
@@ -86,7 +86,7 @@ class EpisodeTokens:
 
     @cached_property
     def turns(self) -> list[tuple[int, TrainedTurn]]:
-        """The turns of all paths with the number of the episode, their `places` on the axis of the tokens."""
+        """The turns of all paths, each with the number of its episode; their `places` are on the axis of the tokens."""
         edges, path = self.batch.cu_seqlens.tolist(), 0
         out: list[tuple[int, TrainedTurn]] = []
         for i, episode in enumerate(self.episodes):
@@ -97,9 +97,9 @@ class EpisodeTokens:
 
     @cached_property
     def paid_by_turn(self) -> Tensor | None:
-        """[N] float64, reward units, what is paid before the end: a turn's weighted reward at its last token, and minus
-        their sum at the episode's last loss token, for the score has it already. So the rewards of an episode's tokens
-        add up to its score. A turn without a token is paid at the end. None: no turn is paid."""
+        """[N] float64, reward units, paid before the end: a turn's weighted reward at its last token, and minus their
+        sum at the episode's last loss token, because the score already contains it. So the rewards of an episode's
+        tokens add up to its score. A turn without a token is paid at the end. None: no turn has a reward."""
         last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
         if not any(self.turn_weight * turn.reward for turn in last.values()):
             return None
@@ -111,12 +111,12 @@ class EpisodeTokens:
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
-        """The input of a token advantage with these `needs`.
+        """The input of a token advantage that has these `needs`.
 
         Args:
             reward: [N] reward units.
-            needs: the advantage's.
-            bootstrap: of each path; that of an episode is its last one's.
+            needs: of the advantage.
+            bootstrap: of each path; an episode has that of its last path.
         """
         batch, ends = self.batch, self.ends
         more: dict[str, Any] = {name: getattr(batch, name) for name in needs - {"turn", "state"}}

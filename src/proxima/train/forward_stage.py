@@ -1,4 +1,4 @@
-"""Forward passes of a step before its update: each fills columns of the trajectories."""
+"""Forward passes before the update of a step: each fills columns of the trajectories."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,26 +21,26 @@ from proxima.train.ranks import ALONE, Ranks
 class ForwardStage(Protocol):
     """A forward pass without gradient over a step's completions; `TrainStack.fill` splits them into micro-batches.
 
-    It runs once a step, in the compute thread, under the weights that the step starts with: before the advantages and
+    It runs once per step, in the compute thread, under the weights at the start of the step: before the advantages and
     over all completions with a score if the advantage names `column` in its `needs`, otherwise after the selection and
     over the completions that are trained.
 
-    column: the field of `Trajectory`, [T] float32, that it fills; a column that is filled already stays. A stage that
-        fills several names the one that tells whether it has run.
-    on_rank_zero: of several ranks the first alone runs it, because it asks others; without the attribute, all do.
+    column: the field of `Trajectory`, [T] float32, that it fills; a column that is already filled is kept. A stage that
+        fills several columns names the one that shows whether it has run.
+    on_rank_zero: of several ranks only the first runs it, because it queries others; without the attribute, all do.
     """
 
     @property
     def column(self) -> str: ...
 
     def pack(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """The batch for `__call__`, on its device; `PackedModel.pack` of the model that runs it."""
+        """The batch for `__call__`, on its device; usually `PackedModel.pack` of the model that runs it."""
         ...
 
     def __call__(self, batch: PackedBatch) -> Tensor | Mapping[str, Tensor]:
-        """[N] float32, one number for each response token; of a stage with several columns each by its name, those of
-        the prompts named `prompt_…`, [P] of each sequence. A stage of
-        values that packs a trajectory `with_sentinel` gives one more, the `bootstrap` of that trajectory."""
+        """[N] float32, one number for each response token; a stage with several columns returns each by name, those of
+        the prompts, [P] of each sequence, as `prompt_…`. A stage of values that packs a trajectory `with_sentinel`
+        returns one more, the `bootstrap` of that trajectory."""
         ...
 
 
@@ -51,7 +51,7 @@ def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
 
 @dataclass(frozen=True)
 class ColumnShare:
-    """The part of a stage's columns that a rank computes: its trajectories, and a dummy trajectory that it runs while
+    """A rank's share of a stage's columns: its trajectories, and a filler, which it runs without using the result while
     other ranks have more micro-batches."""
 
     column: str
@@ -94,9 +94,9 @@ def stage_columns(
 @dataclass(frozen=True)
 class LogProbStage:
     """Log-probs, nats, under a policy: `proximal_log_prob` of the trained one, `reference_log_prob` of a frozen one, or
-    of the trained one without its adapter, whose routers then choose by themselves.
+    of the trained one without its adapter, in which case the routers make their own choices.
 
-    records_routes: also fills `routed_experts`, for the passes to come.
+    records_routes: also fills `routed_experts`, for later passes.
     """
 
     column: str
@@ -120,9 +120,10 @@ class LogProbStage:
 
 @dataclass(frozen=True)
 class ValueStage:
-    """Fills `value` by a model with a scalar head, the critic.
+    """Fills `value` from a model with a scalar head, the critic.
 
-    bootstrap: also fills `bootstrap` of truncated completions, by the state after the last token; otherwise it stays 0.
+    bootstrap: also fills `bootstrap` of truncated completions, from the state after the last token; otherwise it stays
+    0.
     """
 
     model: PackedModel

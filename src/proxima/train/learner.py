@@ -1,6 +1,6 @@
-"""The trained policy and what changes it.
+"""The trained policy, its optimizer and its loss.
 
-`prepare` and the stages with a memory run on the event loop, everything else in the compute thread.
+`prepare` and the stages with state run on the event loop, everything else in the compute thread.
 """
 
 import math
@@ -30,37 +30,37 @@ if TYPE_CHECKING:  # most runs have neither
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """The weights, the stack that updates them, and the loss."""
+    """The weights, the stack that updates them (the optimizer and all around it), and the loss."""
 
     policy: Policy
     stack: TrainStack
     objective: Objective[Any]
     stages: Sequence[ForwardStage] = ()  # the forward passes before the update, in order
-    critic: "Critic | None" = None  # a model of its own that estimates values; None: there is none, or it is a head
+    critic: "Critic | None" = None  # a separate model that estimates values; None: no critic, or a head
     updates: int = 1  # optimizer steps of a full batch; the learning rate schedule counts these
     epochs: int = 1  # passes over a batch, unless one ends with an approximate KL above `max_epoch_kl`
-    max_epoch_kl: float | None = None  # nats a token; None: no limit
-    run_stages: "Sequence[RunStage]" = ()  # those with a memory, which run on the event loop
-    guard: MismatchGuard = field(default_factory=MismatchGuard)  # for when rollout engine and trainer differ too much
+    max_epoch_kl: float | None = None  # nats per token; None: no limit
+    run_stages: "Sequence[RunStage]" = ()  # those with state, which run on the event loop
+    guard: MismatchGuard = field(default_factory=MismatchGuard)  # acts when rollout engine and trainer differ too much
     compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
-        """Prepare an update, on the event loop: apply the guard's rejections and the stages that keep state; `version`
-        is that of the present weights."""
+        """Prepare an update, called on the event loop: apply the guard's rejections and run the stages with state;
+        `version` is that of the current weights."""
         batch = await self.compute.run(self.reject_mismatched, batch)
         for stage in self.run_stages:
             batch = batch.filled(await stage.fill(batch.trajectories, version))
         return batch
 
     def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
-        """The critic's optimizer steps, then the forward stages that have not run yet and the policy's. The advantages
-        are those of the critic before its update, whichever comes first.
+        """Make the critic's optimizer steps, then run the remaining forward stages and make the policy's steps. The
+        advantages always come from the critic before its update.
 
         Args:
-            batch: what the step trains on.
-            version: of the present weights.
+            batch: the training data of the step.
+            version: of the current weights.
             progress: called with (tokens done, tokens in all), for the critic and for the policy.
-            own: the completions are of this run's engine, so that their versions are those of these weights.
+            own: the completions are from this run's engine, so that their versions refer to these weights.
 
         Raises:
             MismatchError: see `MismatchGuard.check_fresh`. The policy is not updated.
@@ -84,8 +84,8 @@ class Learner:
         return result
 
     def _look_at_first(self, version: int, first: FirstForward, *, own: bool) -> None:
-        """Before the first optimizer step: `MismatchGuard.check_fresh` of the loss tokens that weights `version` of
-        this run have sampled, and the observations of the stages that keep state."""
+        """Before the first optimizer step, run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of
+        this run have sampled, and let the stages with state observe."""
         if own and self.guard.judges_fresh:
             gaps = [np.empty(0, np.float32)]
             for item, statistics in first:
@@ -98,11 +98,11 @@ class Learner:
             stage.observe(first, version)
 
     def reject_mismatched(self, batch: TrainingBatch) -> TrainingBatch:
-        """With `on_mismatch: reject`, the batch without the items that the guard rejects, and with the `mismatch/`
-        metrics.
+        """With `on_mismatch: reject`, return the batch without the completions that the guard rejects, and with the
+        `mismatch/` metrics.
 
-        Completions that the update skips, because their advantage is 0, are in no figure and are never rejected: the
-        same ones as under `warn` and `stop`, which measure in the update's own forward.
+        Completions that the update skips, because their advantage is 0, are in no metric and are never rejected, as
+        under `warn` and `stop`, which measure in the update's own forward pass.
         """
         if self.guard.on_mismatch != "reject":
             return batch
@@ -128,7 +128,7 @@ class Learner:
         return replace(batch.reject(statistics, "mismatch"), metrics={**batch.metrics, **finite})
 
     def fill(self, trajectories: Sequence[Trajectory], columns: Set[str]) -> list[Trajectory]:
-        """The trajectories with those of `columns` that a stage or the critic supplies."""
+        """The trajectories with those of the `columns` that a stage or the critic supplies."""
         filled = self.stack.fill([stage for stage in self.stages if stage.column in columns], trajectories)
         if self.critic is None or "value" not in columns:
             return filled
@@ -141,13 +141,13 @@ class Learner:
                 close()
 
     def stage_metrics(self) -> dict[str, float]:
-        """Metrics of the stages that keep state, for the step that ends."""
+        """Metrics of the stages with state, for the step that ends."""
         return {name: value for stage in self.run_stages for name, value in stage.metrics().items()}
 
     def warnings(self) -> list[str]:
-        """The warnings of the stages that keep state, each sentence once."""
+        """Warnings of the stages with state, each once."""
         return [warning for stage in self.run_stages for warning in stage.warnings()]
 
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
-        """The checkpoint files of the stages that keep state; see `RunStage.files`."""
+        """The checkpoint files of the stages with state, see `RunStage.files`."""
         return {name: write for stage in self.run_stages for name, write in stage.files(pending).items()}

@@ -1,7 +1,7 @@
 """The next-policy cache of segment-wise decoupled PPO: log-probs of each token under the version after its own.
 
-While V is the newest version, the tokens of version V - 1 that no step has taken get log pi_V: those of completions in
-the queue, of unfinished groups, and of completions that are still running. A step at a later version reads them. The
+While V is the newest version, the tokens of version V - 1 that no step has consumed get log pi_V: those of completions
+in the queue, of unfinished groups, and of completions that are still running. A step at a later version reads them. The
 engine computes them in a hook, before it pauses for V + 1; or the trainer does, before it updates V.
 """
 
@@ -20,7 +20,7 @@ from proxima.rollout.collector import Pending
 from proxima.train.objectives.protocol import FirstForward
 from proxima.train.run_stage import RunStage
 
-SCORE_SECONDS = 300.0  # that the engine may take for one window; less than a hook may
+SCORE_SECONDS = 300.0  # time limit of the engine for one window; less than that of a hook
 COMPARED = 8  # completions of a step on which engine and trainer are compared
 Unconsumed = Callable[[], Iterable[tuple[Prompt, Completion]]]
 Playing = Callable[[Sequence[InFlight]], Sequence[tuple[InFlight, Bools]]]
@@ -30,8 +30,8 @@ WriteEntries = Callable[[Path, Sequence["NextLogProbs"]], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class NextLogProbs(Columns):
-    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them: a
-    completion that was generated again has others."""
+    """The log-probs of one completion, or of its beginning, with its tokens and the versions that sampled them, which
+    differ if the completion is generated again."""
 
     uid: int
     sample: int
@@ -46,7 +46,7 @@ class NextLogProbs(Columns):
         return self.uid, self.sample, self.turn
 
     def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
-        """True if the other begins with these tokens, sampled by the same versions."""
+        """True if the other begins with these tokens, of the same versions."""
         own = len(self.tokens)
         versions = other.policy_version
         same = versions is not None and np.array_equal(versions[:own], self.policy_version)
@@ -55,7 +55,7 @@ class NextLogProbs(Columns):
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """Tokens `[start:end]` of a completion, which are all of one version and unknown under the next."""
+    """Tokens `[start:end]` of a completion, from the first to the last whose log-prob is needed."""
 
     of: InFlight
     start: int
@@ -63,7 +63,7 @@ class Segment:
 
     @property
     def prompt(self) -> tuple[int, bytes]:
-        """Key of completions with the same prompt: uid and prompt tokens."""
+        """The key of segments with the same prompt: uid and prompt tokens."""
         return self.of.prompt_uid, self.of.prompt_tokens.tobytes()
 
     def trajectory(self, group: int) -> Trajectory:
@@ -81,18 +81,18 @@ def part_request(of: InFlight | Trajectory, part: slice) -> ScoreRequest:
 class NextPolicy(RunStage):
     """The cache of `next_log_prob` for `proximal: next`, and the code that fills it.
 
-    A log-prob is written once, under the one version that it is of. Nothing else is kept: a token that nobody found
-    while its next version was the newest has none, and is counted.
+    A log-prob is written once, under its one version. Nothing else is kept: a token that was not found while its next
+    version was the newest has no log-prob, and is counted.
 
     Args:
-        engine: what generates; in `before_pause` it also scores.
-        unconsumed: all completions that the engine has delivered and no step has used yet.
-        trainer: log-probs of trajectories under the trained policy, which `fill` then writes; None: `before_pause`
-            does.
-        entries: of a checkpoint.
-        file: of a checkpoint, and what writes it.
-        playing: given what the engine has in flight, the paths of the episodes that run, each with which of its tokens
-            the model wrote; None: a completion is one turn.
+        engine: generates the completions; in `before_pause` it also scores.
+        unconsumed: returns all completions that the engine has delivered and no step has used yet.
+        trainer: computes log-probs of trajectories under the trained policy, which `fill` then writes; None:
+            `before_pause` writes those of the engine.
+        entries: from a checkpoint.
+        file: the name of the checkpoint's file, and the function that writes it.
+        playing: maps the engine's completions in flight to the paths of the running episodes, each with a mask of the
+            tokens that the model wrote; None: a completion is one turn.
     """
 
     column = "next_log_prob"
@@ -109,20 +109,20 @@ class NextPolicy(RunStage):
         self.engine, self.unconsumed, self.trainer, self.file = engine, unconsumed, trainer, file
         self.playing = playing
         self.entries = {entry.key: entry for entry in entries}
-        self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with trainer's log-probs and behavior's
+        self._compared: list[tuple[ScoreRequest, Floats, Floats]] = []  # with the log-probs of trainer and behavior
         self._metrics: dict[str, float] = {}
         self._missed = ""  # why the engine gave nothing in the last window
 
     # ---- writing -----------------------------------------------------------------------------------------------------
 
     async def before_pause(self) -> None:
-        """The executor's hook. The engine itself says which version it holds: at the start of a run, and after a
-        resume, that is one that no token is older than.
+        """The executor's hook. The engine reports its own version: at the start of a run, and after a resume, no token
+        is older than that.
 
-        An engine that fails or takes more than `SCORE_SECONDS` costs the window, not the run: `warnings` says why.
+        If the engine fails or takes more than `SCORE_SECONDS`, the window is lost but not the run: `warnings` says why.
 
         Raises:
-            UserError: of the engine, NotFiniteError among them.
+            UserError: from the engine, including NotFiniteError.
         """
         compared, self._compared = self._compared, []
         try:
@@ -167,7 +167,7 @@ class NextPolicy(RunStage):
 
     async def _segments(self, version: int) -> list[Segment]:
         """The segments to compute while `version` is the newest."""
-        # first what the engine has: a completion that it yields meanwhile is among those that are unconsumed
+        # the engine's first: a completion that it delivers meanwhile is among the unconsumed ones
         running = await self.engine.in_flight()
         parts: Sequence[tuple[InFlight, Bools | None]] = [(one, None) for one in running]
         if self.playing is not None:
@@ -219,8 +219,8 @@ class NextPolicy(RunStage):
         return replace(item, next_log_prob=column)
 
     def observe(self, first: FirstForward, version: int) -> None:
-        """Remember some tokens of the previous version, with the trainer's log-probs under the current one, for
-        `before_pause` to compare the engine's with."""
+        """Remember some tokens of the previous version, with the trainer's log-probs under the current one, so that
+        `before_pause` can compare the engine's with them."""
         for item, statistics in first:
             if len(self._compared) == COMPARED or self.trainer is not None:
                 return
@@ -248,8 +248,8 @@ class NextPolicy(RunStage):
             self._metrics[f"next/weight_{name}_std"] = float(weight.std())
 
     def metrics(self) -> dict[str, float]:
-        """Metrics of the step: tokens missing and written; and, on some tokens that were one version old, the
-        difference of engine and trainer, and the weight in the arithmetic of each."""
+        """Metrics of the step: the missing and the written tokens; and, on some tokens that were one version old, the
+        difference between engine and trainer, and the weights computed from the log-probs of each."""
         return self._metrics
 
     def warnings(self) -> list[str]:
@@ -269,8 +269,8 @@ class NextPolicy(RunStage):
         return {name: lambda path: write(path, entries)}
 
     def forget(self, pending: Pending) -> list[NextLogProbs]:
-        """Forget groups that a step has consumed or dropped. Returns the entries for a checkpoint: all that is known of
-        the groups that wait. A prompt that is still generating will be generated again by a resume."""
+        """Forget the entries that a step has consumed or dropped. Returns the entries for a checkpoint: those of the
+        waiting groups. A prompt that is still generating will be generated again after a resume."""
         groups = {group.prompt.uid for group in pending.groups}
         uids = groups | {prompt.uid for prompt in pending.prompts}
         self.entries = {key: entry for key, entry in self.entries.items() if key[0] in uids}

@@ -1,6 +1,6 @@
-"""A folder of the first rank's node on every other node of the run: sent once a node, written by its first rank.
+"""Copies a folder of the first rank's node to all other nodes of a run: sent once per node, written by its first rank.
 
-So servers on all nodes read new weights from a path of their own node, whatever wrote them and in whatever form.
+So servers on all nodes read new weights from a local path, regardless of their writer and format.
 """
 
 import os
@@ -18,21 +18,21 @@ from proxima.data import UserError
 from proxima.engine.http.locked_folder import PREFIX, LockedFolder, remove_leftovers
 from proxima.train.ranks import RUN, Ranks
 
-CHUNK = 1 << 26  # bytes on their way at once
+CHUNK = 1 << 26  # bytes sent at once
 
 
 @dataclass(frozen=True)
 class FolderPart:
-    """The description of a folder that every rank receives: its path on the first rank's node, and the names in its
-    parent to keep; other names that were sent before are deleted."""
+    """The message to every rank about a folder: its path on the first rank's node, and the names in its parent that are
+    kept; others that were sent before are deleted."""
 
     path: Path
     kept: tuple[str, ...]
 
 
 class NodeFolders:
-    """The folders of one rank; rank 0 calls `send`, and the others answer with `follow`. `close` removes what this rank
-    has written; leftovers of a killed rank are removed by the next run on its node."""
+    """The folders of one rank; rank 0 calls `send`, and the others answer with `follow`. `close` removes everything
+    that this rank has written; the next run on the node removes the leftovers of a killed one."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -40,10 +40,10 @@ class NodeFolders:
         self._groups: dict[tuple[int, ...], Any] = {}
 
     def send(self, folder: Path, kept: Sequence[Path]) -> None:
-        """Copy a folder of files to all nodes that cannot see it. It appears there atomically, with the same path.
+        """Copy a folder of files to all nodes that do not see it. It appears there atomically, under the same path.
 
         Raises:
-            UserError: a node has no room for it.
+            UserError: a node can't write it.
         """
         part = FolderPart(folder, tuple(path.name for path in kept))
         with self.ranks.call(RUN, "folder", [part] * self.ranks.size) as own:
@@ -53,9 +53,9 @@ class NodeFolders:
             raise UserError(f"weights could not be written: {problems[0]}", remedy=remedy)
 
     def follow(self, part: FolderPart) -> list[str]:
-        """Take a folder where this rank is the first of a node that lacks it; collective. Returns, on rank 0, the
+        """Receive a folder if this rank is the first of a node that lacks it; collective. Returns, on rank 0, the
         problem of each rank."""
-        first = os.environ.get("LOCAL_RANK", "0") == "0"  # without the variable all are, and the first to end wins
+        first = os.environ.get("LOCAL_RANK", "0") == "0"  # without the variable all are; the first to finish wins
         lacking = self.ranks.gather_everywhere(first and not part.path.exists())
         members = (0, *(rank for rank, lacks in enumerate(lacking) if lacks))
         problem = ""
@@ -102,7 +102,7 @@ def _root(path: Path) -> LockedFolder:
 
 
 def send_files(folder: Path, group: Any) -> None:
-    """Send the files of a folder to the other ranks of a group of rank 0's."""
+    """Send the files of a folder to the other ranks of a group that contains rank 0."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     sizes = [[(path.name, path.stat().st_size) for path in files]]
     dist.broadcast_object_list(sizes, src=0, group=group)
@@ -121,7 +121,7 @@ def send_files(folder: Path, group: Any) -> None:
 
 
 def receive_files(folder: Path | None, group: Any) -> str:
-    """Receive all that `send_files` sends, even if it can't be written; returns the reason if it can't.
+    """Receive everything that `send_files` sends, even if it can't be written; return the reason, or an empty string.
 
     Args:
         folder: empty; None: nothing is written.

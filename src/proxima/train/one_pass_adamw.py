@@ -1,4 +1,4 @@
-"""AdamW on a CPU, with clipping and the norms of the weights in its one pass over memory."""
+"""AdamW on a CPU, with clipping and the norms of the weights in a single pass over memory."""
 
 import math
 from typing import Any
@@ -10,11 +10,11 @@ from proxima.kernels.adamw import AdamWKernels, Slots, adamw_kernels
 
 
 class OnePassAdamW:
-    """Steps in place of torch's fused AdamW, on its state, with the same bits. The norm of the gradient is that of
-    float64 to 1e-8; torch's sums in float32 are off by 3e-4 for 135 million weights, and so is what they clip.
+    """Steps in place of torch's fused AdamW, on its state, and bit-identically. The norm of the gradient agrees with
+    float64 to 1e-8; torch's sums in float32 are off by 3e-4 for 135 million weights, and so are its clipped gradients.
 
     Args:
-        optimizer: whose weights are contiguous float32 tensors on the CPU.
+        optimizer: its weights must be contiguous float32 tensors on the CPU.
     """
 
     def __init__(self, optimizer: torch.optim.AdamW, kernels: AdamWKernels) -> None:
@@ -42,7 +42,7 @@ class OnePassAdamW:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def _state(self, parameter: nn.Parameter) -> dict[str, Any]:
-        """The state that torch's AdamW keeps for a weight."""
+        """The state of torch's AdamW for a weight."""
         state: dict[str, Any] = self.optimizer.state[parameter]
         if not state:
             state["step"] = torch.zeros(())
@@ -57,7 +57,7 @@ class OnePassAdamW:
 
 
 def one_pass(optimizer: torch.optim.Optimizer) -> OnePassAdamW | None:
-    """The one-pass step for an optimizer; None if the optimizer, the weights or the machine do not allow it."""
+    """The one-pass step for an optimizer; None where the optimizer, its weights or the machine do not allow it."""
     if type(optimizer) is not torch.optim.AdamW or (kernels := adamw_kernels()) is None:
         return None
     weights = [p for group in optimizer.param_groups for p in group["params"]]

@@ -13,11 +13,11 @@ from proxima.data import require
 
 @dataclass(frozen=True)
 class Adam:
-    """Fields common to all kinds of Adam; vectors (norms, biases) are not decayed.
+    """The base of all kinds of Adam; vectors (norms, biases) are not decayed.
 
     Args:
-        lr: peak learning rate, >= 0; 0 leaves the weights as they are, to measure the mismatch alone. A recipe of SFT
-            has 2e-5 where it says nothing, one of a reward model 1e-5.
+        lr: peak learning rate, >= 0; 0 leaves the weights unchanged, to measure only the mismatch. The default is 2e-5
+            in a recipe of SFT, 1e-5 in one of a reward model.
         beta1: decay of the first moment, in [0, 1).
         beta2: decay of the second moment, in [0, 1).
         eps: added to the root of the second moment, > 0.
@@ -40,7 +40,7 @@ class Adam:
         require(0 <= self.weight_decay < math.inf, "weight_decay", self.weight_decay, "must be >= 0 and finite")
 
     def groups(self, parameters: Iterable[nn.Parameter]) -> list[dict[str, Any]]:
-        """Groups of torch's optimizers, matrices apart from vectors."""
+        """Parameter groups for torch's optimizers, matrices separate from vectors."""
         trained = [p for p in parameters if p.requires_grad]
         groups: list[dict[str, Any]] = [
             {"params": [p for p in trained if p.dim() >= 2], "weight_decay": self.weight_decay},
@@ -50,16 +50,16 @@ class Adam:
 
     def moments(self, matrices: int, others: int) -> tuple[int, int]:
         """Bytes of Muon's momentum, and of Adam's moments, for these numbers of weights in matrices of layers and
-        elsewhere."""
+        others."""
         return 0, 8 * (matrices + others)
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of torch's AdamW, and of similar optimizers."""
+        """Arguments of torch's AdamW and similar optimizers."""
         return {"lr": self.lr, "betas": (self.beta1, self.beta2), "eps": self.eps}
 
 
 def by_mesh(groups: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Parameter groups, each split into those on one device mesh, which a fused step needs; none is empty."""
+    """Parameter groups, each split by device mesh, as a fused step needs; none is empty."""
     split = []
     for group in groups:
         meshes = dict[Any, list[nn.Parameter]]()
@@ -74,8 +74,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay, fused; vectors (norms, biases) are not decayed.
 
     Args:
-        offload: the moments wait in host memory, and come to the device for a weight's step: 8 bytes a weight less
-            there, 16 more that travel each update. The bits of the weights are the same.
+        offload: the moments stay in host memory, and are copied to the device for a weight's step: 8 bytes per weight
+            less there, 16 more transferred in each update. The weights are bit-identical.
 
     Source: arXiv 1711.05101.
     """
@@ -115,7 +115,7 @@ class Schedule:
     final_ratio: float = 0.0
 
     def factor(self, update: int) -> float:
-        """The share at an update, counted from 0; after the last one, that of the end."""
+        """The share at an update, counted from 0; after the last update, the final one."""
         if update < self.warmup:
             return (update + 1) / self.warmup
         if self.kind == "constant":

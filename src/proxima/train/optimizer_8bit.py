@@ -15,20 +15,21 @@ from proxima.train.optimizer_step import ADAM, MOMENTS, WeightwiseOptimizer, own
 
 BLOCK, SMALLEST_BLOCK = 256, 32  # neighbouring elements of a row that share a scale
 SIGNED = MOMENTS[0]
-SMALLEST = 4096  # elements of a matrix below which its moments stay whole, as bitsandbytes has it
+SMALLEST = 4096  # elements of a matrix below which its moments are not quantised, as in bitsandbytes
 AT_ONCE = 1 << 24  # elements that are float32 at once; torchao needs some 50 bytes for each
 
 
 @dataclass(frozen=True)
 class AdamW8bit(Adam):
-    """AdamW whose two moments are kept in 8 bits each: a code per element into a table of 256 values, dynamic in its
-    exponent, times the largest magnitude of its block. About 2 bytes a weight in place of 8.
+    """AdamW whose two moments are stored in 8 bits each: a code per element into a table of 256 values, dynamic in its
+    exponent, times the largest magnitude of its block. About 2 bytes per weight instead of 8.
 
         m = table[code] * scale, by block      m, v ← AdamW's, in float32      codes and scales of m and v again
 
-    A block is at most 256 elements of one row, so that the number of ranks changes no bit of it. But it also divides a
-    rank's part of a row, which placement.tensor_parallel may cut: then resume on as many. Vectors, and matrices of less
-    than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own dtype.
+    A block is at most 256 elements of one row, so the number of ranks does not change a bit of it. But it also divides
+    a rank's part of a row, which placement.tensor_parallel may cut: then resume with the same tensor_parallel. Vectors,
+    and matrices of fewer than 4096 elements or whose rows have no blocks of at least 32, keep moments of their own
+    dtype.
 
     Needs: `pip install 'proxima-rl[low-bit]'`.
     Source: arXiv 2110.02861; torchao's `AdamW8bit`.
@@ -51,12 +52,12 @@ class AdamW8bit(Adam):
 
 
 def missing_package() -> str | None:
-    """The command that installs the missing package; None if it is installed."""
+    """The command that installs the missing package; None if nothing is missing."""
     return None if find_spec("torchao") else "pip install 'proxima-rl[low-bit]'"
 
 
 class EightBitAdamW(WeightwiseOptimizer):
-    """torchao's update, whose moments are written as torchao's codes after it: `exp_avg` (uint8, of the weight's shape)
+    """torchao's update, after which the moments are stored as torchao's codes: `exp_avg` (uint8, of the weight's shape)
     and `exp_avg_scale` (float32, with a column per block), and the same of `exp_avg_sq`."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
@@ -99,7 +100,7 @@ class EightBitAdamW(WeightwiseOptimizer):
                     self._write(part, name, moment, block)
 
     def _read(self, slots: dict[str, Tensor], name: str) -> Tensor:
-        """A moment: a float32 copy of one that is quantised, the entry itself of another."""
+        """Read a moment: a float32 copy if it is quantised, otherwise the entry itself."""
         codes, scale = slots[name], slots.get(_scale_of(name))
         if scale is None:
             return codes
@@ -118,7 +119,7 @@ def _scale_of(moment: str) -> str:
 
 
 def block_of(parameter: Any) -> int:
-    """The elements of a block of this weight's moments; 0: they are not quantised. The same on every rank."""
+    """The number of elements in a block of this weight's moments; 0: they are not quantised. The same on every rank."""
     width = parameter.shape[-1] if parameter.dim() >= 2 else 0
     if hasattr(parameter, "placements"):
         for size, placement in zip(parameter.device_mesh.shape, parameter.placements, strict=True):
@@ -129,7 +130,7 @@ def block_of(parameter: Any) -> int:
 
 
 def _row_ranges(weight: Tensor) -> Iterator[Any]:
-    """Rows that are computed at once; none of an empty slice."""
+    """Ranges of rows that are computed at once; none for an empty slice."""
     if not weight.dim():
         yield ...
         return

@@ -30,15 +30,15 @@ class Muon(Adam):
 
     The factor gives the update of a weight the root mean square of AdamW's, about 0.2, so that both share `lr`. U Vᵀ is
     five Newton-Schulz steps in bfloat16. It takes whole matrices, some 30 rows² columns operations each (rows the
-    smaller side): ranks gather as many as they are, compute one each, and give the others their slices.
+    smaller side): n ranks gather n matrices, compute one each, and send the others their slices.
 
     Args:
         momentum: in [0, 1).
-        adamw_lr: peak learning rate of the weights that AdamW has, >= 0; None: `lr`.
+        adamw_lr: peak learning rate of the weights that AdamW updates, >= 0; None: `lr`.
     Source: arXiv 2502.16982, section 2.2; `torch.optim.Muon` with `adjust_lr_fn="match_rms_adamw"`, nesterov.
     Differs: experts are not split into their matrices.
-    Edge cases: what is all but zero in an update grows to U Vᵀ's size, and with it bfloat16's rounding: given the same
-    gradients every layout of ranks makes the same step, yet gradients that differ in their last bit do not.
+    Edge cases: nearly zero components of an update grow to the size of U Vᵀ, and bfloat16's rounding with them: with
+    the same gradients every layout of ranks makes the same step, but gradients that differ in their last bit do not.
     """
 
     momentum: float = 0.95
@@ -51,7 +51,7 @@ class Muon(Adam):
         require(rate is None or 0 <= rate < math.inf, "adamw_lr", rate, "must be >= 0 and finite")
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over parameters of layers alone: Muon has every matrix."""
+        """The optimizer over parameters of layers only: Muon updates every matrix."""
         return self.build_named([(f"layers.{i}.", parameter) for i, parameter in enumerate(parameters)])
 
     def build_named(self, named: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
@@ -68,12 +68,12 @@ class Muon(Adam):
 
 
 def is_matrix_of_layer(name: str, parameter: Tensor) -> bool:
-    """True if Muon optimises this parameter: a matrix in a numbered module."""
+    """True if Muon updates this parameter of a model: a matrix in a numbered module."""
     return parameter.dim() == 2 and re.search(r"\.\d+\.", f".{name}") is not None
 
 
 class MuonAndAdamW(WeightwiseOptimizer):
-    """Groups with a `momentum` are Muon's, with `momentum_buffer` for a state; the others are those of fused AdamW."""
+    """Muon for the groups with a `momentum`, with `momentum_buffer` as state; fused AdamW for the others."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, {"momentum": None} | settings)
@@ -90,7 +90,7 @@ class MuonAndAdamW(WeightwiseOptimizer):
         if group["momentum"] is None:
             super().step_group(parameters, group)
             return
-        parameters = sorted(parameters, key=Tensor.numel)  # ranks that wait for each other have about as much to do
+        parameters = sorted(parameters, key=Tensor.numel)  # ranks that wait for each other have similar amounts of work
         for alike in by_mesh([{"params": parameters}]):
             matrices = alike["params"]
             mesh = getattr(matrices[0], "device_mesh", None)
@@ -114,7 +114,7 @@ class MuonAndAdamW(WeightwiseOptimizer):
 
 
 def _orthogonalized(matrices: Sequence[Tensor], updates: Sequence[Tensor]) -> Iterator[Tensor]:
-    """This rank's slices of U Vᵀ of whole updates, of which `updates` are its slices. Of sharded ones, at most as many
+    """This rank's slices of U Vᵀ of the whole updates, from its slices `updates`. If they are sharded, at most as many
     as the ranks of their mesh, each rank computes one; collective."""
     if not hasattr(matrices[0], "to_local"):
         yield from map(_newton_schulz, updates)
@@ -135,7 +135,7 @@ def _orthogonalized(matrices: Sequence[Tensor], updates: Sequence[Tensor]) -> It
     for parameter, update, owner in zip(matrices, updates, owners, strict=True):
         empty = torch.empty(parameter.shape, dtype=GATHERED, device=mesh.device_type)
         whole = own if own is not None and owner == here else empty
-        for axis, place in enumerate(owner):  # those who are not in line with the owner yet pass on nothing of value
+        for axis, place in enumerate(owner):  # ranks not yet in line with the owner broadcast unused data
             dist.broadcast(whole, group=mesh.get_group(axis), group_src=place)
         copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
         sharded: Any = parameter

@@ -1,5 +1,5 @@
-"""Tensors that ranks wrote by slices, whichever number of them did, on whichever number reads them: the optimizer state
-of a checkpoint."""
+"""Reads the optimizer state of a checkpoint: tensors that any number of ranks wrote by slices, on any number of
+ranks."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -26,8 +26,8 @@ class Piece:
 
 
 def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of the folder `place`, or of the file of that name with `.safetensors`, by `kind/weight`. Where the
-    weight is sharded, so is its tensor, and a rank reads its own slice alone; every other is read whole.
+    """The tensors of the folder `place`, or of the file of that name with `.safetensors`, by `kind/weight`. If the
+    weight is sharded, so is its tensor, and a rank reads only its own slice; every other tensor is read whole.
 
     Raises:
         OSError, SafetensorError: a file can't be read.
@@ -38,7 +38,7 @@ def read_optimizer(place: Path, weights: Mapping[str, Tensor]) -> dict[str, Tens
 
 
 def pieces_of(files: Iterable[Path]) -> dict[str, list[Piece]]:
-    """The locations of the blocks of each tensor, by its name."""
+    """The location of the blocks of each tensor, by its name."""
     pieces = dict[str, list[Piece]]()
     for file in files:
         with safe_open(file, framework="pt") as opened:
@@ -51,7 +51,8 @@ def pieces_of(files: Iterable[Path]) -> dict[str, list[Piece]]:
 
 
 def assembled(name: str, pieces: list[Piece], weight: Tensor | None = None) -> Tensor:
-    """The tensor of these blocks; if `weight` is sharded and of its shape, but for the columns, sharded like it."""
+    """The tensor of these blocks; sharded like `weight` if that is sharded and of the same shape except for the
+    columns."""
     shape = [max(edge) for edge in zip(*[_end(piece.offset, piece.shape) for piece in pieces], strict=True)]
     with safe_open(pieces[0].file, framework="pt") as opened:
         if not shape:

@@ -1,4 +1,4 @@
-"""The state of an optimizer, from tensors by name; `TrainStack.state` writes them."""
+"""Restores the state of an optimizer from tensors by name; `TrainStack.state` returns them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from proxima.data import UserError
 def restore_state(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Copy what `TrainStack.state` gave into the optimizer.
+    """Copy the tensors of `TrainStack.state` into the optimizer.
 
     Raises:
         UserError: the tensors belong to another model, or some are missing; 8-bit moments are in other blocks.
@@ -32,7 +32,8 @@ def restore_state(
 
 
 def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
-    """UserError if the entries that do not fit are scales of `optimizer_8bit` in other blocks."""
+    """Raise UserError if the misfit is a scale tensor of `optimizer_8bit`, a column per block, and there are others of
+    its kind."""
     kind, _, owner = name.partition("/")
     if kind.endswith("_scale") and any(other.startswith(f"{kind}/") for other in tensors):
         reason = f"the 8-bit moments of {owner!r} are in other blocks than this run's: the checkpoint was written with"
@@ -43,8 +44,8 @@ def _refuse_other_blocks(name: str, tensors: Mapping[str, Tensor]) -> None:
 def _missing(
     optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """Names of the missing entries. None are expected before the first update; after it, the optimizer's `slots`, or
-    those that any weight has."""
+    """The missing tensors. Expected are none before the first update, else those that the optimizer names, or those
+    that any weight has."""
     kinds = {name.partition("/")[0] for name in tensors}
     slots: Any = getattr(optimizer, "slots", None)
     trained = [(name, p) for name, p in parameters.items() if p.requires_grad]
@@ -59,5 +60,5 @@ def _place(
     own: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
     if own is not None:
         return own(key, parameter)  # type: ignore[no-any-return]
-    fused = bool(optimizer.defaults.get("fused"))  # step counts then are on the weights' device, else on the CPU
+    fused = bool(optimizer.defaults.get("fused"))  # its step counts are on the weights' device, others on the CPU
     return parameter.shape, parameter.device if value.dim() or fused else torch.device("cpu")

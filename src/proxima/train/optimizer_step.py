@@ -1,5 +1,5 @@
-"""Optimizers that step a weight at a time, on this rank's slice of it; their state is plain tensors, or sharded like
-the weight, so that any number of ranks writes and reads it."""
+"""Optimizers that step a weight at a time, on this rank's slice of it; their state is plain tensors, or tensors sharded
+like the weight, so that any number of ranks can write and read it."""
 
 import math
 from collections.abc import Iterable
@@ -14,12 +14,12 @@ ADAM = ("step", *MOMENTS)
 
 
 class WeightwiseOptimizer(torch.optim.Optimizer):
-    """Base of optimizers that step weight by weight: a subclass defines `step_weight`.
+    """The base class of these optimizers: a subclass implements `step_weight`.
 
     Args:
         groups: as torch's optimizers take them.
         defaults: of a group's settings.
-        on_host: the state is in host memory, pinned beside a GPU.
+        on_host: the state is in host memory, pinned if the weights are on a GPU.
     """
 
     def __init__(self, groups: Iterable[dict[str, Any]], defaults: dict[str, Any], *, on_host: bool = False) -> None:
@@ -41,15 +41,15 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def slots(self, parameter: nn.Parameter) -> tuple[str, ...]:
-        """The entries of the state of a weight that has been stepped."""
+        """The state entries of a weight after its first step."""
         return ADAM
 
     def place(self, slot: str, parameter: nn.Parameter) -> tuple[torch.Size, torch.device]:
-        """The shape of an entry of the state that is not a scalar, and the device of any entry."""
+        """The shape of a state entry that is not a scalar, and the device of any entry."""
         return parameter.shape, torch.device("cpu") if self.on_host else parameter.device
 
     def zeros(self, slot: str, parameter: nn.Parameter, dtype: torch.dtype, columns: int = 1) -> Tensor:
-        """A new entry of the state, with one element for each `columns` of a row of the weight."""
+        """A new state entry, with one element for every `columns` elements of a row of the weight."""
         shape, device = self.place(slot, parameter)
         own = own_slice(parameter)
         sizes = own.shape if columns == 1 else (*own.shape[:-1], own.shape[-1] // columns)
@@ -58,7 +58,7 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
 
 
 class HostMomentsAdamW(WeightwiseOptimizer):
-    """torch's fused AdamW with its state in host memory, with the same names and bits."""
+    """torch's fused AdamW with its state in host memory, under the same names and bit-identical."""
 
     def __init__(self, groups: Iterable[dict[str, Any]], settings: dict[str, Any]) -> None:
         super().__init__(groups, settings, on_host=True)
@@ -87,13 +87,13 @@ def adam_step(optimizer: WeightwiseOptimizer, parameter: nn.Parameter, group: di
 
 
 def own_slice(tensor: Any) -> Tensor:
-    """This rank's slice of a tensor; of a plain one, all of it."""
+    """This rank's slice of a tensor; all of a plain one."""
     local: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return local.detach()
 
 
 def sharded_as(weight: Tensor, own: Tensor, shape: torch.Size) -> Tensor:
-    """The tensor of `shape` whose slice on this rank is `own`; it is sharded as `weight` is."""
+    """The tensor of `shape` whose slice on this rank is `own`, sharded like `weight`."""
     if not hasattr(weight, "to_local"):
         return own
     from torch.distributed.tensor import DTensor

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """A command from rank 0 to another rank: the call of a target, with the rank's part."""
+    """A message from rank 0 to another rank: the call of a target, with the rank's part."""
 
     target: str
     name: str
@@ -27,8 +27,8 @@ class Call:
 
 
 class ProcessRanks(Ranks):
-    """The ranks of the default process group; `objects` is a group of the same ranks over gloo, which carries what is
-    not a tensor of the model; None: the default group. `writer` is set once there is a process group. Each `together`
+    """The ranks of the default process group; `objects` is a group of the same ranks over gloo, for everything except
+    the model's tensors; None: the default group. `writer` is set once the process group exists. Every `together`
     neighbours compute the same share."""
 
     def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
@@ -48,17 +48,17 @@ class ProcessRanks(Ranks):
         else:
             self.in_call = False
         finally:
-            if not self.in_call:  # else the run ends in this call, which the watch may name only later
+            if not self.in_call:  # else the run ends in this call, and the watch may still report it later
                 self.status.begin("")
 
     def end(self, outcome: Any) -> None:
-        if not self.in_call and not self.losing():  # otherwise they hear nothing, and end when this process does
+        if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
             if self.watch is not None:
                 self.watch.release()
             self._scatter([Call(RUN, "end", outcome)] * self.size)
 
     def receive(self) -> Call:
-        """Receive the next call, on ranks other than 0."""
+        """Receive the next call, on the other ranks."""
         self.status.begin("")
         call = self._scatter(None)
         assert isinstance(call, Call)
@@ -134,6 +134,6 @@ class ProcessRanks(Ranks):
 
 
 def _collectives() -> int:
-    """The number of collectives that this process has started in all groups."""
+    """Count the collectives that this process has begun, over all groups."""
     groups: list[Any] = list(dist.distributed_c10d._world.pg_map)
     return sum(group._get_sequence_number_for_group() for group in groups)

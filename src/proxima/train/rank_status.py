@@ -10,18 +10,18 @@ class RankStatus:
     """Written by the thread that computes.
 
     Args:
-        issued: how many collectives this process has started, over all its groups; ranks that wait for one another
+        issued: counts the collectives that this process has begun, over all its groups; ranks that wait for one another
             differ in it.
     """
 
     def __init__(self, issued: Callable[[], int] = int) -> None:
         self._issued, self._last = issued, 0
         self.call = self.part = self.collective = ""
-        self.waits = False  # in that collective; else it was the last one
+        self.waits = False  # it is in that collective; otherwise that was the last one
         self.moved_at = time.monotonic()
 
     def begin(self, call: str) -> None:
-        """Note that a call of rank 0 begins; empty: the rank waits for the next one."""
+        """Note the start of a call of rank 0; empty: the rank waits for the next one."""
         self.call, self.part, self.moved_at = call, "", time.monotonic()
 
     def at(self, part: str) -> None:
@@ -30,7 +30,7 @@ class RankStatus:
 
     @contextmanager
     def within(self, collective: str) -> Iterator[None]:
-        """Note that inside the block this rank waits for the others."""
+        """Note that this rank waits for the others within the block."""
         self.collective, self.waits, self.moved_at = collective, True, time.monotonic()
         try:
             yield
@@ -38,9 +38,9 @@ class RankStatus:
             self.waits, self.moved_at = False, time.monotonic()
 
     def beat(self) -> dict[str, Any]:
-        """A report of the activity; `still` is the number of seconds without progress."""
+        """The status to report; `still` is the number of seconds since the last progress."""
         issued = self._last
-        with suppress(Exception):  # a group that is being made or destroyed
+        with suppress(Exception):  # a group that is being created or destroyed
             issued = self._issued()
         if issued != self._last:
             self._last, self.moved_at = issued, time.monotonic()

@@ -1,7 +1,7 @@
-"""How the processes of a run share an update and combine its results.
+"""Lets the processes of a run share an update and combine their results.
 
 Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only `TrainStack`
-knows of it: no objective, surrogate or advantage does. `Ranks` itself is one process, which shares nothing;
+knows about ranks: no objective, surrogate or advantage does. `Ranks` itself is a single process, which shares nothing;
 `proxima.train.process_ranks` has several.
 """
 
@@ -18,11 +18,11 @@ from proxima.data import NotFiniteError, Trajectory
 from proxima.model.micro_batch import tokens_fed
 
 T = TypeVar("T")
-RUN = "run"  # the target of a call that is not of one stack
+RUN = "run"  # the target of a call that does not concern one stack
 
 
 class Refused(Exception):
-    """Raised on the other ranks where rank 0 has ended a call by an error, which it reports itself."""
+    """Raised on the other ranks when rank 0 has ended a call with an error, which rank 0 reports itself."""
 
 
 class RanksWatch(Protocol):
@@ -39,15 +39,16 @@ class RanksWatch(Protocol):
         """Let the other ranks exit: the run has ended."""
 
     def late(self, now: float) -> tuple[float, str] | None:
-        """Seconds and a sentence about the rank that the others wait for."""
+        """The delay in seconds of the rank that the others wait for, and a sentence about it."""
 
     def attached(
         self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]
     ) -> AbstractContextManager[None]:
-        """Attach a run inside the block: its log, its observer's warnings, and the function that cancels it."""
+        """Watch a run within the block, with its log, the observer's function for warnings, and a function that cancels
+        the run."""
 
     def cause(self, error: BaseException) -> Any:
-        """The failure of a rank that an exception of this one follows from."""
+        """The failure of a rank that caused an exception on this one."""
 
 
 class SharedProblem(NotFiniteError):
@@ -55,32 +56,32 @@ class SharedProblem(NotFiniteError):
 
 
 class RankError(Exception):
-    """An error of another rank."""
+    """An error on another rank."""
 
 
 class Ranks:
-    """One process. A method that is marked collective is called by every rank, in the same order."""
+    """A single process. Methods marked collective are called by every rank, in the same order."""
 
     rank: int = 0
     size: int = 1
-    together: int = 1  # neighbouring ranks that compute the same share, split otherwise: by matrices, or by tokens
+    together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
-    in_call: bool = False  # the other ranks are in the middle of a call, and hear nothing before its end
+    in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
     watch: "RanksWatch | None" = None  # on rank 0 of several
 
     @property
     def shares(self) -> int:
-        """The number of parts that an update is split into."""
+        """The number of parts into which an update is split."""
         return self.size // self.together
 
     @property
     def share(self) -> int:
-        """The place of this rank's part among them."""
+        """The index of this rank's share."""
         return self.rank // self.together
 
     def dealt(self, parts: Sequence[T]) -> list[T]:
-        """For each rank, its part, given one part for each share."""
+        """The part for each rank, from one part per share."""
         return [part for part in parts for _ in range(self.together)]
 
     @property
@@ -90,27 +91,27 @@ class Ranks:
 
     @contextmanager
     def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
-        """On rank 0: tell every rank to make a call of `target`, each with its own of the `parts`, and make it too in
-        the block, which gets this rank's."""
+        """On rank 0: tell every rank to call `name` of `target`, each with its own one of the `parts`; rank 0 makes its
+        call in the block, which gets its part."""
         yield parts[0]
 
     def end(self, outcome: Any) -> None:
-        """On rank 0: let the other ranks end, with the outcome of the run."""
+        """On rank 0: end the other ranks, with the outcome of the run."""
 
     def losing(self) -> bool:
         """True if another rank has failed."""
         return self.watch is not None and self.watch.losing
 
     def name(self, rank: int) -> str:
-        """The name of a rank, for people."""
+        """The name of a rank, for messages."""
         return f"rank {rank}" if self.watch is None else self.watch.name(rank)
 
     def at(self, part: str) -> None:
-        """Note the part of the call that comes next, for reports of this rank's activity."""
+        """Note the part of the call that comes next, for status reports of this rank."""
 
     def agree(self, problem: Exception | None) -> None:
-        """Raise the problem that a rank has, on every rank at the same point, so that none waits for another: its own
-        where it is rank 0's, `Refused` on the other ranks. Collective.
+        """Raise a rank's problem on every rank at the same point, so that none waits for another: on rank 0 its own
+        problem, if it has one; on the other ranks `Refused`. Collective.
 
         Raises:
             SharedProblem: a rank has a NotFiniteError.
@@ -128,7 +129,7 @@ class Ranks:
         return [value]
 
     def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
-        """The values of all shares, each of the first rank that has it, on rank 0; elsewhere only this rank's, unless
+        """The values of all shares, each from the first rank that has it, on rank 0; elsewhere only this rank's, unless
         `everywhere`. Collective; tensors arrive on the CPU."""
         return [value]
 
@@ -141,11 +142,11 @@ class Ranks:
         return value
 
     def most(self, count: int) -> int:
-        """The largest count of a rank; collective."""
+        """The largest count of any rank; collective."""
         return count
 
     def norm(self, tensors: Iterable[Tensor]) -> Tensor:
-        """[] the 2-norm of tensors that may be spread over the ranks; collective."""
+        """[] the 2-norm of tensors that may be sharded over the ranks; collective."""
         return nn.utils.get_total_norm(tensors)
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
@@ -159,9 +160,9 @@ ALONE = Ranks()
 def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: bool) -> list[list[int]]:
     """The indices of the items of each share, in order.
 
-    The cost of an item is the tokens that it feeds to the model. Neighbours of one group, whose prompt is run once,
-    stay together; the most expensive of these runs goes first, each to the share that has least so far. A share may be
-    empty.
+    The cost of an item is the number of tokens that it feeds to the model. Neighbours of one group, whose prompt is run
+    once, stay together as a run; the most expensive run is assigned first, each to the share with the lowest cost so
+    far. A share may be empty.
 
     Args:
         items: the sequences of each.
@@ -185,8 +186,8 @@ def split(items: Sequence[Sequence[Trajectory]], shares: int, *, share_prompt: b
 
 
 def moved(value: T, device: torch.device | str) -> T:
-    """A copy of a value with its tensors, detached, on a device; of dataclasses, lists, tuples and mappings all the way
-    down."""
+    """A copy of a value with its tensors, detached, on a device; recursive through dataclasses, lists, tuples and
+    mappings."""
     copy: Any = value
     if isinstance(value, Tensor):
         copy = value.detach().to(device)

@@ -1,4 +1,5 @@
-"""Measures the effect of routing replay: engine against trainer on some sequences of each step, with and without it."""
+"""Measures the benefit of routing replay in a run: engine against trainer on some sequences of each step, with and
+without it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,21 +17,21 @@ from proxima.train.objectives.policy_objective import first_forward
 from proxima.train.objectives.protocol import Objective, TokenStatistics, loss_tokens
 from proxima.train.stack import TrainStack, UpdateResult
 
-SHARE = 16  # at most one token of so many is fed once more, without a backward pass: some 2 % of an update
+SHARE = 16  # at most one token in this many is fed again, without a backward pass: some 2 % of an update
 KEPT = ("k3_kl", "log_prob_absdiff_mean")  # of the mismatch metrics, under `routing/replay_…` and `routing/no_replay_…`
 
 
 @dataclass(frozen=True)
 class ReplayComparison:
     """The first sequences of an update, as many as fit in a micro-batch and in 1/`SHARE` of its tokens, at least one;
-    and their log-probs where the routers choose, under the weights before the update."""
+    and their log-probs with the routers' own choices, under the weights before the update."""
 
     sample: Sequence[Trajectory]
     unreplayed: Sequence[Floats]
 
     @classmethod
     def before(cls, stack: TrainStack, objective: Objective[Any], items: Sequence[Any]) -> "ReplayComparison":
-        """Compare the items of the first update; collective on several ranks."""
+        """The comparison for the items of the first update; collective on several ranks."""
         run = [(one,) for item in items if not objective.skippable(item) for one in objective.sequences(item)]
         run = [(one,) for (one,) in run if len(one.tokens) and one.behavior_log_prob is not None]
         shared = stack.model.share_prompt
@@ -41,8 +42,8 @@ class ReplayComparison:
         return cls(sample, stack.log_prob(plain) if plain else [])
 
     def metrics(self, statistics: Mapping[Key, TokenStatistics]) -> dict[str, float]:
-        """The mean k3 of KL(μ‖π), nats a token, and the mean |log π - log μ| over the loss tokens of the sample: with
-        replay, by the update's own first forward pass, and without."""
+        """The mean k3 of KL(μ‖π), nats per token, and the mean |log π - log μ| over the loss tokens of the sample: with
+        replay, from the update's own first forward pass, and without."""
         if not any(loss_tokens(one) for one in self.sample):
             return {}
         replayed = [statistics[one.key].log_prob for one in self.sample]
@@ -56,7 +57,7 @@ class ReplayComparison:
 
 
 class ComparingLearner(Learner):
-    """A learner whose updates have the metrics of a `ReplayComparison`, under the weights before them."""
+    """A learner that adds the metrics of a `ReplayComparison`, under the weights before the update, to each update."""
 
     def update(self, batch: TrainingBatch, version: int, progress: Progress, *, own: bool = True) -> UpdateResult:
         if batch.critic_only or not batch.updates:

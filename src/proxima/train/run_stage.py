@@ -1,4 +1,4 @@
-"""The interface of a stage that remembers something from step to step."""
+"""The interface of a stage that keeps state from step to step."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +10,8 @@ from proxima.train.objectives.protocol import FirstForward
 
 
 class RunStage(Protocol):
-    """A stage that keeps state as long as the run. It fills its column on the event loop, before the update, from what
-    it has gathered in hooks of the engine's `Executor`, between two updates.
+    """A stage whose state lasts as long as the run. It fills its column on the event loop, before the update, from data
+    gathered in hooks of the engine's `Executor`, between two updates.
 
     column: the field of `Trajectory`, [T] float32, that it fills.
     """
@@ -25,7 +25,7 @@ class RunStage(Protocol):
 
     def observe(self, first: FirstForward, version: int) -> None:
         """Called in the compute thread before the first optimizer step of an update from the weights of `version`, with
-        what its forward passes gave."""
+        the results of its forward passes."""
 
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the step that ends."""
@@ -36,6 +36,6 @@ class RunStage(Protocol):
         ...
 
     def files(self, pending: Pending) -> Mapping[str, Callable[[Path], None]]:
-        """The functions that write this stage's files of a checkpoint, by file name; `pending` is what the collector
-        holds for later steps. State that nothing in `pending` needs is dropped."""
+        """The files for a checkpoint at this instant, each by name with the function that writes it; `pending` is what
+        the collector holds for later steps. State that none of these will read is discarded."""
         ...

@@ -1,11 +1,11 @@
 """Checkpoints of a run on many ranks, by the safetensors writer of torch.distributed.checkpoint; nothing is pickled,
 and no rank ever holds a whole model.
 
-checkpoints/000040/   model/        as one process writes it: a regular Hugging Face folder, or an adapter's
-                  optimizer/    a file a rank: `exp_avg/<weight>` …, each tensor with its place in the whole
+checkpoints/000040/   model/        as written by one process: a regular Hugging Face folder, or an adapter's
+                  optimizer/    a file per rank: `exp_avg/<weight>` …, each tensor with its place in the whole
                   critic/, critic_optimizer/   value_head.safetensors   files of the caller   state.json
 
-Atomic as one process's: a temporary folder, fsync, state.json last, rename. `checkpoint.restore` reads both, on any
+As atomic as one process's: a temporary folder, fsync, state.json last, rename. `checkpoint.restore` reads both, on any
 number of ranks.
 """
 
@@ -50,15 +50,15 @@ from proxima.train.checkpoint import (
 from proxima.train.optimizer_slices import assembled, pieces_of
 from proxima.train.stack import TrainStack
 
-FILE = 2 << 30  # bytes of weights after which a file of a model ends
-SHARDS = "sharded"  # below a model's folder while its files are put together
+FILE = 2 << 30  # bytes of weights after which a new file of a model begins
+SHARDS = "sharded"  # subfolder of a model's folder while its files are assembled
 T = TypeVar("T")
 Convert = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass
 class _Unwritten:
-    """A snapshot that is not yet written: tensors by destination folder, and facts."""
+    """The data still to be written, all from one moment: tensors by their destination folder, and facts."""
 
     final: Path
     temporary: Path
@@ -71,10 +71,11 @@ class _Unwritten:
 
 
 class ShardedWriter:
-    """Writes the checkpoints of a run, one at a time. Every rank makes one, and calls its methods when all do."""
+    """Writes the checkpoints of a run, one at a time. Every rank creates a writer, and all ranks call its methods
+    together."""
 
     def __init__(self) -> None:
-        self._group = dist.new_group(backend="gloo")  # of its own: a thread writes while the others train
+        self._group = dist.new_group(backend="gloo")  # a separate group: a thread writes while the ranks train
         self._job: _Unwritten | None = None
 
     def write(
@@ -89,8 +90,8 @@ class ShardedWriter:
         *,
         wait: bool = True,
     ) -> Checkpoint | None:
-        """`checkpoint.write_checkpoint`, after the checkpoint before it. Arguments as there; rank 0's `facts` and
-        `files` count, and a value head on the policy is written too, in the place of the caller's.
+        """`checkpoint.write_checkpoint`, after the previous checkpoint is finished. The arguments are the same; those
+        of rank 0 count for `facts` and `files`, and a value head on the policy is written too, instead of the caller's.
 
         Args:
             wait: False: the state is copied to host memory, a thread writes it, and the checkpoint is complete when
@@ -126,7 +127,7 @@ class ShardedWriter:
         return None
 
     def finish(self) -> Checkpoint | None:
-        """Wait for the checkpoint that is being written, if there is one, and return it. Call it at the end of a run.
+        """Wait for the checkpoint that is being written, if any, and return it. Call it at the end of a run.
 
         Raises:
             OSError, RuntimeError: as `write`.
@@ -147,7 +148,7 @@ class ShardedWriter:
         return self._job is not None
 
     def _collect(self, job: _Unwritten, name: str, prefix: str, loaded: LoadedModel, stack: TrainStack) -> None:
-        """The tensors of a model and its stack; its settings are written at once."""
+        """Collect the tensors of a model and its stack; the model's settings are written immediately."""
         adapter = None
         if loaded.base is not None:
             parameters = dict(loaded.model.named_parameters())
@@ -181,7 +182,7 @@ class ShardedWriter:
             job.error = error
 
     def _write_model(self, folder: Path, tensors: dict[str, Tensor], convert: Convert | None) -> None:
-        """The files of a Hugging Face folder: every rank writes its slices, then puts some of the files together."""
+        """Write the files of a Hugging Face folder: every rank writes its slices, then assembles some of the files."""
         shards, files = folder / SHARDS, _file_numbers(tensors)
         writer = HuggingFaceStorageWriter(path=str(shards), fqn_to_index_mapping=files, save_distributed=True)
         save(tensors, storage_writer=writer, process_group=self._group)
@@ -192,7 +193,7 @@ class ShardedWriter:
         self._together(lambda: _write_index(folder, tensors, places) if rank == 0 else None)
 
     def _seal(self, temporary: Path) -> dict[str, str]:
-        """CRC-32 of every file by name, each read and made durable by one rank."""
+        """CRC-32 of every file by name, each read and fsynced by one rank."""
         rank, size = dist.get_rank(), dist.get_world_size()
 
         def sealed() -> dict[str, str]:
@@ -216,7 +217,7 @@ class ShardedWriter:
             shutil.rmtree(job.temporary, ignore_errors=True)
         if full is not None and full is not error:
             raise full from error
-        if isinstance(error, CheckpointException):  # no Exception: nobody would expect it
+        if isinstance(error, CheckpointException):  # not an Exception: callers would not catch it
             raise RuntimeError(f"{job.final}: {type(cause).__name__}: {cause}") from error
 
     def _merged(self, function: Callable[[], dict[str, str]]) -> dict[str, str]:
@@ -227,7 +228,7 @@ class ShardedWriter:
         return {name: value for part in parts for name, value in part.items()}
 
     def _together(self, function: Callable[[], T]) -> T:
-        """Run `function()` on every rank; if one raises, all raise the same error."""
+        """Run `function()` on every rank; if one raises, all raise."""
         error, result = None, None
         try:
             result = function()
@@ -248,7 +249,7 @@ def _on_host(tensor: Tensor) -> Tensor:
 
 
 def _weights(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Parameters, tied ones once, and the buffers that a folder has."""
+    """Parameters, tied ones once, and the buffers that a model's folder contains."""
     kept = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept}
     return {name: parameter.detach() for name, parameter in model.named_parameters()} | buffers
@@ -266,7 +267,7 @@ def _write_settings(loaded: LoadedModel, folder: Path, adapter: dict[str, Tensor
 
 
 def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """The number, from 1, of the file of each tensor; those of a layer are in one file."""
+    """The number, from 1, of the file of each tensor; the tensors of a layer are in one file."""
     files, size, index, layer = dict[str, int](), 0, 1, None
     for name, tensor in tensors.items():
         own = re.match(r".*?\.\d+\.", name)
@@ -279,7 +280,7 @@ def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
 
 
 def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | None) -> dict[str, str]:
-    """Write these files from the ranks' slices. Returns the file of each tensor, by the name that it has there."""
+    """Write these files from the ranks' slices. Returns the file of each tensor, by the tensor's name in it."""
     if convert is None:
         if file_of:
             _consolidate_safetensors_files(str(folder / SHARDS), str(folder), dict(file_of), num_threads=1)
@@ -293,8 +294,7 @@ def _put_together(folder: Path, file_of: Mapping[str, str], convert: Convert | N
 
 
 def _conversion(model: Any) -> Convert | None:
-    """The function that converts weights back to the names and shapes of their files; None if these are the model's
-    own."""
+    """The function that gives weights the names and shapes of their original files; None if these are the model's."""
     if not getattr(model, "_weight_conversions", None):
         return None
     from transformers.core_model_loading import revert_weight_conversion

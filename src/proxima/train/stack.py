@@ -26,14 +26,14 @@ from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_
 if TYPE_CHECKING:
     from proxima.train.one_pass_adamw import OnePassAdamW
 
-POLICY = "policy"  # the name of the stack that a run has first
-LEAST_COMPILED = 1 << 20  # trained weights whose step is worth a kernel
-EXPLODED = 3.0  # growth of the norm of all trained weights in one update, after which little of the model is left
+POLICY = "policy"  # the name of a run's first stack
+LEAST_COMPILED = 1 << 20  # number of trained weights from which a compiled step pays off
+EXPLODED = 3.0  # growth of the norm of all trained weights in one update that has destroyed the model
 
 
 class OptimizerSpec(Protocol):
-    """The config of an optimizer, a kind of `OPTIMIZERS`. One that tells parameters apart by their names has
-    `build_named(pairs)` too, with the names of the model."""
+    """The config of an optimizer, a kind of `OPTIMIZERS`. One that distinguishes parameters by name also has
+    `build_named(pairs)`, with the names in the model."""
 
     def build(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer: ...
 
@@ -44,7 +44,7 @@ class UpdateResult:
 
     Args:
         metrics: merged over micro-batches and updates, ready to be logged.
-        token_statistics: by key of the trajectory, from its first forward pass; those of skipped items have none.
+        token_statistics: by key of the trajectory, from its first forward pass; skipped items have none.
         tokens: tokens fed to the forward passes that had a backward pass.
         updates: optimizer steps made.
         skipped: items, over all updates, for which `Objective.skippable` saved the forward pass.
@@ -59,7 +59,7 @@ class UpdateResult:
 
 @dataclass
 class _Accumulator:
-    """Running sums of a call of `update`, of this rank."""
+    """Running sums of a call of `update`, on this rank."""
 
     result: UpdateResult
     report: Callable[[int, int], None] | None
@@ -72,13 +72,13 @@ class TrainStack:
     """Optimizer, learning-rate schedule, gradient clipping and micro-batches around a model.
 
     Args:
-        model: what is trained; a `Policy` or a `ScalarModel`.
+        model: the model to train; a `Policy` or a `ScalarModel`.
         optimizer: spec with `build`.
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update; the methods are rank 0's, which tells the others what to do.
-        name: by which the other ranks know it.
+        ranks: the processes that share each update; rank 0 calls the methods, and the others follow its calls.
+        name: identifies the stack to the other ranks.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class TrainStack:
         return out
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
-        """Create stages in the middle of a run, on every rank at once: loading their models is collective."""
+        """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
         with self.ranks.call(self.name, "stages", [None] * self.ranks.size):
             return make()
 
@@ -152,8 +152,8 @@ class TrainStack:
         return self.ranks.gather_shares(own)
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
-        """The trained model as in a single process, with the current weights, for engines: itself, or on several ranks
-        a copy on rank 0. The first call creates that copy, on `device`."""
+        """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
+        on rank 0. The first call creates that copy, on `device`."""
         if self.ranks.size == 1:
             return self.model.loaded
         with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
@@ -171,12 +171,12 @@ class TrainStack:
             self._plain, self._gathers = plain_copy(self.model.loaded, device), True
 
     def release(self) -> None:
-        """Release unused device memory on every rank, for others that compute there."""
+        """Return unused device memory, on every rank, to other processes on the device."""
         with self.ranks.call(self.name, "release", [None] * self.ranks.size):
             self.follow_release()
 
     def follow_release(self) -> None:
-        """Release it on this rank; does nothing if it has used no GPU."""
+        """Release the memory of this rank; no effect if it has not used a GPU."""
         torch.cuda.empty_cache()
 
     def update(
@@ -191,19 +191,19 @@ class TrainStack:
         """Make one optimizer step for each of the `updates`, in order.
 
         Args:
-            objective: what is minimised.
+            objective: the loss to minimise.
             updates: the items of each, as the objective reads them; an item may occur in several (epochs).
             progress: called with (tokens done, tokens in total) after each micro-batch.
-            planned: updates that the schedule counts for this call, where fewer are made: a batch that was not full
-                advances the schedule as a full one.
-            should_continue: called after each update with its items and its metrics; False leaves out the rest.
-            before_first: called with the statistics of the first update before its optimizer step, which is not made if
-                it raises.
+            planned: updates that the schedule counts for this call, if fewer are made: a batch that was not full
+                advances the schedule like a full one.
+            should_continue: called after each update with its items and its metrics; False skips the rest.
+            before_first: called with the statistics of the first update before its optimizer step, which is skipped if
+                the call raises.
 
         Raises:
             ValueError: the loss lacks a tensor.
-            NotFiniteError: a gradient norm is not finite, and the update was not made; or the weights are not, after
-                an update, or it made their norm grow more than `EXPLODED` times.
+            NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
+                are not finite, or their norm has grown more than `EXPLODED` times.
         """
         occurrences = [[Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
         active = [[each for each in part if each.has_tokens] for part in occurrences]
@@ -228,7 +228,7 @@ class TrainStack:
         return result
 
     def follow_update(self, share: UpdateShare) -> None:
-        """Compute this rank's share of rank 0's `update`.
+        """Compute this rank's share of rank 0's `update`, on the other ranks.
 
         Raises:
             Refused: rank 0 has ended the call before its first step.
@@ -241,7 +241,7 @@ class TrainStack:
         self, share: UpdateShare, own: Sequence[Sequence[Occurrence]], whole: WholeUpdate | None
     ) -> UpdateResult:
         before = 0.0 if self._one_pass else self._weight_norm()
-        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way left its gradient behind
+        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
         cuts = ([each.sequences for each in cut] for part in own for cut in self._micro_batches(part))
         total = sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
         result = UpdateResult()
@@ -274,7 +274,7 @@ class TrainStack:
     def _look_at_first(
         self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: WholeUpdate | None
     ) -> None:
-        """Measure and observe before the first optimizer step, which rank 0 may refuse."""
+        """Measure and observe before the first optimizer step; rank 0 may refuse the step."""
         problem: Exception | None = None
         if whole is not None:
             try:
@@ -289,8 +289,8 @@ class TrainStack:
     def _accumulate(
         self, share: UpdateShare, number: int, run: Sequence[Occurrence], state: _Accumulator, whole: WholeUpdate | None
     ) -> list[tuple[Trajectory, TokenStatistics]]:
-        """The gradient of one update: forward and backward passes over the micro-batches of `run`, this rank's items.
-        Returns, on rank 0, the statistics of all trajectories."""
+        """Accumulate the gradient of one update: forward and backward passes over the micro-batches of `run`, this
+        rank's items. Returns, on rank 0, the statistics of all trajectories."""
         objective, already = share.objective, len(state.metrics)
         statistics, row = None, dict[Occurrence, int]()
         if objective.has_batch_statistics and self.ranks.most(len(run)):
@@ -302,7 +302,7 @@ class TrainStack:
             for d in self.ranks.broadcast(whole and objective.denominators(whole.updates[number], statistics)) or ()
         ]
         measured = Measured()
-        problem: Exception | None = None  # of a loss; the passes of the other ranks continue until all know of it
+        problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
         cuts = self._micro_batches(run)
         passes = self.ranks.most(len(cuts))
         for index in range(passes):
@@ -324,7 +324,7 @@ class TrainStack:
                     if self.ranks.size == 1:
                         raise
                     problem = error
-            if problem is not None:  # still the passes of its own tokens: other ranks may compute parts of them
+            if problem is not None:  # its own tokens still need their passes: other ranks may compute parts of them
                 outputs.no_gradient().backward()
                 continue
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
@@ -337,7 +337,7 @@ class TrainStack:
                 state.report(state.result.tokens, state.total_tokens)
         try:
             statistics_of = by_occurrence(run, cuts, measured.on_host())
-        except ValueError as error:  # the values of a token
+        except ValueError as error:  # invalid values of a token
             problem = problem or error
         self.ranks.agree(problem)
         if self.ranks.size > 1:
@@ -352,8 +352,8 @@ class TrainStack:
     def _batch_statistics(
         self, share: UpdateShare, run: Sequence[Occurrence]
     ) -> tuple[BatchStatistics, dict[Occurrence, int]]:
-        """Statistics of the objective over all items of an update, on every rank, and the row of each of this rank's
-        items in the packs that were read."""
+        """The objective's statistics of all items of an update, on every rank, and the row of each item of this rank in
+        the packs that they were computed from."""
         objective = share.objective
         sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
         cuts, parts = self._cuts(sequences), []
@@ -384,7 +384,7 @@ class TrainStack:
         """Clip, schedule and step.
 
         An update without a backward pass steps with a gradient of zero, as TRL and verl do: AdamW's momentum and weight
-        decay still move the weights. So skipping advantages of exactly 0 changes no bit of any update.
+        decay still move the weights. So skipping advantages of exactly 0 does not change a bit of any update.
         """
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -409,11 +409,11 @@ class TrainStack:
         return norm.detach()
 
     def _weight_norm(self) -> float:
-        """The norm of all trained weights; one reading pass over them."""
+        """The norm of all trained weights; reads each of them once."""
         return float(self.ranks.norm([p.detach() for p in self.parameters]))
 
     def _check_weights(self, before: float) -> float:
-        """Check the norm of the weights, which was `before` ahead of the last update."""
+        """Check and return the norm of the weights, which was `before` prior to the last update."""
         before, norm = self._one_pass.weight_norms if self._one_pass else (before, self._weight_norm())
         if not math.isfinite(norm):
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
@@ -424,10 +424,10 @@ class TrainStack:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The optimizer's tensors by name (`exp_avg/<parameter>` …) and the update count, as `load` takes them. The
-        weights are not among them. On several ranks the tensors are sharded, and each rank judges its own slices.
+        weights are not among them. On several ranks the tensors are sharded, and each rank checks its own slices.
 
         Raises:
-            NotFiniteError: one of them is not finite: its weights would never move again.
+            NotFiniteError: a tensor is not finite: its weights would never change again.
         """
         names = {id(p): name for name, p in self.model.named_parameters()}
         tensors = {
@@ -454,7 +454,8 @@ class TrainStack:
 
 
 def _packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
-    """The order in which items are packed: as given, except for paths of episodes, whose neighbours share most."""
+    """The order in which items are packed: unchanged, except for paths of episodes, which are ordered so that
+    neighbours share most."""
     if all(sequence.sampled is None for sequence, *_ in items):
         return range(len(items))
     from proxima.data.shared_paths import sharing_order
@@ -470,7 +471,7 @@ def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:
 
 
 def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks) -> "OnePassAdamW | None":
-    """The replacement for the optimizer's step in bf16 on a CPU, where runs need not match torch's last bits."""
+    """The replacement for the optimizer's step: in bf16 on a CPU, where runs need not match torch to the last bit."""
     elsewhere = ranks.size > 1 or model.compute_dtype != torch.bfloat16 or model.device.type != "cpu"
     if elsewhere or sum(p.numel() for _, p in model.named_parameters() if p.requires_grad) < LEAST_COMPILED:
         return None
@@ -480,14 +481,14 @@ def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks
 
 
 def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:
-    """True if another update follows; rank 0 decides."""
+    """Return True if another update follows; rank 0's answer counts."""
     if whole is None or whole.should_continue is None:
         return True
     return whole.should_continue(whole.updates[number], merge_metrics([*metrics]))
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:
-    """The trajectory with columns [T, …]; one further value, that of a sentinel, is its bootstrap."""
+    """The trajectory with columns [T, …]; an additional value, that of a sentinel, becomes its bootstrap."""
     value, count = columns.get("value", ()), len(item.tokens)
     if len(value) > count:
         columns |= {"value": value[:count], "bootstrap": float(value[count])}

@@ -1,4 +1,5 @@
-"""The teacher's forward pass of a step in distillation: log-probs of response tokens, and of those with a bucket."""
+"""The teacher's forward pass, once per step in distillation: log-probs of response tokens, and of those with a
+bucket."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +14,14 @@ from proxima.model import Policy
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherStage:
-    """A forward pass of the teacher, at the temperature that the tokens were sampled at.
+    """A forward pass of the teacher, at the sampling temperature of the tokens.
 
     Args:
         policy: the teacher.
-        top_k: tokens with a bucket of their own; 0: none.
-        top_k_of: whose most probable tokens: the teacher's, or the student's, the first `top_k` that the engine
-            reported.
-        vocabulary: ids below it are tokens of the student too; the teacher's rest bucket has all others.
+        top_k: number of tokens with a separate bucket; 0: none.
+        top_k_of: the model whose most probable tokens are used: the teacher, or the student, with the first `top_k`
+            that the engine reported.
+        vocabulary: ids below it are also tokens of the student; the teacher's rest bucket has all others.
 
     Raises: UserError where a completion has a token that the teacher's output layer lacks.
 

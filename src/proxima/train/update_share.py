@@ -1,5 +1,4 @@
-"""The share of a `TrainStack.update` call that each rank computes, and the data about the whole call that rank 0
-has."""
+"""The share of each rank in a call of `TrainStack.update`, and rank 0's view of the whole call."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from proxima.train.objectives.protocol import FirstForward, Objective, TokenStat
 
 @dataclass(frozen=True, eq=False)
 class Occurrence:
-    """An item of an update, with its sequences; an item that an update has twice has two occurrences."""
+    """An item of an update, with its sequences; an item that occurs twice in an update has two occurrences."""
 
     item: Any
     sequences: Sequence[Trajectory]
@@ -25,21 +24,21 @@ class Occurrence:
 
 @dataclass
 class UpdateShare:
-    """A rank's share of a call of `TrainStack.update`: its items of each update that are run."""
+    """The share of a rank in a call of `TrainStack.update`: its items of each update that are run."""
 
     objective: Objective[Any]
     updates: Sequence[Sequence[Any]]
-    judged: bool = False  # rank 0 decides after each update whether there is another
-    planned: int = 0  # updates that the schedule counts for the call, where fewer are made
+    judged: bool = False  # rank 0 decides after each update whether another follows
+    planned: int = 0  # updates that the schedule counts for the call, if fewer are made
 
 
 @dataclass
 class WholeUpdate:
-    """The data about the whole call that only rank 0 has."""
+    """The state of the call that only rank 0 has."""
 
     updates: Sequence[Sequence[Any]]
-    run: Sequence[Sequence[Occurrence]]  # of each update, those that are not skipped
-    parts: Sequence[Sequence[Sequence[int]]]  # of each update and rank, its places in `run`
+    run: Sequence[Sequence[Occurrence]]  # for each update, the items that are not skipped
+    parts: Sequence[Sequence[Sequence[int]]]  # for each update and share, its places in `run`
     report: Callable[[int, int], None] | None
     should_continue: Callable[[Sequence[Any], Metrics], bool] | None
     before_first: Callable[[FirstForward], None] | None

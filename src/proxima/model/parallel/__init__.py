@@ -1,34 +1,34 @@
 """A model on many ranks: FSDP2 around the plain Hugging Face model, by small functions. The rest of `proxima.model`
-sees the same modules; importing this room imports nothing of torch.distributed.
+sees the same modules; importing this package does not import torch.distributed.
 
     sharding    `Sharding`, the settings
     sharded     `is_sharded(module)`; a weight's part on this rank
     mesh        `rank_device(device)`; `meshes_of(sharding, device)`, once a process
-    shard       `shard_model`, `shard_head`: what is a unit; the forward method through which weights are read
+    shard       `shard_model`, `shard_head`: the units of FSDP; the forward method through which weights are read
     experts     `shard_experts`: a layer's experts split over ranks
-    pieces      location of the weights in the files, those of each expert too
+    pieces      the location of each weight in the files, also of each expert's
     tensor      `split_tensors`: matrices, experts and vocabulary over neighbouring ranks
     vocabulary  `VocabularyPart`: log-probs over a head of which each rank has some rows
     refusals    `require_splittable`, `check_split`: what can't be split, found before weights are loaded
-    slices      `load_sliced`: each rank reads its own slices; `shard_whole`: of a model that is here whole
+    slices      `load_sliced`: each rank reads its own slices; `shard_whole`: of a whole model in memory
     context     `ContextGroup`: ranks that split the tokens of a batch
-    batch_part  `part_of`: the tokens of one of them
+    batch_part  `part_of`: the tokens of one of these ranks
     exchange    `exchange`, `add_parts`: collectives with a backward pass
     gather      `whole_weights`, `gather_into`, `plain_copy`: whole again, for engines and files
     norm        `total_norm`, `clip_gradients`
 
-Who trains on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
+A trainer on many ranks calls, after `torch.distributed.init_process_group` (C: collective, every rank in the same
 order):
 
     C  ModelSource(..., sharding=Sharding()).load(), .load_scalar(): a `LoadedModel` with `sharding` and `device` set
        .policy(loaded, value_head), .scalar(loaded)         a plain value head is sharded with the model
-    C  model(batch, needs), .values(batch), .top_tokens(...)   as ever, the same number of times on every rank
+    C  model(batch, needs), .values(batch), .top_tokens(...)   as usual, the same number of times on every rank
     C  model.idle_pass(needs, backward=...)       in place of such a call, and of its backward pass, on an idle rank
        model.sync_gradients(on)                   off for all but the last micro-batch of an update
     C  total_norm(tensors), then clip_gradients(parameters, bound, norm)
     C  gather_into(loaded.model, plain or None), plain_copy(loaded)
     C  proxima.train.sharded_checkpoint.ShardedWriter(), its write(..., wait=...) and finish()
-       proxima.train.checkpoint.restore(checkpoint, stack, others)   whoever wrote it, on every rank
+       proxima.train.checkpoint.restore(checkpoint, stack, others)   on every rank, whoever wrote it
 
 Gradients are sums over ranks; an optimizer built over `model.named_parameters()` steps on each rank's slices.
 Imports: torch.distributed, safetensors, `proxima.data`, `model`. Imported by `model`, `train` and `runtime`, lazily.

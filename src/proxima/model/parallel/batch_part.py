@@ -1,4 +1,4 @@
-"""A packed batch cut along its axis of tokens, from what of it is on the host: nothing here waits for a device."""
+"""Cuts a packed batch along its token axis, by the fields that are on the host: nothing here waits for a device."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -16,14 +16,14 @@ from proxima.data.transfer import to_device
 
 @dataclass(frozen=True, kw_only=True)
 class BatchPart(PackedBatch):
-    """Some tokens of a batch, the last ones may be padding, and the response tokens whose predicting states these hold:
-    those of the `rows` of all. Segments and sequences are those of the whole."""
+    """A part of a batch's tokens, possibly padded at the end, and the response tokens that they predict: the `rows` of
+    all response tokens. Segments and sequences are those of the whole batch."""
 
     rows: Annotated[Tensor, "int N"]
 
 
 def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
-    """One of `size` equal parts."""
+    """Part `rank` of `size` equal parts of a batch."""
     count = len(batch.tokens)
     width = -(-count // size)
     start = min(count, rank * width)
@@ -43,7 +43,7 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
 
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:
-    """[N] `batch.predict`."""
+    """[N] `batch.predict`, from fields on the host."""
     contexts, places = batch.contexts(), [np.zeros(0, np.int64)]
     for segment, prompt, count in zip(batch.responses, batch.prompts, batch.tokens_of, strict=True):
         spans = [*contexts[segment][len(prompt) :], (batch.edges[segment], batch.edges[segment + 1])]

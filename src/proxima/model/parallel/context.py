@@ -5,11 +5,12 @@
     attention: rank r gets some heads of all L tokens, by an all-to-all, and gives them back by another
     outputs of each response token: of the rank that holds the state which predicts it; then all have all of them
 
-So attention is the packed attention of one process, shared prompts and windows too, and a loss sees whole sequences.
-The ranks of a group compute the same loss, and each differentiates its own outputs alone: the sum of their gradients is
-that of one process.
+So attention is the packed attention of one process, including shared prompts and windows, and a loss sees whole
+sequences. The ranks of a group compute the same loss, and each differentiates only its own outputs: the sum of their
+gradients is that of one process.
 
-Source: arXiv 2309.14509. Differs: heads need not divide by the ranks, and key heads are repeated where they must be.
+Source: arXiv 2309.14509. Differs: the number of heads need not be divisible by the ranks, and key heads are repeated
+where necessary.
 """
 
 from collections.abc import Callable
@@ -37,11 +38,11 @@ FED = frozenset({"routed_experts"})  # outputs of each token that is fed, [L, �
 
 
 def check_context(config: Any, sharding: Sharding, ranks: int, model: nn.Module | None, *, name: str) -> None:
-    """`check_split` for tokens; `model` may lack its weights; if None, it is not checked.
+    """`check_split` for context parallelism; `model` may lack its weights, and None is not checked.
 
     Raises:
-        FieldError: it has fewer query heads than ranks, or carries information between tokens elsewhere than in an
-            attention that proxima computes.
+        FieldError: the model has fewer query heads than ranks, or carries information between tokens elsewhere than in
+            an attention that proxima computes.
     """
     text, tensor, count = config.get_text_config(), sharding.tensor_parallel, sharding.context_parallel
     rotary = str(getattr(text, "rope_parameters", None))  # nested by the kind of layer in some
@@ -78,8 +79,8 @@ class ContextGroup:
         return cls(mesh.get_group())
 
     def run(self, function: Callable[[PackedBatch], Any], batch: PackedBatch) -> Any:
-        """Run `function` on this rank's part and gather the results of all ranks: [N, …], a dict of such, or the values
-        named in `SUMS` and `FED`; the backward pass goes through this rank's part. Collective."""
+        """Combine the results of `function` for the parts of all ranks: a tensor [N, …], or a dict of such tensors and
+        the outputs in `SUMS` and `FED`. The backward pass goes through this rank's part. Collective."""
         part = part_of(batch, self.rank, self.size)
         given = function(part)
         if isinstance(given, Tensor):
@@ -104,7 +105,8 @@ class ContextGroup:
         return packed_states(backbone, part, attend=attend, **more)
 
     def _attend(self, segments: Segments, count: int, layer: int, q: Tensor, k: Tensor, v: Tensor, *how: Any) -> Tensor:
-        """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], by way of some heads of all L."""
+        """q [l, H, D], k, v [l, H_kv, D] of this rank's l tokens → [l, H, D], computed as some heads of all L
+        tokens."""
         width, dim = q.shape[0], q.shape[2]
         order, queries, keys = self._deal(q.shape[1], k.shape[1], q.device)
         own, own_keys = queries[self.rank], keys[self.rank]
@@ -119,9 +121,9 @@ class ContextGroup:
 
 
 def _deal(ranks: int, heads: int, key_heads: int, device: torch.device) -> tuple[Tensor, list[int], list[int]]:
-    """Assign heads to ranks: the order in which the heads of (q, k, v), H + 2 H_kv in a row, are sent, rank by rank,
-    and the number of query heads and key heads of each rank. A rank's key heads divide its query heads; a key head that
-    query heads of several ranks read is sent more than once."""
+    """Assign heads to ranks. Returns the order in which the heads of (q, k, v), H + 2 H_kv in a row, are sent, rank by
+    rank, and the numbers of query heads and of key heads for each rank. A rank's number of key heads divides that of
+    its query heads; a key head that further query heads read is sent more than once."""
     group = heads // key_heads
     order, queries, keys = list[int](), list[int](), list[int]()
     for start, end in pairwise(heads * rank // ranks for rank in range(ranks + 1)):

@@ -1,4 +1,4 @@
-"""Collectives that a backward pass goes through."""
+"""Differentiable collectives."""
 
 from typing import Any
 
@@ -25,8 +25,8 @@ def _all_to_all(rows: Tensor, received: list[int], sent: list[int], group: Any) 
 
 
 def exchange(rows: Tensor, received: list[int], sent: list[int], group: Any) -> Tensor:
-    """[Σ received, …] from each rank of the group so many rows, of `rows` [Σ sent, …], of which each rank gets so many,
-    in the order of the ranks. Counts may differ, and be 0. Collective, and so is its backward pass."""
+    """Send `rows` [Σ sent, …] to the ranks of the group, `sent` rows to each, and return [Σ received, …], `received`
+    rows from each, in the order of the ranks. Counts may differ, and be 0. Collective, and so is its backward pass."""
     out: Tensor = _Exchange.apply(rows, received, sent, group)  # type: ignore[no-untyped-call]
     return out
 
@@ -44,7 +44,7 @@ class _AddParts(torch.autograd.Function):
 
 
 def add_parts(part: Tensor, group: Any) -> Tensor:
-    """The sum over the ranks of a group, which then all compute the same from it: the gradient of a part is that of the
-    sum, counted once. Collective; its backward pass is not."""
+    """The sum over the ranks of a group, all of which then compute the same from it: the gradient of a part is that of
+    the sum, counted once. Collective; its backward pass is not."""
     whole: Tensor = _AddParts.apply(part, group)  # type: ignore[no-untyped-call]
     return whole

@@ -1,12 +1,12 @@
 """Expert parallel: each rank holds some experts of every layer, and ranks send each other the tokens for them.
 
-Tokens of all ranks of the group come to the rank that holds an expert, so its gradient is the sum over the group; FSDP
-adds up those of the ranks that hold the same experts.
+Tokens of all ranks of the group are sent to the rank that holds an expert, so its gradient is the sum over the group;
+FSDP adds up those of the ranks that hold the same experts.
 
     router's choices [T, K] → sorted by expert → counts exchanged → rows sent → own experts → rows sent back
     → times the router's weights, summed over K
 
-The host waits for the device once in a layer, for the counts, and once more where a layer is recomputed.
+The host waits for the device once per layer, for the counts, and once more where a layer is recomputed.
 """
 
 import math
@@ -34,13 +34,13 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model'
 
 
 def expert_count(config: Any) -> int:
-    """The number of experts of each mixture in a model of this config; 0 if it has none."""
+    """The number of experts of each mixture in a model of this config; 0 without experts."""
     text = config.get_text_config()
     return next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
 
 
 def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
-    """`check_split` for experts; `model` may lack its weights; if None, it is not checked."""
+    """`check_split` for expert parallelism; `model` may lack its weights, and None is not checked."""
     parts, count = sharding.expert_parallel, expert_count(config)
     require(count > 0, FIELD, parts, f"splits experts, and {name} has none", remedy="set it to 1")
     legal = nearest_divisor(parts, math.gcd(count, ranks // sharding.tensor_parallel))
@@ -54,7 +54,7 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
     over `meshes.expert_shards`.
 
     Raises:
-        FieldError: the number of experts does not allow it, or they are no stacked matrices.
+        FieldError: the number of experts does not allow it, or they are not stacked matrices.
     """
     if meshes.expert is None:
         return
@@ -68,8 +68,8 @@ def shard_experts(model: Any, meshes: Meshes, sharding: Sharding, settings: dict
 
 
 def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
-    """The axis of an expert weight that FSDP splits: the experts of a rank, or the rows if that would leave some ranks
-    with fewer."""
+    """Choose the axis of an expert weight that FSDP splits: a rank's experts, or the rows if only these divide
+    evenly."""
     shards, parts = cast(DeviceMesh, meshes.expert_shards).size(-1), cast(DeviceMesh, meshes.expert).size()
 
     def axis(weight: nn.Parameter) -> Shard | None:
@@ -80,7 +80,7 @@ def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
 
 
 def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
-    """Keep this rank's experts; what is not on the meta device goes to where the ranks compute."""
+    """Keep this rank's experts; weights that are not on the meta device are moved to the ranks' device."""
     for name, weight in list(experts.named_parameters(recurse=False)):
         own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
         own = own if own.is_meta else own.to(mesh.device_type, copy=True)
@@ -89,7 +89,7 @@ def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
-    """`compute`, the forward method of a class of experts, over the experts and the tokens of all ranks of a mesh."""
+    """Extend `compute`, the forward method of a class of experts, to the experts and tokens of all ranks of a mesh."""
 
     def forward(experts: Any, hidden: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         group, ranks, choices = mesh.get_group(), mesh.size(), top_k_index.shape[1]
@@ -106,7 +106,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
         own = OtherWeights(experts, weights, count)
         given = compute(own, rows, expert[:, None], rows.new_ones(len(rows), 1))
-        if rows.requires_grad and not given.requires_grad:  # a loop over no expert; the others wait in backward
+        if rows.requires_grad and not given.requires_grad:  # no expert has run; the other ranks wait in backward
             given = rows * 0
         back = exchange(given, there, here, group)
         weighted = back * top_k_weights.flatten()[order, None]
@@ -117,7 +117,7 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
 
 
 def host_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
-    """The number of rows sent to each rank, `rows` in all, and received from each, with a single device
-    synchronisation. A rehearsal, whose tensors have no values, replaces this with even counts."""
+    """The numbers of rows sent to each rank, `rows` in all, and received from each; waits for the device once. A
+    rehearsal, in which tensors have no values, replaces this function by even counts."""
     there, here = torch.stack((sent, received)).view(2, ranks, -1).sum(2).tolist()
     return there, here

@@ -1,4 +1,4 @@
-"""Gather the whole weights of a sharded model, one bucket at a time, and build a plain model that holds them."""
+"""Whole weights of a sharded model, a bucket at a time, and a plain model that holds them."""
 
 import copy
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def whole_weights(
     model: nn.Module, *, trained_only: bool = False, bucket: int = BUCKET
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Each parameter by name, tied ones once, whole and on the device of the ranks' mesh, in buckets of bounded bytes.
-    Collective: every rank must read it to the end. `trained_only` leaves out what an adapter has frozen."""
+    Collective: every rank must exhaust it. `trained_only` leaves out what an adapter has frozen."""
     waiting, size = list[tuple[str, Tensor]](), 0
     for name, parameter in model.named_parameters():
         if trained_only and not parameter.requires_grad:
@@ -39,7 +39,7 @@ def whole_weights(
 
 
 def whole_tensor(tensor: Tensor) -> Tensor:
-    """A tensor whole, on every rank; collective for a sharded one."""
+    """The whole tensor, on every rank; collective for a sharded one."""
     sharded: Any = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor.detach()
@@ -57,7 +57,7 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def gather_into(model: nn.Module, plain: nn.Module | None, *, trained_only: bool = False, bucket: int = BUCKET) -> None:
-    """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that gives one (None
+    """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
     own = {} if plain is None else dict(plain.named_parameters())
     for weights in whole_weights(model, trained_only=trained_only, bucket=bucket):

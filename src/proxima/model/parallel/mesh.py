@@ -1,8 +1,8 @@
-"""The device meshes of a run's ranks, made once a process.
+"""The device meshes of a run's ranks, created once per process.
 
-Ranks are laid out as (copies, shards, tensor), the last one running fastest, so that ranks which talk most are
-neighbours. A context is part of the shards: its ranks hold different weights and compute the same sequences. So is the
-group that splits the experts, whose ranks compute different ones.
+Ranks are laid out as (copies, shards, tensor), the last varying fastest, so that the ranks which communicate most are
+neighbours. A context group is part of the shards: its ranks hold different weights and compute the same sequences. So
+is the group that splits the experts, whose ranks compute different sequences.
 
     8 ranks, tensor_parallel=2, context_parallel=2:    copies 1 × shards 4 × tensor 2
         rank              0 1   2 3   4 5   6 7
@@ -26,7 +26,7 @@ from proxima.model.parallel.sharding import Sharding
 
 @dataclass(frozen=True)
 class Meshes:
-    """The ranks by what they share; None where a dimension has one rank.
+    """The ranks grouped by what they share; None where a dimension has one rank.
 
     Args:
         shards: (shards,) or (copies, shards): weights are split over the last, gradients summed over both.
@@ -53,7 +53,7 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
     """The meshes that `sharding` asks for. Collective at the first call.
 
     Raises:
-        FieldError: the ranks can't be laid out so.
+        FieldError: the number of ranks does not allow this layout.
     """
     if device.type == "cuda":
         torch.cuda.set_device(device)  # FSDP computes on the current one
@@ -79,7 +79,7 @@ def meshes_of(sharding: Sharding, device: torch.device) -> Meshes:
 
 @lru_cache(maxsize=8)
 def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
-    """`copy`: ranks of one copy of the weights; 0: all, and there is no dimension of copies."""
+    """`copy`: the number of ranks of one copy of the weights; 0: all ranks, without a dimension of copies."""
     world, tensor = dist.get_world_size(group), sharding.tensor_parallel
     copies, shards = world // (copy or world), (copy or world) // tensor
 

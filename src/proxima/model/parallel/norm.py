@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 @torch.no_grad()
 def total_norm(tensors: Iterable[Tensor]) -> Tensor:
     """The 2-norm of all tensors as one vector, a plain float64 scalar on the device of the ranks' mesh, the same on
-    every rank. Collective; each mesh is summed by itself, and a plain tensor counts once.
+    every rank. Collective; each mesh is summed separately, and a plain tensor counts once.
 
     Edge cases: no tensors: 0. NaN and infinity of any rank reach all.
     """

@@ -1,5 +1,4 @@
-"""The location of each weight of a model in its files, including weights that transformers stacks from a tensor for
-each expert."""
+"""Locates each weight of a model in its files, including those that transformers stacks from a tensor per expert."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,8 +13,8 @@ from proxima.model.parallel.sharded import fill_weight, local_part
 
 @dataclass(frozen=True)
 class FilePiece:
-    """A tensor of a file: a whole weight, or with `place` = (i, j, n) of a weight [experts, rows, …] the part j of n
-    equal ones of the rows of expert i."""
+    """A tensor of a file: a whole weight, or with `place` = (i, j, n) part j of n equal parts of the rows of expert i
+    in a weight [experts, rows, …]."""
 
     name: str
     file: Path
@@ -26,14 +25,14 @@ class FilePiece:
         return 1 if self.place is None else self.place[2] * len(whole)
 
     def fits(self, whole: Tensor, shape: list[int]) -> bool:
-        """True if a tensor of this shape is this piece of a weight."""
+        """True if a tensor of this shape can be this piece of a weight."""
         if self.place is None:
             return shape == list(whole.shape)
         expert, _, parts = self.place
         return expert < len(whole) and [parts * shape[0], *shape[1:]] == list(whole.shape[1:])
 
     def fill(self, weight: Tensor, piece: Any) -> None:
-        """Copy into a weight, plain or sharded, its part of this piece: a tensor, or a slice of a safetensors file."""
+        """Copy `piece`, a tensor or a slice of a safetensors file, to its place in a weight, plain or sharded."""
         if self.place is None:
             return fill_weight(weight, piece)
         own, offset = local_part(weight)
@@ -49,8 +48,8 @@ class FilePiece:
 
 
 def pieces_of_weights(model: Any, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
-    """The pieces of each weight by its name. Where transformers would stack some, the model learns, as from
-    `from_pretrained`, how its weights are named in files."""
+    """The pieces of each weight by its name. Where transformers would stack some, the conversions between the model's
+    names and those in files are stored on the model, as by `from_pretrained`."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
@@ -81,6 +80,6 @@ def _placed(parts: Mapping[str, list[str]], files: Mapping[str, Path]) -> Iterat
 
 
 def _stacks(entry: Any) -> bool:
-    """True if a conversion stacks the experts' matrices, and then at most joins them by rows."""
+    """True if a conversion stacks the experts' matrices and then at most joins them by rows."""
     operations = [(type(operation).__name__, getattr(operation, "dim", None)) for operation in entry.operations]
     return operations in ([("MergeModulelist", 0)], [("MergeModulelist", 0), ("Concatenate", 1)])

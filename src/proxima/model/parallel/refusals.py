@@ -1,4 +1,4 @@
-"""Refuse models that can't be split over ranks, by config and shape, before weights are loaded."""
+"""Refuses models that can't be split over ranks before their weights are loaded, by config and shape."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,12 +14,12 @@ POLICY = "model.path"
 def require_splittable(
     path: str, revision: str | None, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str = POLICY
 ) -> None:
-    """FieldError for a model that can't be split over ranks as `sharding` says; its config alone is read.
+    """Raise FieldError for a model that can't be split over ranks as `sharding` says; only its config is read.
 
     Args:
-        ranks: of the run; 0: not known.
-        adapters: it is to get some.
-        name: what its path is called in a message.
+        ranks: of the run; 0: unknown.
+        adapters: the model is to get adapters.
+        name: of the model in a message.
     """
     if sharding.together * sharding.expert_parallel > 1:
         shape = partial(load_shape, path, revision)
@@ -35,8 +35,8 @@ def check_split(
     adapters: bool,
     name: str = POLICY,
 ) -> None:
-    """`require_splittable`, of a config of transformers and of what gives the model without weights; None: what the
-    modules alone tell is not checked."""
+    """`require_splittable` for a config of transformers and a function that returns the model without weights; None:
+    skip the checks that need its modules."""
     if sharding.tensor_parallel > 1:
         from proxima.model.parallel.tensor import check_tensor_parallel
 
@@ -53,7 +53,8 @@ def check_split(
 
 
 def sharding_beside(sharding: Sharding | None, path: str, revision: str | None = None) -> Sharding | None:
-    """The sharding of a teacher or critic next to a policy with this one: a model without experts has none to split."""
+    """The sharding of a teacher or critic of a policy with this `sharding`: a model without experts has none to
+    split."""
     if sharding is None or sharding.expert_parallel == 1:
         return sharding
     from proxima.model.parallel.experts import expert_count

@@ -1,4 +1,4 @@
-"""FSDP2 on a plain Hugging Face model: one unit a decoder layer, one for what is left."""
+"""FSDP2 on a plain Hugging Face model: one unit per decoder layer, and one for the rest."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -67,7 +67,7 @@ def shard_head(head: nn.Linear, meshes: Meshes, sharding: Sharding) -> nn.Linear
 
 
 def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
-    """The elements of the outermost module lists: the layers of the decoder, and of a tower beside it."""
+    """The elements of the outermost module lists: the layers of the decoder, and of any other tower."""
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -108,7 +108,7 @@ def _settings(module: nn.Module, meshes: Meshes, sharding: Sharding) -> dict[str
 def _sum_gradients(model: nn.Module) -> None:
     for unit in sharded_units(model):
         unit.set_gradient_divide_factor(1.0)
-        unit.set_force_sum_reduction_for_comms(True)  # gloo has no other, and none is needed
+        unit.set_force_sum_reduction_for_comms(True)  # gloo supports no other, and none is needed
         # a rank's loss may leave out an output that another rank's reads: both must join the same reductions
         unit.set_reduce_scatter_unused_params(True, recurse=False)
 
@@ -121,5 +121,6 @@ def _call(function: Callable[[], Tensor | dict[str, Tensor | None]]) -> Any:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """Not a view: an operation in place on one would drop the hook that begins the backward pass."""
+    """The tensor, or a copy of a view: an in-place operation on a view would drop the hook that starts the backward
+    pass."""
     return tensor.clone() if tensor._is_view() else tensor

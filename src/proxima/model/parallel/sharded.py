@@ -1,4 +1,4 @@
-"""Types and names of modules and weights that may be sharded over ranks. As light to import as `sharding`."""
+"""Inspects modules and weights that may be split over many ranks. As light as `sharding`."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """True for a module that `shard_model` or `shard_head` has put on many ranks."""
+    """True for a module that `shard_model` or `shard_head` has sharded."""
     return hasattr(module, "set_requires_gradient_sync")
 
 
@@ -18,7 +18,7 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 
 
 def fill_weight(weight: Tensor, whole: Any) -> None:
-    """Copy into a weight, plain or sharded, its part of `whole`: a tensor, or a slice of a safetensors file."""
+    """Copy into a weight, plain or sharded, its part of `whole`, a tensor or a slice of a safetensors file."""
     own, offset = local_part(weight)
     if own.numel():
         part: Any = tuple(slice(at, at + size) for at, size in zip(offset, own.shape, strict=True)) or ...

@@ -1,4 +1,4 @@
-"""The distribution of a model over ranks. Light: importing it imports nothing of torch.distributed."""
+"""The settings for splitting a model over ranks. Light: importing this module does not import torch.distributed."""
 
 import math
 from dataclasses import dataclass
@@ -11,14 +11,14 @@ from proxima.data import require
 
 @dataclass(frozen=True, kw_only=True)
 class Sharding:
-    """The distribution of weights, gradients and optimizer state over the ranks of a run.
+    """The layout of weights, gradients and optimizer state on the ranks of a run.
 
     `full` splits them over all ranks. `hybrid` splits them over the ranks of a node, and each node has a copy.
     `replicate` gives every rank a whole copy: for small models and adapters. Gradients are sums over all ranks in each.
 
-    `sum_gradients` is `micro_batch` by default, because only then the gradients too are split: whole on every rank they
-    are 4 bytes a weight, 122 GiB for 32B. It costs little: a micro-batch that gathers each layer twice sends half as
-    much again. Between the copies of `hybrid`, and in `replicate`, gradients travel once an update in any case.
+    `sum_gradients` is `micro_batch` by default, because only then the gradients are split too: whole on every rank they
+    take 4 bytes per weight, 122 GiB for 32B. It costs little: a micro-batch that gathers each layer twice sends half as
+    much again. Between the copies of `hybrid`, and in `replicate`, gradients are summed once per update in any case.
     """
 
     kind: Annotated[Literal["full", "hybrid", "replicate"], "what is split, and over which ranks"] = "full"
@@ -54,7 +54,7 @@ class Sharding:
 
     @classmethod
     def of(cls, placement: Any) -> "Sharding":
-        """Build it from a placement in several processes."""
+        """The sharding of a placement in several processes."""
         spec = placement.sharding
         return cls(
             kind=spec.kind,
@@ -84,7 +84,7 @@ class Sharding:
 
 
 def ranks_for_tensors(layout: Any, ranks: int) -> int:
-    """The number that `tensor_parallel` must divide so that the other groups of a layout divide the rest; the number of
-    ranks if they can't. `ranks` is 0 if unknown, which any number divides."""
+    """The number that `tensor_parallel` must divide so that the other groups of a layout divide the remaining ranks; if
+    they can't, the number of ranks. 0 ranks means unknown, and any number divides it."""
     others = math.lcm(layout.context_parallel, layout.expert_parallel)
     return ranks if ranks % others else ranks // others

@@ -31,7 +31,7 @@ SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def shard_whole(model: nn.Module, sharding: Sharding, device: torch.device) -> None:
-    """Shard a model in place that every rank holds whole, with the same weights. Collective."""
+    """Shard in place a model that every rank holds whole, with the same weights. Collective."""
     shard_model(model, meshes_of(sharding, device), sharding)
 
 
@@ -47,7 +47,7 @@ def load_sliced(
     config: Any,
     prepare: Callable[[Any], None] | None,
 ) -> tuple[LoadedModel, list[str]] | None:
-    """`load_weights` where each rank reads its own slices; None: the files must be read whole."""
+    """`load_weights`, but each rank reads only its own slices; None: the files must be read whole."""
     config, place = config or load_config(path, revision), rank_device(device)
     build = partial(reader.from_config, config, dtype=dtype, trust_remote_code=False)
     try:
@@ -76,12 +76,12 @@ def read_sliced(
     may_lack: Collection[str],
     prepare: Callable[[Any], None] | None = None,
 ) -> tuple[Any, list[str], list[str]] | None:
-    """The model that `make()` builds, sharded and with the weights of the files; which of `may_lack` these lack
-    (they are zeros), and which weights are not finite on any rank. Collective. `prepare(model)` puts adapters on it
-    that do not depend on its weights; all ranks draw the same.
+    """The model that `make()` builds, sharded and with the weights of the files; the names in `may_lack` that these
+    lack (the weights are zeros); and the weights that are not finite on some rank. Collective. `prepare(model)` puts
+    adapters on it that do not depend on its weights; all ranks draw the same values.
 
-    None: the files have other names or shapes than the model, which transformers converts as it loads them, or the
-    model keeps a part of itself in another precision than the rest.
+    None: the files have other names or shapes than the model and need transformers' conversion, or the model keeps some
+    modules in another precision.
     """
     model = unloaded_model(make)
     if prepare is not None:
@@ -99,7 +99,7 @@ def read_sliced(
 
 
 def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
-    """The safetensors file of each weight, of a folder or a hub name; None: there are none."""
+    """The safetensors file of each weight, of a folder or a hub name; None if they are missing."""
     index, single = (_file(path, revision, name) for name in (INDEX, SINGLE))
     if index is not None:
         places: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -125,20 +125,21 @@ def _file(path: str, revision: str | None, name: str) -> Path | None:
 
 
 def unloaded_model(make: Any) -> Any:
-    """The model that `make()` builds, with parameters on the meta device and buffers where and what they should be."""
+    """The model that `make()` builds, with parameters on the meta device and buffers computed as usual."""
     with torch.random.fork_rng(devices=[]), _parameters_on_meta():
         return make()
 
 
 def _prepared(model: nn.Module, prepare: Callable[[Any], None]) -> None:
-    """`prepare(model)`, which meets zeros without memory in the place of the weights, so that what it adds is real."""
+    """Call `prepare(model)` with zeros that take no memory in place of the weights, so that the adapters it adds are
+    real."""
     weights = _replaced(model, lambda p: torch.zeros((), dtype=p.dtype).expand(p.shape))
     prepare(model)
     _replaced(model, lambda p: p.to("meta") if id(p) in weights else None)
 
 
 def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> dict[int, nn.Parameter]:
-    """Put what `change` gives in the place of parameters, tied ones stay so; None leaves one as it is. Returns the new
+    """Replace each parameter by the result of `change`, keeping ties; None leaves one unchanged. Returns the new
     parameters by id."""
     new, parameters = dict[int, nn.Parameter](), dict[int, nn.Parameter]()
     for module in model.modules():
@@ -156,8 +157,8 @@ def _replaced(model: nn.Module, change: Callable[[Tensor], Tensor | None]) -> di
 
 @contextmanager
 def _parameters_on_meta() -> Iterator[None]:
-    """Each parameter that this thread registers goes to the meta device; what no file has, such as the frequencies of
-    rotary embeddings, is computed as always."""
+    """Each parameter that this thread registers is put on the meta device; tensors that no file has, such as the
+    frequencies of rotary embeddings, are computed as usual."""
     plain, thread = nn.Module.register_parameter, threading.get_ident()
 
     def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -173,8 +174,7 @@ def _parameters_on_meta() -> Iterator[None]:
 
 
 def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
-    """The file pieces of each weight and saved buffer, by its first name in the model; the files may use any of its
-    names."""
+    """The pieces of each weight and each saved buffer, by its first name in the model, found under any of its names."""
     owner, sources, found = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:

@@ -3,11 +3,11 @@ architecture, and compute the same tokens.
 
     columns      q, k, v, gate, up     a rank computes some of the outputs: whole heads, a part of the hidden units
     rows         o, down               a rank multiplies its part of the inputs; the products are summed over the ranks
-    experts      of a mixture          a rank has some of them, and what they say to all tokens is summed
-    vocabulary   embedding and head    a rank has some of the rows; where a token is another's it adds 0
+    experts      of a mixture          a rank has some of them; their outputs for all tokens are summed
+    vocabulary   embedding and head    a rank has some of the rows; for another rank's token it adds 0
 
 Between these the hidden states are whole and the same on every rank, and so are the gradients of norms and routers. The
-embedding is split as the head is, so that tied weights stay one.
+embedding is split as the head is, so that tied weights stay tied.
 
 Source: arXiv 1909.08053, section 3, over DTensors.
 """
@@ -61,7 +61,7 @@ class _Experts(ParallelStyle):
         experts: Any = module
         own = experts.num_experts // device_mesh.size()
         first = own * device_mesh.get_local_rank()
-        kind, settings = type(module), {"num_experts": own, "_is_expert_parallel": True}  # index `own` is of none
+        kind, settings = type(module), {"num_experts": own, "_is_expert_parallel": True}  # index `own`: no expert
 
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             index = top_k_index - first
@@ -74,7 +74,7 @@ class _Experts(ParallelStyle):
 
 
 class _Embedding(ParallelStyle):
-    """The rows of some tokens on each rank. That of torch forgets which row is of padding, and has no gradient."""
+    """The rows of some tokens on each rank. torch's own style forgets which row is for padding and gets no gradient."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         _split_rows(module, device_mesh)
@@ -102,15 +102,15 @@ class _Head(ParallelStyle):
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel,
     "rowwise": RowwiseParallel,
-    # norms of the heads, [1, tokens, heads, size]: a rank knows the gradient from its own
+    # norms of the heads, [1, tokens, heads, size]: a rank has the gradient from its own heads
     "replicated_with_grad_allreduce": lambda: SequenceParallel(sequence_dim=2, use_local_output=True),
     "moe_tp_experts": _Experts,
 }
-"""What the plans of transformers say → what is done."""
+"""The styles in transformers' plans → our implementation."""
 
 
 def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, adapters: bool, name: str) -> None:
-    """`check_split` for matrices."""
+    """`check_split` for tensor parallelism."""
     count = sharding.tensor_parallel
     text = config.get_text_config()
     plan = {name: style for name, style in (text.base_model_tp_plan or {}).items() if ".experts." not in name}
@@ -135,7 +135,7 @@ def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, ad
 
 
 def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
-    """The quantities that the ranks divide among themselves, with their sizes."""
+    """The quantities that the ranks divide among them, with their sizes."""
     heads = config.num_attention_heads
     counts = {"attention heads": heads, "key and value heads": getattr(config, "num_key_value_heads", None) or heads}
     experts = expert_count(config)
@@ -148,8 +148,8 @@ def _divided(config: Any, plan: dict[str, str]) -> dict[str, int]:
 
 
 def _check_rest(config: Any, count: int, shards: int, units: int) -> None:
-    """FieldError where FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split, which
-    `fsdp_axis` would find too late."""
+    """Raise FieldError if FSDP can split neither rows nor columns of a matrix whose rows a tensor group has split,
+    which `fsdp_axis` would detect too late."""
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = (config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads)
     rows = [*(number * size for number in heads), units, config.vocab_size]
@@ -160,7 +160,7 @@ def _check_rest(config: Any, count: int, shards: int, units: int) -> None:
 
 def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
     """Split a model in place over the ranks of `mesh`; its weights may be on the meta device. Each rank must hold the
-    same ones; nothing is sent. `shards`: ranks over which FSDP will split what is left."""
+    same weights; nothing is sent. `shards`: the number of ranks over which FSDP will split the rest."""
     whole: Any = model
     plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in whole.tp_plan.items()}
     styles, biases = dict[str, ParallelStyle](), dict[str, nn.Parameter]()
@@ -185,11 +185,11 @@ def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
 
 
 def fsdp_axis(shards: int) -> Callable[[nn.Parameter], Shard | None]:
-    """Choose the dimension that FSDP splits of a parameter whose rows are already split: the rows if they divide
-    evenly, otherwise another, because DTensor assigns uneven strided rows to the wrong ranks.
+    """Choose the dimension in which FSDP splits a parameter whose rows are already split: the rows if they divide
+    evenly, else another, because DTensor assigns strided rows that do not divide evenly to the wrong ranks.
 
     Raises:
-        FieldError: there is none.
+        FieldError: no dimension divides evenly.
     """
 
     def axis(parameter: nn.Parameter) -> Shard | None:
@@ -215,7 +215,7 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 
 def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
-    """Run the forward pass of `kind` with this rank's rows of the module's weights and with other settings."""
+    """Run the forward pass of `kind` with this rank's rows of the module's weights, and with other settings."""
     own = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
     part: Any = object.__new__(kind)  # a copy without the hooks of FSDP
     vars(part).update(vars(module) | {"_parameters": own} | settings)
@@ -224,12 +224,12 @@ def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *give
 
 
 def _part_of_gradient(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The tensor, of which each rank knows a part of the gradient; the backward pass sums them."""
+    """The tensor itself; each rank has a part of its gradient, and the backward pass sums the parts."""
     return DTensor.from_local(whole, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
 
 
 def _summed(part: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum over the ranks, each of which then has the whole gradient."""
+    """The sum over the ranks; in the backward pass each has the whole gradient."""
     return (
         DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
     )

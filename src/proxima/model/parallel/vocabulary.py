@@ -1,5 +1,5 @@
-"""Log-probs over a vocabulary whose rows are split over ranks: what each knows of its own tokens becomes what all of
-them know, by sums of a few numbers a position. No rank sees another's logits."""
+"""Log-probs over a vocabulary whose rows are split over ranks: each rank's results for its own tokens are combined by
+exchanging a few numbers per position. No rank sees another's logits."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,8 +17,8 @@ from proxima.model.logit_rows import row_blocks
 
 @dataclass(frozen=True)
 class VocabularyPart:
-    """The rows start … start + size - 1 of the head, on one rank of a group that has them all. The methods that say so
-    are collective: each rank calls them with tensors of the same shape."""
+    """The rows start … start + size - 1 of the head, on one rank of a group that has them all. Methods marked
+    collective are called by each rank, with tensors of the same shape."""
 
     group: Any
     start: int
@@ -35,11 +35,11 @@ class VocabularyPart:
         return self.start <= token < self.start + self.size
 
     def owned(self, ids: Tensor) -> Tensor:
-        """Mask of the tokens that belong to this rank."""
+        """True for the tokens that belong to this rank."""
         return (ids >= self.start) & (ids < self.start + self.size)
 
     def local(self, ids: Tensor) -> Tensor:
-        """The row on this rank of each token, and any row of one that is another rank's."""
+        """The row of each token on this rank; an arbitrary row for a token of another rank."""
         return (ids - self.start).clamp(0, self.size - 1)
 
     def rows_of(self, target: Tensor, others: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -47,31 +47,31 @@ class VocabularyPart:
         return self.local(target), None if others is None else self.local(others)
 
     def kept(self, kept: KeptTokens) -> KeptTokens:
-        """This rank's part of the tokens that could be sampled."""
+        """The tokens that could be sampled and belong to this rank."""
         own = self.owned(kept.ids)
         before = torch.cat([own.new_zeros(1, dtype=torch.int64), own.cumsum(0)])
         return KeptTokens(kept.ids[own] - self.start, before[kept.cu], source=kept)
 
     def sum(self, values: Tensor) -> Tensor:
-        """Sum over the ranks; collective."""
+        """The sum over the ranks; collective."""
         total = values.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=self.group)
         return total
 
     def logsumexp(self, values: Tensor) -> Tensor:
-        """log Σ exp(value) over the ranks; collective. -inf is nothing, and some rank has something."""
+        """log Σ exp(value) over the ranks; collective. -inf stands for no value, and some rank must have one."""
         top = values.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=self.group)
         return top + self.sum((values - top).exp()).log()
 
     def values_of(self, ids: Tensor, values: Tensor) -> Tensor:
-        """Of each token the value of the rank that has it; collective."""
+        """The value of each token, from the rank that has it; collective."""
         return self.sum(values.where(self.owned(ids), 0.0))
 
     def log_prob(
         self, log_z: Tensor, kept_z: Tensor, log_prob: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Over all tokens what a rank knows of its own: log Z, log Z of the tokens that could be sampled (the same
+        """Combine each rank's results for its own tokens: log Z, log Z of the tokens that could be sampled (the same
         tensor where all could), and the log-probs of the targets; collective."""
         every = self.logsumexp(log_z)
         kept = every if kept_z is log_z else self.logsumexp(kept_z)

@@ -18,7 +18,7 @@ from proxima.train.objectives.protocol import Objective
 
 @dataclass(frozen=True)
 class KlAnchor:
-    """KTO's z before it is clamped, [] float; the same for every micro-batch."""
+    """KTO's z before clamping, [] float; the same for every micro-batch."""
 
     value: Tensor
     metrics: Metrics

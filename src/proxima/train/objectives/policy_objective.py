@@ -47,21 +47,23 @@ class PolicyObjective(Objective[Trajectory]):
     Args:
         surrogate, aggregate, corrections, penalties: the loss, see `proxima.core.policy_loss`.
         proximal: `given` by the trajectories (the behavior policy if they hold none); `first_forward`: the policy that
-            the update starts from, by its own forward pass, detached (`proximal: recompute` with one update a step);
+            the update starts from, by its own forward pass, detached (`proximal: recompute` with one update per step);
             `loglinear`: interpolated between behavior and current policy by the token's age (`core.proximal`).
         current_version: of the weights, which `loglinear` and `next_missing` read.
-        next_missing: makes `next_log_prob` that of `core.segment_wise_log_prob`, the trajectories' own being the cached
-            ones, NaN where missing. A loss token that lacks it has the proximal policy's (`decoupled`), weight 0 in the
-            corrections that read it (`drop_token`), or so has its whole sequence (`drop_sample`). None: off.
+        next_missing: sets `next_log_prob` to that of `core.segment_wise_log_prob`, from the trajectories' cached
+            values, NaN where missing. A loss token that lacks it gets the proximal policy's (`decoupled`), weight 0 in
+            the corrections that read it (`drop_token`), or weight 0 with its whole sequence (`drop_sample`). None: off.
         skip_zero_advantage: skip trajectories whose advantage is exactly 0. It has no effect unless the surrogate
             declares `zero_advantage_inert`, there is no penalty and nothing depends on the whole batch.
-        distillation: pulls the policy towards a teacher, whose columns the trajectories then hold: a loss beside that
-            of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is skipped.
-        value: the loss of a value head on the policy's trunk, which is added with its own denominator; None: none.
-        router_balance: evens out the load of the experts of a mixture, a loss with its own denominator; None: none. No
+        distillation: pulls the policy towards a teacher, whose columns the trajectories must contain: an additional
+            loss to that of the rewards, with its own denominator, over the same tokens; None: off. No trajectory is
+            skipped.
+        value: the loss of a value head on the policy's trunk, added with its own denominator; None: off.
+        router_balance: evens out the load of the experts of a mixture, a loss with its own denominator; None: off. No
             trajectory is skipped.
-        replays_routes: the policy replays the trajectories' `routed_experts`; how many tokens lack them is a metric.
-        measure: what is reported beside the loss: `entropy` of the policy, which costs one more pass over the logits;
+        replays_routes: the policy replays the trajectories' `routed_experts`; the share of tokens without them is a
+            metric.
+        measure: metrics besides the loss: `entropy` of the policy, which costs one more pass over the logits;
             `mismatch` of engine and trainer, `core.mismatch_metrics` of the first update, before the weights move.
     """
 
@@ -196,7 +198,7 @@ class PolicyObjective(Objective[Trajectory]):
         return batch.policy_batch(log_prob, outputs.entropy, outputs.top_k_log_prob, outputs.bucket_log_prob)
 
     def _require_past(self, batch: PackedBatch) -> None:
-        """Make the check of `core.proximal` without synchronising with the device."""
+        """Make the check of `core.proximal` without waiting for the device."""
         if batch.newest_version > self.current_version:
             latest = f"policy_version {batch.newest_version}"
             raise ValueError(f"proximal: {latest} is later than current_version {self.current_version}.")
@@ -222,7 +224,7 @@ class PolicyObjective(Objective[Trajectory]):
 
 def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
     """Under `sampling_mask/`, over all tokens that have a set: the mean and the largest size of the sets, and the share
-    of those with one token alone, from which nothing is learned. Empty without sampling masks."""
+    of sets with a single token, from which nothing is learned. Empty without sampling masks."""
     masks = [item.sampling_mask for item in trajectories if item.sampling_mask is not None]
     if not masks:
         return {}
@@ -245,8 +247,8 @@ def _required(batch: PackedBatch, name: str) -> Tensor:
 def first_forward(
     trajectories: Sequence[Trajectory], log_probs: Sequence[Floats], device: torch.device | str = "cpu"
 ) -> PolicyBatch:
-    """The input of `mismatch_metrics` and the guard: two log-probs and the loss mask of every response token, including
-    tokens that a correction rejects.
+    """The input of `mismatch_metrics` and the guard: two log-probs and the loss mask of every response token. Tokens
+    that a correction rejects are included.
 
     Raises:
         ValueError: a trajectory without `behavior_log_prob`.

@@ -25,7 +25,8 @@ class PairGradients:
     """The terms of a `PreferenceObjective` that depend on the whole update, by the term's position.
 
     Args:
-        terms: loss, and the derivatives of their sum by the log-probs of both sides, [S] float each; S pairs.
+        terms: losses, and the derivatives of their sum with respect to the log-probs of both sides, [S] float each; S
+            pairs.
     """
 
     terms: dict[int, tuple[Tensor, ...]]
@@ -44,8 +45,8 @@ class PreferenceObjective(Objective[PreferencePair]):
         log π(y) = Σ_t log π(y_t)  (`reduce: sum`)   or   its mean over the tokens of y  (`reduce: mean`)
 
     The sum is the log-prob of the completion, as DPO derives it: long completions have larger log-ratios, and β counts
-    nats. The mean takes the length out: β must be larger by about the length of a completion for the same pull, and
-    the implicit reward is no longer that of a KL-regularised optimum.
+    nats. The mean removes the effect of the length: β must be larger by about the length of a completion for the same
+    pull, and the implicit reward is no longer that of a KL-regularised optimum.
 
     Args:
         terms: the losses. Metrics, which are implicit rewards, come from the first.
@@ -53,11 +54,11 @@ class PreferenceObjective(Objective[PreferencePair]):
         reduce: see above. `ipo` and `sigmoid_norm` divide by the lengths themselves; `sft` always takes the sum.
         ld_alpha: weight of the tokens beyond the shorter completion, see `completion_log_prob`; 1: off.
         on_policy_weights: multiply a pair's loss by the `wpo_weight` of both sides.
-        measure_mismatch: report the mismatch of engine and trainer, where the pairs come from an engine.
+        measure_mismatch: report the mismatch of engine and trainer, if the pairs come from an engine.
 
     The pairs' `reference_log_prob` is the reference; without it log π_ref is 0. A term that depends on the whole
-    update (`aot`, which sorts) costs a further forward pass: its derivatives by the log-probs are found before the
-    split into micro-batches, which so change nothing.
+    update (`aot`, which sorts) costs a further forward pass: its derivatives with respect to the log-probs are computed
+    before the split into micro-batches, so the split changes nothing.
 
     Raises: FieldError for settings that contradict one another.
     """
@@ -154,7 +155,7 @@ class PreferenceObjective(Objective[PreferencePair]):
         return mismatch_metrics(first_forward(sides, log_probs, device))
 
     def pairs(self, batch: PackedBatch, log_prob: Tensor) -> PreferencePairs:
-        """The log-probs of the pairs of a batch that holds chosen and rejected completions in turn."""
+        """The log-probs of the pairs of a batch in which chosen and rejected completions alternate."""
         if self.reduce == "sum":
             return _summed(batch, log_prob, self.ld_alpha)
         pairs = _summed(batch, log_prob)
@@ -176,11 +177,11 @@ class PreferenceObjective(Objective[PreferencePair]):
 
 
 def best_against_worst(trajectories: Sequence[Trajectory]) -> dict[int, PreferencePair]:
-    """By group, its two trajectories as a pair, the one with the larger advantage chosen.
+    """The two trajectories of each group as a pair, by group; the one with the larger advantage is chosen.
 
     Raises:
         ValueError: a group has not exactly two, or both have the same advantage.
-        UserError: a completion of one is an episode that was forked.
+        UserError: a completion of a group is a forked episode.
     """
     groups: dict[int, list[Trajectory]] = {}
     for trajectory in trajectories:
@@ -206,7 +207,7 @@ def reference_log_prob(batch: PackedBatch) -> Tensor:
 
 
 def _summed(batch: PackedBatch, log_prob: Tensor, alpha: float = 1.0) -> PreferencePairs:
-    """The pairs of a batch that holds chosen and rejected completions in turn."""
+    """The pairs of a batch in which chosen and rejected completions alternate."""
     length = segment_count(batch.loss_mask, batch.cu_seqlens)
     other = length.view(-1, 2).flip(1).flatten()
     ours, reference = (
@@ -228,7 +229,8 @@ def _joined(parts: Sequence[PreferencePairs]) -> PreferencePairs:
 
 
 def _passed_on(pairs: PreferencePairs, loss: Tensor, *slopes: Tensor) -> Tensor:
-    """[] float64 with the value of the losses, and the derivatives by the log-probs of both sides that were decided."""
+    """[] float64 with the given value of the losses, and the given derivatives with respect to the log-probs of both
+    sides."""
     sides = (pairs.chosen, pairs.rejected)
     steps = [slope * (side - side.detach()) for slope, side in zip(slopes, sides, strict=True)]
     return (loss + steps[0] + steps[1]).sum(dtype=torch.float64)

@@ -26,11 +26,11 @@ class TokenStatistics:
 
     Args:
         log_prob: [T] float32, nats, of the current policy.
-        keep: [T] bool, the loss kept the token.
-        entropy: [T] float32, nats; None where it was not computed.
+        keep: [T] bool, True if the loss kept the token.
+        entropy: [T] float32, nats; None if it was not computed.
         proximal_log_prob: [T] float32, nats; None where it follows from the other columns.
-        selected: [T] bool, what the surrogate selected over the whole update; None where it does not.
-        top_k_divergence: [T] float32, of a surrogate that measures it by top-k; else None.
+        selected: [T] bool, True if the surrogate selected the token over the whole update; None if it does not select.
+        top_k_divergence: [T] float32, for a surrogate that measures it by top-k; else None.
     """
 
     log_prob: Floats
@@ -42,23 +42,24 @@ class TokenStatistics:
 
 
 class Measured:
-    """The token statistics of an update: copied to the host micro-batch by micro-batch, and waited for once."""
+    """The token statistics of an update: copied to the host micro-batch by micro-batch, with a single wait at the
+    end."""
 
     def __init__(self) -> None:
         self._copies = HostCopies()
         self._parts: list[tuple[Sequence[Trajectory], Sequence[int], dict[str, Tensor]]] = []
 
     def add(self, trajectories: Sequence[Trajectory], batch: PackedBatch, columns: Mapping[str, Tensor]) -> None:
-        """Add the columns [N] of a micro-batch of these trajectories; without columns nothing is kept."""
+        """Add the columns [N] of a micro-batch of these trajectories; nothing is kept if there are none."""
         if columns:
             on_host = {name: self._copies.begin(values) for name, values in columns.items()}
             self._parts.append((trajectories, batch.tokens_of, on_host))
 
     def on_host(self) -> list[TokenStatistics]:
-        """Of each trajectory, in order.
+        """The statistics of each trajectory, in order.
 
         Raises:
-            ValueError: a token of one is invalid, see `core.loss.require_valid`.
+            ValueError: a token is invalid, see `core.loss.require_valid`.
         """
         self._copies.wait()
         out: list[TokenStatistics] = []
@@ -104,13 +105,13 @@ class BatchStatistics(Protocol):
     def metrics(self) -> Metrics: ...
 
     def take(self, rows: Sequence[int]) -> Any:
-        """The part for a micro-batch of some items: their rows in the packs that `batch_statistics` has read. The stack
-        knows the row of each item, so neither the order nor the split of the micro-batches matters."""
+        """The part for a micro-batch of the items at these `rows` of the packs that `batch_statistics` has read. The
+        stack knows the row of each item, so neither the order nor the split of the micro-batches matters."""
         ...
 
 
 class Objective(Protocol[Item]):
-    """The function that is minimised. Subclass it to get the defaults; `PolicyObjective` is the objective of RL.
+    """The loss to minimise. Subclass it to get the defaults; `PolicyObjective` is the one of RL.
 
     An update is a list of items. Its loss is the sum over `losses` of numerator / denominator, where each denominator
     belongs to the whole update and is known before it is split into micro-batches. So no split changes a gradient.
@@ -118,8 +119,8 @@ class Objective(Protocol[Item]):
 
     @property
     def outputs(self) -> frozenset[str]:
-        """Outputs of the forward pass in addition to those that the model always returns: `entropy`,
-        `entropy_gradient`, `value`, `log_sum_square`."""
+        """The outputs of the forward pass besides those that the model always gives: `entropy`, `entropy_gradient`,
+        `value`, `log_sum_square`."""
         return frozenset()
 
     @property
@@ -129,7 +130,7 @@ class Objective(Protocol[Item]):
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
-        """Like `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
+        """As `outputs`, for the forward pass without gradient that `batch_statistics` reads."""
         return frozenset()
 
     def at_version(self, version: int) -> Self:
@@ -137,7 +138,7 @@ class Objective(Protocol[Item]):
         return self
 
     def items(self, trajectories: Sequence[Trajectory], updates: Sequence[Sequence[Key]]) -> list[list[Any]]:
-        """The items of each update of a batch, whose `updates` name its trajectories; by default the trajectories
+        """The items of each update of a batch, whose `updates` name the trajectories; by default the trajectories
         themselves."""
         by_key = {trajectory.key: trajectory for trajectory in trajectories}
         return [[by_key[key] for key in keys] for keys in updates]
@@ -158,14 +159,14 @@ class Objective(Protocol[Item]):
         return False
 
     def batch_statistics(self, parts: Sequence[tuple[PackedBatch, TokenOutputs]]) -> BatchStatistics:
-        """Decide what depends on the whole update, from a forward pass over all its items that are not skipped; called
-        where `has_batch_statistics` is true."""
+        """Compute what depends on the whole update, from a forward pass over all its items that are not skipped; called
+        if `has_batch_statistics` is true."""
         name = type(self).__name__
         raise NotImplementedError(f"{name}.batch_statistics")
 
     def denominators(self, items: Sequence[Item], statistics: Any = None) -> list[Tensor]:
-        """[] float64 each, one per loss, over the whole update; they add over ranks. 0 divides by one. By default one,
-        the number of items."""
+        """[] float64 each, one per loss, over the whole update; they are additive over ranks. 0 counts as 1. By default
+        one loss, with the number of items."""
         return [torch.tensor(float(len(items)), dtype=torch.float64)]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Any = None) -> list[Loss]:
@@ -177,10 +178,10 @@ class Objective(Protocol[Item]):
         self, batch: PackedBatch, outputs: TokenOutputs, losses: Sequence[Loss]
     ) -> Mapping[str, Tensor]:
         """The fields of `TokenStatistics` for all tokens of the micro-batch, [N] each, on its device, and `INVALID`
-        where tokens are yet to be checked; empty for none. They are copied to the host without a wait."""
+        where tokens are yet to be checked; empty for none. They are copied to the host asynchronously."""
         return {}
 
     def measure_first(self, first: FirstForward, device: torch.device) -> Metrics:
-        """Metrics of the first update's trajectories that were not skipped, all forward passes being under the weights
-        of the start. One call for the whole update: a micro-batch is too small for many statistics to be cheap."""
+        """Metrics of the first update's trajectories that were not skipped; all forward passes are under the initial
+        weights. One call for the whole update, because many statistics are not cheap per micro-batch."""
         return {}

@@ -25,8 +25,8 @@ class RewardObjective(Objective[PreferencePair]):
 
     Args:
         loss: the loss of a pair.
-        margin: by how much the chosen side should lead, reward units, where the pair has no margin of its own.
-        pad: the padding token of the model's config, which `last_values` passes over.
+        margin: the margin of a pair without its own margin, by which the chosen side should lead, reward units.
+        pad: the padding token of the model's config, which `last_values` skips.
     """
 
     loss: RewardLoss = field(default_factory=RewardLoss)

@@ -1,4 +1,4 @@
-"""The load of the experts of a mixture, evened out by a loss beside the policy's; metrics of replayed routes."""
+"""Evens out the load of the experts of a mixture by a loss added to the policy's; metrics of replayed routes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,9 +20,9 @@ class RouterBalance(Objective[Trajectory]):
 
         α · mean_s mean_m Σ_e f_e P_e    f_e = E / (K T) · Σ_t [e chosen at t]    P_e = 1/T · Σ_t softmax(logits_t)_e
 
-    over the T positions of a sequence that predict its response tokens, E experts of which K are chosen. It is α where
-    all are chosen as often, and up to α E / K where the same ones always are. No sum goes beyond a sequence, so that
-    neither micro-batches nor ranks change it; the gradient flows through P.
+    over the T positions of a sequence that predict its response tokens, E experts of which K are chosen. It is α if all
+    are chosen equally often, and up to α E / K if always the same ones are. No sum goes beyond a sequence, so neither
+    micro-batches nor ranks change it; the gradient flows through P.
 
     Args:
         coefficient: α.

@@ -1,4 +1,4 @@
-"""The objective of a critic: its value at each loss token towards the `returns` of the trajectory."""
+"""The objective of a critic: moves its value at each loss token towards the `returns` of the trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from proxima.train.objectives.protocol import Objective, loss_masks
 
 @dataclass(frozen=True, kw_only=True)
 class ValueObjective(Objective[Trajectory]):
-    """`ValueLoss` over whole updates, of a model of its own or of a head on the policy.
+    """`ValueLoss` over whole updates, for a separate model or a head on the policy.
 
         coefficient · aggregate(loss_t),    loss_t of V_t against the `value` at rollout time and `returns`
 
     Args:
-        loss: of a token.
+        loss: the loss of a token.
         aggregate: from tokens to one number; its denominator is that of the loss tokens, whatever the policy's is.
-        coefficient: of the loss beside that of the policy, > 0; with a model of its own it only scales the gradient.
+        coefficient: weight of the loss relative to the policy's, > 0; for a separate model it only scales the gradient.
 
     Metrics: `value_loss` (mean over the loss tokens, before the coefficient) and those of `ValueLoss`.
     """

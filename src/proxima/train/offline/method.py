@@ -13,36 +13,37 @@ from proxima.train.objectives import Objective
 Item = TypeVar("Item")
 Settings = TypeVar("Settings")
 Progress = Callable[[int, int], None]
-MEASURED_AT_ONCE = 16  # held-out items between two points where the run can be stopped
+MEASURED_AT_ONCE = 16  # held-out items between two points at which the run can be stopped
 
 
 class OfflineMethod(Generic[Settings, Item]):
-    """A way to train on a fixed data set. Subclass it. One object serves one run; what is called when:
+    """A way to train on a fixed data set. Subclass it. One object serves one run. The order of calls:
 
     1. Before weights are loaded: `check`; for each row of `task` and of `eval.task` `item(row, number)`; then `joined`
        with all items of `task`, and `unmeasured`.
-    2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. Optimizer, schedule
-       and micro-batches around that model are the loop's: a `TrainStack`.
+    2. `load(None)`, or on a resume `load(folder of the checkpoint's model)`, then `model(loaded)`. The loop provides
+       optimizer, schedule and micro-batches around that model: a `TrainStack`.
     3. `prepare(items, progress, stack)`, for the training items and for the held-out ones.
     4. Each step: `TrainStack.update(objective(), one update of examples_per_step items)`.
     5. Each evaluation: `measure(stack, some items)` until all are measured, then `summarise(all that it returned)`; and
        a greedy completion of each of `prompts(rows)`, under the weights of that moment.
 
-    From 2 on everything is called in the compute thread. What it returns depends on settings, data and weights alone:
-    a resumed run calls 1 to 3 again, and its next step must be the same to the bit. A method keeps no state from step
-    to step: what must survive is in the model, the optimizer, or the folder of the run.
+    From 2 on everything is called in the compute thread. All results must depend on settings, data and weights alone: a
+    resumed run repeats 1 to 3, and its next step must be the same bit for bit. A method keeps no state from step to
+    step: persistent state is in the model, the optimizer, or the folder of the run.
 
     Args:
-        settings: what the method reads, a protocol beside it; the config of its command fulfils it.
+        settings: the settings that the method reads, a protocol next to it; the config of its command fulfils it.
         source: the model.
         tokenizer: of that model.
-        context: the most tokens that the model may be fed at once, `model.max_length` or the model's own limit.
+        context: the maximum number of tokens that the model may be fed at once, `model.max_length` or the model's own
+            limit.
         tokens_per_micro_batch: token budget of one forward pass.
 
     headline: the metric of `summarise` that stands for an evaluation and says which checkpoint is best; it is listed in
         `evaluate.headline` if lower is better.
-    marks_model: `summarise` leaves something in the model's config, and a checkpoint that an interrupted run wrote
-        before the evaluation of its step is written again.
+    marks_model: `summarise` writes to the model's config, and a checkpoint that an interrupted run wrote before the
+        evaluation of its step is written again.
     """
 
     headline: str
@@ -55,37 +56,39 @@ class OfflineMethod(Generic[Settings, Item]):
         self.tokens_per_micro_batch = tokens_per_micro_batch
 
     def check(self) -> None:
-        """Make the checks that need no row.
+        """Validate the settings before any row is read.
 
         Raises:
-            FieldError: names the setting.
+            FieldError: names the invalid setting.
         """
 
     def item(self, row: Row, number: int) -> Item:
         """The training item of a row; `number` is its index in the data, and serves as the group of its trajectories.
 
         Raises:
-            FieldError: nothing can be; names the part of the row, and why. The run skips and counts such rows, or is
-                refused, as `data.unusable` says; those of one field and reason are counted together.
-            OverLengthError: it is too long; `data.over_length` decides about it.
+            FieldError: the row is unusable; names its part, and the reason. The run skips and counts such rows, or is
+                refused, as `data.unusable` says; those with one field and reason are counted together.
+            OverLengthError: the row is too long; `data.over_length` decides what happens to it.
         """
         raise NotImplementedError
 
     def joined(self, items: list[Item]) -> list[Item]:
-        """Combine training items that depend on each other, however many of them the run reaches; by default unchanged.
+        """The training items, each with what it needs from the others, even from those that the run does not reach; by
+        default unchanged.
 
         Raises:
-            UserError: an item finds nothing that it needs.
+            UserError: an item finds no suitable other.
         """
         return items
 
     def inputs(self) -> Mapping[str, str]:
-        """SHA-256 of further files that it reads, by their name in messages: a resume with other files is refused."""
+        """SHA-256 of the files that it reads besides model and rows, by their names in messages: a resume with other
+        files is refused."""
         return {}
 
     def load(self, path: str | None) -> LoadedModel:
-        """The model that is trained: that of the source, or the one that a checkpoint saved in `path`. A checkpoint and
-        `proxima export` have its `loaded.model` and tokenizer as a Hugging Face folder."""
+        """Load the model to train: that of the source, or the one that a checkpoint saved in `path`. A checkpoint and
+        `proxima export` contain its `loaded.model` and tokenizer as a Hugging Face folder."""
         return self.source.load(path)
 
     def model(self, loaded: LoadedModel) -> PackedModel:
@@ -93,7 +96,7 @@ class OfflineMethod(Generic[Settings, Item]):
         return self.source.policy(loaded)
 
     def notes(self, loaded: LoadedModel) -> list[str]:
-        """Warnings about the data for this model, issued once it is loaded."""
+        """Warnings about the data for this model, shown once it is loaded."""
         return []
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
@@ -107,17 +110,17 @@ class OfflineMethod(Generic[Settings, Item]):
     def prepare(
         self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
     ) -> list[Item]:
-        """Add to the items, once, values of a frozen model such as reference log-probs; by default unchanged.
+        """The items with the additions of a frozen model, made once, such as reference log-probs; by default unchanged.
 
         Args:
             progress: called with (tokens done, tokens in all).
-            stack: what runs the `stages`.
-            held_out: they are measured and never trained.
+            stack: runs the `stages`.
+            held_out: the items are measured and never trained.
         """
         return items
 
     def objective(self) -> Objective[Item]:
-        """The objective that is minimised over the items of an update."""
+        """The loss to minimise, over the items of an update."""
         raise NotImplementedError
 
     def measure(self, stack: TrainStack, items: Sequence[Item]) -> list[Any]:
@@ -130,6 +133,6 @@ class OfflineMethod(Generic[Settings, Item]):
         raise NotImplementedError
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """Prompts from the first held-out rows whose completions are shown to people; none by default. The answer of a
-        prompt is shown beside the completion. `eval.samples` bounds how many are generated."""
+        """Prompts for the model to complete for inspection, from the first held-out rows; by default none. The answer
+        of a prompt is shown next to the completion. `eval.samples` bounds how many are generated."""
         return []

@@ -26,8 +26,8 @@ Item = PreferencePair | LabeledCompletion
 class PreferenceTerms(Protocol):
     """The loss and its reference.
 
-    kto: the loss of single completions; None: those of pairs. reference: what log-ratios are against, `start` is the
-    model that the run starts from. cache: folder of the reference's log-probs; None: they are not kept.
+    kto: the loss of single completions; None: losses of pairs. reference: that of the log-ratios; `start` is the model
+    that the run starts from. cache: folder of the reference's log-probs; None: they are not stored.
     """
 
     @property
@@ -44,17 +44,17 @@ class PreferenceSettings(Protocol):
     def preference(self) -> PreferenceTerms: ...
 
     def item(self, number: int, row: Row, tokenizer: Any, context: int) -> Item:
-        """Read the item of a row."""
+        """The item of a row."""
         ...
 
 
 class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
-    """Completions that are preferred become more probable than the others, relative to a frozen reference; see
+    """Makes preferred completions more probable than the others, relative to a frozen reference; see
     `PreferenceObjective` and `KtoObjective`."""
 
     headline = "accuracy"
 
-    begins = True  # the weights are those that the run begins with
+    begins = True  # the weights are those at the start of the run
     policy: Policy | None = None
 
     @property
@@ -62,7 +62,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return self.settings.preference
 
     def check(self) -> None:
-        if (cache := self.cache) is not None:  # refused before anything is written; made when the run begins
+        if (cache := self.cache) is not None:  # checked before anything is written; created when the run begins
             missing = [place for place in (cache, *cache.parents) if not place.exists()]
             try:
                 cache.mkdir(parents=True, exist_ok=True)
@@ -74,7 +74,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
     @property
     def cache(self) -> Path | None:
-        """The folder in which the reference's log-probs are cached, if they are."""
+        """The folder of the reference's log-probs; None if they are not stored."""
         cache = self.section.cache if self.section.reference == "start" else None
         return None if cache is None else Path(cache).expanduser()
 
@@ -82,7 +82,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return self.settings.item(number, row, self.tokenizer, self.context)
 
     def joined(self, items: list[Item]) -> list[Item]:
-        """The mismatched completions of KTO, which only its loss reads."""
+        """Add the mismatched completions of KTO, which only its loss reads."""
         kto = self.section.kto
         return items if kto is None or kto.anchor == "zero" else with_mismatched(items, self.context)
 
@@ -101,7 +101,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return self.section.pair_objective() if kto is None else KtoObjective(spec=kto)
 
     def unmeasured(self, held_out: Sequence[Item]) -> str:
-        """KTO's accuracy is that of couples of a good and a bad completion."""
+        """KTO's accuracy needs both a good and a bad completion."""
         labels = {item.good for item in held_out if isinstance(item, LabeledCompletion)}
         if len(labels) != 1:
             return ""
@@ -111,7 +111,7 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
     def prepare(
         self, items: list[Item], progress: Progress, stack: TrainStack, *, held_out: bool = False
     ) -> list[Item]:
-        """The log-probs of the reference."""
+        """Add the log-probs of the reference."""
         if self.section.reference == "none" or not items:
             return items
         sides = [side for item in items for side in item.sides]
@@ -124,8 +124,9 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         ]
 
     def _reference(self, trajectories: Sequence[Trajectory], progress: Progress, stack: TrainStack) -> list[Floats]:
-        """[T] log-probs under the model that the run begins with. As many are run at once as `measure` runs: the
-        start's own log-probs are these to the bit, whatever rounding does, and no pair of it has a margin."""
+        """[T] log-probs under the model that the run begins with. They are run in batches of the same size as those of
+        `measure`: so at the start the model's own log-probs are bit-identical, whatever the rounding, and no pair has a
+        margin."""
         (stage,) = stack.late_stages(self.stages)
         done, total = 0, sum(map(len, trajectories))
         out: list[Floats] = []
@@ -137,8 +138,8 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         return out
 
     def stages(self) -> Sequence[ForwardStage]:
-        """The reference: the trained model before the first step, or, at any time, with its adapter off; otherwise it
-        is loaded once more."""
+        """The reference: the trained model before the first step, or with its adapter off at any time; otherwise it is
+        loaded again."""
         assert self.policy is not None
         lora, policy = self.source.lora is not None, self.policy
         if not self.begins and not lora:
@@ -159,10 +160,10 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
 
 
 def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
-    """Each labeled completion with the next one in the data that has another prompt and fits after its own prompt.
+    """Pair each labeled completion with the next one in the data that has another prompt and fits after its own prompt.
 
     Raises:
-        UserError: there is none.
+        UserError: no such completion exists.
     """
     out: list[Item] = []
     labeled = [item for item in items if isinstance(item, LabeledCompletion)]
@@ -187,7 +188,7 @@ def with_mismatched(items: Sequence[Item], context: int) -> list[Item]:
 def _compared(
     pairs: Sequence[PreferencePair], log_probs: Sequence[Floats], stack: TrainStack, objective: PreferenceObjective
 ) -> list[ComparedItem]:
-    """Pairs, from the log-probs [T] of both sides in turn."""
+    """Compare pairs by the log-probs [T] of both sides, which alternate."""
     batch = stack.model.pack([side for pair in pairs for side in pair.sides])
     values = objective.pairs(batch, torch.from_numpy(np.concatenate(log_probs)).to(batch.advantage.device))
     beta = objective.terms[0].beta

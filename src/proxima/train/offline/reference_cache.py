@@ -1,4 +1,4 @@
-"""Log-probs of a frozen model, computed once for a data set and kept on disk."""
+"""Log-probs of a frozen model, computed once for a data set and stored on disk."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -17,8 +17,8 @@ FORMAT = "1"
 
 
 class ReferenceCache:
-    """A folder with a file for each model and data set, created when something is written; None: nothing is cached.
-    `model` holds what determines the numbers apart from the tokens: hashes of the weights, and settings, by name."""
+    """A folder with a file for each model and data set, created when something is written; None: nothing is stored.
+    `model` determines the numbers together with the tokens: hashes of the weights, and settings, by name."""
 
     def __init__(self, folder: str | None, model: Mapping[str, str]) -> None:
         self.folder = None if folder is None else Path(folder).expanduser()
@@ -27,8 +27,8 @@ class ReferenceCache:
     def log_probs(
         self, trajectories: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory]], list[Floats]]
     ) -> list[Floats]:
-        """[T] float32, nats, of each trajectory: those on disk, or those of `compute`, which are then cached. A file
-        that is damaged or has other tokens is recomputed."""
+        """[T] float32, nats, of each trajectory: those on disk, or the result of `compute`, which is then stored. A
+        file that is damaged or for other tokens is computed and written again."""
         if self.folder is None or not trajectories:
             return compute(trajectories)
         key = self.key(trajectories)
@@ -53,7 +53,7 @@ class ReferenceCache:
 
 
 def _read(file: Path, key: str, trajectories: Sequence[Trajectory]) -> list[Floats] | None:
-    """The log-probs in a file; None if there is none that can be trusted."""
+    """The log-probs in a file; None if it is missing or invalid."""
     with suppress(OSError, SafetensorError):
         with safe_open(file, "numpy") as opened:
             facts = opened.metadata() or {}

@@ -42,7 +42,7 @@ class RewardSettings(Protocol):
 
 @dataclass(frozen=True)
 class ScoreStage:
-    """The score of each trajectory, which comes `with_sentinel`, under a model with a scalar head, at every place of
+    """The score of each trajectory, which must be `with_sentinel`, under a model with a scalar head, at every place of
     its column; see `last_values`. pad: the padding token of the model's config."""
 
     model: ScalarModel
@@ -58,10 +58,10 @@ class ScoreStage:
 
 
 class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
-    """The better completion of a pair should score higher; see `RewardObjective`.
+    """Trains the better completion of a pair to score higher; see `RewardObjective`.
 
-    An evaluation leaves mean and standard deviation of the held-out scores in the model's config, where the reward
-    `model` finds them (`normalize`).
+    An evaluation stores mean and standard deviation of the held-out scores in the model's config, from which the reward
+    `model` reads them (`normalize`).
     """
 
     headline = "accuracy"
@@ -114,6 +114,6 @@ class RewardMethod(OfflineMethod[RewardSettings, PreferencePair]):
 
 
 def _question(pair: PreferencePair) -> int:
-    """The same number for pairs with the same prompt."""
+    """A number that is equal for pairs with the same prompt."""
     prompt = np.ascontiguousarray(pair.chosen.prompt_tokens)
     return int.from_bytes(blake2b(prompt.tobytes(), digest_size=7).digest(), "big")

@@ -28,7 +28,7 @@ class SftSettings(Protocol):
 
 
 class SftMethod(OfflineMethod[SftSettings, Trajectory]):
-    """The likelihood of completions, or of all turns of the assistant; see `SftObjective`."""
+    """Maximises the likelihood of completions, or of all turns of the assistant; see `SftObjective`."""
 
     headline = "loss"
 
@@ -54,7 +54,7 @@ class SftMethod(OfflineMethod[SftSettings, Trajectory]):
         return SftObjective()
 
     def measure(self, stack: TrainStack, items: Sequence[Trajectory]) -> list[tuple[float, int]]:
-        """Negative log-likelihood, nats, and tokens in the loss of each example."""
+        """Negative log-likelihood, nats, and number of tokens in the loss, for each example."""
         measured = []
         for item, log_prob in zip(items, stack.log_prob(items), strict=True):
             learnt = log_prob if item.loss_mask is None else log_prob[item.loss_mask]
@@ -71,7 +71,7 @@ class SftMethod(OfflineMethod[SftSettings, Trajectory]):
         }
 
     def prompts(self, rows: Sequence[Row]) -> list[Prompt]:
-        """Each chat without its last turn, which is the answer to compare with."""
+        """The messages before the last turn of each chat; that turn is the answer to compare with."""
         prompts = []
         for number, row in enumerate(rows):
             try:
