@@ -1,4 +1,4 @@
-"""Statistics and files of an evaluation: what a count of right answers says of a model, and how two models compare.
+"""Statistics and files of an evaluation: what a count of right answers says about a model, and how two models compare.
 
 `proxima.evaluate(model, …)`, the package called as a function, is `proxima.api.evaluate`: a whole evaluation.
 
@@ -6,8 +6,8 @@
     intervals.py       Wilson, paired score, BCa bootstrap over questions
     paired.py          McNemar, sign flips, difference with its interval
     votes.py           the answer that a text votes for
-    headline.py        the figure that stands for an evaluation
-    plateau.py         when it no longer improves
+    headline.py        the figure that represents an evaluation
+    plateau.py         ends a run that no longer improves
     answer_means.py    means of rewards, lengths and cut answers
     group_metrics.py   scored groups → every metric of an evaluation
     pair_metrics.py    pairs with scores; preference_metrics.py: with implicit rewards

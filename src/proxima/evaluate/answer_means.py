@@ -1,4 +1,4 @@
-"""Means over the questions of what every answer has, whatever decides that it is right."""
+"""Means over the questions of figures that every answer has, independent of how correctness is decided."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,11 +9,11 @@ from proxima.evaluate.intervals import Interval, bootstrap_mean
 
 
 def mean_estimates(groups: Sequence[Group], *, seed: int = 0) -> dict[str, Interval]:
-    """Means of what every answer has, with 95 % intervals: over the questions, of the mean over their samples.
+    """Average figures that every answer has over samples, then over questions, with 95 % intervals.
 
-    Returns: `reward/mean`; each reward before its weight and each part of its own, `reward/part/<name>`; `length/mean`,
-        tokens; `truncated_fraction`. A sample without a valid score has no reward; what no sample has is left out.
-        Nobody knows the range of a reward, so equal values of all questions give an interval of width 0
+    Returns: `reward/mean`; each reward before its weight and each part of it, `reward/part/<name>`; `length/mean`,
+        tokens; `truncated_fraction`. A sample without a valid score has no reward; figures that no sample has are left
+        out. The range of a reward is unknown, so equal values for all questions give an interval of width 0
         (`bootstrap_mean`).
     """
     valid = [[score for score in group.scores if score.valid] for group in groups]

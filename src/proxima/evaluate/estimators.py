@@ -50,14 +50,13 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
-    """The probability that the answer most voted for among k samples is right: expected over the C(n, k) subsets, and
-    over ties.
+    """The probability that the answer with the most votes among k samples is right: the expectation over the C(n, k)
+    subsets, and over ties.
 
-    Samples vote for their answer; None does not vote. The answers given by right samples are one class, however they
-    are written (the reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a
-    fair draw, taken
-    in expectation: t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right samples, which
-    is 0 or 1 unless the reward judges more than the answer. No vote at all: 0.
+    Samples vote for their answer; None does not vote. The answers of right samples are one class, however they are
+    written (the reward says that 1/2 and 0.5 agree); other answers are classes by equality. A tie is decided by a fair
+    draw, taken in expectation: t + 1 tied classes win 1 / (t + 1) each. A winning class counts by its share of right
+    samples, which is 0 or 1 unless the reward judges more than the answer. No vote at all: 0.
 
         sum over classes j, votes v of   value_j C(n_j, v) sum_t W_j(v, t) / (t + 1)  /  C(n, k)
 
@@ -65,13 +64,13 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
     have exactly v.
 
     Args:
-        answers: the canonical answer of each of the n samples (see `votes`), None where there is none.
+        answers: the canonical answer of each of the n samples (see `votes`), None without an answer.
         correct: whether each is right; a right sample without an answer votes for the right class.
         k: samples that vote, 1 <= k <= n.
     Returns: a probability. k = 1 gives the share of right samples, if every right one has a vote.
     Raises: ValueError for k out of bounds, lengths that differ, or k < n > 1,000, where float64 can't count the ways.
-    Source: Wang et al., arXiv 2203.11171 (self-consistency), there by one draw of k samples; the expectation is by
-        counting.
+    Source: Wang et al., arXiv 2203.11171 (self-consistency), where k samples are drawn once; here the expectation is
+        computed by counting.
     Differs: verl draws subsets with replacement by a global seed, lm-evaluation-harness takes the first k; in both the
         first of tied answers wins, and an answer that could not be extracted votes like any other.
     """
@@ -86,8 +85,8 @@ def maj_at_k(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int
 
 
 def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tuple[int, list[int], int, float]:
-    """Votes for the right class, for each wrong one, samples without a vote, and the share of right samples in the
-    right class."""
+    """Return the votes for the right class and for each wrong one, the number of samples without a vote, and the share
+    of right samples in the right class."""
     right_answers = {answer for answer, right in zip(answers, correct, strict=True) if right and answer is not None}
     for_right = voted = silent = 0
     wrong: dict[Hashable, int] = {}
@@ -103,11 +102,12 @@ def _classes(answers: Sequence[Hashable | None], correct: Sequence[bool]) -> tup
 
 @lru_cache(maxsize=65536)
 def _right_wins(right: int, wrong: tuple[int, ...], silent: int, k: int) -> float:
-    """The probability that `right` equal votes win among k drawn from them, the wrong classes and the silent."""
+    """The probability that the class with `right` votes wins among k samples, drawn from all classes and the samples
+    without a vote."""
     n = right + sum(wrong) + silent
     if not wrong:  # it wins as soon as it has one vote
         return 1 - math.comb(silent, k) / math.comb(n, k)
-    if k == n:  # nothing is left out: the vote itself
+    if k == n:  # all samples vote
         most = max(wrong)
         return 0.0 if right < most else 1.0 if right > most else 1 / (1 + wrong.count(most))
     total = 0.0
@@ -121,14 +121,14 @@ def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.nd
     """[ties] the ways to draw `left` samples with at most `votes` of each wrong class, by the number of classes with
     exactly `votes`.
 
-    A product of polynomials, one a class, in drawn samples and ties. All terms are positive, so float64 loses nothing
-    that matters; its range holds for n up to about 1,000.
+    A product of polynomials in drawn samples and ties, one per class. All terms are positive, so float64 is precise
+    enough; its range suffices for n up to about 1,000.
     """
     most_ties = min(len(wrong), left // votes)
     ways = np.zeros((most_ties + 1, left + 1))
     ways[0] = [float(math.comb(silent, drawn)) for drawn in range(left + 1)]
     for size in wrong:
-        grown = ways.copy()  # none drawn of this class
+        grown = ways.copy()  # no sample drawn from this class
         for drawn in range(1, min(size, votes, left) + 1):
             factor = float(math.comb(size, drawn))
             if drawn < votes:
@@ -141,5 +141,6 @@ def _others(wrong: tuple[int, ...], silent: int, votes: int, left: int) -> np.nd
 
 
 def powers_of_two(samples: int) -> tuple[int, ...]:
-    """1, 2, 4 … and `samples` itself."""
+    """Return 1, 2, 4 … and `samples` itself."""
+
     return tuple(sorted({1 << i for i in range(samples.bit_length()) if 1 << i <= samples} | {samples}))

@@ -1,7 +1,7 @@
 """Metrics of an evaluation from scored groups, each with its interval.
 
-A sample without a valid score is in no metric and is counted under `invalid`. A question with fewer than k judged
-samples has no pass@k and no maj@k; `questions` of a metric counts those that have it.
+A sample without a valid score is excluded from all metrics and counted under `invalid`. A question with fewer than k
+judged samples has no pass@k and no maj@k; `questions` of a metric counts the questions that have it.
 """
 
 import statistics
@@ -56,7 +56,7 @@ class QuestionScores:
 
 
 def question_scores(group: Group, extract: Callable[[str], str | None] | None) -> QuestionScores:
-    """The scores of a group; `extract` finds the answer in a text (`votes.answer_extractor`), None if nothing can."""
+    """The scores of a group; `extract` finds the answer in a text (`votes.answer_extractor`); None: no votes."""
     correct = tuple(score.correct if score.valid else None for score in group.scores)
     votes = tuple(None if extract is None else canonical(extract(completion.text)) for completion in group.completions)
     return QuestionScores(correct=correct, votes=votes)
@@ -107,8 +107,8 @@ def eval_metrics(
         extract: finds the answer in a text; None: no vote, and `unanswered` is null.
         seed: of the bootstrap.
     Returns: `questions`, `samples`, `answers`, `correct`, `invalid`, `estimates` {name: value, low, high, method,
-        questions} with those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
-        `unanswered` (shares of the answers), `tokens`; `episodes` where the answers are some: `episode_metrics`.
+        questions} including those of `mean_estimates`, `reward`, `length` (tokens: mean, median, max), `truncated` and
+        `unanswered` (shares of the answers), `tokens`; `episodes` (`episode_metrics`) if the answers are episodes.
     """
     ks = tuple(sorted(set(ks))) or powers_of_two(samples)
     check_ks(ks, samples)

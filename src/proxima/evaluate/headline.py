@@ -1,4 +1,4 @@
-"""The figure that stands for an evaluation: in reports, comparisons and for the best checkpoint."""
+"""The figure that represents an evaluation in reports and comparisons, and selects the best checkpoint."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ class Headline:
 
     @classmethod
     def of(cls, records: Iterable[Record], metric: str | None = None) -> "Headline":
-        """The metric that is named; otherwise the accuracy where a record has it, and where none does the mean reward.
+        """The named metric; otherwise the accuracy if a record has it, else the mean reward if a record has that.
 
         Args:
             records: evaluations of one run or of several, in order.
@@ -66,26 +66,27 @@ class Headline:
         return self.key in LOWER_IS_BETTER
 
     def best(self, values: Iterable[float]) -> float | None:
-        """The highest, or the lowest where lower is better; None of none."""
+        """Return the highest value, or the lowest where lower is better; None without values."""
         return (min if self.lower_is_better else max)(values, default=None)
 
     def score(self, record: Record) -> float | None:
-        """The value with the sign by which higher is better."""
+        """Return the value, negated where lower is better."""
         value = self.value(record)
         return -value if value is not None and self.lower_is_better else value
 
     @property
     def share(self) -> bool:
-        """True for figures that are in [0, 1] whatever the reward is."""
+        """True if the metric is in [0, 1] whatever the reward."""
         return self.key in (ACCURACY, CUT) or self.key.startswith(("mean@", "pass@"))
 
     def value(self, record: Record) -> float | None:
-        """Of an evaluation; None if it is unknown."""
+        """Return the metric of an evaluation; None if it is unknown."""
         value = record.get(self.key)
         return float(value) if isinstance(value, int | float) else None
 
     def bounds(self, record: Record) -> tuple[float, float] | None:
-        """The 95 % interval; None where the record has none. Wilson's for an accuracy of earlier versions."""
+        """Return the 95 % interval; None if the record has none. An accuracy recorded by an earlier version gets
+        Wilson's."""
         low, high = bound_keys(self.key)
         if record.get(low) is not None:
             return float(record[low]), float(record[high])
@@ -95,8 +96,7 @@ class Headline:
 
 
 def bound_keys(key: str) -> tuple[str, str]:
-    """The keys under which a metric's interval is recorded: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and
-    `high`."""
+    """Return the keys of a metric's interval: `accuracy/low`, `reward/low`, `reward/part_low/<name>`, and `high`."""
     if key.startswith(PART):
         name = key.removeprefix(PART)
         return f"reward/part_low/{name}", f"reward/part_high/{name}"
@@ -105,7 +105,7 @@ def bound_keys(key: str) -> tuple[str, str]:
 
 
 def judged_answers(record: Record) -> int:
-    """The denominator of `correct`: answers with a valid score, or the questions if the record has only these."""
+    """Return the denominator of `correct`: answers with a valid score, or questions if the record has only those."""
     if "answers" in record:
         return int(record["answers"]) - int(record.get("invalid", 0))
     return int(record.get("questions", 0))

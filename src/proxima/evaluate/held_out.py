@@ -12,7 +12,7 @@ from proxima.rollout.generator import GroupGenerator, RolloutListener
 
 
 class HeldOut(Protocol):
-    """The interface between a loop and an evaluation: `Evaluation`, or the simulator's, which only takes time."""
+    """An evaluation as the training loop uses it: `Evaluation`, or the simulator's, which only takes time."""
 
     @property
     def generator(self) -> GroupGenerator: ...
@@ -26,9 +26,9 @@ class HeldOut(Protocol):
 
 
 class Evaluation(RolloutListener):
-    """Held-out questions, and the engine, rewards and sampling by which they are answered and scored. Their uids are
-    never those of training, so that the draws differ. `progress` is called with (answers generated,
-    answers in all); `others` are further sets by name."""
+    """Held-out questions, and the engine, rewards and sampling with which they are answered and scored. Their uids are
+    never those of training, so that the draws differ. `progress` is called with (answers generated, answers in total);
+    `others` are further sets by name."""
 
     def __init__(
         self,
@@ -60,10 +60,10 @@ def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     """The metrics of a run's evaluation, flat.
 
-    Accuracy is the share of correct answers among the valid ones; a failed reward is counted apart, never as wrong.
-    `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question, bootstrap
-    over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These and the
-    means of `mean_estimates` have the bootstrap's interval (`bound_keys`). Episodes have `episode_metrics`, too.
+    Accuracy is the share of correct answers among the valid ones; a failed reward is counted separately, never as
+    wrong. `accuracy/low` and `accuracy/high` are its 95 % confidence interval: Wilson for one answer per question,
+    bootstrap over the questions for several. Several answers also give `mean@n`, and `pass@k` for powers of two. These
+    and the means of `mean_estimates` have bootstrap intervals (`bound_keys`). Episodes also have `episode_metrics`.
     """
     pairs = [(c, s) for group in groups for c, s in zip(group.completions, group.scores, strict=True)]
     judgements = [right for group in groups for right in _judged(group)]
@@ -84,9 +84,10 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
-    """The key of `eval.metric` in the record of an evaluation, and what is wrong with the name; empty: nothing.
+    """Return the key of `eval.metric` in the record of an evaluation, and the problem with the name, empty if it has
+    none.
 
-    What a reward gives beside its value is known only when it runs.
+    The parts that a reward reports besides its value are known only after it has run.
     """
     headline = Headline.of([record], metric)
     if headline.value(record) is not None or record["invalid"] == record["answers"]:
@@ -98,7 +99,7 @@ def named_metric(record: Mapping[str, Any], metric: str) -> tuple[str, str]:
 
 
 def _estimates(groups: Sequence[Group]) -> dict[str, float]:
-    """Interval of the accuracy, mean@n and pass@k; empty where no reward knows which answers are correct."""
+    """Return the interval of the accuracy, mean@n and pass@k; empty if no reward decides which answers are correct."""
     questions = [(len(group.scores), judged) for group in groups if (judged := _judged(group))]
     if not questions:
         return {}
@@ -118,7 +119,7 @@ def _estimates(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _judged(group: Group) -> list[bool]:
-    """Of each answer with a valid score whether it is right, where a reward decides that."""
+    """Return the correctness of each answer with a valid score, if a reward decides it."""
     return [bool(score.correct) for score in group.scores if score.valid and score.correct is not None]
 
 
@@ -132,7 +133,7 @@ def _episodes(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _flat(estimates: Mapping[str, Interval]) -> dict[str, float]:
-    """Each value with its interval beside it."""
+    """Return each value together with the bounds of its interval."""
     figures: dict[str, float] = {}
     for key, interval in estimates.items():
         low, high = bound_keys(key)

@@ -1,6 +1,6 @@
 """Confidence intervals of metrics over the questions, 95 % by default.
 
-A test set is a sample of the questions that could be in it, so questions are resampled, never single answers: the
+A test set is a sample of all questions that could be in it, so questions are resampled, never single answers: the
 samples of one question are not independent.
 """
 
@@ -37,7 +37,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def figures(self, name: str) -> dict[str, float]:
-        """The entries of a record in metrics.jsonl: `NAME`, `NAME/low`, `NAME/high`."""
+        """Return `NAME`, `NAME/low` and `NAME/high`, as in a record of metrics.jsonl."""
         return {name: self.value, f"{name}/low": self.low, f"{name}/high": self.high}
 
 
@@ -46,7 +46,7 @@ def wilson(correct: float, questions: int, z: float = Z) -> tuple[float, float]:
 
         centre = (p + z²/2n) / (1 + z²/n)      half = z sqrt(p(1-p)/n + z²/4n²) / (1 + z²/n)
 
-    Unlike p ± z sqrt(p(1-p)/n) it stays inside [0, 1] and says something at 0 and n right. No questions: (0, 1).
+    Unlike p ± z sqrt(p(1-p)/n) it stays inside [0, 1] and is informative at 0 and n right. No questions: (0, 1).
     Source: Wilson, JASA 22 (1927) 209.
     """
     if questions == 0:
@@ -65,13 +65,13 @@ def wilson_interval(correct: float, questions: int) -> Interval:
 
 
 def ratio_of_sums(numerators: Sequence[float], denominators: Sequence[float], z: float = Z) -> Interval:
-    """A mean over the parts of examples, as the loss over all tokens, with its interval over the examples.
+    """A mean over the parts of examples, such as the loss over all tokens, with its interval over the examples.
 
         R = Σ x_i / Σ y_i      R ± z sqrt(n / (n - 1) Σ (x_i - R y_i)²) / Σ y_i
 
     Args:
         numerators, denominators: x_i and y_i of each example, Σ y_i > 0; z = 1.959964 for 95 %.
-    Returns: the interval; of one example the value alone, as `constant`.
+    Returns: the interval; for a single example the value alone, with method `constant`.
     Source: Cochran, Sampling Techniques (3rd ed., 1977), eq. 6.13, without the correction for a finite population.
     """
     x, y = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
@@ -94,8 +94,8 @@ def bootstrap_mean(
 ) -> Interval:
     """The mean of a value per question, with its BCa bootstrap interval over the questions.
 
-    The questions are drawn again with replacement, `replicates` times; the interval is between two quantiles of the
-    means so found, shifted for bias and skewness (bias-corrected and accelerated):
+    The questions are resampled with replacement, `replicates` times; the interval is between two quantiles of the
+    resampled means, shifted for bias and skewness (bias-corrected and accelerated):
 
         z0 = Φ⁻¹(share of replicates below the mean, half of those at it)
         a = Σ(m - m_i)³ / 6 (Σ(m - m_i)²)^1.5, m_i without i
@@ -106,12 +106,11 @@ def bootstrap_mean(
 
     Args:
         values: a share, a difference of shares, or a reward, of each question; n >= 1.
-        span: what the values can be: (0, 1), (-1, 1) for differences of shares, None for rewards, of which nobody
-            knows.
-    Returns: `Interval` of method `bootstrap`; of method `wilson` where all values are equal: resampling then shows no
-        spread at all, and the truth still need not be there. Then Wilson with the questions as trials, which no values
-        in [0, 1] of that mean exceed in variance; for differences, all 0 in practice, ± the Wilson bound on the share
-        of questions that differ. Without a span there is no such bound: method `constant`, of width 0.
+        span: range of the values: (0, 1), (-1, 1) for differences of shares, None for rewards, whose range is unknown.
+    Returns: `Interval` of method `bootstrap`, or `wilson` if all values are equal: resampling then shows no spread,
+        although the true mean may differ. In that case Wilson's interval with the questions as trials, whose variance
+        is the largest of all values in [0, 1] with that mean; for differences, all 0 in practice, ± the Wilson bound on
+        the share of questions that differ. Without a span no such bound exists: method `constant`, of width 0.
     Raises: ValueError without values.
     Source: Efron, JASA 82 (1987) 171; the jackknife's acceleration as in Efron and Tibshirani (1993), Eq. 14.15.
     """
@@ -140,7 +139,7 @@ def resampled_means(x: np.ndarray, seed: int, replicates: int) -> np.ndarray:
 
 def resampled_indices(seed: int, start: int, stop: int, n: int) -> np.ndarray:
     """[stop - start, n] indices below n, drawn with replacement for the replicates `start` to `stop`. A share of
-    n / 2³² of them is drawn once too often, which nobody can see."""
+    n / 2³² of them is drawn once too often, which is negligible."""
     scaled: np.ndarray = (random_bits(seed, start, stop, n).astype(np.uint64) * np.uint64(n)) >> np.uint64(32)
     return scaled.astype(np.int64)
 
@@ -161,8 +160,8 @@ def _level(p: float, z0: float, skew: float) -> float:
 
 
 def _quantile(ordered: np.ndarray, level: float) -> float:
-    """Linear between the order statistics; the same on every machine, unlike a library's choice among nine
-    definitions."""
+    """Interpolate linearly between the order statistics: the same on every machine, whichever of the nine definitions a
+    library uses."""
     place = min(max(level, 0.0), 1.0) * (len(ordered) - 1)
     left = math.floor(place)
     right = min(left + 1, len(ordered) - 1)

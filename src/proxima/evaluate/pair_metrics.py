@@ -1,5 +1,4 @@
-"""Metrics of how well scores tell the better of two completions: accuracy, calibration, and baselines that need no
-model.
+"""Metrics of how well scores identify the better of two completions: accuracy, calibration, and trivial baselines.
 
 Pairs of one question are not independent, so every interval is over the questions.
 """
@@ -44,12 +43,12 @@ def pair_metrics(pairs: Sequence[ScoredPair], *, seed: int = 0) -> dict[str, flo
         margin               mean of the lead
         length_only/…        accuracy of a rule that reads no text: the longer side, or the shorter one, whichever is
                              right more often on these very pairs, which favours the rule; equal lengths count half
-        random/…             accuracy of a coin: 0.5, and where 95 % of the coins are on as many questions
+        random/…             accuracy of a coin: 0.5, and the range of 95 % of coins on as many questions
         over_length/…        accuracy minus that of the length rule, on the same pairs
-        calibration/error    expected calibration error: of the confidence p = sigmoid(|lead|) that the higher score is
+        calibration/error    expected calibration error of the confidence p = sigmoid(|lead|) that the higher score is
                              the better side, Σ_b n_b / n |share right - mean p| over the bins of `BINS`; its interval
-                             is of a bootstrap over the questions; few pairs make error and interval too large
-        calibration/BIN/…    pairs, mean confidence and share right of a bin, in %; one without pairs is left out
+                             is a bootstrap over the questions; few pairs make error and interval too large
+        calibration/BIN/…    pairs, mean confidence and share right of a bin named in %; bins without pairs are left out
         score/mean, score/std   of all completions
 
     Args:
@@ -106,8 +105,8 @@ def calibration(lead: np.ndarray, right: np.ndarray, question: np.ndarray, seed:
 
 
 def over_questions(right: np.ndarray, question: np.ndarray) -> Interval:
-    """A share of the pairs: Wilson's interval where each question has one pair, or where all pairs are alike and the
-    sums of the questions show no spread; otherwise over these sums."""
+    """A share of the pairs, with Wilson's interval if each question has one pair, or if all pairs are equal, so that
+    the sums of the questions show no spread; otherwise with the interval over these sums."""
     count = int(question.max()) + 1
     if count < len(right) and np.ptp(right) > 0:
         return _sums(right, question)

@@ -1,7 +1,7 @@
 """Paired tests of two results on the same questions: is the difference due to chance?
 
 Both tests have the same null hypothesis: for each question a fair coin decides which side gets which result. Both are
-exact and need no seed; Monte Carlo is only for values that are not simple fractions.
+exact and need no seed; Monte Carlo is used only where the exact sums are too many, or values are no simple fractions.
 """
 
 import math
@@ -15,20 +15,20 @@ from proxima.data.random import random_bits
 from proxima.evaluate.intervals import Interval, Z, bootstrap_mean
 
 MOST_STATES = 1_000_000  # sums that the exact distribution may range over
-FLIPS = 100_000  # of the Monte Carlo way
+FLIPS = 100_000  # of the Monte Carlo test
 _DENOMINATOR = 10**6
 
 
 def mcnemar(won: int, lost: int) -> float:
-    """McNemar's exact test for one answer a question on each side: two-sided p from the questions where just one side
-    is right.
+    """McNemar's exact test for one answer per question on each side: two-sided p from the questions that exactly one
+    side has right.
 
         p = min(1, 2 P(X <= min(won, lost))),  X ~ Binomial(won + lost, 1/2)
 
     Args:
-        won, lost: questions that only the second, and only the first, has right. Questions both have right, or wrong,
-            say nothing.
-    Returns: the p-value; 1 where the sides differ nowhere.
+        won, lost: questions that only the second, and only the first, has right. Questions that both have right, or
+            wrong, carry no information.
+    Returns: the p-value; 1 if the sides do not differ.
     Raises: ValueError for a negative count.
     Source: McNemar, Psychometrika 12 (1947) 153, in its exact binomial form.
     Edge cases: the smallest p with d differing questions is 2^(1-d): five all one way are not yet significant at .05.
@@ -48,13 +48,13 @@ def sign_flip(differences: Sequence[float], *, seed: int = 0) -> float:
     Args:
         differences: d_i of each question, second minus first; shares of few samples, so fractions with small
             denominators.
-        seed: of the flips where the exact way is too large (see Differs).
-    Returns: the p-value; 1 where no question differs. For d_i in {-1, 0, 1} it is McNemar's exact p.
+        seed: of the flips if the exact test is too large (see Differs).
+    Returns: the p-value; 1 if no question differs. For d_i in {-1, 0, 1} it is McNemar's exact p.
     Source: Fisher, The Design of Experiments (1935), section 21.
-    Differs: usually by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of the sum is
-        built question by question, exactly up to float64. Where that takes over a million sums, or the values are no
-        such fractions (means of rewards),
-        100,000 seeded flips: p = (1 + those as far) / (1 + flips).
+    Differs: the usual test is by Monte Carlo. Here the d_i are brought to a common denominator and the distribution of
+        the sum is built question by question, exactly up to float64. If that takes over a million sums, or the values
+        are no such fractions (means of rewards), 100,000 seeded flips are used: p = (1 + flips with a sum at least as
+        far from 0) / (1 + flips).
     """
     differing = [d for d in differences if abs(d) > 1e-12]
     if not differing:
@@ -77,11 +77,11 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
     """The mean difference with its 95 % interval: BCa bootstrap over the questions, each with both its results.
 
     Args:
-        differences: second minus first, a question.
-        single: one answer a question on both sides, so that each is -1, 0 or 1: Tango's score interval, which holds its
-            95 % where few questions differ, too (`paired_score`).
+        differences: second minus first, per question.
+        single: one answer per question on both sides, so that each is -1, 0 or 1: Tango's score interval, which keeps
+            its 95 % even if few questions differ (`paired_score`).
         shares: the differences are in [-1, 1]; False for rewards.
-    Raises: ValueError without questions, or for single answers that differ by something else.
+    Raises: ValueError without questions, or if single answers differ by anything other than -1, 0 or 1.
     """
     if single:
         whole = all(d in (-1, 0, 1) for d in differences)
@@ -93,7 +93,7 @@ def difference(differences: Sequence[float], *, single: bool = False, shares: bo
 
 
 def _as_integers(values: Sequence[float]) -> list[int] | None:
-    """The values over their common denominator; None where they are no fractions with one up to a million."""
+    """Return the numerators over a common denominator; None unless they are fractions with one up to a million."""
     fractions = [Fraction(value).limit_denominator(10_000) for value in values]
     if any(abs(float(fraction) - value) > 1e-12 for fraction, value in zip(fractions, values, strict=True)):
         return None
@@ -113,28 +113,28 @@ def _by_flips(values: np.ndarray, seed: int) -> float:
 def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[float, float]:
     """Tango's score interval of the difference of two accuracies on the same questions, one answer each (z = 1.959964).
 
-    The bounds are the differences D that a score test of them would just not refuse:
+    The bounds are the extreme differences D that a score test just does not reject:
 
         (won - lost - n D)² = z² n (2 q + D (1 - D))
         q = (sqrt(B² + 8 n c D (1 - D)) - B) / 4n,  B = (2n - won + lost) D - won - lost,  c = lost
         the share lost, given D
 
-    Exact coverage, summed over all outcomes, where neither side is better and a share of the questions is right on one
+    Exact coverage, summed over all outcomes, if neither side is better and a share of the questions is right on one
     side only:
 
         questions, share    200, .02    200, .05    200, .1    30, .1    1,000, .01
         this                    .958        .957       .948      .969          .957
         BCa bootstrap           .903        .929       .949      .909
-        it can only repeat the handful of questions that differ
+        which can only repeat the handful of questions that differ
 
     Args:
         won, lost: questions that only the second, and only the first, has right.
-        questions: n, those with the same outcome included.
+        questions: n, including those with the same outcome on both sides.
     Returns: the bounds, in [-1, 1]; won = lost = 0: plus and minus z² / (n + z²), the Wilson bound on a share of 0.
-    Raises: ValueError for counts that are no counts.
+    Raises: ValueError for impossible counts.
     Source: Tango, Statistics in Medicine 17 (1998) 891.
-    Differs: Newcombe's method 10 (1998) asks for the questions that both have right, too; this one for those that
-        differ alone.
+    Differs: Newcombe's method 10 (1998) also needs the number of questions that both have right; this one only needs
+        those that differ.
     """
     require(won >= 0, "won", won, "must be >= 0")
     require(lost >= 0, "lost", lost, "must be >= 0")
@@ -143,7 +143,7 @@ def paired_score(won: int, lost: int, questions: int, z: float = Z) -> tuple[flo
 
 
 def _upper_score(won: int, lost: int, n: int, z: float) -> float:
-    """The largest D in [(won - lost) / n, 1] that the score test does not refuse, by bisection to the last bit."""
+    """The largest D in [(won - lost) / n, 1] that the score test does not reject, by bisection to the last bit."""
     low, high = (won - lost) / n, 1.0
     while low < (middle := (low + high) / 2) < high:
         b = (2 * n - won + lost) * middle - won - lost

@@ -10,15 +10,15 @@ from proxima.evaluate.headline import Headline, Record
 
 @dataclass(frozen=True, kw_only=True)
 class Plateau:
-    """The run ends after an evaluation if the last `patience` of them showed no improvement.
+    """Ends the run after an evaluation if the last `patience` evaluations brought no improvement.
 
     Args:
         patience: evaluations without an improvement, >= 1.
         min_delta: an evaluation is an improvement if it exceeds the best one before it by more than this, >= 0.
-        metric: a name as of `eval.metric`, or a key of the evaluations' records, as `loss` or `math/accuracy`; null:
-            the headline. Lower is better for `loss`, higher for all else.
-    Edge cases: the evaluation before training counts, one without a value of the metric does not. The rule reads the
-        run's records and nothing else, so that a resumed run ends where an unbroken one does.
+        metric: a name as for `eval.metric`, or a key of the evaluations' records, as `loss` or `math/accuracy`; null:
+            the headline. Lower is better for `loss`, higher for everything else.
+    Edge cases: the evaluation before training counts; one without a value of the metric does not. The rule reads only
+        the run's records, so a resumed run ends at the same evaluation as an uninterrupted one.
     """
 
     patience: int
@@ -30,7 +30,7 @@ class Plateau:
         require(0 <= self.min_delta < math.inf, "min_delta", self.min_delta, "must be >= 0 and finite")
 
     def reached(self, evaluations: Sequence[Record]) -> str:
-        """The reason why the run ends after these evaluations, given in order; empty if it continues."""
+        """Return the reason why the run ends after these evaluations, given in order; empty if it does not end."""
         headline, best, since = Headline.of(evaluations, self.metric), (-math.inf, 0), 0
         for record in evaluations:
             if (score := headline.score(record)) is not None:
@@ -43,7 +43,7 @@ class Plateau:
         return f"plateau: {headline.title} {improved}, its best is {value:.4g} at step {best[1]}"
 
     def unknown(self, evaluation: Record) -> str:
-        """Describe the problem with the metric's name; empty if an evaluation's record contains it."""
+        """Return the problem with the metric's name; empty if the record of an evaluation has the metric."""
         headline = Headline.of([evaluation], self.metric)
         if self.metric is None or headline.key in evaluation:
             return ""

@@ -1,5 +1,4 @@
-"""Metrics of how well the implicit rewards of a policy tell the better of two completions, or good completions from bad
-ones."""
+"""Metrics of how well a policy's implicit rewards separate the better of two completions, or good from bad ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,19 +13,19 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedItem:
-    """Figures of a pair, by side; of a completion with a label those of its own side alone."""
+    """Figures of a pair, by side; for a completion with a label, only those of its own side."""
 
     question: bytes  # the tokens of the prompt, which pairs of one question share
     reward: dict[str, float]  # implicit, reward units
     log_prob: dict[str, float]  # nats, summed
-    loss: float | None = None  # of the pair alone; None where losses depend on other pairs
+    loss: float | None = None  # of the pair alone; None if losses depend on other pairs
 
 
 def preference_metrics(measured: Sequence[ComparedItem]) -> dict[str, float]:
     """The metrics of held-out pairs, or of held-out completions with a label; at least one.
 
     accuracy             of pairs: the share whose chosen side has the larger reward; of labeled completions: the
-                         share of couples of a good and a bad one in which the good one has
+                         share of couples of a good and a bad one in which the good one has the larger reward
     log_prob_accuracy    of pairs, by the log-probs
     rewards/…, logps/…   means of the sides, and the mean margin of pairs
     loss                 mean of the pairs' own
@@ -53,8 +52,8 @@ def preference_metrics(measured: Sequence[ComparedItem]) -> dict[str, float]:
 
 
 def _share(measured: Sequence[ComparedItem], name: str) -> Interval:
-    """The share of pairs in which the chosen side has more, a tie counting half, with its interval over the questions:
-    pairs of one question are not independent."""
+    """The share of pairs whose chosen side has the larger figure, a tie counting half, with its interval over the
+    questions: pairs of one question are not independent."""
     leads = [getattr(item, name)["chosen"] - getattr(item, name)["rejected"] for item in measured]
     names = {question: number for number, question in enumerate(dict.fromkeys(item.question for item in measured))}
     question = np.array([names[item.question] for item in measured])
@@ -62,7 +61,7 @@ def _share(measured: Sequence[ComparedItem], name: str) -> Interval:
 
 
 def _in_order(good: Sequence[float], bad: Sequence[float]) -> Interval:
-    """The share of (good, bad) couples in which the good one has more, a tie counting half: the area under the ROC
+    """The share of (good, bad) couples in which the good one is larger, a tie counting half: the area under the ROC
     curve, with the interval of DeLong et al., Biometrics 44 (1988)."""
     wins = (np.sign(np.subtract.outer(good, bad)) + 1) / 2
     value, spread = float(wins.mean()), 0.0

@@ -20,9 +20,9 @@ class PairedComparison:
 
     Args:
         name: suite, or `all` for the questions of all suites together.
-        metric: what is compared: `accuracy`, `reward`, `length`, `truncated` or a reward by its name.
-        questions: compared ones; `left_out` more have an unknown result on one side.
-        samples: per question, first and second.
+        metric: the compared metric: `accuracy`, `reward`, `length`, `truncated` or a reward by its name.
+        questions: number compared; `left_out` more have an unknown result on one side.
+        samples: per question, of first and second.
         first, second: mean of each, with its own interval.
         difference: second minus first, from the pairs.
         p: two-sided, by the test that `test` names.
@@ -47,15 +47,15 @@ class PairedComparison:
 def compare_results(
     first: EvalResult, second: EvalResult, *, metric: str | None = None, seed: int = 0
 ) -> list[PairedComparison]:
-    """One `PairedComparison` for each suite that both have, and `all` if there are several.
+    """Compare two results: one `PairedComparison` for each common suite, and `all` if there are several.
 
     Accuracies with one sample per question on both sides: McNemar's exact test; anything else: sign flips of the
     questions' mean differences. The intervals of the sides are Wilson's for such accuracies, otherwise bootstrap; that
     of the difference is Tango's score interval for one sample on both sides, otherwise the paired bootstrap's.
 
     Args:
-        metric: one of `metrics_of`; None: the accuracy where any question of a suite has one on both sides, otherwise
-            the reward.
+        metric: one of `metrics_of`; None: the accuracy if any question of a suite has one on both sides, otherwise the
+            reward.
     Raises: UserError without a suite in common or a value on both sides, or if the questions of a suite differ.
     """
     comparisons = []
@@ -72,8 +72,8 @@ def compare_results(
 
 
 def shared_suites(first: EvalResult, second: EvalResult) -> list[tuple[str, Questions, Questions]]:
-    """The suites that both have; two results of one suite each are compared whatever its names; UserError without
-    any."""
+    """Return the common suites; two results with one suite each are compared whatever the suites' names. UserError
+    without any."""
     names = [name for name in first.suites if name in second.suites]
     if names:
         return [(name, first.suites[name], second.suites[name]) for name in names]
@@ -95,7 +95,7 @@ def _check_same_questions(name: str, first: Questions, second: Questions) -> Non
 
 
 def metrics_of(result: EvalResult) -> set[str]:
-    """Every metric that a question of the result has."""
+    """Return the names of all metrics of the result's questions."""
     return {ACCURACY, *(name for of in result.suites.values() for question in of.values() for name in question.metrics)}
 
 

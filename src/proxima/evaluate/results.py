@@ -3,7 +3,7 @@
 result.json        metrics with intervals, sampling, prompt, rewards, seed, versions, hashes of model and data; the
                    same command gives the same bytes
 <suite>.parquet    a row per completion: question, text, extracted answer, score
-environment.json   machine, command, time: may differ between two runs of one command
+environment.json   machine, command, time: may differ between two runs of the same command
 """
 
 import json
@@ -103,9 +103,9 @@ class QuestionResult:
     """One question of a result, with the scores of its samples, in order.
 
     Args:
-        correct: None where no reward decides, or the score is invalid.
-        metrics: name → value of each sample, None where it is unknown: `reward`, `length`, `truncated`, each reward
-            by its name, and of an episode `turns` and `calls`.
+        correct: None if no reward decides, or the score is invalid.
+        metrics: name → value of each sample, None if it is unknown: `reward`, `length`, `truncated`, each reward
+            by its name, and for episodes `turns` and `calls`.
     """
 
     question: str
@@ -114,7 +114,7 @@ class QuestionResult:
     metrics: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
 
     def values(self, metric: str) -> tuple[float | None, ...]:
-        """Of the samples; all None for a metric that the question lacks."""
+        """Return the values of the samples; all None for a metric that the question lacks."""
         return self.correct if metric == ACCURACY else self.metrics.get(metric, (None,) * len(self.correct))
 
 
@@ -142,9 +142,9 @@ class EvalResult:
 
 
 def read_result(path: str | Path) -> EvalResult:
-    """An evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
+    """Read an evaluation's folder, a run's folder (its last evaluation), or a Parquet file of either.
 
-    Raises: UserError if the path is no evaluation or an unfinished one, or a file can't be read.
+    Raises: UserError if the path is not an evaluation, or an unfinished one, or a file can't be read.
     """
     place = Path(path).expanduser()
     if place.is_file():
@@ -167,7 +167,7 @@ def read_result(path: str | Path) -> EvalResult:
 
 
 def read_completions(file: Path) -> dict[int, QuestionResult]:
-    """uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
+    """Read uid → the question with the scores of its samples, in order; UserError if the file can't be read."""
     columns = ["prompt_uid", "sample", "question", "answer", "correct", "reward", "tokens", "finish_reason"]
     try:
         stored = pq.read_schema(file).names
@@ -190,7 +190,7 @@ def read_completions(file: Path) -> dict[int, QuestionResult]:
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float | None]:
-    """The entry of a sample in `QuestionResult.metrics`; after a failed score only its length."""
+    """Return the entries of `QuestionResult.metrics` for one sample; a failed score has no `reward` and no parts."""
     written = len(row["tokens"]) if row.get("sampled") is None else sum(row["sampled"])
     metrics: dict[str, float | None] = {
         "length": float(written if row.get("length") is None else row["length"]),

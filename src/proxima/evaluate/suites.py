@@ -31,7 +31,7 @@ class Suite:
         hub: hub name; `subset` and `split` in the hub's own names.
         question, answer: columns of the hub's data. Prepared data have `question` and `answer`.
         template: the text after the question in the prompt; braces doubled.
-        rewards: `{kind, fields}` each; the first that can decides what is right.
+        rewards: `{kind, fields}` each; the first that can decide correctness does so.
         max_tokens: default length limit of an answer.
     """
 
@@ -72,7 +72,7 @@ class Suite:
         return TASKS["parquet" if file.suffix == ".parquet" else "jsonl"](path=str(file), **self._columns(file))
 
     def _columns(self, file: Path) -> dict[str, Any]:
-        """`question` and `answer` as prepared data have them, or the hub's own names in a raw copy of it."""
+        """Return `question` and `answer` as named in prepared data, or by the hub's names in a raw copy of its data."""
         present = columns_of(file)
         question = "question" if "question" in present else self.question
         return {
@@ -82,10 +82,10 @@ class Suite:
         }
 
     def find(self, given: Path | None, data: Path | None) -> tuple[Any, str]:
-        """The task and where it comes from.
+        """Find the task, and return it with the place of its data.
 
         Args:
-            given: the path of this suite's data, the only place to look at if not None.
+            given: the path of this suite's data; if not None, the only place that is searched.
             data: a folder of prepared sets, or the prepared set itself.
         Raises: UserError if the given place has no data.
         """
@@ -111,8 +111,8 @@ class Suite:
 
 
 def columns_of(file: Path) -> set[str]:
-    """The columns of a .parquet file, or the keys of the first line of a .jsonl file; the prepared ones if it can't be
-    read, which the task will report."""
+    """Return the columns of a .parquet file, or the keys of the first line of a .jsonl file. If the file can't be read,
+    return those of prepared data; the task will report the error."""
     try:
         if file.suffix == ".parquet":
             from pyarrow import parquet
@@ -141,7 +141,7 @@ SUITES: dict[str, Suite] = {suite.name: suite for suite in _SUITES}
 
 
 def suite(name: str) -> Suite:
-    """The suite of a name; UserError with the nearest name, or all, if it is unknown."""
+    """Return the suite of a name; UserError with the nearest name, or all names, if it is unknown."""
     if name not in SUITES:
         near = difflib.get_close_matches(name, SUITES, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(SUITES)}."
@@ -151,8 +151,8 @@ def suite(name: str) -> Suite:
 
 
 def parse_tasks(texts: Sequence[str]) -> dict[str, Path | None]:
-    """`gsm8k,aime24` and `math500=PATH` (repeated, or with commas) as suite → its own path; UserError for an unknown or
-    repeated suite, and for an empty name or path."""
+    """Parse `gsm8k,aime24` and `math500=PATH` (repeated, or with commas) into suite → its path; UserError for an
+    unknown or repeated suite, and for an empty name or path."""
     paths: dict[str, Path | None] = {}
     for word in (part.strip() for text in texts for part in text.split(",")):
         name, equals, path = word.partition("=")

@@ -1,7 +1,7 @@
 r"""The answer that a text votes for, in one canonical form. The majority vote of maj@k counts these.
 
-A reward that extracts answers has a method `extract(text) -> str | None` (`AnswerExtractor`); for the built-in ones
-without, `ANSWER_EXTRACTORS` holds a function. The reward remains the judge: all answers that it calls right are one
+A reward that extracts answers has a method `extract(text) -> str | None` (`AnswerExtractor`); for built-in rewards
+without one, `ANSWER_EXTRACTORS` has a function. The reward remains the judge: all answers that it accepts are one
 class, however they are written (`estimators.maj_at_k`).
 """
 
@@ -22,7 +22,7 @@ LONGEST = 200  # characters of an answer that is normalized as mathematics
 
 @runtime_checkable
 class AnswerExtractor(Protocol):
-    """A reward that knows the answer in a text."""
+    """A reward that extracts the answer from a text."""
 
     def extract(self, text: str) -> str | None:
         """The answer that the text gives; None without one."""
@@ -72,7 +72,7 @@ def _filled(text: str | None) -> str | None:
     return (text or "").strip() or None
 
 
-ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → from the reward and a text
+ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of reward → function of reward and text
     "accuracy_1_5_2": _tagged,
     "boxed": _boxed,
     "exact": _exact,
@@ -83,7 +83,7 @@ ANSWER_EXTRACTORS: dict[str, Callable[[Any, str], str | None]] = {  # kind of re
 
 
 def answer_extractor(rewards: Sequence[object]) -> Callable[[str], str | None] | None:
-    """The extraction of the first reward that has one; None if none has, so that there is no vote."""
+    """Return the extraction function of the first reward that has one; None without any, so that there is no vote."""
     for reward in rewards:
         if isinstance(reward, AnswerExtractor):
             return reward.extract
@@ -103,9 +103,10 @@ _COMMAS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 def canonical(answer: str | None) -> Hashable | None:
     r"""One value for answers that are obviously equal: 0.5, 1/2, .50, \frac12 and \dfrac{1}{2} are the fraction 1/2.
 
-    A number is exact (no float); else what is left of the text without dollar signs, spacing commands, `\left`,
-    `\right`, `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Linear time;
-    longer than 200 characters: the text as it is.
+    A number is exact (no float); otherwise the text without dollar signs, spacing commands, `\left`, `\right`,
+    `\text{…}` around a word, degree signs, outer braces, a final period and a leading `x =`. Takes linear time; texts
+    longer than 200 characters are returned unchanged.
+
     """
     if answer is None or not answer.strip():
         return None

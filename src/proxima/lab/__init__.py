@@ -2,7 +2,7 @@
 
     sweep_file.py        a sweep file → cells
     sweep_plan.py        cells × seeds → validated runs
-    sweep_runner.py      each run in a process of its own
+    sweep_runner.py      each run in its own process
     metrics_follower.py  metrics.jsonl while it grows
     run_reader.py        a run folder → config, records, curves over any axis
     run_comparison.py    runs → cells, the fields in which they differ, warnings

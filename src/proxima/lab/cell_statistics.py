@@ -40,7 +40,7 @@ class CellRuns:
 
     @property
     def used(self) -> tuple[Run, ...]:
-        """The finished ones, or all if none has finished."""
+        """The finished runs, or all if none has finished."""
         done = tuple(run for run in self.runs if run.status == "done")
         return done or self.runs
 
@@ -68,22 +68,21 @@ class CellRuns:
         return SeedBand(x=x, mean=tuple(m.mean for m in means), low=low, high=high, n=len(pairs))
 
     def over_seeds(self, measure: Measure) -> SeedMean | None:
-        """Mean and interval of a number of each run."""
+        """Return mean and interval over the runs of a measure."""
         return mean_over_seeds([measure(run) for run in self.used])
 
 
 @dataclass(frozen=True)
 class TargetCost:
-    """The cost at which a cell's runs reach the target on one axis; an unfinished run that has not reached it is left
-    out.
+    """The positions on an axis at which a cell's runs reach the target; unfinished runs that have not are left out.
 
     `ratio` is the median over common seeds of (baseline / this cell): 2 means half the cost, inf that the baseline
-    never reaches it. Where neither cell does, or one has reached it before the first step, the ratio is unknown; None
-    if the median depends on it.
+    never reaches it. If neither cell does, or one has reached it before the first step, the ratio of the seed is
+    unknown; `ratio` is None if the median depends on it.
     """
 
     values: tuple[float | None, ...]  # of each used run, in order; None means never
-    median: float | None  # of them, where never counts as infinite; None if it is infinite or there is no value
+    median: float | None  # of `values`, never counting as infinite; None if it is infinite or there is no value
     ratio: float | None
     pairs: int = 0  # common seeds
     never: int = 0  # common seeds with which neither cell reaches it
@@ -99,8 +98,8 @@ class CellSummary:
     over the whole run, the rates tokens per second."""
 
     cell: str
-    n: int  # runs that are used
-    runs: int  # runs that there are
+    n: int  # used runs
+    runs: int  # all runs
     before: SeedMean | None  # the held-out figure at step 0
     after: SeedMean | None  # at the last step
     best: SeedMean | None  # of each run
@@ -173,7 +172,7 @@ MEASURES: dict[str, Measure] = COMPARED | {
 
 
 def summarize(cell: CellRuns, baseline: CellRuns, target: float | None, figures: Sequence[str] = ()) -> CellSummary:
-    """The row of a cell in the final table, with these of the further figures."""
+    """Return the row of a cell in the final table, with the additional `figures`."""
     axes = [axis for axis in CLOCKS if target is not None and cell.has(axis)]
     shown = {name: (EXAMPLE_FIGURES | EPISODE_FIGURES)[name] for name in figures}
     compared = {} if cell is baseline else COMPARED | shown
@@ -202,7 +201,7 @@ def seed_pairs(cell: CellRuns, baseline: CellRuns) -> list[tuple[Run, Run]]:
 
 
 def target_cost(cell: CellRuns, baseline: CellRuns, target: float, axis: str) -> TargetCost:
-    """The cost on an axis at which the held-out figure of the cell's runs reaches `target`."""
+    """Return the cost on an axis at which the held-out figure of the cell's runs reaches `target`."""
 
     def cost(run: Run) -> float:
         reached = run.first_reach(target, axis)

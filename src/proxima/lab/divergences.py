@@ -24,7 +24,7 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedCompletion:
-    """A completion that the trainer made a forward pass for."""
+    """A completion for which the trainer ran a forward pass."""
 
     step: int
     prompt_uid: int
@@ -69,7 +69,7 @@ def _of_file(path: Path) -> Iterator[TrainedCompletion]:
         behavior, log_prob, each = (columns[name][i] for name in lists)
         if behavior is None or log_prob is None or not len(log_prob):
             continue
-        mean = row.pop("advantage")  # of the completion; its tokens may have advantages of their own
+        mean = row.pop("advantage")  # of the completion; its tokens may have separate advantages
         advantage = np.full(len(log_prob), mean or 0.0, np.float32) if each is None else each
         yield TrainedCompletion(**row, behavior_log_prob=behavior, log_prob=log_prob, advantage=advantage)
 
@@ -92,13 +92,13 @@ def as_batch(completions: Sequence[TrainedCompletion]) -> PolicyBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredConfig:
-    """The fields of a run's config that are read."""
+    """The part of a run's config that is read."""
 
     algorithm: Annotated[AlgorithmConfig, Presets("proxima.config.presets:ALGORITHMS")]
 
 
 def read_algorithm(folder: Path, *, import_code: bool) -> AlgorithmConfig:
-    """The algorithm of a run; ConfigError where it names classes outside proxima and `import_code` is not set."""
+    """Return the algorithm of a run; ConfigError if it names classes outside proxima and `import_code` is not set."""
     return resolve(folder, root=StoredConfig, import_code=import_code).config.algorithm
 
 
@@ -110,33 +110,33 @@ def measurable(surrogate: Any) -> Cppo | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """CPPO's thresholds from the divergences of a policy that no trust region has held.
+    """CPPO's thresholds from the divergences of a policy that no trust region has constrained.
 
         δ_b = P90 of D over all tokens              δ = the (1 − share) quantile of Z = w D
 
-    so that the smallest budget is what nine in ten tokens need anyway, and a single token's threshold stops `share` of
-    them. The method calibrates its budget by the 90th percentile on a base model (arXiv 2606.10968, Eq. 22); the rule
-    for δ is ours.
+    so that the smallest budget covers nine in ten tokens, and a single token's threshold stops `share` of them. The
+    method calibrates its budget by the 90th percentile on a base model (arXiv 2606.10968, Eq. 22); the rule for δ is
+    ours.
     """
 
-    completions: int  # how many were measured
+    completions: int  # number measured
     tokens: int
     quantiles: dict[float, float]  # of D, by level
-    delta: float  # the thresholds that follow
+    delta: float  # the calibrated thresholds
     delta_b: float
     masked: float  # share of the tokens that they would mask, if every advantage pushed further away from μ
     masked_now: float  # the same with the thresholds of `spec`
-    spec: Cppo  # the surrogate that the recipe has, or the default
+    spec: Cppo  # the surrogate of the recipe, or the default
 
     @classmethod
     def of(cls, completions: Sequence[TrainedCompletion], spec: Cppo, share: float) -> "Calibration":
-        """Thresholds for these completions; `share` in (0, 1)."""
+        """Calibrate the thresholds on these completions; `share` in (0, 1)."""
         batch = as_batch(completions)
         divergence = np.concatenate([item.divergence for item in completions]).astype(np.float64)
         weighted = spec.threshold(batch)[0].numpy()
         quantiles = (np.quantile(weighted, 1 - share), np.quantile(divergence, 0.9))
         delta, delta_b = (float(f"{value:.2g}") for value in quantiles)
-        delta = max(delta, 1e-6)  # where engine and trainer agree to the bit, any threshold would do
+        delta = max(delta, 1e-6)  # if engine and trainer agree bit for bit, any threshold would do
         return cls(
             completions=len(completions),
             tokens=len(divergence),

@@ -1,4 +1,4 @@
-"""Follows metrics.jsonl of a run while it grows, and keeps what the sweep's views show of the run."""
+"""Follows metrics.jsonl of a run while it grows, and keeps the figures that the sweep's views show."""
 
 import json
 import statistics
@@ -31,7 +31,7 @@ class RunProgress:
     state: RunState = RunState.WAITING
     metrics: Metrics = field(default_factory=Metrics)
     error: str | None = None  # why it failed, on one line
-    before: bool = field(default=False, init=False)  # the run was over before this sweep started
+    before: bool = field(default=False, init=False)  # the run had ended before this sweep started
 
     @property
     def step(self) -> int:
@@ -57,7 +57,7 @@ class RunProgress:
 
     @property
     def evaluated(self) -> Points:
-        """(step, figure) of the evaluations that have it."""
+        """(step, figure) for each evaluation that has the figure."""
         return self.metrics.held_out()
 
     @property

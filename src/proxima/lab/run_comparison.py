@@ -33,14 +33,14 @@ class RunComparison:
     Args:
         baseline: the cell that the others are compared with.
         headline: the figure of the evaluations that is compared.
-        target: the value of it whose cost is computed.
+        target: the value of that figure whose cost is computed.
         axes: those that all cells recorded.
         figures: names of `EXAMPLE_FIGURES` that a cell has, if all runs are on fixed data sets; else those of
             `EPISODE_FIGURES`.
         offline: all runs are on fixed data sets.
         differing: dotted path → value in each cell, for fields that are not equal in all; None where a cell lacks it.
         warnings: why the comparison may be unfair.
-        notes: what is unfinished, left out, or based on two seeds.
+        notes: runs and cells that are unfinished, left out, or based on two seeds.
     """
 
     cells: tuple[CellRuns, ...]
@@ -105,8 +105,8 @@ def compare_runs(
 
 
 def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
-    """Figures shown in addition to the headline: for runs on fixed data sets those that replace rewards, for others
-    those of episodes."""
+    """Return the names of the additional figures. For runs on fixed data sets these replace the rewards, without the
+    headline, which has its own columns; for other runs they are those of episodes."""
     if not all(run.offline for cell in cells for run in cell.runs):
         return tuple(name for name, measure in EPISODE_FIGURES.items() if any(c.over_seeds(measure) for c in cells))
     return tuple(
@@ -117,8 +117,8 @@ def _figures(cells: Sequence[CellRuns], headline: Headline) -> tuple[str, ...]:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
-    """Dotted path → value in each config, where they are not all equal; `[]` beside the elements of a list is
-    dropped."""
+    """Return dotted path → value in each config, where not all are equal. A list that is empty in one config and has
+    elements in another is compared by its elements only."""
     paths = dict.fromkeys(path for config in configs for path in config)
     values = {path: tuple(config.get(path) for config in configs) for path in paths}
     parents = {path.rpartition(".")[0] for path in paths}
@@ -138,7 +138,8 @@ def _cells(runs: Sequence[Run]) -> tuple[CellRuns, ...]:
 
 
 def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The folder of a sweep's cell or of a single run; otherwise, or where two are equal, the differing values."""
+    """Name each cell by the folder of the sweep's cell or of its single run; otherwise, and for equal names, by the
+    differing values."""
     differing = list(_differing(configs))[:4]
     names = []
     for group, config in zip(groups, configs, strict=True):
@@ -158,7 +159,7 @@ def _names(groups: Sequence[Sequence[Run]], configs: Sequence[Mapping[str, Any]]
 
 
 def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Headline) -> list[str]:
-    """The reasons why the comparison is unfair, one line each."""
+    """Return each reason why the comparison is unfair, in one line."""
     texts = []
     rewards = [path for path in differing if path.startswith("reward")]
     if rewards and headline.key == REWARD:
@@ -195,7 +196,7 @@ def _warnings(cells: Sequence[CellRuns], differing: Sequence[str], headline: Hea
 
 
 def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
-    """Describe missing data in one line per run or cell."""
+    """Describe each missing run, seed or result in one line."""
     texts = []
     if pairs := [cell.name for cell in cells if len(cell.used) == 2]:
         two, four = (t_quantile(0.975, n - 1) / math.sqrt(n) for n in (2, 4))
@@ -223,7 +224,7 @@ def _notes(cells: Sequence[CellRuns], headline: Headline) -> list[str]:
 
 
 def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
-    """The warnings of the runs, each kind once, with the runs that it concerns."""
+    """Return the warnings of the runs, each kind once, with the runs that it concerns."""
     warned = [
         (warning_kind(warning["text"]), (warning["text"], cell.name, str(run.seed)))
         for cell in cells
@@ -239,7 +240,7 @@ def _warned_runs(cells: Sequence[CellRuns]) -> list[str]:
 
 
 def _grouped(pairs: Sequence[tuple[str, Item]]) -> dict[str, list[Item]]:
-    """The second members by the first, in order."""
+    """Group the second members of the pairs by the first, in order."""
     groups: dict[str, list[Item]] = {}
     for key, item in pairs:
         groups.setdefault(key, []).append(item)

@@ -16,7 +16,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.metric_names import metric_of
 from proxima.runtime.watch.observer import Record
 
-# An axis → the key of metrics.jsonl whose running sum it is; steps count themselves.
+# An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.
 AXES: dict[str, str | None] = {
     "step": None,
     "generated": "tokens/generated",
@@ -38,7 +38,7 @@ class Metrics:
 
     Args:
         train, evals: the records by kind; of several evaluations at a step the last.
-        headline: the figure that stands for an evaluation.
+        headline: the figure that represents an evaluation.
     """
 
     train: tuple[Record, ...] = field(default=(), repr=False)
@@ -62,7 +62,7 @@ class Metrics:
 
     @property
     def offline(self) -> bool:
-        """True of a run on a fixed data set: it has no rewards."""
+        """True for a run on a fixed data set, which has no rewards."""
         return any("examples" in r for r in (*self.train, *self.evals))
 
     def has(self, axis: str) -> bool:
@@ -127,7 +127,8 @@ class Run(Metrics):
     """One run.
 
     Args:
-        recipe: the content of config.yaml, `summary` and `environment` that of those files; empty if they are missing.
+        recipe: the content of config.yaml; `summary` and `environment`: of summary.json and environment.json. All are
+            empty if the file is missing.
     """
 
     folder: Path
@@ -157,7 +158,7 @@ class Run(Metrics):
 
 
 def existing_run(folder: str | Path) -> RunFolder:
-    """The folder of a run; UserError if it holds none."""
+    """Return the folder of a run; UserError if it contains no run."""
     place = RunFolder(folder)
     if not place.has_run:
         where = "give the folder that `proxima train` printed in its first line"
@@ -170,7 +171,7 @@ def read_run(folder: str | Path, *, empty: bool = False) -> Run:
 
     Args:
         empty: also a run that has not recorded anything yet.
-    Raises: NoMetrics if the run has no records; UserError if it is none, or a file in it is damaged.
+    Raises: NoMetrics if the run has no records; UserError if the folder is not a run, or a file in it is damaged.
     """
     place = existing_run(folder)
     metrics = Metrics.of(place.read_metrics())

@@ -10,7 +10,7 @@ from proxima.data import UserError
 from proxima.lab.run_reader import read_mapping
 from proxima.runtime.state.folder import RunFolder
 
-MOST_FOLDERS = 10_000  # that are searched for runs
+MOST_FOLDERS = 10_000  # searched for runs
 
 
 def find_runs(places: Sequence[str | Path]) -> list[Path]:
@@ -53,7 +53,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def no_runs(place: Path, exists: bool = False) -> UserError:
-    """The error for a place that is no run, with the run beside it that was probably meant."""
+    """Return the error for a path that is not a run; it suggests the neighbouring run that was probably meant."""
     what = "give run folders, a sweep's folder, or a pattern in quotes"
     if exists:
         return UserError(f"{place} and the folders below contain no run", remedy=what)
@@ -72,7 +72,7 @@ def runs_beside(place: Path) -> bool:
 
 
 def misspelt(place: Path) -> Path | None:
-    """The existing path that `place` is where only the name of its folder is mistyped: `run/mine` of `runs/mine`."""
+    """Return the existing path that `place` means if only its folder is mistyped: `run/mine` for `runs/mine`."""
     near = nearest(place.parent.name, [folder.name for folder in _folders_beside(place.parent)])
     meant = place.parent.parent / str(near) / place.name
     return meant if near is not None and meant.exists() else None

@@ -41,8 +41,8 @@ def mean_over_seeds(values: Sequence[float | None]) -> SeedMean | None:
 
 @lru_cache
 def t_quantile(probability: float, freedom: int) -> float:
-    """The value that Student's t with `freedom` degrees stays below with `probability` in (0.5, 1); found by bisection,
-    to 1e-12.
+    """Return the quantile of Student's t with `freedom` degrees of freedom at `probability` in (0.5, 1); found by
+    bisection, to 1e-12.
 
     Source: Abramowitz & Stegun 26.7.3 and 26.7.4, the finite series for whole degrees of freedom.
     """
@@ -56,7 +56,7 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 
 def _central(t: float, freedom: int) -> float:
-    """The probability that |T| < t."""
+    """Return the probability that |T| < t."""
     angle = math.atan(t / math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2 == 1
@@ -70,8 +70,8 @@ def _central(t: float, freedom: int) -> float:
 
 
 def determined_median(values: Sequence[float], n: int) -> float | None:
-    """The median of `n` values of which only these are known; None if it depends on the others, which may be anything
-    from 0 to infinity."""
+    """Return the median of `n` values of which only `values` are known; None if it depends on the others, which may be
+    anything from 0 to infinity."""
     if not values:
         return None
     middle: set[float] = set()

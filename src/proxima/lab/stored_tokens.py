@@ -1,5 +1,4 @@
-"""Explain why the tokens of a stored completion were kept or dropped, from its row of the rollouts and the recipe
-alone."""
+"""Explains why the tokens of a stored completion were kept or dropped, from its rollout row and the recipe alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,12 +26,12 @@ RECOMPUTE = "`proxima view --recompute` computes it where there is a checkpoint 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpecs:
-    """The parts of a run's recipe that define its loss.
+    """The loss of a run, as specified in its recipe.
 
     Args:
-        surrogate: None: the run has none, or `problem` says why it is not known.
+        surrogate: None if the run has none, or if `problem` says why it is unknown.
         proximal: as in the recipe. updates: optimizer steps of a step, over all epochs.
-        problem: why nothing can be said of its tokens; empty: it can.
+        problem: why the decisions about its tokens are unknown; empty if they are known.
     """
 
     surrogate: Surrogate | None = None
@@ -40,12 +39,12 @@ class LossSpecs:
     proximal: str = "behavior"
     next_missing: str = "decoupled"
     updates: int = 1
-    first_forward: bool = True  # where `proximal` is recomputed: by the first forward of the update
+    first_forward: bool = True  # a recomputed `proximal` comes from the first forward of the update
     problem: str = ""
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> "LossSpecs":
-        """From the values of config.yaml. Kinds outside proxima are not imported."""
+        """Read the specs from the values of config.yaml. Kinds outside proxima are not imported."""
         algorithm, train = recipe.get("algorithm"), recipe.get("train") or {}
         if not isinstance(algorithm, Mapping):
             return cls(problem="config.yaml has no algorithm")
@@ -79,10 +78,10 @@ def _made(kinds: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredTokens:
-    """A completion of a step, for its tokens' sake.
+    """A stored completion of a step, with the decisions about its tokens.
 
     Args:
-        row: of the rollouts, as `array_rows` gives it.
+        row: of the rollouts, as returned by `array_rows`.
         specs: of the run. step: its number, from 1.
         recomputed: columns [T] that are not stored, by name: `proximal_log_prob`.
     """
@@ -94,7 +93,7 @@ class StoredTokens:
 
     @property
     def proximal_log_prob(self) -> Tensor | None:
-        """[T] nats; None where it is not stored."""
+        """[T] nats; None if it is neither stored nor known from other columns."""
         current, behavior, specs = self._column("log_prob"), self._column("behavior_log_prob"), self.specs
         if current is None or self.row.get("proximal_log_prob") is not None:
             return self._column("proximal_log_prob")
@@ -108,12 +107,12 @@ class StoredTokens:
 
     @property
     def version(self) -> int:
-        """Of the weights at the begin of the step."""
+        """The version of the weights at the beginning of the step."""
         return self.step - 1
 
     @property
     def next_log_prob(self) -> Tensor | None:
-        """[T] nats, what the corrections read; None without `proximal: next`, or where the proximal one is missing."""
+        """[T] nats, as read by the corrections; None without `proximal: next`, or if the proximal one is missing."""
         proximal, behavior = self.proximal_log_prob, self._column("behavior_log_prob")
         if self.specs.proximal != "next" or proximal is None or behavior is None:
             return None
@@ -134,7 +133,7 @@ class StoredTokens:
         return None if value is None else torch.full((len(self.row["tokens"]),), value, dtype=torch.float32)
 
     def problem(self) -> str:
-        """The reason why its tokens can't be explained; empty if they can."""
+        """Return the reason why the decisions about its tokens are unknown; empty if they are known."""
         outcome = str(self.row["outcome"])
         if outcome != "trained":
             return (
@@ -156,7 +155,7 @@ class StoredTokens:
         return ""
 
     def reasons(self) -> TokenReasons | None:
-        """The decisions about its tokens; None where `problem` says why there are none."""
+        """Return the decisions about its tokens; None if `problem` gives a reason."""
         if self.problem():
             return None
         current, tokens = self._column("log_prob"), len(self.row["tokens"])
@@ -181,7 +180,7 @@ class StoredTokens:
 
     @property
     def sampled(self) -> Tensor:
-        """[T] bool: of an episode, those that are trained in this path; else all."""
+        """[T] bool: the tokens of an episode that are trained in this path; all tokens without an episode."""
         values = self._mask("sampled")
         return torch.ones(len(self.row["tokens"]), dtype=torch.bool) if values is None else values
 
@@ -190,7 +189,7 @@ class StoredTokens:
         return torch.from_numpy(np.array(self.row["policy_version"]))
 
     def _column(self, name: str) -> Tensor | None:
-        """[T], of the row or, where it has none, recomputed; what is stored wins."""
+        """[T] the column of the row or, if it is not stored, the recomputed one."""
         value = self.row.get(name)
         value = self.recomputed.get(name) if value is None else value
         return None if value is None else torch.from_numpy(np.array(value, np.float32))

@@ -1,7 +1,7 @@
 """Reads a sweep file: its cells, and how they differ from the recipe.
 
     recipe ← `set` (every cell) ← one value of each axis of `grid` ← one of `cells`
-Layers merge as those of a recipe do (`config.tree`).
+Layers are merged like those of a recipe (`config.tree`).
 """
 
 import fnmatch
@@ -75,7 +75,7 @@ def _matching(cells: tuple[SweepCell, ...], patterns: Sequence[str]) -> tuple[Sw
 
 
 class _SweepFileReader:
-    """The fields of a sweep file; collects the mistakes in them."""
+    """Reads the fields of a sweep file, and collects the mistakes in them."""
 
     def __init__(self, file: Path, fields: Mapping[str, Node]) -> None:
         self.file, self.fields = file, fields
@@ -147,7 +147,7 @@ class _SweepFileReader:
         return tuple(cells.values())
 
     def mapping(self, path: str, node: Node | None, example: str) -> Mapping[str, Node]:
-        """The entries of a field; empty if the file lacks it, and a problem if it is no mapping."""
+        """Return the entries of a field; empty if the file lacks it, and a problem if it is not a mapping."""
         if node is None or node.value is None:
             return {}
         if node.mapping is None:
@@ -155,7 +155,7 @@ class _SweepFileReader:
         return node.mapping or {}
 
     def layer(self, path: str, node: Node | None) -> Node:
-        """`{train.steps: 4, engine: {dtype: …}}` as a tree."""
+        """Return the tree of `{train.steps: 4, engine: {dtype: …}}`."""
         tree = Node({}, _source(self.file) if node is None else node.source)
         entries = self.mapping(path, node, "dotted keys: {train.steps: 20}")
         for key, child in sorted(entries.items(), key=lambda pair: pair[0].count(".")):
@@ -195,7 +195,7 @@ class _SweepFileReader:
 
 
 def _normalized(place: Path) -> Path:
-    """`recipes/a.yaml` for `mine/../recipes/a.yaml`, unless a link makes them two files."""
+    """Return `recipes/a.yaml` for `mine/../recipes/a.yaml`, unless they are different files because of a link."""
     plain = Path(os.path.normpath(place))
     return plain if plain.exists() and plain.samefile(place) else place
 
@@ -213,7 +213,7 @@ def _nested(key: str, node: Node) -> Node:
 def _build_cell(
     name: str, fields: Node, common: Node, grid: Sequence[tuple[str, str, Node]], layout: Layout
 ) -> SweepCell:
-    """`set`, then the value of each axis (as key, short key, value), then the fields under the cell's name."""
+    """Merge `set`, then the value of each axis (as key, short key, value), then the fields under the cell's name."""
     parts, tree = [name] if name else [], merge(Node({}, fields.source), common, layout)
     for key, short, value in grid:
         parts.append(f"{short}={_value_name(value)}")
@@ -228,7 +228,7 @@ def _build_cell(
 
 
 def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]:
-    """Lists and scalars with their dotted paths. A slot's kind comes before its fields, which it would reset."""
+    """Yield lists and scalars with their dotted paths. A slot's kind precedes its fields, because it resets them."""
     if not node.mapping:
         if path:
             yield path, node
@@ -238,7 +238,7 @@ def _leaves(path: str, node: Node, layout: Layout) -> Iterable[tuple[str, Node]]
 
 
 def _short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Each dotted key → its shortest suffix that no other key has: `train.optimizer.lr` → `lr`."""
+    """Return each dotted key → its shortest suffix that no other key has: `train.optimizer.lr` → `lr`."""
     short = {}
     for key in keys:
         parts = key.split(".")
@@ -249,7 +249,7 @@ def _short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _value_name(node: Node) -> str:
-    """A value in a cell's name: a scalar as written, a spec by its kind and its fields."""
+    """Return a value as it appears in a cell's name: a scalar as written, a spec as its kind and its fields."""
     if node.mapping is not None:
         head = node.mapping.get("preset") or node.mapping.get("kind")
         rest = [f"{key}={_value_name(child)}" for key, child in node.mapping.items() if child is not head]

@@ -1,4 +1,4 @@
-"""Plans a sweep: cells × seeds, each resolved, validated, and compared with the run that is already in its folder.
+"""Plans a sweep: cells × seeds, each resolved, validated, and compared with a run that is already in its folder.
 
 A run is a cell with a seed; its folder is `<folder>/<cell>/seed-<seed>`.
 """
@@ -59,8 +59,7 @@ class PlannedRun:
 
     @property
     def file(self) -> Path:
-        """The file of the resolved config, written before the run starts; later edits of the recipe do not change
-        it."""
+        """The file of its resolved config, written before it starts; later edits of the recipe do not change it."""
         return self.folder / "planned.yaml"
 
     @property
@@ -73,14 +72,14 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None, import_code: bool = Tru
     """Resolve and validate every cell with every seed: all cells of the first seed, then those of the second.
 
     With several jobs each run gets `runtime.threads` = cores // jobs (or OMP_NUM_THREADS if set), unless the recipe or
-    the sweep sets it. `cores` are those of the machine; None queries the operating system; `import_code` as of
+    the sweep sets it. `cores` are those of the machine; None queries the operating system; `import_code`: see
     `resolve`.
 
     Raises: ConfigError with a line for each problem, with its cells, and for each folder with a run of another config.
     """
     share = _threads(sweep.jobs, cores)
     runs: list[PlannedRun] = []
-    cells_of: dict[Problem, dict[str, None]] = {}  # each problem once, though every seed has it
+    cells_of: dict[Problem, dict[str, None]] = {}  # each problem once, even if every seed has it
     conflicts: list[Problem] = []
     for seed, cell in itertools.product(sweep.seeds, sweep.cells):
         try:
@@ -101,7 +100,7 @@ def plan_runs(sweep: Sweep, *, cores: int | None = None, import_code: bool = Tru
 
 
 def folder_conflict(run: PlannedRun) -> Problem | None:
-    """The first field in which this config and that of the run in the folder differ but may not
+    """Return the first field in which this config and that of the run in the folder differ but must not
     (`proxima.config.comparable`); None if they agree, or there is no run."""
     config = run.folder / "config.yaml"
     if not config.is_file():
@@ -154,6 +153,6 @@ def _threads(jobs: int, cores: int | None) -> int | None:
 
 
 def _of_cells(problem: Problem, cells: Sequence[str], of: int) -> Problem:
-    """The problem with the cells that have it; a mistake in the recipe is one of every cell."""
+    """Return the problem with the cells that have it; a mistake in the recipe is attributed to every cell."""
     where = f"cell{'s' * (len(cells) > 1)} {' and '.join(cells)}" if len(cells) < of or of == 1 else "every cell"
     return replace(problem, path=f"{where}: {problem.path}")

@@ -43,22 +43,22 @@ Command = Callable[[PlannedRun], Sequence[str]]
 
 
 class SweepObserver(Protocol):
-    """Is told the events of a sweep, in order."""
+    """Receives the events of a sweep, in order."""
 
     def started(self, sweep: Sweep, progresses: Sequence[RunProgress]) -> None:
-        """The states are known; no run has been started."""
+        """Called when the states are known, before any run is started."""
 
     def changed(self, progress: RunProgress, records: Sequence[Record]) -> None:
-        """A run has changed its state or recorded metrics."""
+        """Called when a run has changed its state or recorded metrics."""
 
     def tick(self) -> None:
         """Called after each poll."""
 
     def warning(self, text: str) -> None:
-        """A warning for the user."""
+        """Called with a warning for the user."""
 
     def finished(self, progresses: Sequence[RunProgress]) -> None:
-        """No run is running any more."""
+        """Called when no run is running any more."""
 
 
 def train_command(run: PlannedRun) -> list[str]:
@@ -75,10 +75,10 @@ def run_sweep(
     command: Command = train_command,
     poll: float = POLL,
 ) -> list[RunProgress]:
-    """Run what is not done, `sweep.jobs` at a time, and return the final state of every run.
+    """Run all unfinished runs, `sweep.jobs` at a time, and return the final state of every run.
 
-    Ctrl-C (SIGTERM, a closed terminal) asks the running processes to write a checkpoint and exit, and starts no other;
-    the second one kills them. Either way the same command resumes the sweep.
+    Ctrl-C (or SIGTERM, or a closed terminal) asks the running processes to write a checkpoint and exit, and no other
+    run is started; a second one kills them. Either way the same command resumes the sweep.
 
     Args:
         runs: of `plan_runs`.
@@ -100,7 +100,7 @@ def run_sweep(
 
 
 def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
-    """State of a run by its folder: done, failed, or waiting to be started or resumed."""
+    """Read the state of a run from its folder: done, failed, or waiting to be started or resumed."""
     progress = RunProgress(run)
     MetricsFollower(progress).poll()
     summary = _summary(run)
@@ -115,7 +115,7 @@ def read_progress(run: PlannedRun, retry_failed: bool = False) -> RunProgress:
 
 @dataclass
 class _RunningJob:
-    """A running run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
+    """An active run. `process` and `output` are None if another process runs it; our output starts at `offset`."""
 
     progress: RunProgress
     follower: MetricsFollower
@@ -144,7 +144,7 @@ class _SweepLoop:
                     progress = waiting.pop(0)
                     try:
                         self.start(progress)
-                    except OSError as error:  # a full disk, too many processes: costs this run only
+                    except OSError as error:  # a full disk, too many processes: fails this run only
                         progress.state, progress.error = RunState.FAILED, f"could not start: {error}"
                         self.changed(progress)
                 time.sleep(self.poll)
@@ -214,8 +214,8 @@ class _SweepLoop:
             self.warn(f"{progress.run.name}: {many}: {warnings[0]['text']}; see {report}")
 
     def release(self, progress: RunProgress, running: bool, waiting: list[RunProgress]) -> None:
-        """A run of another process has ended, or this sweep ends before it: take its state from its folder, and run it
-        here if it is not finished."""
+        """Handle the end of a run of another process, or of this sweep before that run: read its state from its folder,
+        and run it here if it is not finished."""
         after = read_progress(progress.run)
         progress.state, progress.error = (RunState.WAITING, None) if running else (after.state, after.error)
         if progress.state is RunState.WAITING and not self.interrupts:
@@ -242,7 +242,7 @@ class _SweepLoop:
         self.notify(lambda observer: observer.warning(text))
 
     def notify(self, event: Callable[[SweepObserver], None]) -> None:
-        """Tell every observer; on a full disk the sweep's own log may be lost, but not the runs."""
+        """Notify every observer; on a full disk the sweep's own log may be lost, but not the runs."""
         for observer in self.observers:
             try:
                 event(observer)
@@ -251,7 +251,7 @@ class _SweepLoop:
                     raise
 
     def forward_interrupts(self, waiting: list[RunProgress]) -> None:
-        """Pass new Ctrl-Cs on: the first interrupts the processes, the second kills them."""
+        """Forward new Ctrl-Cs: the first interrupts the processes, the second kills them."""
         while self.forwarded < self.interrupts:
             self.forwarded += 1
             waiting.clear()
@@ -300,7 +300,7 @@ def _summary(run: PlannedRun) -> dict[str, Any]:
 
 
 def _reason(run: PlannedRun, code: int, offset: int) -> str:
-    """The exit code, and the last line that the process printed."""
+    """Return the exit code, and the last line that the process printed."""
     path = run.folder / OUTPUT
     try:
         output = path.read_bytes()[offset:].decode("utf-8", "replace")
@@ -328,7 +328,8 @@ def _facts(sweep: Sweep) -> dict[str, Any]:
 
 @contextmanager
 def _folder_lock(folder: Path) -> Iterator[None]:
-    """One sweep at a time in a folder."""
+    """Lock the folder for one sweep at a time."""
+
     try:
         lock = FolderLock(folder / ".lock")
     except UserError as error:

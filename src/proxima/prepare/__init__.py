@@ -1,13 +1,13 @@
 """Data preparation: published question sets become folders for training and evaluation, with every row accounted for.
 
 `prepare` keeps each question once, drops answers that no reward can score and questions of an evaluation set, and
-writes a card with counts and hashes. One file a step: `locate` (where the files are), `read_files` and `row_formats`
-(what they hold), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
-`write_files`, `dataset_card`, `atomic_folder` (what is written); `prepare_options` holds the choices.
+writes a card with counts and hashes. One file per step: `locate` (finds the files), `read_files` and `row_formats`
+(read them), `deduplicate`, `answer_kinds`, `decontaminate`, `pipeline` (the split, and all steps in order),
+`write_files`, `dataset_card`, `atomic_folder` (write the output); `prepare_options` contains the user's options.
 Imports: stdlib, `data`, `model`, `task`, `reward` of proxima; pyarrow, huggingface_hub and datasets on first use.
 Imported by `cli`.
 To add a source: (1) a line in `SOURCES`, and its folder in `proxima.task.prepared.PREPARED`; (2) a reader in `READERS`
-if its columns have a new form, a kind in `ANSWERS` if its answers have; (3) real rows, right and broken, in
+if its columns have a new format, a kind in `ANSWERS` if its answers do; (3) real rows, valid and broken, in
 `tests/prepare`. Stable: `prepare`, `PrepareOptions`, `SOURCES`, the columns of the tables and the keys of the card.
 """
 

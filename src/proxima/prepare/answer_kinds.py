@@ -1,7 +1,7 @@
-r"""Kinds of answers: each turns an answer of the data into a canonical text, or gives the reason why it can't.
+r"""Kinds of answers: each converts an answer of the data to a canonical text, or gives the reason why it can't.
 
-A kind accepts more than a reward does: it finds rows that no reward can score. Answers with equal canonical texts are
-the same.
+A kind accepts more than a reward does: it only finds rows that no reward can score. Answers with equal canonical texts
+are the same.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import Any
 from proxima.reward.math.extract import as_number, last_boxed
 
 _UNBRACED_BOX = re.compile(r"\\boxed\s+([^\s${}]+)|\\boxed([0-9])")
-_MAX_DIGITS = 40  # of an integer; more are a damaged row
+_MAX_DIGITS = 40  # of an integer; more mean a damaged row
 
 Canonical = tuple[str | None, str]  # canonical text, or None with the reason
 
@@ -33,7 +33,7 @@ def integer(raw: Any) -> Canonical:
 
 
 def aime(raw: Any) -> Canonical:
-    """An integer in 0 … 999, as every answer of the AIME is."""
+    """An integer in 0 … 999, like every answer of the AIME."""
     text, reason = integer(raw)
     if text is None:
         return None, reason

@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all."""
+"""A folder that is created completely or not at all."""
 
 import os
 import shutil
@@ -12,13 +12,13 @@ from proxima.prepare.locate import CARD
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes that make one folder are not detected there
+except ImportError:  # Windows: two processes that write the same folder are not detected
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder beside `target` to write into, which replaces `target` when the block ends without an error.
+    """Yield a folder next to `target` to write into; it replaces `target` when the block ends without an error.
 
     Files are flushed to disk before the rename. An error removes the unfinished folder and leaves `target` unchanged. A
     kill leaves at most a stray `.NAME.part-PID`, which the next call removes, or, between two renames, the former
@@ -27,7 +27,7 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
     Raises:
         UserError: `target` exists and `overwrite` is not set, `target` is not a prepared folder, or another process is
-            making it.
+            writing it.
     """
     part, before = (target.with_name(f".{target.name}.{suffix}") for suffix in (f"part-{os.getpid()}", "before"))
     created = [parent for parent in target.parents if not parent.exists()]

@@ -1,4 +1,4 @@
-"""The data sets that can be prepared: where each is published, what its answers are, which prompt asks it."""
+"""The data sets that can be prepared, each with its places of publication, its kind of answers and its prompt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,20 +22,20 @@ class Hub:
 
 @dataclass(frozen=True)
 class Part:
-    """One folder that a source makes.
+    """One folder prepared from a source.
 
     Args:
         name: of the folder; evaluation looks for `data/<name>/test.parquet`.
-        title: a line for people.
-        hubs: where it is published; the first that is available is taken.
+        title: a one-line description.
+        hubs: data sets that publish it; the first available one is used.
         side: `train`: training questions, of which a test side is split off if the source has none; `test`: every row
             is an evaluation question.
         answer: key in `ANSWERS`.
         template: key in `TEMPLATES`: the prompt unless `--template` names another.
         reward: a reward that scores it, for the example in the card.
         license: of the questions as first published; None: unknown.
-        hints: words in a file's or folder's name that mean this part, if a source has several.
-        published: questions that each side has as published; a prepared side of another size is reported.
+        hints: words in a file's or folder's name that identify this part, if a source has several.
+        published: number of published questions per side; a prepared side of another size is reported.
         optional: the source is complete without it.
     """
 

@@ -1,4 +1,4 @@
-"""The card of a prepared folder: its source, what became of every row, and the hashes that verify its files."""
+"""The card of a prepared folder: its source, the outcome for every row, and the hashes that verify its files."""
 
 import hashlib
 import json
@@ -20,7 +20,7 @@ _REMAKE = "make it anew: proxima data prepare … --overwrite"
 README = "README.md"
 _LISTED_INPUTS = 64  # beyond, the files of a side are one line with a combined hash
 _SHOWN_PHRASES = 10
-# rewards for templates whose answer has another form than the part's reward reads
+# rewards for templates whose answers are in a form that the part's reward does not read
 _REWARD_OF_TEMPLATE = {"boxed": "math", "think_answer": "regex"}
 LISTS = {
     "conflicts.jsonl": "questions with more than one answer, and what was kept",
@@ -43,7 +43,8 @@ def build_card(
     excluded: ExclusionLists,
     files: Mapping[str, int],
 ) -> dict[str, Any]:
-    """The card without the hashes of written files, which `write_card` adds. It holds no date and no absolute path."""
+    """Build the card without the hashes of written files, which `write_card` adds. It has no date and no absolute
+    path."""
     import pyarrow
 
     from proxima import __version__
@@ -93,7 +94,7 @@ def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
 
 
 def _counts(side: str, data: SplitData, excluded: ExclusionLists, files: Mapping[str, int]) -> dict[str, int]:
-    """Count the outcomes of the rows of a side.
+    """Count the rows of a side by outcome.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
     """
@@ -119,7 +120,7 @@ def write_card(folder: Path, card: dict[str, Any]) -> None:
 
 
 def read_card(folder: Path) -> dict[str, Any]:
-    """The card of a prepared folder; UserError if it is missing or damaged."""
+    """Read the card of a prepared folder; UserError if it is missing or damaged."""
     path = folder / CARD
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
@@ -134,8 +135,8 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def verify_folder(folder: Path) -> dict[str, str]:
-    """Each file of a prepared folder compared with its card: `same`, `altered`, `missing`, or `extra`, a table that the
-    card does not list. UserError if the card is missing or damaged."""
+    """Compare each file of a prepared folder with its card: `same`, `altered`, `missing`, or `extra` for a table that
+    the card does not list. UserError if the card is missing or damaged."""
     outputs: dict[str, Any] = read_card(folder)["outputs"]
     statuses = {}
     for name, facts in outputs.items():
@@ -153,7 +154,7 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def card_markdown(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """The content of `README.md`, by `card.md.j2`; its recipe names `folder`, or `data/<name>`."""
+    """Render the content of `README.md` from `card.md.j2`; its recipe names `folder`, or `data/<name>`."""
     import jinja2
 
     jinja = jinja2.Environment(
@@ -179,7 +180,7 @@ _COUNTED = {
 
 
 def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
-    """The lines of a recipe that use the data."""
+    """Return the lines of a recipe that uses the data."""
     path = folder or f"data/{card['name']}"
     lines = {
         f"task: {{kind: prepared, path: {path}}}": "train.parquet",
@@ -190,7 +191,7 @@ def recipe_snippet(card: Mapping[str, Any], folder: str | None = None) -> str:
 
 
 def repetition_line(repetition: Mapping[str, int], most: int = 5) -> str:
-    """`1,998 × 100, 2 × 101`: number of questions × their number of rows, the most frequent first."""
+    """Format repetitions as `1,998 × 100, 2 × 101`: questions × rows of each, the most frequent first."""
     ranked = sorted(repetition.items(), key=lambda pair: (-pair[1], int(pair[0])))
     shown = ", ".join(f"{count:,} × {int(times):,}" for times, count in ranked[:most])
     rest = sum(count for _, count in ranked[most:])

@@ -7,7 +7,7 @@ from hashlib import blake2b
 
 from proxima.prepare.normalize import comparison_text, words
 
-COVERAGE = 0.5  # share of an evaluation question's n-grams that common phrases do not explain
+COVERAGE = 0.5  # share of an evaluation question's n-grams that can't be explained by common phrases
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class EvalSet:
     Args:
         name: of the set.
         questions: their texts.
-        sha256: of their file; None: they are a side of the data being prepared.
+        sha256: of their file; None if they are a side of the data being prepared.
     """
 
     name: str
@@ -32,7 +32,7 @@ class OverlapMatch:
     Args:
         where: name of the set and number of the question in it.
         grams: shared n-grams; empty if the questions are the same.
-        covers: the training question holds half of the evaluation question's n-grams and all of its numbers.
+        covers: the training question has half of the evaluation question's n-grams and all of its numbers.
     """
 
     where: tuple[str, int]
@@ -41,21 +41,21 @@ class OverlapMatch:
 
 
 class OverlapIndex:
-    """Finds evaluation questions with the same text (`comparison_text`) as a training question, or a common n-gram.
+    """Finds evaluation questions with the same text (`comparison_text`) as a training question, or a shared n-gram.
 
     N-grams are of lower-case words without punctuation. One that occurs in more than `common` training questions is a
-    phrase ("find the remainder when m + n is divided by") and no evidence, unless the training question holds half of
-    the evaluation question's n-grams and all its numbers: then it is that question with additions, whatever the number
-    of its variants; with other numbers it is another question of the same template. Call `contaminated` after `find`
-    has seen all questions. A question shorter than `n` words can only be found as the same text.
+    phrase ("find the remainder when m + n is divided by") and not evidence, unless the training question has half of
+    the evaluation question's n-grams and all its numbers: then it is that question with additions, however many
+    variants exist; with other numbers it is a different question of the same template. Call `contaminated` after `find`
+    has seen all questions. A question shorter than `n` words is only found if the texts are the same.
 
     Args:
         n: words of an n-gram; 0: compare whole texts only.
-        common: training questions above which an n-gram is a phrase; 0: none is.
+        common: number of training questions above which an n-gram is a phrase; 0: no n-gram is.
     Source: Brown et al., arXiv 2005.14165, appendix C: 13 words, lower case, no punctuation; n-grams in more than ten
         documents ignored.
-    Differs: they cut 200 characters around a match out of a document and drop one that is cut too often; here a
-        question is dropped whole.
+    Differs: they remove 200 characters around a match from a document and drop documents with too many matches; here
+        the whole question is dropped.
     """
 
     def __init__(self, n: int = 13, common: int = 10) -> None:
@@ -75,8 +75,8 @@ class OverlapIndex:
                 self._grams.setdefault(gram, []).append((eval_set.name, number))
 
     def find(self, question: str, *, count: bool = True) -> list[OverlapMatch]:
-        """The evaluation questions that a question overlaps with, the same text first. With `count` its n-grams count
-        towards `common`, as those of a training question do."""
+        """Return the evaluation questions that a question overlaps with, those with the same text first. With `count`,
+        its n-grams count towards `common`, as for a training question."""
         if not self._exact:
             return []
         same = self._exact.get(_key(question), [])
@@ -97,8 +97,8 @@ class OverlapIndex:
         return matches
 
     def contaminated(self, matches: Iterable[OverlapMatch], except_set: str | None = None) -> list[OverlapMatch]:
-        """Of the matches that `find` gave, but for those with `except_set`, those that are evidence: the same text, an
-        n-gram that is no phrase, or coverage of the question."""
+        """Return the matches of `find` that are evidence, except those with `except_set`. Evidence is the same text, an
+        n-gram that is not a phrase, or coverage of the question."""
         kept = []
         for match in matches:
             rare = tuple(gram for gram in match.grams if not self.common or self._seen[gram] <= self.common)
@@ -110,7 +110,7 @@ class OverlapIndex:
 
     @property
     def phrases(self) -> list[tuple[str, int]]:
-        """Common n-grams, with the number of training questions that hold each; the most frequent first."""
+        """Common n-grams, with the number of training questions that contain each; the most frequent first."""
         phrases = [(gram, count) for gram, count in self._seen.items() if self.common and count > self.common]
         return sorted(phrases, key=lambda pair: (-pair[1], pair[0]))
 

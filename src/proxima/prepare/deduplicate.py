@@ -1,7 +1,7 @@
 """Deduplication: counts repeats, finds questions with different answers, and lists rows without a readable answer.
 
-Rows stream through; memory holds a hash and a count of each distinct question, and the few listed rows. The first row
-of each question waits in a spool file until all rows are read, because the last row may reveal a conflict.
+Rows are streamed; only a hash and a count of each distinct question, and the few listed rows, are kept in memory. The
+first row of each question is kept in a spool file until all rows are read, because the last row may reveal a conflict.
 """
 
 import json
@@ -19,10 +19,10 @@ from proxima.prepare.normalize import question_key, strip_instructions
 from proxima.prepare.read_files import SourceRow
 from proxima.prepare.row_formats import SourceQuestion
 
-LISTED = 10_000  # most unreadable rows listed with their text; all are counted
+LISTED = 10_000  # maximum of unreadable rows listed with their text; all are counted
 _CACHED = 1 << 17  # hashes of raw rows, to recognise repeats without normalizing them
 
-# markup that changes how an answer looks, not what it is
+# markup that changes the appearance of an answer, not its value
 _SPACING = re.compile(r"(?<!\\)\\(?:[,;:! ]|(?:left|right|quad|qquad)(?![A-Za-z]))")
 _ANY_FRAC = re.compile(r"\\[dtc]frac(?![A-Za-z])")
 _FRACTION = re.compile(r"\\frac(?:\{([^{}]*)\}|([^\\{}]))(?:\{([^{}]*)\}|([^\\{}]))")
@@ -32,7 +32,7 @@ Conflicts = Literal["drop", "first", "majority"]
 
 @dataclass(frozen=True)
 class Question(SourceQuestion):
-    """A question with its canonical answer, as it will be written; `file` and `row` are numbers of its source."""
+    """A question with its canonical answer, as it will be written; `file` and `row` are numbers in its source."""
 
     file: int = 0
     row: int = 0
@@ -43,9 +43,9 @@ class UniqueQuestion:
     """A distinct question.
 
     Args:
-        kept: its first row, or the row that the rule for conflicts selects; None: dropped.
+        kept: its first row, or the row selected by the rule for conflicts; None if it is dropped.
         repeats: number of rows.
-        answers: each different answer with its number of rows; several are a conflict.
+        answers: each distinct answer with its number of rows; several are a conflict.
         question: its text, for the list of conflicts.
     """
 
@@ -74,8 +74,8 @@ class Deduplicator:
     Args:
         kind: of answer, a key in `ANSWERS`.
         spool: a text file, open for writing and reading, for the first rows.
-        rule: for questions with different answers: `drop` them, keep the `first` row, or the first with the answer of
-            the `majority`, without which it is dropped.
+        rule: for questions with different answers: `drop` them, keep the `first` row, or the first row with the answer
+            of the `majority` (without a majority the question is dropped).
     """
 
     def __init__(self, kind: str, spool: IO[str], rule: Conflicts = "drop") -> None:
@@ -118,7 +118,7 @@ class Deduplicator:
         return None
 
     def _place(self, item: Question) -> int | None:
-        """Count the item. Returns the number of its question; None if its answer differs from the first row's."""
+        """Count the item, and return the number of its question; None if its answer differs from the first row's."""
         key, answer = question_key(item.question), int.from_bytes(_hash(_comparable(item.answer), 8), "big")
         index = self._index.setdefault(key, len(self._repeats))
         if index == len(self._repeats):
@@ -159,7 +159,7 @@ class Deduplicator:
         self._index.clear()
 
     def questions(self) -> Iterator[UniqueQuestion]:
-        """The distinct questions in the order of their first row."""
+        """Yield the distinct questions in the order of their first row."""
         self._spool.flush()
         self._spool.seek(0)
         for index, line in enumerate(self._spool):
@@ -181,7 +181,8 @@ def _majority(first: Question, answers: dict[str, int], others: dict[str, tuple[
 
 
 def _comparable(answer: str) -> str:
-    r"""Equal for answers that differ only in spacing, `\dfrac12` for `\frac{1}{2}`, `\left(`, `$` or a final period."""
+    r"""Normalize an answer: equal if only spacing, `\dfrac12` for `\frac{1}{2}`, `\left(`, `$` or a final period
+    differ."""
     text = "".join(answer.split())
     if "\\" in answer:
         text = _ANY_FRAC.sub(r"\\frac", "".join(_SPACING.sub("", answer).split()))

@@ -1,4 +1,4 @@
-"""Evaluation sets that must not be trained on: named ones, or the prepared folders beside the one being made."""
+"""Evaluation sets that must not be trained on: named ones, or the prepared folders next to the one being written."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ _ANY = Part("evaluation set", "", (), side="test", answer="expression", template
 
 
 def load_eval_set(given: str) -> EvalSet:
-    """The distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
+    """Load the distinct test questions of a prepared folder, a file, a folder as published, or a data set on the hub;
     UserError if it does not exist, or has no questions."""
     place = Path(given).expanduser()
     path = str(place / "test.parquet") if (place / "test.parquet").is_file() else given
@@ -38,7 +38,7 @@ def load_eval_set(given: str) -> EvalSet:
 
 
 def sibling_eval_sets(out: Path) -> list[str]:
-    """Folders beside `out` with a `test.parquet`, apart from test sides that were split off a training set."""
+    """Return the folders next to `out` with a `test.parquet`, except test sides that were split off a training set."""
     if not out.parent.is_dir():
         return []
     siblings = (path for path in sorted(out.parent.iterdir()) if path != out and (path / "test.parquet").is_file())

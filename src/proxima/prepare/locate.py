@@ -21,12 +21,12 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 CARD = "card.json"  # in every prepared folder
 
 NamedFiles = list[tuple[Path, str]]  # each file with its name in the card
-BySide = defaultdict[str, NamedFiles]  # "" holds files whose names don't say
+BySide = defaultdict[str, NamedFiles]  # "" for files whose names don't tell the side
 Sides = dict[str, tuple[tuple[Path, str], ...]]  # `train` and `test`
 
 
 class DataNotFound(UserError):
-    """This place does not have the data; another may."""
+    """The data was not found in this place; another may have it."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def locate_files(
         subset: a folder inside, or a configuration on the hub; None: the part's, else `main`, `all` or `default`.
         revision: commit, tag or branch on the hub; None: the cached one, else the newest.
     Raises:
-        UserError: it does not exist, holds no data, or the hub can't be reached.
+        UserError: the source does not exist or has no data, or the hub can't be reached.
     """
     if given is not None and not _is_hub_name(given):
         if revision is not None:
@@ -86,7 +86,7 @@ def _is_hub_name(given: str) -> bool:
 
 
 def _local(given: str, subset: str | None) -> NamedFiles:
-    """Data files below a path, with their names inside it, in sorted order."""
+    """Return the data files below a path, with their names relative to it, in sorted order."""
     place = Path(given).expanduser()
     if place.is_file():
         return [(place, place.name)]
@@ -127,7 +127,8 @@ def _files(start: Path, top: Path) -> NamedFiles:
 
 
 def _by_side(files: NamedFiles) -> BySide:
-    """The files of each side: by name (`train-00000-of-00002.parquet`) or a folder's (`test/algebra/1.json`)."""
+    """Group files by side, which the name of the file (`train-00000-of-00002.parquet`) or of a folder
+    (`test/algebra/1.json`) tells."""
     sides: BySide = defaultdict(list)
     for path, name in files:
         sides[_side(name)].append((path, name))
@@ -135,7 +136,7 @@ def _by_side(files: NamedFiles) -> BySide:
 
 
 def _sides(files: BySide, part: Part, given: str) -> Sides:
-    """The files that the part takes of each side; DataNotFound if there are none, or some are missing."""
+    """Select the files of each side that the part uses; DataNotFound if there are none, or some are missing."""
     if part.side == "test":
         chosen = {"test": files["test"] or files[""] or files["train"]}  # some sets call their only split train
     else:
@@ -197,7 +198,7 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
 
 
 def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
-    """The Arrow files in the cache of the `datasets` library."""
+    """Locate the Arrow files in the cache of the `datasets` library."""
     files: BySide = defaultdict(list)
     for side in ("train", "test"):
         with suppress(UserError):
@@ -213,5 +214,5 @@ def _from_datasets(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
 
 
 def _commit(name: str) -> str | None:
-    """The name if it is a commit hash."""
+    """Return the name if it is a commit hash, else None."""
     return name if re.fullmatch(r"[0-9a-f]{40}", name) else None

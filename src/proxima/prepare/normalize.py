@@ -34,13 +34,13 @@ _INVISIBLE = re.compile(
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
 _SPACE_BEFORE_MARK = re.compile(r" +(?=[?!.,;:](?: |\Z))")  # the space of `2 + 2 ?`
-# What `comparison_text` keeps beside words: signs of arithmetic and a factorial's `!`, but no hyphen between words.
+# Kept by `comparison_text` in addition to words: arithmetic signs and a factorial's `!`, but no hyphen between words.
 _SIGN = r"(?<![^\W\d_]{2})-|-(?![^\W\d_]{2})|[+*/^=<>|%\u00b0\u00b1\u00d7\u00f7\u2200-\u22ff]|(?<=[\d)])!"
 _WORD_OR_SIGN = re.compile(f"{_WORD.pattern}|{_SIGN}")
 
 
 def strip_instructions(text: str) -> str:
-    """The question without known instructions before and after it, and without outer whitespace."""
+    """Remove known instructions before and after the question, and outer whitespace."""
     for pattern in _BEFORE:
         if match := pattern.match(text):
             text = text[match.end() :]
@@ -51,11 +51,11 @@ def strip_instructions(text: str) -> str:
 
 
 def normalize(text: str) -> str:
-    """The question without instructions and as it appears on the page: equal texts are the same question.
+    """Return the question without instructions, as it appears on the page: equal texts are the same question.
 
-    Invisible characters are removed, the rest is in Unicode's NFKC, runs of whitespace become one space, and none
-    before a punctuation mark (`2+2 ?`). Case is kept: `A` and `a` may be two quantities. NFKC also turns x² into x2;
-    two questions that clash by it show up as a conflict of answers.
+    Invisible characters are removed, the rest is converted to Unicode's NFKC, runs of whitespace become one space, and
+    spaces before a punctuation mark are removed (`2+2 ?`). Case is kept: `A` and `a` may be two quantities. NFKC also
+    turns x² into x2; two questions that clash because of this show up as a conflict of answers.
     """
     visible = strip_instructions(_INVISIBLE.sub("", utf8(text)))
     return _SPACE_BEFORE_MARK.sub("", " ".join(unicodedata.normalize("NFKC", visible).split()))
@@ -67,14 +67,15 @@ def question_key(text: str) -> bytes:
 
 
 def words(text: str) -> list[str]:
-    """The words of the question in lower case, without punctuation, in which overlap is measured."""
+    """Return the words of the question in lower case, without punctuation, as compared for overlap."""
     return _WORD.findall(_casefolded(text))
 
 
 def comparison_text(text: str) -> str:
-    """The words and signs of arithmetic of the question: equal if only case, punctuation and `$` differ.
+    """Return the words and arithmetic signs of the question: equal if only case, punctuation and `$` differ.
 
-    `Compute $2^{10}$.` equals `compute 2^{10}`, and `2+2?` differs from `2-2?`. Without any, the normalized question.
+    `Compute $2^{10}$.` equals `compute 2^{10}`, and `2+2?` differs from `2-2?`. A question without words or signs is
+    only normalized.
     """
     return " ".join(_WORD_OR_SIGN.findall(_casefolded(text).replace("\u2212", "-"))) or normalize(text)
 

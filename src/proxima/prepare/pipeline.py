@@ -33,9 +33,9 @@ class PreparedFolder:
     """A finished folder.
 
     Args:
-        folder: its path, or, after a dry run, where it would be.
+        folder: its path; after a dry run, the path that it would have.
         card: the content of `card.json`.
-        test: its test questions, against which another part is checked; None: it has none.
+        test: its test questions, against which another part is checked; None if it has none.
         notes: lines that a user should read.
     """
 
@@ -57,20 +57,20 @@ def prepare(
     dry_run: bool = False,
     progress: ProgressCallback | None = None,
 ) -> PreparedFolder:
-    """Make one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of excluded rows.
+    """Write one folder: `train.parquet`, `test.parquet`, `card.json`, `README.md` and the lists of excluded rows.
 
     The same files and options give the same bytes, on any machine at any time; rows keep the order of the source.
 
     Args:
-        part: what to make.
+        part: the part to prepare.
         source: its files.
-        out: the folder to make.
-        options: the choices of the user.
+        out: the folder to write.
+        options: the user's options.
         eval_sets: evaluation sets that must not be trained on; the part's own test side is always one.
         command: for the card.
         overwrite: replace a prepared folder.
         dry_run: count everything, write nothing.
-        progress: called now and then; None: not at all.
+        progress: called periodically; None: never.
     Raises:
         UserError: damaged files, too many unreadable answers, no rows left, `out` exists. Nothing is written then.
     """
@@ -111,7 +111,7 @@ def prepare(
 
 
 def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:
-    """The share to split off; None if the source has a test side or is one."""
+    """Return the share to split off; None if the source has a test side or is one."""
     if part.side == "test" or "test" in source.sides:
         if options.held_out:
             message = f"held_out={options.held_out:g}: {part.name} from {source.name} has a test side of its own"
@@ -153,7 +153,7 @@ def _refuse_unreadable(part: Part, side: str, data: SplitData, options: PrepareO
 
 
 def _own_test(sides: dict[str, SplitData], held_out: float | None) -> tuple[EvalSet, ...]:
-    """The part's own test questions as an evaluation set."""
+    """Return the part's own test questions as an evaluation set."""
     if "test" not in sides and not held_out:
         return ()
     entries = sides["test" if "test" in sides else "train"].distinct.questions()
@@ -162,7 +162,7 @@ def _own_test(sides: dict[str, SplitData], held_out: float | None) -> tuple[Eval
 
 
 def _is_held_out(item: Question, share: float | None) -> bool:
-    """Decided by a hash of the question alone: more data, another order or another file change nothing."""
+    """Decide by a hash of the question alone, so that more data, another order or another file change nothing."""
     return bool(share) and share_of(f"held out: {normalize(item.question)}") < (share or 0)
 
 
@@ -176,7 +176,7 @@ def _split(
 ) -> None:
     """Write training questions to their side, and list those that overlap with an evaluation question.
 
-    Reads the spool twice: the number of training questions that hold an n-gram is known after the first pass.
+    Reads the spool twice: the number of training questions with an n-gram is known only after the first pass.
     """
     suspects: dict[int, list[OverlapMatch]] = {}
     for number, item, _ in _kept(distinct, "compare", progress):
@@ -191,7 +191,7 @@ def _split(
 
 
 def _kept(distinct: Deduplicator, stage: str, progress: ProgressCallback) -> Iterator[tuple[int, Question, int]]:
-    """Number, question and repeats of the questions that no conflict drops."""
+    """Yield number, question and repeats of the questions that are not dropped because of a conflict."""
     total = distinct.counts.questions
     for number, entry in enumerate(distinct.questions()):
         if entry.kept:

@@ -1,4 +1,4 @@
-"""The choices of whoever prepares a data set."""
+"""The options of data preparation."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -9,7 +9,7 @@ from proxima.prepare.deduplicate import Conflicts
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """The choices of the user.
+    """The user's options.
 
     Args:
         template: preset, text or `@file`; None: the part's.
@@ -17,9 +17,9 @@ class PrepareOptions:
         held_out: share of the questions for testing, by a hash of the question, in [0, 1); None: .02 if the source has
             no test side.
         words: length of an n-gram that is evidence of contamination; 0: whole texts only.
-        common: training questions above which an n-gram is a phrase, no evidence; 0: none is.
+        common: number of training questions above which an n-gram is a phrase, not evidence; 0: no n-gram is.
         conflicts: rule for questions with several answers: `drop`, `first` or `majority`.
-        max_unreadable: share of distinct questions without a readable answer above which nothing is made, in [0, 1].
+        max_unreadable: share of distinct questions without a readable answer above which nothing is written, in [0, 1].
     """
 
     template: str | None = None

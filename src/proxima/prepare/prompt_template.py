@@ -24,22 +24,21 @@ class Template:
     system: str | None = None
 
     def messages(self, question: str) -> list[Message]:
-        """The chat that asks the question."""
+        """Return the chat that asks the question."""
         messages = [*user_message(fill(self.text, {"question": question}))]
         return messages if self.system is None else [{"role": "system", "content": self.system}, *messages]
 
 
 TEMPLATES: dict[str, Template] = {
     "plain": Template("plain", "{question}"),
-    # The instruction that DAPO-Math-17k itself carries (arXiv 2503.14476), word for word: the answer is what follows
-    # `Answer:`.
+    # The instruction in DAPO-Math-17k itself (arXiv 2503.14476), verbatim: the answer is the text after `Answer:`.
     "dapo": Template(
         "dapo",
         "Solve the following math problem step by step. The last line of your response should be of the form "
         "Answer: $Answer (without quotes) where $Answer is the answer to the problem.\n\n{question}\n\n"
         'Remember to put your answer on its own line after "Answer:".',
     ),
-    # The instruction that the model cards of Qwen2.5-Math and DeepSeek-R1 give.
+    # The instruction in the model cards of Qwen2.5-Math and DeepSeek-R1.
     "boxed": Template("boxed", "{question}\nPlease reason step by step, and put your final answer within \\boxed{{}}."),
     "gsm8k": Template("gsm8k", "{question}\nThink step by step, then give the final number after ####."),
     # Tags as in the GSM8K runs of completion pruning (arXiv 2503.22342), worded as in recipes/gsm8k.yaml.
@@ -53,10 +52,10 @@ TEMPLATES: dict[str, Template] = {
 
 
 def resolve_template(text: str, system: str | None = None) -> Template:
-    """A preset by name, a text with `{question}`, or the same in a file (`@prompt.txt`).
+    """Resolve a preset by name, a text with `{question}`, or a file with such a text (`@prompt.txt`).
 
     Args:
-        text: as above; in a text given directly, backslash and n are a newline, as a shell passes them.
+        text: as above; in a text given directly, backslash and n are a newline, because shells pass them so.
         system: system prompt in place of the preset's; an empty one removes it; None keeps it.
     Raises:
         UserError: an unknown name, an unreadable file, a text without `{question}` or with other braces.

@@ -24,7 +24,7 @@ class InputFile:
 
     Args:
         path: on this machine.
-        name: in the card: the path inside the folder or data set, which does not depend on the machine.
+        name: in the card: the path within the folder or data set, which does not depend on the machine.
         size: bytes.
         sha256: of its bytes, hex.
         rows: number of rows; None: unknown before the file is read.
@@ -66,7 +66,7 @@ def inspect_file(path: Path, name: str) -> InputFile:
 
 
 def iter_source_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
-    """The rows of all files, in order; UserError if a file is damaged, or no reader takes its columns."""
+    """Yield the rows of all files, in order; UserError if a file is damaged, or no reader fits its columns."""
     for index, file in enumerate(inputs):
         for row, values, reader in _values(file.path):
             try:
@@ -125,7 +125,7 @@ def _parquet_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
 
 
 def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
-    """A file of the `datasets` library: an Arrow stream."""
+    """Read a file of the `datasets` library: an Arrow stream."""
     import pyarrow
 
     row = 0
@@ -144,7 +144,7 @@ def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
 
 
 def _json_values(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of JSON Lines, of a JSON list, or the one object of a JSON file (MATH has one file per problem)."""
+    """Yield the objects of JSON Lines or a JSON list, or the one object of a JSON file (MATH has one per problem)."""
     try:
         if path.suffix == ".json" and (document := _json_document(path)) is not None:
             yield from document
@@ -171,7 +171,7 @@ def _json_document(path: Path) -> list[dict[str, Any]] | None:
 
 
 def combined_sha256(inputs: Sequence[InputFile]) -> str:
-    """One hash for several files; a single file's own."""
+    """Return one hash for several files, or the file's own hash for a single one."""
     if len(inputs) == 1:
         return inputs[0].sha256
     return hashlib.sha256("".join(f"{file.sha256} {file.name}\n" for file in inputs).encode()).hexdigest()

@@ -12,11 +12,11 @@ Values = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SourceQuestion:
-    """A row as the source has it.
+    """A row in the form of the source.
 
     Args:
         question: with the instructions of the source around it.
-        answer: a number, a text, a whole solution; None: the row has none.
+        answer: a number, a text, or a whole solution; None if the row has none.
         solution: a worked solution, if the source has one besides the answer.
         subject: `algebra` …; None: unknown.
         level: difficulty, 1 … 5; None: unknown.
@@ -38,8 +38,8 @@ class RowReader:
     Args:
         needs: required columns.
         takes: optional columns.
-        read: makes the `SourceQuestion`; raises KeyError, TypeError or ValueError for a malformed row.
-        any_of: columns of which at least one is required; empty: none is.
+        read: builds the `SourceQuestion`; raises KeyError, TypeError or ValueError for a malformed row.
+        any_of: columns of which at least one is required; empty: none is required.
     """
 
     needs: tuple[str, ...]
@@ -57,14 +57,14 @@ class RowReader:
 
 
 def _chat(values: Values) -> SourceQuestion:
-    """DAPO-Math-17k, and data prepared for verl: a chat, the answer inside `reward_model`."""
+    """DAPO-Math-17k, and data prepared for verl: a chat, with the answer inside `reward_model`."""
     rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
     source_id = _first(extra, "index", "id")
     return SourceQuestion(_last_user_message(values["prompt"]), rule["ground_truth"], source_id=source_id)
 
 
 def _last_user_message(prompt: Any) -> str:
-    """The last user message; a prompt that is text is returned as it is."""
+    """Return the last user message; a prompt that is text is returned unchanged."""
     if isinstance(prompt, str):
         if not prompt.startswith("[{"):
             return prompt
@@ -117,7 +117,7 @@ def _question(values: Values) -> SourceQuestion:
 
 
 def _prompt(values: Values) -> SourceQuestion:
-    """A prompt and its final answer, which such sets call the solution."""
+    """A prompt and its final answer, which is called the solution in such sets."""
     return SourceQuestion(_last_user_message(values["prompt"]), values.get("solution", values.get("answer")))
 
 
@@ -126,7 +126,7 @@ def _text(value: Any) -> str | None:
 
 
 def _level(value: Any) -> int | None:
-    """5 of `Level 5`, `5` or 5; None of `Level ?`."""
+    """Return 5 for `Level 5`, `5` or 5, and None for `Level ?`."""
     digits = str(value).removeprefix("Level ").strip()
     return int(digits) if digits in {"1", "2", "3", "4", "5"} else None
 
@@ -135,7 +135,7 @@ def _first(values: Values, *names: str) -> str | None:
     return next((str(values[name]) for name in names if values.get(name) is not None), None)
 
 
-READERS: dict[str, RowReader] = {  # the first that fits is taken
+READERS: dict[str, RowReader] = {  # the first that fits is used
     "chat": RowReader(("prompt", "reward_model"), ("extra_info",), _chat),
     "problem": RowReader(
         ("problem",),
@@ -152,7 +152,7 @@ READERS: dict[str, RowReader] = {  # the first that fits is taken
 
 
 def reader_for(columns: Iterable[str], source: str) -> RowReader:
-    """The reader of these columns; UserError, with the columns found and those expected, if none fits."""
+    """Return the reader for these columns; UserError, with the columns found and those expected, if none fits."""
     present = list(columns)
     for reader in READERS.values():
         if reader.fits(present):

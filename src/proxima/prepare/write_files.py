@@ -47,7 +47,7 @@ class TableWriter:
             self._flush()
 
     def close(self) -> int:
-        """Finish the file. Returns the number of rows."""
+        """Finish the file, and return its number of rows."""
         self._flush()
         self._file.close()
         return self._rows
@@ -70,7 +70,7 @@ def _schema() -> Any:
 
 @dataclass
 class SplitData:
-    """A side of the source: its files, and what became of their rows."""
+    """A side of the source: its files, and their deduplicated rows."""
 
     inputs: tuple[InputFile, ...]
     distinct: Deduplicator
@@ -95,12 +95,12 @@ class SplitWriter:
             self.test_questions.append(item.question)
 
     def close(self) -> dict[str, int]:
-        """Finish the files. Returns the rows of each."""
+        """Finish the files, and return the number of rows of each."""
         return {f"{side}.parquet": table.close() for side, table in sorted(self._tables.items())}
 
 
 class ExclusionLists:
-    """The rows that were excluded, with reasons: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
+    """The excluded rows and the reasons: `unreadable.jsonl`, `conflicts.jsonl`, `contaminated.jsonl`."""
 
     def __init__(self, sides: Mapping[str, SplitData]) -> None:
         self._sides = sides
@@ -117,7 +117,8 @@ class ExclusionLists:
         self.contaminated.append({"question": item.question, "answer": item.answer, "row": item.row, "meets": meets})
 
     def write(self, folder: Path) -> dict[str, int]:
-        """Write the lists that are not empty. Returns the lines of each."""
+        """Write the lists that are not empty, and return the number of lines of each."""
+
         unreadable, conflicts = [], []
         for side, data in self._sides.items():
             names = [file.name for file in data.inputs]

@@ -11,14 +11,14 @@ from proxima.data.random import mix, permutation, share_of
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 from proxima.task.template import template_fields
 
-_ENUMERATED = 1 << 20  # pairs of operands up to which all are listed; beyond, pairs are drawn until enough are distinct
+_ENUMERATED = 1 << 20  # up to this many pairs of operands, all are listed; beyond, distinct pairs are drawn
 Question = tuple[str, int, int]
-SLIPS = (-10, -2, -1, 1, 2, 10)  # what a rejected answer is off by: a carry forgotten, a step counted wrong
+SLIPS = (-10, -2, -1, 1, 2, 10)  # errors of a rejected answer: a forgotten carry, a miscounted step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arithmetic(PlayedTask):
-    """Distinct questions such as "What is 17 + 4?", made from ranges of operands.
+    """Distinct questions such as "What is 17 + 4?", generated from ranges of operands.
 
     A hash of the question decides its split, whatever the seed, the size and the template: a test question never occurs
     in training, not even with its operands exchanged (`+` and `*`). Use the same `held_out` for both splits. Operators
@@ -29,17 +29,17 @@ class Arithmetic(PlayedTask):
         operators: any of `+`, `-`, `*`, `/`.
         low: smallest first operand.
         high: largest first operand.
-        second_low: smallest second operand; null: as the first's.
-        second_high: largest second operand; null: as the first's.
-        digits: operands have at most this many digits: sets `high`, and `second_high` where that is none, to 10^digits
+        second_low: smallest second operand; null: that of the first.
+        second_high: largest second operand; null: that of the first.
+        digits: operands have at most this many digits: sets `high`, and `second_high` if it is null, to 10^digits
             - 1; null: off.
-        size: questions; >= 1.
+        size: number of questions; >= 1.
         split: `train` or `test`.
         held_out: share of all questions in the test split, in [0, 1).
         template: the question, with `{a}`, `{op}` and `{b}`.
         pairs: the metadata also has `chosen`, the result, and `rejected`, a number near it: for reward models and DPO.
     Returns: rows whose answer is the result as text; metadata `operator` and `operands`.
-    Raises: FieldError when the ranges have fewer questions than `size`; names both counts.
+    Raises: FieldError if the ranges give fewer questions than `size`; it names both counts.
     """
 
     operators: tuple[str, ...] = ("+",)
@@ -81,7 +81,7 @@ class Arithmetic(PlayedTask):
         return (self.low, high), (low, high if self.second_high is None else self.second_high)
 
     def rows(self, seed: int) -> Rows:
-        """The questions; the seed decides which ones, not their split."""
+        """Return the questions; the seed selects them, but does not affect their split."""
         turns = zip_longest(*(self._questions(operator, seed) for operator in self.operators))
         questions = list(islice((question for turn in turns for question in turn if question), self.size))
         if len(questions) < self.size:
@@ -103,7 +103,7 @@ class Arithmetic(PlayedTask):
         return Row(messages=messages, answer=str(result), metadata=metadata)
 
     def _questions(self, operator: str, seed: int) -> Iterator[Question]:
-        """All distinct questions of an operator in this split, in the order of the seed."""
+        """Yield all distinct questions of an operator in this split, in the order given by the seed."""
         (low, high), (second_low, second_high) = self.ranges
         width = second_high - second_low + 1
         share = self.held_out if self.split == "test" else 1 - self.held_out
@@ -120,7 +120,8 @@ class Arithmetic(PlayedTask):
 
 
 def _pairs(space: int, wanted: int, seed: int, salt: int) -> Iterator[int]:
-    """Distinct numbers of 0 … space-1 in random order: all of a small space, many more than wanted of a large one."""
+    """Yield distinct numbers of 0 … space-1 in random order: all of a small space, from a large one many more than
+    wanted."""
     if space <= max(_ENUMERATED, 4 * wanted):
         yield from (int(pair) for pair in permutation(space, seed, salt))
         return

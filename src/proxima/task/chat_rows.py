@@ -1,4 +1,4 @@
-"""Makes training examples of supervised fine-tuning from rows: whole chats, or a prompt and its completion.
+"""Builds training examples for supervised fine-tuning from rows: whole chats, or a prompt and its completion.
 
 A bad row raises `FieldError`, which names the part of the row; the caller adds the number of the row, and skips or
 refuses it.
@@ -19,20 +19,20 @@ from proxima.task.template import fill, look_up, template_fields
 
 @dataclass(frozen=True, kw_only=True)
 class ChatReader:
-    """Rows to tokens with a loss mask, through the chat template as `PromptSource` does it.
+    """Converts rows to tokens with a loss mask, through the chat template like `PromptSource`.
 
-    A row of messages that ends with the assistant's is the whole chat. Otherwise its completion follows its messages:
-    the template `completion` filled with the row's columns, or the row's answer.
+    A row whose messages end with one of the assistant is the whole chat. Otherwise a completion is appended to its
+    messages: the template `completion` filled with the row's columns, or the row's answer.
 
     Each trained turn has the tokens that an engine would have generated there: those of `completion_tokens`, the
-    end-of-turn token included, after those of `prompt_tokens`. Everything else is in the context and has no loss.
+    end-of-turn token included, after those of `prompt_tokens`. Everything else is context without loss.
 
     Args:
         tokenizer: the model's.
         context: most tokens of an example.
         loss_on: `completion`: the last turn of the assistant; `all_turns`: all of its turns.
         completion: template over the row's metadata and `answer`; None: the answer.
-        truncate: cut what is beyond the context, instead of refusing the row.
+        truncate: cut off tokens beyond the context, instead of refusing the row.
         system, arguments: system prompt and template arguments, see `PromptSource`.
     """
 
@@ -45,11 +45,11 @@ class ChatReader:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def example(self, number: int, row: Row) -> Trajectory:
-        """The tokens of a row, with those of the loss in `loss_mask`; `number` is the row's, and becomes the group.
+        """Return the tokens of a row, with the trained ones in `loss_mask`; `number`, the row's, becomes the group.
 
         Raises:
-            FieldError: `completion` or `messages`: absent, empty, no turn of the assistant, or a chat template by which
-                a turn's tokens are not those that an engine would generate.
+            FieldError: `completion` or `messages`: absent, empty, no turn of the assistant, or a chat template with
+                which a turn's tokens differ from those that an engine would generate.
             OverLengthError: more tokens than the context, and `truncate` is off or leaves nothing to train.
         """
         chat = self.chat(row)
@@ -71,7 +71,8 @@ class ChatReader:
         return self._cut(number, before, tokens, mask, chat)
 
     def chat(self, row: Row) -> tuple[Message, ...]:
-        """The row as a chat that ends with the assistant's turn, system prompt included; raises as `example`."""
+        """Return the row as a chat that ends with the assistant's turn, system prompt included; raises like
+        `example`."""
         messages = with_system(row.messages, self.system)
         if messages[-1]["role"] != "assistant":
             messages = (*messages, {"role": "assistant", "content": self._completion(row)})
@@ -108,7 +109,7 @@ class ChatReader:
         return row.answer
 
     def _turn(self, chat: Sequence[Message], turn: int) -> tuple[list[int], list[int], list[bool]]:
-        """Tokens before a turn of the assistant, its own, and which of these are learnt."""
+        """Return the tokens before a turn of the assistant, those of the turn, and the mask of the learnt ones."""
         prompt, text = chat[:turn], chat[turn]["content"]
         require(
             bool(prompt), "messages", row_excerpt(text), "begins with the assistant: nothing predicts its first token"
@@ -120,7 +121,7 @@ class ChatReader:
     def _cut(
         self, number: int, before: list[int], tokens: list[int], mask: list[bool], chat: Sequence[Message]
     ) -> Trajectory:
-        """The trajectory, within the context."""
+        """Return the trajectory, cut to the context if `truncate` is set."""
         room = self.context - len(before)
         if len(tokens) > room:
             used, text = len(before) + len(tokens), row_excerpt(chat[-1]["content"])

@@ -11,22 +11,22 @@ from proxima.data.errors import raise_together
 from proxima.task.protocol import EmptyPromptError, PlayedTask, Row, user_message
 from proxima.task.template import as_text, fill, look_up, template_fields, to_json_value
 
-ANSWER = "answer"  # the one column that data may lack, where it has none of a similar name
+ANSWER = "answer"  # the only column that may be missing, unless there is one with a similar name
 ROLES = ("system", "user", "assistant", "tool")
-# columns of pictures and sound, whose rows would lose them in silence
+# columns of pictures and sound, which would otherwise be dropped silently
 MEDIA = frozenset({"audio", "audios", "image", "images", "video", "videos"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMapping(PlayedTask):
-    """Base of the tasks that read a table. A name may follow dots into a column of objects (`reward_model.truth`).
+    """Base of the tasks that read a table. Dots in a name lead into a column of objects (`reward_model.truth`).
 
     Args:
         question: column with the question, or a template over several, as "{question}\\n{hint}".
         messages: column with a whole chat, a list of {role, content}, in place of `question`; null: off.
-        answer: column with the answer, or a template; null: the rows have no answer, as they have where the data lacks
-            the column `answer` of the default.
-        metadata: columns that rewards and reports get; null: all.
+        answer: column with the answer, or a template; null: the rows have no answer, which is also the case if the data
+            lacks the default column `answer`.
+        metadata: columns that are passed to rewards and reports; null: all.
     """
 
     question: str = "question"
@@ -40,7 +40,7 @@ class ColumnMapping(PlayedTask):
         self.fields_by_column()
 
     def fields_by_column(self) -> dict[str, str]:
-        """Each column that is needed, with the field that names it."""
+        """Return each required column, with the field that names it."""
         texts = {"question": self.question} if self.messages is None else {"messages": self.messages}
         if self.answer is not None:
             texts["answer"] = self.answer
@@ -50,8 +50,8 @@ class ColumnMapping(PlayedTask):
         return columns
 
     def require_columns(self, present: Iterable[str], source: str) -> None:
-        """FieldError for a mapped column that does not exist, with the nearest name and those present; FieldErrors for
-        several."""
+        """Raise FieldError for a mapped column that does not exist, with the nearest name and those present;
+        FieldErrors for several."""
         columns, errors = list(present), list[FieldError]()
         for name, field in self.fields_by_column().items():
             if name in columns or name.partition(".")[0] in columns:
@@ -68,25 +68,25 @@ class ColumnMapping(PlayedTask):
         raise_together(errors)
 
     def lacks_answer(self, columns: Iterable[str]) -> bool:
-        """True if the answer is null because the default column is not among these."""
+        """Return True if the answer is null because the default column `answer` is not among these columns."""
         return self.answer == ANSWER and ANSWER not in columns
 
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of the data, if a local file reveals them without much reading; None: not known."""
+        """Return the columns of the data if a local file gives them without much reading; None: unknown."""
         return None
 
     def refuse_media(self, columns: Iterable[str], source: str) -> None:
-        """UserError for a column of images, video or sound, unless it is asked for as metadata."""
+        """Raise UserError for a column of images, video or sound, unless `metadata` names it."""
         if media := sorted(MEDIA.intersection(columns) - set(self.metadata or ())):
             what = f"{source} has a column {media[0]!r}, which proxima can't show to a model: it trains on text alone"
             raise UserError(what, remedy=f"remove the column, or keep it for rewards with metadata=[{media[0]}]")
 
     def row(self, values: Mapping[str, Any], source: str) -> Row:
-        """The row with these values.
+        """Build the row from these values.
 
         Raises:
             EmptyPromptError: its question or its chat is empty.
-            UserError: a column is missing or no chat, with source and column.
+            UserError: a column is missing or not a chat; names source and column.
         """
         self.refuse_media((name for name in MEDIA & values.keys() if values[name]), source)
         try:
@@ -109,8 +109,8 @@ class ColumnMapping(PlayedTask):
 
 
 def as_messages(value: Any, source: str) -> tuple[Message, ...]:
-    """A chat: a list of {role, content}, or the same as JSON text; other keys are dropped. UserError, with the source,
-    for anything else, an empty chat, or an unknown role."""
+    """Read a chat: a list of {role, content}, or the same as JSON text; other keys are dropped. UserError, with the
+    source, for anything else, an empty chat, or an unknown role."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -136,5 +136,5 @@ def _without_prompt(field: str, value: Any, column: str, source: str) -> EmptyPr
 
 
 def _value(text: str, values: Mapping[str, Any]) -> Any:
-    """The value of a column, or a filled template."""
+    """Return the value of a column, or a filled template."""
     return fill(text, values) if "{" in text else to_json_value(look_up(values, text))

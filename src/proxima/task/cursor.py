@@ -1,4 +1,4 @@
-"""The order of the rows: deterministic over epochs, and four numbers in a checkpoint."""
+"""The order of the rows: deterministic over epochs, and stored as four values in a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,12 +11,12 @@ from proxima.data.random import permutation
 
 
 class Cursor:
-    """Draws rows in order, epoch after epoch, each row once an epoch. The uid of a draw is epoch x size + position:
+    """Draws rows in order, epoch after epoch, each row once per epoch. The uid of a draw is epoch x size + position:
     unique in a run, never reused, the same after a resume.
 
     Args:
-        size: rows; >= 1.
-        seed: makes the order of each epoch, together with the epoch's number and nothing else.
+        size: number of rows; >= 1.
+        seed: determines the order of each epoch, together with the epoch's number and nothing else.
         shuffle: False keeps the order of the rows.
     """
 
@@ -27,18 +27,18 @@ class Cursor:
         self._order: tuple[int, NDArray[np.int64]] | None = None
 
     def next(self, n: int) -> range:
-        """The uids of the next n draws; they may cross the end of an epoch."""
+        """Draw, and return the uids of the next n draws; they may cross the end of an epoch."""
         require(n >= 0, "n", n, "must be >= 0")
         self.drawn += n
         return range(self.drawn - n, self.drawn)
 
     def row(self, uid: int) -> int:
-        """The row of a uid, past or future, 0 … size-1; the cursor stays where it is."""
+        """Return the row of a uid, past or future, in 0 … size-1; does not move the cursor."""
         epoch, position = divmod(uid, self.size)
         return int(self._epoch_order(epoch)[position]) if self.shuffle else position
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `load` restores."""
+        """Return JSON values that `load` restores."""
         return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "drawn": self.drawn}
 
     def load(self, state: Mapping[str, Any]) -> None:

@@ -18,11 +18,11 @@ class Gsm8kTask(PlayedTask):
 
     Args:
         path: hub name, a .jsonl or .parquet file, or a folder with `train.jsonl` and `test.jsonl` (or Parquet files
-            whose names begin so, also in a subfolder `main`).
-        split: `train` or `test`; a single file is taken as it is.
+            whose names begin like these, also in a subfolder `main`).
+        split: `train` or `test`; ignored for a single file.
         template: the prompt, with `{question}`, as "{question}\\nGive the final answer after ####."
     Returns: rows whose answer is the final number as text, without commas; metadata `solution`, the text before it.
-    Raises: UserError when the data can't be opened, or a solution has no `####`; names the row.
+    Raises: UserError if the data can't be opened, or a solution has no `####`; names the row.
     Source: Cobbe et al., arXiv 2110.14168; MIT licence.
     """
 
@@ -36,7 +36,7 @@ class Gsm8kTask(PlayedTask):
         require_question_template(self.template)
 
     def rows(self, seed: int) -> Rows:
-        """The rows in the order of the data; the seed changes nothing."""
+        """Return the rows in the order of the data; the seed is ignored."""
         return MappedRows(self._source().rows(seed), self._row)
 
     def _source(self) -> Task:

@@ -14,15 +14,15 @@ from proxima.task.protocol import MappedRows, Rows
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset(ColumnMapping):
-    """Rows of a Hugging Face data set: a hub name, a folder of data files, or a folder that `save_to_disk` wrote.
+    """Rows of a Hugging Face data set: a hub name, a folder of data files, or a folder written by `save_to_disk`.
 
     Args:
         path: hub name (`openai/gsm8k`) or folder.
         subset: the configuration of the data set (`main`); null: its only one.
-        split: which part, in the data set's own names; slices such as `train[:100]` work.
+        split: the part, in the data set's own names; slices such as `train[:100]` work.
         revision: branch, tag or commit on the hub; null: the newest.
-    Raises: UserError when the data can't be opened (offline and not cached, unknown name, subset or split), for an
-        absent column or no rows.
+    Raises: UserError if the data can't be opened (offline and not cached, unknown name, subset or split), for an absent
+        column or no rows.
     """
 
     path: str
@@ -35,7 +35,7 @@ class Dataset(ColumnMapping):
         require(bool(self.path), "path", self.path, "must be a hub name or a folder")
 
     def rows(self, seed: int) -> Rows:
-        """The rows in the data set's order; the seed changes nothing."""
+        """Return the rows in the data set's order; the seed is ignored."""
         data = load_hub_dataset(self.path, self.subset, self.split, self.revision)
         source = f"data set {self.path!r}"
         self.require_columns(data.column_names, source)
@@ -45,7 +45,7 @@ class Dataset(ColumnMapping):
 
 
 def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | None = None) -> Any:
-    """The data set as the `datasets` library opens it; UserError, with the reason and the remedy, if it can't."""
+    """Open a data set with the `datasets` library; UserError, with the reason and the remedy, if that fails."""
     try:
         import datasets
     except ImportError:
@@ -70,7 +70,7 @@ def load_hub_dataset(path: str, subset: str | None, split: str, revision: str | 
 
 @contextmanager
 def offline_unless_reachable() -> Iterator[None]:
-    """Use the cache at once if the hub's name does not resolve, instead of retrying for half a minute."""
+    """If the hub's name does not resolve, use the cache at once instead of retrying for half a minute."""
     import datasets.config
     from huggingface_hub import constants
 

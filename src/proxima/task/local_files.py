@@ -17,15 +17,15 @@ from proxima.data.jsonl import utf8
 from proxima.task.column_mapping import ANSWER, ColumnMapping
 from proxima.task.protocol import EmptyPromptError, MappedRows, Row, Rows
 
-DEEPEST = 100  # levels of a row: what writes it into the run folder recurses
+DEEPEST = 100  # levels of nesting in a row, because the code that writes rows to the run folder recurses
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalFiles(ColumnMapping):
-    """Base of the tasks that read files of this machine.
+    """Base of the tasks that read local files.
 
     Args:
-        path: a file, a pattern such as `data/train-*`, or several of either; files in sorted order within a pattern.
+        path: a file, a pattern such as `data/train-*`, or several of either; the files of a pattern are sorted.
     """
 
     path: str | tuple[str, ...]
@@ -37,7 +37,7 @@ class LocalFiles(ColumnMapping):
 
 @dataclass(frozen=True, kw_only=True)
 class Jsonl(LocalFiles):
-    """Rows from JSON Lines files: one object a line, its keys are the columns.
+    """Rows from JSON Lines files: one object per line, whose keys are the columns.
 
     Opening the data validates every line, so that a broken one is found before training; lines are then read on demand.
 
@@ -45,7 +45,7 @@ class Jsonl(LocalFiles):
     """
 
     def rows(self, seed: int) -> Rows:
-        """The lines of all files, in order; the seed changes nothing."""
+        """Return the lines of all files, in order; the seed is ignored."""
         files = find_files(self.path)
         unusable: list[EmptyPromptError] = []
         lacking: dict[bool, str] = {}
@@ -57,8 +57,8 @@ class Jsonl(LocalFiles):
         return rows
 
     def _scan(self, file: Path, unusable: list[EmptyPromptError], lacking: dict[bool, str]) -> "array[int]":
-        """The offset of each row, after every row was validated; `unusable` gets what rows without a prompt raise, and
-        `lacking` the first row with and the first without the answer's column."""
+        """Validate every row and return the offset of each. The errors of rows without a prompt are added to
+        `unusable`, and the first row with and the first without the answer's column to `lacking`."""
         offsets = array("q")
         for number, offset, line in content_lines(file):
             place = f"{file}:{number}"
@@ -74,7 +74,7 @@ class Jsonl(LocalFiles):
         return offsets
 
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of the first row."""
+        """Return the columns of the first row."""
         for file in find_files(self.path):
             for number, _, line in content_lines(file):
                 return tuple(_parsed(line, f"{file}:{number}"))
@@ -89,7 +89,7 @@ class Jsonl(LocalFiles):
 
 
 def content_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Number, offset and content of each line that is not blank."""
+    """Yield number, offset and content of each line that is not blank."""
     offset = 0
     try:
         with file.open("rb") as stream:
@@ -98,12 +98,12 @@ def content_lines(file: Path) -> Iterator[tuple[int, int, bytes]]:
                     yield number, offset, line
                 offset += len(line)
     except OSError as error:
-        error.filename = str(file)  # a failed read names no file
+        error.filename = str(file)  # the error of a failed read has no file name
         raise
 
 
 def json_object(line: str | bytes, place: str) -> dict[str, Any]:
-    """The columns of a line; UserError if it holds anything else."""
+    """Parse the columns of a line; UserError if it contains anything else."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -114,7 +114,8 @@ def json_object(line: str | bytes, place: str) -> dict[str, Any]:
 
 
 def _parsed(line: bytes, place: str) -> dict[str, Any]:
-    """The columns, lone surrogates as `?`: scraped text holds them, no tokenizer and no file accepts them."""
+    """Parse the columns, with lone surrogates as `?`: scraped text contains them, but no tokenizer or file accepts
+    them."""
     values = json_object(line, place)
     if line.count(b"[") + line.count(b"{") > DEEPEST:
         _check_depth(values, place)
@@ -139,8 +140,8 @@ class Parquet(LocalFiles):
     """
 
     def rows(self, seed: int) -> Rows:
-        """The rows of all files, in order; the seed changes nothing. With `metadata`, only the mapped columns are held
-        in memory."""
+        """Return the rows of all files, in order; the seed is ignored. With `metadata`, only the mapped columns are
+        kept in memory."""
         from pyarrow import parquet
 
         tables, lacking = [], dict[bool, str]()
@@ -158,7 +159,7 @@ class Parquet(LocalFiles):
         return MappedRows(_Chained([range(len(table)) for table in tables]), partial(self._row, tables))
 
     def columns(self) -> tuple[str, ...] | None:
-        """The columns of the first file."""
+        """Return the columns of the first file."""
         files = find_files(self.path)
         return parquet_columns(files[0]) if files else None
 
@@ -168,7 +169,7 @@ class Parquet(LocalFiles):
 
 
 def parquet_columns(file: Path) -> tuple[str, ...]:
-    """The columns of a file; UserError if it is not Parquet."""
+    """Return the columns of a file; UserError if it is not Parquet."""
     import pyarrow
     from pyarrow import parquet
 
@@ -179,14 +180,14 @@ def parquet_columns(file: Path) -> tuple[str, ...]:
 
 
 def require_same_answers(lacking: Mapping[bool, str]) -> None:
-    """Raise `UserError` where the first of two places has the column of the answers, and the second lacks it."""
+    """Raise `UserError` if one place has the answer's column and another lacks it."""
     if len(lacking) == 2:
         what = f"{lacking[True]} has no column {ANSWER!r}, which {lacking[False]} has"
         raise UserError(what, remedy="give every row an answer (null is one), or set answer=null")
 
 
 class _Chained:
-    """Several sequences of integers as one of pairs: which sequence, and its item."""
+    """Several sequences of integers as one sequence of pairs: the number of the sequence, and its item."""
 
     def __init__(self, parts: Sequence[Sequence[int]]) -> None:
         self._parts, self._ends = parts, list(accumulate(map(len, parts)))
@@ -200,7 +201,8 @@ class _Chained:
 
 
 def find_files(path: str | Sequence[str]) -> list[Path]:
-    """The files of a path, a pattern or several of either, sorted within each pattern; FieldError if one has none."""
+    """Find the files of a path, a pattern or several of either, sorted within each pattern; FieldError if one matches
+    no file."""
     files: list[Path] = []
     for pattern in [path] if isinstance(path, str) else path:
         for file in map(Path, sorted(glob.glob(os.path.expanduser(pattern), recursive=True)) or [pattern]):

@@ -1,4 +1,4 @@
-"""Several data sets as one, each with its share of the rows."""
+"""Several data sets combined into one, each with its share of the rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from proxima.data.random import MIX_REST, sample_without_replacement
 from proxima.data.slot import Slot
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, open_tasks
 
-MOST_ROWS = 20_000_000  # of a mix; sixteen bytes of memory each
+MOST_ROWS = 20_000_000  # of a mix; each takes sixteen bytes of memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,19 +36,19 @@ SOURCES = Kinds({"source": "proxima.task.mix:WeightedTask"})
 
 @dataclass(frozen=True, kw_only=True)
 class Mix(PlayedTask):
-    """Rows of several tasks, each with the share of its weight.
+    """Rows of several tasks, each with a share according to its weight.
 
     The mix is a data set of `size` rows. A source has `size x weight / sum of the weights` of them, rounded so that
-    these add up: all its rows as often as fits, and for the rest some of them, drawn by the run's seed. Any stretch of
-    the mix has the shares, as nearly as rows allow; `data.shuffle` shuffles each epoch of the mix as that of any data
-    set. So prompts, uids and resumes are those of one data set.
+    the numbers add up: all its rows as often as they fit, and for the rest some of them, drawn by the run's seed. Every
+    stretch of the mix has these shares, as nearly as whole rows allow; `data.shuffle` shuffles each epoch of the mix as
+    for any data set. So prompts, uids and resumes are those of a single data set.
 
     Args:
         tasks: the sources, each `{name, weight, task}`.
-        size: rows of the mix; null: the fewest that have every row of every source.
-        column: a column that rows get, with the name of their source: a reward function can ask for it.
-    Raises: FieldError where a row has that column already, where `size` leaves a source without a row, and where the
-        mix would have more than 20 million rows.
+        size: rows of the mix; null: the smallest number with every row of every source.
+        column: a column that is added to each row, with the name of its source: a reward function can ask for it.
+    Raises: FieldError if a row has that column already, if `size` leaves a source without a row, or if the mix would
+        have more than 20 million rows.
     """
 
     tasks: Annotated[tuple[Any, ...], Slot("proxima.task.mix:SOURCES", many=True, default="source"), "the sources"]
@@ -67,7 +67,7 @@ class Mix(PlayedTask):
                 require(not value, f"tasks.{i}.task.{name}", value, "is not read in a mix", remedy=remedy)
 
     def rows(self, seed: int) -> Rows:
-        """The rows of the mix: those of the sources in turns."""
+        """Return the rows of the mix, with the sources interleaved."""
         opened = open_tasks(
             {f"tasks.{i}.task": source.task for i, source in enumerate(self.tasks)}, seed, may_skip=True
         )
@@ -80,7 +80,7 @@ class Mix(PlayedTask):
         return MappedRows(np.stack([source, index], axis=1), partial(self._row, parts), unusable)
 
     def counts(self, sizes: Sequence[int]) -> list[int]:
-        """The rows of the mix that each source has, whose own numbers of rows are `sizes`."""
+        """Return the number of rows of each source in the mix; `sizes` are the numbers of rows of the sources."""
         total = sum(source.weight for source in self.tasks)
         shares = [source.weight / total for source in self.tasks]
         needed = max(math.ceil(rows / share - 1e-9) for rows, share in zip(sizes, shares, strict=True))
@@ -100,7 +100,7 @@ class Mix(PlayedTask):
         return counts
 
     def shares(self, seed: int) -> str:
-        """The share of each source in the mix, as text."""
+        """Describe the share of each source in the mix, for display."""
         sizes = [
             len(rows)
             for rows in open_tasks({source.name: source.task for source in self.tasks}, seed, may_skip=True).values()
@@ -122,7 +122,7 @@ class Mix(PlayedTask):
 
 
 def _uses(rows: int, count: int, seed: int, source: int) -> NDArray[np.int64]:
-    """[count] which rows a source has in the mix: all of them, several times over, then some of them in order."""
+    """[count] the rows of a source in the mix: all of them, several times over, then some of them in order."""
     whole, rest = divmod(count, rows)
     some = sample_without_replacement(rows, rest, MIX_REST, seed, source)
     return np.concatenate([np.tile(np.arange(rows), whole), some])

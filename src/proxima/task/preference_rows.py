@@ -1,8 +1,8 @@
-"""Makes preference pairs, and completions with a label, from rows: which columns hold them, and how they become tokens.
+"""Builds preference pairs, and completions with a label, from rows: their columns, and their conversion to tokens.
 
-A side is a text, or a list of messages that ends with the assistant's. The prompt is the row's own; where a side holds
-the messages before its last too, these are the prompt. A bad row raises `FieldError`, which names the column's field;
-the caller adds the number of the row, and skips or refuses it.
+A side is a text, or a list of messages that ends with one of the assistant. The prompt is that of the row; messages of
+a side before its last must equal it. A bad row raises `FieldError`, which names the column's field; the caller adds the
+number of the row, and skips or refuses it.
 """
 
 from collections.abc import Mapping
@@ -31,12 +31,12 @@ from proxima.task.template import look_up
 
 @dataclass(frozen=True, kw_only=True)
 class PairColumns:
-    """The columns of pairs, among the `metadata` that the task keeps; a name may follow dots into a column of objects.
+    """The columns of pairs, among the `metadata` that the task keeps; dots in a name lead into a column of objects.
 
     Args:
-        chosen, rejected: the better and the worse completion: text, or a list of {role, content}. Where both hold whole
+        chosen, rejected: the better and the worse completion: text, or a list of {role, content}. If both are whole
             chats and the data has no column with the prompt, set the task's `messages` to one of the two.
-        margin: by how much the chosen one is better, a number; null: the data doesn't say.
+        margin: by how much the chosen one is better, a number; null: not in the data.
     """
 
     chosen: str = "chosen"
@@ -58,7 +58,7 @@ class LabelColumns:
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceReader:
-    """Rows to tokens, through the chat template as `PromptSource` does it.
+    """Converts rows to tokens, through the chat template like `PromptSource`.
 
     Args:
         tokenizer: the policy's. system, arguments: system prompt and template arguments, see `PromptSource`.
@@ -71,11 +71,11 @@ class PreferenceReader:
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def pair(self, number: int, row: Row, columns: PairColumns) -> PreferencePair:
-        """The pair of a row; `number` is the row's.
+        """Return the pair of a row; `number` is the row's.
 
         Raises:
-            FieldError: `chosen` or `rejected`: no such column, empty, no chat, without end-of-turn token, no room for
-                it (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
+            FieldError: `chosen` or `rejected`: no such column, empty, not a chat, without end-of-turn token, too long
+                (`OverLengthError`), another prompt than the row's, or equal sides; `margin`: not a finite number.
         """
         better, worse = _text(row, "chosen", columns.chosen), _text(row, "rejected", columns.rejected)
         margin = None if columns.margin is None else _number(_column(row, "margin", columns.margin))
@@ -86,8 +86,8 @@ class PreferenceReader:
         return PreferencePair(row=number, chosen=chosen, rejected=rejected, margin=margin)
 
     def labeled(self, number: int, row: Row, columns: LabelColumns) -> LabeledCompletion:
-        """The completion of a row, with its label; raises as `pair`, and for a label that is not true, false, 1 or
-        0."""
+        """Return the completion of a row, with its label; raises like `pair`, and for a label that is not true, false,
+        1 or 0."""
         text = _text(row, "completion", columns.completion)
         label = _column(row, "label", columns.label)
         require(isinstance(label, int) and label in (0, 1), "label", label, "must be true, false, 1 or 0")
@@ -109,12 +109,12 @@ class PreferenceReader:
 
 
 def _prompt(row: Row) -> tuple[Message, ...]:
-    """The messages before the completion. The task's `messages` may hold one of the sides rather than a prompt."""
+    """Return the messages before the completion. The task's `messages` may be one of the sides rather than a prompt."""
     return row.messages[:-1] if row.messages[-1]["role"] == "assistant" else row.messages
 
 
 def _text(row: Row, field: str, column: str) -> str:
-    """The completion in a column."""
+    """Return the completion in a column."""
     value, prompt = _column(row, field, column), _prompt(row)
     if isinstance(value, str):
         return value

@@ -1,4 +1,4 @@
-"""Data that `proxima data prepare` made."""
+"""Data prepared by `proxima data prepare`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from proxima.task.local_files import Parquet
 from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_message
 from proxima.task.template import fill, require_question_template
 
-# folders that the command knows how to make
+# folders that the command can create
 PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")
 
 
 def prepare_command(path: str | Path) -> str | None:
-    """The command that makes a prepared folder, or the folder of a file; None for an unknown name."""
+    """Return the command that creates a prepared folder, or the folder of a file; None for an unknown name."""
     place = Path(path)
     names = (place.name, place.parent.name if place.suffix else "")
     name = next((name for name in names if name in PREPARED), None)
@@ -23,15 +23,15 @@ def prepare_command(path: str | Path) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask(PlayedTask):
-    """A folder that `proxima data prepare` made: each question in the prompt that its card names.
+    """A folder created by `proxima data prepare`: each question in the prompt that its card names.
 
     Args:
         path: the folder.
         split: `train` or `test`.
         template: a prompt that replaces the card's and its system prompt, with `{question}`; null: the card's.
-        metadata: columns that rewards and reports get, as `level`, `subject`, `solution`; null: all.
+        metadata: columns that are passed to rewards and reports, as `level`, `subject`, `solution`; null: all.
     Returns: rows whose answer is the canonical answer as text.
-    Raises: FieldError for a missing folder or split, with the command that makes it.
+    Raises: FieldError for a missing folder or split, with the command that creates it.
     """
 
     path: str
@@ -48,7 +48,7 @@ class PreparedTask(PlayedTask):
             require_question_template(self.template)
 
     def missing(self) -> str | None:
-        """The reason why the data can't be read, with the remedy; None if they can."""
+        """Return the reason why the data can't be read, with the remedy; None if it can."""
         folder = Path(self.path).expanduser()
         command = prepare_command(folder) or "proxima data prepare"
         if not folder.is_dir():
@@ -61,7 +61,7 @@ class PreparedTask(PlayedTask):
         return None
 
     def rows(self, seed: int) -> Rows:
-        """The rows in the order of the data; the seed changes nothing."""
+        """Return the rows in the order of the data; the seed is ignored."""
         if missing := self.missing():
             raise FieldError("path", self.path, missing)
         file = str(Path(self.path).expanduser() / f"{self.split}.parquet")

@@ -1,4 +1,4 @@
-"""Makes prompts from rows: system prompt, chat template, and prompts that are too long."""
+"""Builds prompts from rows: system prompt, chat template, and the handling of prompts that are too long."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,13 +15,13 @@ from proxima.task.cursor import Cursor
 from proxima.task.protocol import Row, Rows
 
 TEMPLATE_SECONDS = 20.0
-OPENING = 64  # what prompts begin with counts in steps of this many tokens, whatever a few have in common by chance
+OPENING = 64  # common openings of prompts are counted in steps of this many tokens, so that chance matches don't count
 EXAMPLES = 8  # rows that prompts are compared with
 EVAL_UID = 1 << 40  # the first uid of held-out questions: their draws are never those of training
 
 
 def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
-    """A warning if the tokenizer has no chat template; else nothing."""
+    """Return a warning if the tokenizer has no chat template, else an empty list."""
     if tokenizer.chat_template is not None:
         return []
     what = f"{model} has no chat template: a prompt is the contents of its messages, one a line, without roles"
@@ -29,14 +29,14 @@ def template_note(tokenizer: Tokenizer, model: str) -> list[str]:
 
 
 def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """The chat with the system prompt in front, unless it has its own or `system` is None."""
+    """Return the chat with the system prompt in front, unless it has its own or `system` is None."""
     if system is None or any(message["role"] == "system" for message in messages):
         return tuple(messages)
     return ({"role": "system", "content": system}, *messages)
 
 
 def row_excerpt(value: Any) -> str:
-    """A value of a row, or its beginning, for an error."""
+    """Return a value of a row, or its beginning, for an error message."""
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -44,7 +44,7 @@ def row_excerpt(value: Any) -> str:
 def answer_tokens(
     chat: Sequence[Message], text: str, tokenizer: Tokenizer, arguments: Mapping[str, Any], field: str
 ) -> Ints:
-    """`completion_tokens` of a row, where `field` names what holds the text; FieldError if it can't be used."""
+    """Return `completion_tokens` of a row; FieldError, with the text's `field`, if the text can't be used."""
     from proxima.model.chat_answer import completion_tokens
 
     try:
@@ -62,14 +62,14 @@ def to_prompt(
     system: str | None = None,
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> Prompt:
-    """The prompt of a row; `arguments` are the chat template's."""
+    """Build the prompt of a row; `arguments` are those of the chat template."""
     chat = with_system(row.messages, system)
     tokens = prompt_tokens(chat, tokenizer, arguments)
     return Prompt(uid=uid, messages=chat, tokens=tokens, answer=row.answer, metadata=row.metadata, chat=row.chat)
 
 
 def tokens_in_common(tokens: Ints, other: Ints) -> int:
-    """Length of the common prefix of both, rounded down to a multiple of OPENING."""
+    """Count the tokens that both begin with, in steps of OPENING."""
     length = min(len(tokens), len(other))
     same = tokens[:length] == other[:length]
     return (length if same.all() else int(same.argmin())) // OPENING * OPENING
@@ -84,7 +84,7 @@ class PromptSource:
         context: most tokens of prompt and completion together; a prompt may have context - 1.
         cursor: the order; its uid becomes the prompt's.
         system: system prompt for rows without one; null: off.
-        template_arguments: what the chat template reads beside the messages.
+        template_arguments: variables that the chat template reads besides the messages.
         over_length: `skip` counts and skips a prompt that is too long, `refuse` raises.
 
     `skipped` counts the draws skipped so far, `longest` the tokens of the longest prompt.
@@ -113,7 +113,8 @@ class PromptSource:
         self.longest = 0
 
     def next(self, n: int) -> list[Prompt]:
-        """The next n prompts; UserError if one is too long under `over_length: refuse`, or none of an epoch fits."""
+        """Return the next n prompts; UserError if one is too long under `over_length: refuse`, or none of an epoch
+        fits."""
         prompts: list[Prompt] = []
         skipped_in_a_row = 0
         while len(prompts) < n:
@@ -128,14 +129,14 @@ class PromptSource:
         return prompts
 
     def prompts_for(self, uids: Sequence[int]) -> list[Prompt]:
-        """Prompts that `next` has given before; the cursor stays where it is."""
+        """Return prompts that `next` has returned before; does not move the cursor."""
         prompts = [(uid, self.prompt(self.cursor.row(uid), uid)) for uid in uids]
         if gone := [uid for uid, prompt in prompts if prompt is None]:
             raise UserError(f"prompts {gone} no longer fit", remedy=self._limit())
         return [prompt for _, prompt in prompts if prompt is not None]
 
     def prompt(self, row: int, uid: int) -> Prompt | None:
-        """The prompt of a row, or None if it is skipped; does not move the cursor."""
+        """Return the prompt of a row, or None if it is skipped; does not move the cursor."""
         prompt = self._made(row, uid)
         self.longest = max(self.longest, len(prompt.tokens))
         if len(prompt.tokens) < self.context:
@@ -147,15 +148,15 @@ class PromptSource:
         return None
 
     def _opening(self, row: int, tokens: Ints) -> int:
-        """`Prompt.opening`: the most that it has in common with the prompts of a few fixed rows. So it depends on the
-        data alone, and a prompt is run in the same parts whatever else is generated with it."""
+        """Return `Prompt.opening`: the longest opening in common with the prompts of a few fixed rows. It depends on
+        the data alone, so that a prompt is run in the same parts whatever else is generated with it."""
         common = (tokens_in_common(tokens, other) for at, other in self._examples.items() if at != row)
         return max(common, default=0)
 
     @cached_property
     def _examples(self) -> dict[int, Ints]:
-        """The tokens of the prompts of some rows, of all parts of the data: a row may have a system prompt of its own,
-        and sources that are mixed one each."""
+        """The prompt tokens of some rows from all parts of the data: a row may have its own system prompt, and so may
+        each source of a mix."""
         examples: dict[int, Ints] = {}
         for row in {i * len(self.rows) // EXAMPLES for i in range(EXAMPLES)}:
             with suppress(UserError):  # raised where the row is used
@@ -166,8 +167,8 @@ class PromptSource:
         return to_prompt(self.rows[row], uid, self.tokenizer, self.system, self.template_arguments)
 
     def check_template(self) -> None:
-        """Refuse a chat template that does not end: Jinja bounds one loop, but not one in another. The first row is
-        rendered in a thread, which is left behind if it is still busy after TEMPLATE_SECONDS.
+        """Refuse a chat template that does not end: Jinja bounds single loops, but not nested ones. The first row is
+        rendered in a thread, which is abandoned if it is still busy after TEMPLATE_SECONDS.
 
         Raises:
             UserError: the template takes too long.
@@ -184,18 +185,19 @@ class PromptSource:
             self._made(0, 0)
 
     def count_over_length(self, limit: int = 0) -> int:
-        """Count the rows among the first `limit` (0: all) that are too long; needs no weights. UserError as `next`."""
+        """Count the rows that are too long among the first `limit` (0: all); needs no weights. UserError as in
+        `next`."""
         count = min(limit, len(self.rows)) if limit else len(self.rows)
         too_long = sum(self.prompt(row, uid=row) is None for row in range(count))
         self._require_some_fit(too_long)
         return too_long
 
     def state(self) -> dict[str, Any]:
-        """JSON values that `load` restores."""
+        """Return JSON values that `load` restores."""
         return {"cursor": self.cursor.state(), "skipped": self.skipped}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`; raises as `Cursor.load`."""
+        """Restore a `state`; raises like `Cursor.load`."""
         self.cursor.load(state["cursor"])
         self.skipped = int(state["skipped"])
 

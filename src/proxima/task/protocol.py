@@ -1,4 +1,4 @@
-"""The interface of a task: a numbered list of rows, each with messages and an answer."""
+"""The protocol of tasks: numbered lists of rows, each with messages and an answer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from proxima.data.errors import raise_together
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A question before tokenization, from which a prompt is made; `chat` says that the data holds it as messages."""
+    """A question before tokenization, from which a prompt is built; `chat` is True if the data has it as messages."""
 
     messages: tuple[Message, ...]
     answer: Any = None
@@ -19,11 +19,11 @@ class Row:
 
 
 class EmptyPromptError(FieldError):
-    """A row without a prompt: `field` names what is empty. Training on a fixed data set may skip the row."""
+    """A row without a prompt: `field` names the empty part. Training on a fixed data set may skip the row."""
 
 
 def user_message(content: str) -> tuple[Message, ...]:
-    """A chat of one user message."""
+    """Return a chat of one user message."""
     return ({"role": "user", "content": content},)
 
 
@@ -37,12 +37,12 @@ class Rows(Protocol):
 
 @dataclass(frozen=True)
 class MappedRows:
-    """Rows made on access.
+    """Rows built on access.
 
     Args:
-        items: what they are made of, by number.
-        row: makes the row of a number and its item.
-        unusable: what the rows raise that are known to have no prompt, in their order.
+        items: the source items of the rows, by number.
+        row: builds the row from a number and its item.
+        unusable: the errors of the rows that are known to have no prompt, in their order.
     """
 
     items: Any
@@ -59,14 +59,14 @@ class MappedRows:
 
 
 def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False) -> dict[str, Rows]:
-    """The rows of tasks, by the dotted path of each in a recipe.
+    """Open the rows of tasks, by the dotted path of each in a recipe.
 
     Args:
         may_skip: the caller reads each row, and decides about those that raise `EmptyPromptError`.
 
     Raises:
-        FieldError, FieldErrors: fields of the tasks that are wrong, all of them together.
-        UserError: see `Task.rows`; a row is known to have no prompt, unless `may_skip`.
+        FieldError, FieldErrors: wrong fields of the tasks, all reported together.
+        UserError: see `Task.rows`; also if a row is known to have no prompt, unless `may_skip`.
     """
     rows, errors = dict[str, Rows](), list[FieldError]()
     for path, task in tasks.items():
@@ -85,10 +85,10 @@ def open_tasks(tasks: Mapping[str, "Task"], seed: int, *, may_skip: bool = False
 
 
 class Task(Protocol):
-    """A frozen dataclass whose fields are its config; those in tree have the fields of `PlayedTask` too."""
+    """A frozen dataclass whose fields are its config; in-tree tasks also have the fields of `PlayedTask`."""
 
     def rows(self, seed: int) -> Rows:
-        """Open the data. `seed` makes generated tasks; it does not order the rows (`task.cursor` does).
+        """Open the data. `seed` is for generated tasks; it does not order the rows (`task.cursor` does).
 
         Raises:
             UserError: a missing file, an absent column, an empty dataset: names it and the remedy.
@@ -98,7 +98,7 @@ class Task(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedTask:
-    """Base of the kinds of tasks: where the model answers their prompts.
+    """Base of the kinds of tasks: the environment and the tools with which the model answers their prompts.
 
     Args:
         environment: a kind of environment, `package.module:Class`, or `{kind: …}` with its arguments; null: the

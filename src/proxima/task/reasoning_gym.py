@@ -14,14 +14,14 @@ from proxima.task.template import as_text
 
 @dataclass(frozen=True, kw_only=True)
 class ReasoningGymTask(PlayedTask):
-    """Puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), made on access from the seed.
+    """Puzzles of one reasoning_gym task (`basic_arithmetic`, `countdown`, `sudoku` …), generated on access by seed.
 
-    Each row carries its entry, so that the reward `reasoning_gym` can call the task's own scorer. Training and test
+    Each row contains its entry, so that the reward `reasoning_gym` can call the task's own scorer. Training and test
     rows come from different seeds; tasks with few possible puzzles may still repeat some.
 
     Args:
         task: name of the task in reasoning_gym.
-        size: rows; >= 1.
+        size: number of rows; >= 1.
         split: `train` or `test`: different puzzles at the same seed.
         config: the task's own settings by name, as `{min_terms: 2, max_terms: 4}`; the task `composite` mixes others,
             as `{datasets: [{name: chain_sum, weight: 2, config: {}}, {name: countdown, weight: 1, config: {}}]}`.
@@ -42,7 +42,7 @@ class ReasoningGymTask(PlayedTask):
         _require_task(self.task)
 
     def rows(self, seed: int) -> Rows:
-        """The puzzles of this seed."""
+        """Return the puzzles of this seed."""
         settings = {**self.config, "seed": mix(seed, self.split == "test") % 2**31}
         return MappedRows(_create(self.task, {**settings, "size": self.size}), partial(self._row, settings))
 
@@ -57,9 +57,9 @@ class ReasoningGymTask(PlayedTask):
 
 
 def encode_json(value: Any) -> Any:
-    """A value of tuples, lists, dicts and scalars as JSON; tuples and keys that are not text are tagged.
+    """Encode tuples, lists, dicts and scalars as JSON values; tuples and keys that are not text are tagged.
 
-    The reward's worker decodes it exactly: some scorers distinguish tuples from lists.
+    The reward's worker decodes it exactly, because some scorers distinguish tuples from lists.
     """
     if isinstance(value, tuple):
         return {"__tuple__": [encode_json(item) for item in value]}
@@ -95,14 +95,14 @@ def _create(name: str, settings: Mapping[str, Any]) -> Any:
         require(key in names, f"config.{key}", settings[key], message, remedy=remedy)
     try:
         return create(name, **_with_specs(name, settings))
-    except Exception as error:  # the tasks check their settings by assertions
+    except Exception as error:  # the tasks check their settings with assertions
         reason = " ".join(str(error).split()) or type(error).__name__
         message = f"is refused by the reasoning_gym task {name!r}: {reason[:200]}"
         raise FieldError("config", dict(settings), message) from None
 
 
 def _with_specs(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, with the parts of a `composite` as reasoning_gym's own objects."""
+    """Return the settings, with the parts of a `composite` as reasoning_gym's own objects."""
     if name != "composite" or not settings.get("datasets"):
         return dict(settings)
     from reasoning_gym.composite import DatasetSpec

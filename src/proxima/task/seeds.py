@@ -11,7 +11,7 @@ class Seeds(PlayedTask):
     """Rows with nothing but a number, for an environment whose `reset` writes the prompt from its seed.
 
     Args:
-        count: rows; >= 1.
+        count: number of rows; >= 1.
     Returns: rows whose message is empty, and whose metadata has `number`, from 0.
     """
 
@@ -23,7 +23,7 @@ class Seeds(PlayedTask):
         require(self.environment is not None, "environment", None, "must be set: the rows have no text", remedy=remedy)
 
     def rows(self, seed: int) -> Rows:
-        """The numbers; each draw of a row has a seed of its own, in every epoch."""
+        """Return the numbered rows; each draw of a row has its own seed, in every epoch."""
         return MappedRows(
             range(self.count), lambda number, _: Row(messages=user_message(""), metadata={"number": number})
         )

@@ -1,4 +1,4 @@
-"""Texts with the values of a row in their braces."""
+"""Templates: texts with braces that are filled with the values of a row."""
 
 import json
 import math
@@ -12,7 +12,7 @@ LITERAL_BRACE = "write a literal brace twice"
 
 
 def template_fields(template: str, field: str) -> set[str]:
-    """The names in the braces of a template; FieldError for an unclosed brace, or one without a name."""
+    """Return the names in the braces of a template; FieldError for an unclosed brace, or braces without a name."""
     try:
         names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
     except ValueError as error:
@@ -29,13 +29,13 @@ def require_question_template(template: str) -> None:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with each `{name}` replaced by `look_up(values, name)`."""
+    """Replace each `{name}` in the template by `look_up(values, name)`."""
     parts = ((text, name) for text, name, _, _ in Formatter().parse(template))
     return "".join(text + ("" if name is None else as_text(look_up(values, name))) for text, name in parts)
 
 
 def look_up(values: Mapping[str, Any], name: str) -> Any:
-    """`values[name]`, or for `a.b` the `b` inside `a`; KeyError with the part of the name that is absent."""
+    """Return `values[name]`, or for `a.b` the `b` inside `a`; KeyError with the part of the name that is absent."""
     if name in values:
         return values[name]
     head, dot, rest = name.partition(".")
@@ -45,12 +45,13 @@ def look_up(values: Mapping[str, Any], name: str) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, anything else as JSON."""
+    """Return text unchanged, and anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(to_json_value(value), ensure_ascii=False)
 
 
 def to_json_value(value: Any) -> Any:
-    """A value that JSON can hold: dates, decimals, bytes and numbers that are not finite become text."""
+    """Convert a value for JSON: dates, decimals, bytes and numbers that are not finite become text."""
+
     if isinstance(value, Mapping):
         return {str(key): to_json_value(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

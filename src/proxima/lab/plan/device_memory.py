@@ -1,4 +1,4 @@
-"""The bytes of one device under a layout: of the trainer by the formula of `explain`, and of an engine."""
+"""The memory of one device under a layout: that of the trainer by the formula of `explain`, and that of an engine."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,8 +12,8 @@ from proxima.lab.plan.layout import DeviceLayout, key_parts
 from proxima.lab.plan.step_load import StepLoad
 
 CONTEXT = GIB  # of CUDA and its kernels
-FRAGMENTED = 0.05  # of what is allocated: blocks that the allocator can't reuse
-# what a trainer holds while engines generate, by the names of the formula and of a rehearsal
+FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
+# memory that a trainer holds while engines generate, by the names of the formula and of a rehearsal
 STEADY = ("weights", "adapter", "gradients", MOMENTS, MOMENTUM, "reference model", "optimizer")
 ENGINE_WEIGHTS, CACHE = "engine's weights", "KV cache"
 ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
@@ -21,14 +21,14 @@ ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device.
+    """The memory of a device, in bytes.
 
     Args:
-        trainer: of a rank, by kind. engine: of an engine's device, by kind.
+        trainer: bytes of a rank, by kind. engine: bytes of an engine's device, by kind.
         slots: completions that an engine runs at once; 0: its weights leave no room.
-        needed: of the device that needs most.
-        memory: that a device has.
-        source: where the trainer's bytes are from.
+        needed: bytes of the device that needs the most.
+        memory: capacity of a device.
+        source: `formula` or `rehearsal`, the source of the trainer's bytes.
     """
 
     trainer: dict[str, int]
@@ -46,11 +46,11 @@ class DeviceMemory:
 def trainer_memory(
     spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: StepLoad, budget: int = 0
 ) -> dict[str, int]:
-    """Bytes of a rank by kind, with micro-batches of `budget` tokens, or else those of the step."""
+    """Return the bytes of a rank by kind, with micro-batches of `budget` tokens, or of the step's size if 0."""
     update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / max(1, layout.shares)
     tokens = max(min(budget or load.micro_tokens, math.ceil(update)), load.prompt + load.longest)
     own = math.ceil(tokens / layout.sharding.context_parallel)
-    if layout.pipeline > 1:  # of a stage
+    if layout.pipeline > 1:  # the model of one pipeline stage
         layers = math.ceil(model.layers / layout.pipeline)
         model = replace(model, layers=layers, parameters=model.parameters * layers // model.layers)
     ranks = layout.ranks // layout.pipeline
@@ -69,13 +69,13 @@ def device_memory(
     device: DeviceKind,
     trainer: dict[str, int] | None = None,
 ) -> DeviceMemory:
-    """The memory of a layout. `trainer`: what a rehearsal counted, in place of the formula."""
+    """Return the memory of a layout. `trainer`: bytes counted by a rehearsal, which replace the formula."""
     rank = trainer or trainer_memory(spec, model, layout, load)
     held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
     size, total = layout.engine_devices, int(device.memory * GIB)
     weights = 2 * model.parameters // size
     row = 2 * 2 * model.layers * model.kv_width * (load.prompt + load.longest) // key_parts(model, size)
-    mean = row * (load.prompt + load.mean) / (load.prompt + load.longest)  # a cache of pages holds what there is
+    mean = row * (load.prompt + load.mean) / (load.prompt + load.longest)  # a paged cache only holds existing tokens
     left = ROOM * total - weights - held - CONTEXT
     engine = load.asked / layout.engines
     slots = int(min(left / mean, load.slots or MOST_RUNNING, math.ceil(engine))) if left >= row else 0
@@ -88,7 +88,8 @@ def device_memory(
 
 
 def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: StepLoad, device: DeviceKind) -> int:
-    """Tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0: the longest sequence does not fit."""
+    """Return the tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0 if the longest sequence does
+    not fit."""
 
     def fits(tokens: int) -> bool:
         many = replace(load, sequences=10**9, kept=None)  # no update is too short to fill it

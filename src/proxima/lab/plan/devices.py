@@ -16,13 +16,13 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """One kind of device, as its data sheet has it.
+    """One kind of device, with the numbers of its data sheet.
 
     Args:
-        memory: GiB. bf16: TFLOP/s of products. bandwidth: TB/s of its memory.
+        memory: GiB. bf16: TFLOP/s of matrix products. bandwidth: TB/s of its memory.
         inside, across: GB/s that one device sends to others of its node, and to other nodes.
-        node: devices of a node.
-        source: of these numbers.
+        node: devices per node.
+        source: the source of these numbers.
         products: share of `bf16` that wide products reach; 0: that of `Rates`.
     """
 
@@ -37,27 +37,28 @@ class DeviceKind:
     products: float = 0.0
 
     def nodes(self, group: int, stride: int = 1) -> int:
-        """The number of nodes that a group of every `stride`th of neighbouring devices spans."""
+        """Return the number of nodes of a group that consists of every `stride`th of neighbouring devices."""
         return max(1, math.ceil(group * stride / self.node))
 
     def link(self, group: int, stride: int = 1) -> float:
-        """Bytes a second that a device of a group gets of an all-gather: every `stride`th of neighbouring devices is in
-        it. Across nodes, each adapter of a node carries its part, and the devices of the group share it inside."""
+        """Return the bytes per second that a device receives in an all-gather over a group of every `stride`th of
+        neighbouring devices. Across nodes, each network adapter receives a part, which the devices of the group share
+        within the node."""
         if group * stride <= self.node:
             return self.inside * 1e9
         return min(self.inside, self.across * max(1, self.node // stride)) * 1e9
 
     def exchange(self, group: int, stride: int = 1) -> float:
-        """Bytes a second that a device exchanges with all others of a group, each with other bytes for each."""
+        """Return the bytes per second of a device in an all-to-all exchange within a group."""
         if group * stride <= self.node:
             return self.inside * 1e9
         here = max(1, self.node // stride)
-        return self.across * 1e9 * (group - 1) / (group - here)  # what stays in the node costs little beside the rest
+        return self.across * 1e9 * (group - 1) / (group - here)  # traffic within the node costs little in comparison
 
 
 @dataclass(frozen=True)
 class Devices:
-    """So many accelerators of one kind."""
+    """A number of accelerators of one kind."""
 
     kind: DeviceKind
     count: int
@@ -68,7 +69,7 @@ class Devices:
 
     @property
     def memory(self) -> int:
-        """Bytes of each."""
+        """Bytes of memory per device."""
         return int(self.kind.memory * GIB)
 
     def __str__(self) -> str:
@@ -77,16 +78,16 @@ class Devices:
 
 @cache
 def device_kinds() -> dict[str, DeviceKind]:
-    """Name → device, as in the file."""
+    """Return name → device, as in the file."""
     table: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())["devices"]
     return {name: DeviceKind(name=name, **values) for name, values in table.items()}
 
 
 def read_devices(text: str) -> Devices:
-    """`8xH100-80G`, or `H100-80G` for one.
+    """Parse `8xH100-80G`, or `H100-80G` for one device.
 
     Raises:
-        UserError: it is not in the table, or not a number of one.
+        UserError: the device is not in the table, or the number is < 1.
     """
     found = re.fullmatch(r"(?:(\d+)[x×])?(.+)", text.strip())
     count, name = (int(found[1] or 1), found[2]) if found else (0, text)

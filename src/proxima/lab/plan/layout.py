@@ -1,4 +1,4 @@
-"""Layouts of trainer and engines on devices."""
+"""The placement of trainer and engines on devices."""
 
 import math
 from dataclasses import dataclass, field
@@ -17,15 +17,15 @@ from proxima.model.parallel.sharding import Sharding
 
 @dataclass(frozen=True)
 class DeviceLayout:
-    """Ranks of the trainer, and engines.
+    """The ranks of the trainer, and the engines.
 
     Args:
-        ranks: of the trainer, a device each.
-        sharding: how they share the model, with the sizes of tensor, context and expert groups.
-        engines: that generate. engine_devices: of each; its weights are split over them.
+        ranks: of the trainer, one device each.
+        sharding: how the ranks share the model, with the sizes of tensor, context and expert groups.
+        engines: number of engines. engine_devices: devices per engine, over which its weights are split.
         colocated: the engines take turns with the ranks on the same devices.
         in_process: the engine is a part of rank 0.
-        pipeline: stages that the layers are split over; proxima has 1, and published figures others.
+        pipeline: stages that the layers are split over; 1 in proxima, more in some published figures.
     """
 
     ranks: int = 1
@@ -38,7 +38,7 @@ class DeviceLayout:
 
     @property
     def shares(self) -> int:
-        """Parts that an update is split into."""
+        """The number of parts that an update is split into."""
         return self.ranks // (self.sharding.together * self.pipeline)
 
     @property
@@ -56,16 +56,17 @@ class DeviceLayout:
 
 
 def key_parts(model: ModelFacts, devices: int) -> int:
-    """Devices of an engine with different keys and values: no head is split, and where there are fewer heads than
-    devices several have the same."""
+    """Return the number of devices of an engine with distinct keys and values: no head is split, and with fewer heads
+    than devices several devices have the same ones."""
     return math.gcd(devices, model.kv_heads) if model.kv_heads else devices
 
 
 def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
-    """The recipe's own layout on so many devices: all of them ranks, but with Ray, whose placement says how many.
+    """Return the recipe's own layout on these devices. Every device is a rank, except with Ray, whose placement sets
+    the number of ranks.
 
     Raises:
-        FieldError: the placement does not fit so many devices.
+        FieldError: the placement does not fit these devices.
     """
     placement, engine = config.placement, getattr(config, "engine", None)
     count, here = devices.count, not hasattr(engine, "urls")
@@ -96,10 +97,10 @@ def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
 
 
 def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
-    """Refuse a layout that the trainer or the engines refuse for a model of this config of transformers.
+    """Refuse a layout that the trainer or the engines refuse for a model with this `transformers` config.
 
     Raises:
-        FieldError: with the nearest number that serves.
+        FieldError: it names the nearest number that is possible.
     """
     check_split(config, None, layout.sharding, layout.ranks, adapters=adapters)
     heads, size = config.get_text_config().num_attention_heads, layout.engine_devices
@@ -108,7 +109,7 @@ def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
 
 
 def known_config(model: ModelFacts) -> Any:
-    """A config of transformers as far as `check_model` reads it, of a model whose own is not here."""
+    """Build a `transformers` config with the fields that `check_model` reads, for a model without an available one."""
     kind = "qwen3_moe" if model.all_experts else "qwen3" if model.normed else "llama"
     experts = {"num_experts": model.all_experts} if model.all_experts else {}
     return AutoConfig.for_model(

@@ -1,4 +1,4 @@
-"""The best layouts of a recipe on so many devices, as words of the command line."""
+"""The best layouts of a recipe on given devices, as overrides for the command line."""
 
 import math
 from collections.abc import Iterator
@@ -16,29 +16,29 @@ from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan, generation
 from proxima.model.parallel.sharding import Sharding
 
 SHOWN = 5
-LESS = 0.9  # of the memory of a faster layout: what makes a slower one worth showing
-ENGINE_SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, beside the ranks
+LESS = 0.9  # a slower layout is shown if it needs less than this share of a faster one's memory
+ENGINE_SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, for engines that are separate from the ranks
 GROUPS = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """A layout, its plan, and the words that set it."""
+    """A plan, and the overrides that set its layout."""
 
     plan: StepPlan
     words: tuple[str, ...]
 
 
 def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> list[Proposal]:
-    """The fastest layouts that fit, the first the best; and last the fastest that generates while it trains, where the
-    recipe does not and that is faster.
+    """Return the fastest layouts that fit, the best first. If the recipe does not overlap generation and training, the
+    last one is the fastest layout that does, provided it is faster than all others.
 
     Raises:
-        UserError: the recipe has no plan, or no layout fits.
+        UserError: the recipe can't be planned, or no layout fits.
     """
     planned = PlannedRecipe.of(resolved, devices, mean)
     if not hasattr(resolved.config.engine, "urls"):
-        planned = replace(planned, load=replace(planned.load, slots=None))  # those of the engine that is replaced
+        planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced
     found = list(_best(planned, devices, planned.load))
     if not found:
         raise UserError(
@@ -55,8 +55,8 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
 
 
 def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_only: bool = False) -> list[StepPlan]:
-    """The layouts that fit, the fastest first; a slower one only if its ranks need less memory than all faster ones, or
-    it has other engines."""
+    """Return the layouts that fit, the fastest first; a slower one only if its ranks need less memory than all faster
+    ones, or if its engines differ from theirs."""
     generate = cache(generation)
     found = []
     for layout in layouts(devices, overlaps=load.lag > 0):
@@ -81,8 +81,8 @@ def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_
 
 
 def layouts(devices: Devices, *, overlaps: bool) -> Iterator[DeviceLayout]:
-    """Groups of powers of two within a node, experts also across nodes; engines on the devices of the ranks, and where
-    both sides overlap beside them."""
+    """Yield layouts with group sizes that are powers of two, within a node except for expert groups. Engines share the
+    devices of the ranks; if generation and training overlap, layouts with separate engines follow."""
     count, node = devices.count, devices.kind.node
     sizes = [size for size in GROUPS if size <= min(count, node)]
     shares = [0.0, *(share for share in ENGINE_SHARES if overlaps)]
@@ -105,7 +105,7 @@ def layouts(devices: Devices, *, overlaps: bool) -> Iterator[DeviceLayout]:
 
 
 def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
-    """The words of the command line that set a layout."""
+    """Return the command-line overrides that set a layout."""
     layout, sharding, config = plan.layout, plan.layout.sharding, resolved.config
     fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}
     fields |= {"colocate": "true"} if layout.colocated else {"gpus_per_engine": layout.engine_devices}

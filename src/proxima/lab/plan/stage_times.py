@@ -1,4 +1,4 @@
-"""The time of each stage of a step on a layout: a roofline, with the shares of the peaks in `rates`."""
+"""The duration of each stage of a step on a layout: a roofline, with the shares of the peaks in `rates`."""
 
 import heapq
 import math
@@ -13,7 +13,7 @@ BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network",
 
 
 class Stage(NamedTuple):
-    """Seconds of a stage by what they are spent on, and bytes that one device sends by group."""
+    """The seconds of a stage by cause, and the bytes that one device sends by group."""
 
     name: str
     parts: Mapping[str, float]
@@ -30,10 +30,10 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTimes(PlacedModel):
-    """The duration of each stage of a model on a layout, for lengths that the caller has."""
+    """The duration of each stage of a model on a layout, for lengths that the caller passes."""
 
     def engine_alone(self) -> "StageTimes":
-        """The same for engines, whatever the ranks are: equal for layouts with equal engines."""
+        """Return the times of the engines, independent of the ranks: equal for layouts with equal engines."""
         own = self.layout
         engines = DeviceLayout(1, engines=own.engines, engine_devices=own.engine_devices, colocated=own.colocated)
         return replace(self, layout=engines)
@@ -41,10 +41,10 @@ class StageTimes(PlacedModel):
     # ---- one engine
 
     def decode_step(self, running: float, context: float) -> tuple[float, str]:
-        """Seconds of a token for each of the running completions, which have `context` tokens on average; what binds.
+        """Return the seconds of a decode step and its bottleneck; running completions have `context` tokens on average.
 
-        Weights and keys are read once, these by each device that has them. Of experts those are read that some token
-        uses.
+        Weights and keys are read once; keys are read by each device that has a copy. Only those experts are read that
+        some token uses.
         """
         model, rates, size = self.model, self.rates, self.layout.engine_devices
         used = 1 - (1 - model.experts / model.all_experts) ** running if model.all_experts else 0.0
@@ -68,13 +68,13 @@ class StageTimes(PlacedModel):
         return (launches, FIXED) if launches > seconds else (seconds, binds)
 
     def prefill(self, tokens: float, mean: float = 0.0) -> float:
-        """Seconds of one engine to read so many tokens of prompts of a mean length."""
+        """Return the seconds that one engine takes for `tokens` prompt tokens, with prompts of `mean` tokens."""
         size = self.layout.engine_devices
         return self._products(tokens, size) + self._attention(tokens * mean / 2) / size
 
     def generate(self, lengths: Sequence[int], prompt: int, group: int = 1, slots: int = 1024) -> Stage:
-        """One engine generates completions of these lengths, at most `slots` at once, the next when one ends. The time
-        in which fewer than half as many run as at the most is that of the longest completion."""
+        """Generate completions of these lengths on one engine, at most `slots` at once, the next when one ends. Time in
+        which fewer than half of the maximum are running is attributed to the longest completion."""
         parts = {BANDWIDTH: 0.0, COMPUTE: self.prefill(len(lengths) * prompt / group, prompt), NETWORK: 0.0}
         parts |= {FIXED: 0.0, LONGEST: 0.0}
         waiting, running, now, started = list(reversed(lengths)), list[tuple[int, int]](), 0, 0
@@ -95,12 +95,12 @@ class StageTimes(PlacedModel):
     # ---- the trainer
 
     def forward(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
-        """A pass of all ranks without gradients over sequences of these lengths; or of so many tokens, with the longest
-        sequence and the mean of the squared lengths over their mean."""
+        """Return a pass of all ranks without gradients over sequences of these lengths; or, if `lengths` is a number,
+        over that many tokens, with the longest sequence and the mean of the squared lengths over their mean."""
         return self._trained("forward", lengths, longest, mean_square, gradients=False)
 
     def update(self, lengths: Sequence[float] | float, longest: float = 0.0, *, mean_square: float = 0.0) -> Stage:
-        """One optimizer step, of what `forward` has: forward and backward passes, and AdamW."""
+        """Return one optimizer step with the arguments of `forward`: forward and backward passes, and AdamW."""
         stage = self._trained("update", lengths, longest, mean_square, gradients=True)
         if not stage.seconds:
             return stage
@@ -110,7 +110,7 @@ class StageTimes(PlacedModel):
         return stage._replace(parts={**stage.parts, BANDWIDTH: stage.parts.get(BANDWIDTH, 0.0) + step})
 
     def publish(self) -> Stage:
-        """New weights reach the engines; one in the process reads them and writes them in its dtype."""
+        """Return the publication of new weights; an engine in the process reads them and writes them in its dtype."""
         size = self.model.parameters * HALF
         if self.layout.in_process:
             return Stage("publish", {BANDWIDTH: (self.model.parameters * self.master + size) / self._bandwidth})
@@ -150,29 +150,29 @@ class StageTimes(PlacedModel):
 
     @property
     def _parts(self) -> int:
-        """Ranks that the optimizer's state is split over."""
+        """The number of ranks that the optimizer's state is split over."""
         sharding, ranks = self.layout.sharding, self.layout.ranks
         if sharding.kind == "hybrid":
             return min(ranks, self.device.node)
         return ranks if sharding.kind == "full" else sharding.tensor_parallel * self.layout.pipeline
 
-    # ---- what both have
+    # ---- common to both
 
     @property
     def _bandwidth(self) -> float:
-        """Bytes a second of a device's memory."""
+        """Bytes per second of a device's memory."""
         return self.device.bandwidth * 1e12 * self.rates.decode
 
     @property
     def key_elements(self) -> int:
-        """Elements of keys and values of a token, in all layers."""
+        """Elements of the keys and values of a token, in all layers."""
         return 2 * self.model.layers * self.model.kv_width
 
     def _link(self, group: int) -> float:
         return self.device.link(group) * self.rates.network
 
     def _products(self, tokens: float, split: int) -> float:
-        """Seconds to multiply tokens with all weights they use, on `split` devices: 2 FLOP a weight."""
+        """Return the seconds to multiply tokens by all weights that they use, on `split` devices: 2 FLOP per weight."""
         model, rates = self.model, self.rates
         tensor = max(1, self.layout.sharding.tensor_parallel)
         width = (model.query_width or model.hidden) if model.all_experts else model.intermediate
@@ -182,12 +182,13 @@ class StageTimes(PlacedModel):
         return 2 * tokens * seconds / split
 
     def _moved(self, tokens: float) -> float:
-        """Seconds of one device to read and write the activations of a pass; experts have copies of their tokens."""
+        """Return the seconds of one device to read and write the activations of a pass; experts copy their tokens."""
         model = self.model
         width = (2 + 2 * model.experts) * model.hidden + (model.query_width or model.hidden) + 1.5 * model.intermediate
         return tokens * model.layers * width * HALF * self.rates.moved / self._bandwidth
 
     def _attention(self, keys: float) -> float:
-        """Seconds of one device for so many pairs of query and key: products of both with the values, in each layer."""
+        """Return the seconds of one device for `keys` query-key pairs: their products and those with the values, in
+        every layer."""
         width = self.model.query_width or self.model.hidden
         return 4 * self.model.layers * width * keys / (self.device.bf16 * 1e12 * self.rates.attention)

@@ -1,4 +1,4 @@
-"""The sequences that a step generates and trains on: their number and lengths."""
+"""The load of a step: the number and lengths of the sequences that it generates and trains on."""
 
 import math
 from dataclasses import dataclass
@@ -9,31 +9,31 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import StepSize
 
-TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion where nobody says it
-ENDLESS = 1e-3  # of the completions: they repeat themselves until they are cut off; a round guess
+TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion if it is not given
+ENDLESS = 1e-3  # share of completions that repeat themselves until they are cut off; a rough guess
 STANDARD, POINTS = NormalDist(), 512
 
 
 @dataclass(frozen=True)
 class StepLoad:
-    """A step.
+    """The sizes of a step.
 
     Args:
-        sequences: generated, `group` of a prompt. kept: trained on.
+        sequences: generated, `group` per prompt. kept: trained on.
         prompt: tokens. mean, longest: tokens of a completion.
-        updates: optimizer steps. passes: over the data. forwards: passes without gradients, as that of a reference.
+        updates: optimizer steps. passes: over the data. forwards: passes without gradients, e.g. of a reference.
         micro_tokens: most tokens of a micro-batch.
         shared: the prompt of a group is computed once.
-        checkpointing: layers are computed again in the backward pass.
+        checkpointing: layers are recomputed in the backward pass.
         lag: steps that generation may be ahead of training, which then overlap; 0: they take turns.
-        concurrent: completions that are asked for at once while they overlap; None: those of all these steps.
+        concurrent: completions requested at once while they overlap; None: those of all these steps.
         spread: sigma of the lengths.
         references: frozen copies of the model that the ranks hold.
-        slots: most completions that an engine runs at once, where the recipe says it.
+        slots: most completions that an engine runs at once, if the recipe sets it.
         optimizer: its spec; None: AdamW's.
         eager: engines run without CUDA graphs.
         endless: share of the completions that run to the limit.
-        fused: layers keep what `model.fused_backbone` keeps of them.
+        fused: layers keep the activations that `model.fused_backbone` keeps.
     """
 
     sequences: int
@@ -64,29 +64,29 @@ class StepLoad:
 
     @property
     def asked(self) -> int:
-        """Completions that the engines are asked for at once."""
+        """The number of completions requested from the engines at once."""
         return self.concurrent or (self.lag + 1) * self.sequences if self.lag else self.sequences
 
     @property
     def prompt_tokens(self) -> float:
-        """Of a prompt, for each of the completions that are trained on."""
+        """Tokens of a prompt per completion that is trained on."""
         return self.prompt / self.group if self.shared else self.prompt
 
     @property
     def mean_square(self) -> float:
-        """The mean of the squared lengths of sequences over their mean: twice what a token attends to."""
+        """The mean of the squared lengths of sequences over their mean: twice the tokens that a token attends to."""
         lengths = [self.prompt + self.quantile((i + 0.5) / 64) for i in range(64)]
         return sum(x * x for x in lengths) / sum(lengths)
 
     def quantile(self, share: float) -> float:
-        """The length that so large a share of the completions is below."""
+        """Return the length that `share` of the completions stay below."""
         if share > 1 - self.endless:
             return float(self.longest)
         middle = _middle(self.mean / self.longest, self.spread)
         return self.longest * min(1.0, middle * math.exp(self.spread * STANDARD.inv_cdf(share)))
 
     def lengths(self, count: int) -> list[int]:
-        """Lengths of so many completions of the step, in mixed order, the longest of all of them among them."""
+        """Return the lengths of `count` completions of the step in mixed order, including the longest of the step."""
         count = max(1, count)
         step = next(n for n in range(round(count * 0.618) or 1, count + 2) if math.gcd(n, count) == 1)
         tokens = [max(1, round(self.quantile((i * step % count + 0.5) / count))) for i in range(count)]
@@ -94,13 +94,13 @@ class StepLoad:
         return tokens
 
     def largest(self, count: int) -> int:
-        """The longest of so many completions."""
+        """Return the length of the longest of `count` completions."""
         return max(1, round(self.quantile(1 - 0.5 / max(1, count))))
 
 
 @lru_cache(maxsize=256)
 def _middle(mean: float, spread: float) -> float:
-    """The median of a lognormal that has this mean when it is cut off at 1."""
+    """Return the median of a lognormal that has this mean when it is cut off at 1."""
     if mean >= 1:
         return math.inf
     factors = [math.exp(spread * STANDARD.inv_cdf((i + 0.5) / POINTS)) for i in range(POINTS)]
@@ -112,7 +112,7 @@ def _middle(mean: float, spread: float) -> float:
 
 
 def load_of(config: RunConfig, batch: StepSize, mean: float | None, spread: float) -> StepLoad:
-    """The step of a recipe; `mean` tokens a completion, or else the share `TYPICAL` of what it may have."""
+    """Return the load of a recipe with `mean` tokens per completion; None: the share `TYPICAL` of the maximum."""
     algorithm, train = config.algorithm, config.train
     longest = config.sampling.max_tokens
     trainer_next = algorithm.proximal == "next" and algorithm.next_from == "trainer"

@@ -1,4 +1,4 @@
-"""A whole step on a layout: its stages, its memory, and what binds it."""
+"""A whole step on a layout: its stages, its memory, and its bottleneck."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -29,7 +29,7 @@ class StepPlan:
     """The time and memory of a step.
 
     Args:
-        stages: in order, those of the trainer and of the engines.
+        stages: those of the engines and of the trainer, in order.
         memory: of a device.
     """
 
@@ -44,7 +44,7 @@ class StepPlan:
 
     @property
     def seconds(self) -> float:
-        """Of a step: one stage after the other, or the slower side of the two."""
+        """Seconds of a step: the sum of the stages or, if they overlap, the slower of the two sides."""
         return max(self.sides) if self.overlaps else sum(self.sides)
 
     @property
@@ -54,13 +54,13 @@ class StepPlan:
 
     @property
     def sides(self) -> tuple[float, float]:
-        """Seconds of the engines, and of the trainer with all else, new weights among it."""
+        """Seconds of the engines, and of the trainer with everything else, including publication."""
         engine = sum(stage.seconds for stage in self.stages if stage.name == "generate")
         return engine, sum(stage.seconds for stage in self.stages) - engine
 
     @property
     def micro_batch(self) -> int:
-        """Tokens of the largest micro-batch with which the plan fits; 0: it fits with none."""
+        """Tokens of the largest micro-batch with which the plan fits; 0 if it fits with none."""
         kind = self.devices.kind
         tokens = largest_micro_batch(self.spec, self.model, self.layout, self.load, kind)
         load = replace(self.load, micro_tokens=tokens)
@@ -68,12 +68,12 @@ class StepPlan:
 
     @property
     def speed(self) -> float:
-        """Tokens of completions a second, a device."""
+        """Tokens of completions per second and device."""
         return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
 
     @property
     def binds(self) -> str:
-        """The stage that takes longest, of the slower side, and what binds it."""
+        """The longest stage of the slower side, and its bottleneck."""
         engine, trainer = self.sides
         counted = [s for s in self.stages if not self.overlaps or (s.name == "generate") == (engine > trainer)]
         longest = max(counted, key=lambda stage: stage.seconds)
@@ -108,13 +108,13 @@ def plan_step(
     memory: DeviceMemory | None = None,
     generate: Generate | None = None,
 ) -> StepPlan:
-    """The plan of a step.
+    """Plan a step.
 
     Args:
         spec: dtypes, checkpointing and adapter.
         rates: None: those of `devices.toml`.
-        memory: of a device, where it is known already.
-        generate: `generation`, or one that remembers.
+        memory: of a device, if it is already known.
+        generate: `generation`, or a cached version of it.
     """
     rates = rates or fitted_rates()
     times = stage_times(model, spec, layout, load, devices, rates)
@@ -132,8 +132,8 @@ def plan_step(
 
 
 def generation(times: StageTimes, load: StepLoad, slots: int) -> Stage:
-    """The stage of all engines, which have equal parts. A completion that begins when a step ends is trained on `lag`
-    steps later, and that step waits for it: the completions of so many steps are made in their time."""
+    """Return the generation stage of engines with equal parts. A completion that begins when a step ends is trained on
+    `lag` steps later, and that step waits for it: the completions of `lag` steps are generated in the time of these."""
     layout = times.layout
     steps = load.lag if load.lag and not layout.colocated else 1
     lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
@@ -143,7 +143,7 @@ def generation(times: StageTimes, load: StepLoad, slots: int) -> Stage:
 def stage_times(
     model: ModelFacts, spec: ModelConfig, layout: DeviceLayout, load: StepLoad, devices: Devices, rates: Rates
 ) -> StageTimes:
-    """The durations of a model's stages on a layout."""
+    """Return the durations of a model's stages on a layout."""
     master = BYTES[spec.dtype]
     adapter = None if spec.lora is None else model.adapter or 0
     gathered = 2 if layout.sharding.param_dtype == "bfloat16" else master
@@ -168,7 +168,8 @@ def _times(stage: Stage, count: float) -> Stage:
 
 @dataclass(frozen=True)
 class PlannedRecipe:
-    """The common part of a recipe's plans on several layouts. `config`: of transformers, the model's or one like it."""
+    """The common part of a recipe's plans on several layouts. `config`: the model's `transformers` config, or a similar
+    one."""
 
     model: ModelFacts
     spec: ModelConfig
@@ -178,10 +179,10 @@ class PlannedRecipe:
 
     @classmethod
     def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
-        """Of a recipe whose completions have `mean` tokens.
+        """Read a recipe whose completions have `mean` tokens.
 
         Raises:
-            UserError: it does not generate, its completions can't have that mean, or its model's size is not known.
+            UserError: it does not generate, its completions can't have that mean, or its model's size is unknown.
         """
         config = resolved.config
         if not isinstance(config, RunConfig):
@@ -199,18 +200,18 @@ class PlannedRecipe:
         return cls(estimates.model, config.model, load, devices, own)
 
     def check(self, layout: DeviceLayout) -> None:
-        """FieldError for a layout that the model can't have."""
+        """Raise a FieldError for a layout that is impossible for the model."""
         check_model(layout, self.config, adapters=self.spec.lora is not None)
 
     def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **known: Any) -> StepPlan:
-        """The plan of one layout; `known` as in `plan_step`."""
+        """Plan one layout; `known` is passed to `plan_step`."""
         load = load or self.load
         load = replace(load, lag=0) if layout.colocated else load
         return plan_step(self.model, self.spec, layout, load, self.devices, **known)
 
 
 def _checked_config(spec: ModelConfig) -> Any:
-    """The model's config. UserError if it has layers without attention: they cache and compute otherwise."""
+    """Load the model's config. UserError if it has layers without attention: their cache and cost are different."""
     config = load_config(spec.path, spec.revision)
     text = config.get_text_config()
     other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
@@ -229,15 +230,15 @@ def plan_recipe(
     mean: float | None = None,
     counted: dict[str, int] | None = None,
 ) -> StepPlan:
-    """The plan of a recipe on so many devices, in its own layout or another one.
+    """Plan a recipe on these devices, in its own layout or another one.
 
     Args:
-        mean: tokens a completion; None: a share of the most.
+        mean: tokens per completion; None: a share of the maximum.
         counted: bytes of a rank by kind, from a rehearsal.
 
     Raises:
-        UserError: it does not generate, or its model's size is not known.
-        FieldError: its layout does not fit these devices, or does not divide its model.
+        UserError: the recipe does not generate, or the size of its model is unknown.
+        FieldError: the layout does not fit these devices, or does not divide the model.
     """
     recipe = PlannedRecipe.of(resolved, devices, mean)
     layout = layout or planned_layout(resolved.config, devices)

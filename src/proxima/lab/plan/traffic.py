@@ -1,4 +1,4 @@
-"""Traffic between ranks: layers and gradients, and between the dimensions of a layout."""
+"""The bytes that ranks send each other: layers and gradients, and traffic of the parallel dimensions of a layout."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -13,10 +13,10 @@ HALF, FULL = 2, 4  # bytes of bfloat16 and float32
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a model by where they are used.
+    """The number of weights of a model by use.
 
     Args:
-        dense: multiplied with every token. routed: those of experts, of one token. experts: of all of them.
+        dense: multiplied with every token. routed: expert weights that one token uses. experts: weights of all experts.
     """
 
     dense: float
@@ -38,11 +38,11 @@ class PlacedModel:
     """A model on a layout.
 
     Args:
-        master: bytes of a weight that is trained. gathered: of one that a layer computes with.
-        checkpointing: layers are computed again in the backward pass.
+        master: bytes of a trained weight. gathered: bytes of a weight that a layer computes with.
+        checkpointing: layers are recomputed in the backward pass.
         micro_tokens: most tokens of a micro-batch.
-        adapter: weights that are trained in place of all; None: without `model.lora`.
-        eager: engines launch each kernel of a decode step, without CUDA graphs.
+        adapter: number of adapter weights, the only trained ones; None: without `model.lora`.
+        eager: engines launch each kernel of a decode step separately, without CUDA graphs.
     """
 
     model: ModelFacts
@@ -59,7 +59,7 @@ class PlacedModel:
 
     @property
     def trained(self) -> int:
-        """Weights with a gradient."""
+        """The number of weights with a gradient."""
         return self.model.parameters if self.adapter is None else self.adapter
 
     def __post_init__(self) -> None:
@@ -67,8 +67,7 @@ class PlacedModel:
 
 
 class Traffic(NamedTuple):
-    """The traffic of one device: bytes, the best rate in bytes per second, and the collectives and nodes over which
-    they are sent."""
+    """The traffic of one device: bytes, the best bytes per second, the number of collectives, and of nodes."""
 
     size: float
     rate: float
@@ -78,17 +77,17 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class StageTraffic:
-    """By group: the traffic that computation waits for, and the traffic that overlaps with it."""
+    """Traffic by group: that which computation waits for, and that which overlaps with it."""
 
     blocking: dict[str, Traffic]
     overlapped: dict[str, Traffic]
 
 
 def traffic_of(placed: PlacedModel, tokens: float, micro: int, *, gradients: bool) -> StageTraffic:
-    """Of one pass over `tokens` of a share, in `micro` micro-batches."""
+    """Return the traffic of one pass over `tokens` tokens of a share, in `micro` micro-batches."""
     sharding, model, device = placed.layout.sharding, placed.model, placed.device
     tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
-    passes = 2 + placed.checkpointing if gradients else 1  # the backward pass sends as much, and so does a repeat
+    passes = 2 + placed.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
     layers = model.layers / placed.layout.pipeline
     count, own = passes * layers, tokens / context
     blocking = {}
@@ -110,8 +109,8 @@ def traffic_of(placed: PlacedModel, tokens: float, micro: int, *, gradients: boo
 
 
 def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, Traffic]:
-    """Layers that are gathered, and gradients that are summed: dense ones over all ranks that share a tensor part,
-    experts over those that have the same ones."""
+    """Return the traffic of gathering layers and summing gradients: dense ones over all ranks with the same tensor
+    part, experts over the ranks that have the same ones."""
     layout, sharding, device = placed.layout, placed.layout.sharding, placed.device
     tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
     ranks = layout.ranks // (tensor * layout.pipeline)

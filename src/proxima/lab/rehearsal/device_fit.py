@@ -22,31 +22,31 @@ from proxima.lab.rehearsal.rehearsed_step import GRADIENTS, MOMENTS, WEIGHTS, Re
 from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.models import sharding_of
 
-MICRO_BATCHES = 2  # of a rehearsed update: the second finds gradients, and there is no third kind
-STEADY = (WEIGHTS, GRADIENTS, MOMENTS)  # what more ranks share
+MICRO_BATCHES = 2  # of a rehearsed update: the second adds to existing gradients, and further ones are like it
+STEADY = (WEIGHTS, GRADIENTS, MOMENTS)  # memory that is split among the ranks
 
 
 @dataclass(frozen=True)
 class Saving:
-    """A word of the command line, and the bytes that one device then needs, about."""
+    """An override on the command line, and the approximate number of bytes that one device then needs."""
 
     word: str
     needed: int
 
 
 Resolve = Callable[[str], Resolved[Any]]
-"""The recipe with one more word."""
+"""Resolves the recipe with one more override."""
 
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """The memory that one device needs.
+    """The memory that one device needs, and whether it has that much.
 
     Args:
-        rehearsal: what was measured. devices: what it is measured against.
-        engine: bytes of what was not rehearsed, as `explain` reckons them.
-        estimate: what `explain` reckons for what was rehearsed; None where it can't.
-        advice: what to change, the best first; empty where it fits.
+        rehearsal: the measurements. devices: the devices that the step should fit.
+        engine: bytes of the parts that were not rehearsed, as estimated by `explain`.
+        estimate: the estimate of `explain` for the rehearsed parts; None if it has no estimate.
+        advice: changes, the best first; empty if the step fits.
     """
 
     rehearsal: Rehearsal
@@ -57,12 +57,12 @@ class DeviceFit:
 
     @property
     def needed(self) -> int:
-        """Bytes of one device, with what CUDA itself takes."""
+        """Bytes needed on one device, including those of CUDA itself."""
         return sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by what they hold; their sum is what is needed."""
+        """The needed bytes by use; `needed` is their sum."""
         engine = {"engine (estimated)": self.engine} if self.engine else {}
         fragments = math.ceil((self.rehearsal.peak + self.engine) * FRAGMENTED)
         return self.rehearsal.peak_bytes | engine | {"fragments": fragments, "CUDA itself": CONTEXT}
@@ -95,10 +95,10 @@ class DeviceFit:
 
 
 def rehearse_fit(resolved: Resolved[Any], devices: Devices, again: Resolve) -> DeviceFit:
-    """Rehearse a recipe for one of these devices, the weights spread over all of them; `again` resolves it changed.
+    """Rehearse a recipe for one of these devices, with the weights sharded over all; `again` resolves it with a change.
 
     Raises:
-        UserError: its model's config can't be read.
+        UserError: the config of the model can't be read.
     """
     config: AnyConfig = resolved.config
     share = _share(config, devices.count)
@@ -112,10 +112,10 @@ def rehearse_fit(resolved: Resolved[Any], devices: Devices, again: Resolve) -> D
 
 
 def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, import_code: bool = False) -> DeviceFit:
-    """`rehearse_fit` in a process of its own: a fake device stays in its process for good.
+    """Run `rehearse_fit` in a separate process, because a fake device can't be unregistered.
 
     Raises:
-        UserError: its model's config can't be read.
+        UserError: the config of the model can't be read.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         outcome = pool.submit(_outcome, recipe, list(overrides), devices, import_code).result()
@@ -125,18 +125,18 @@ def rehearse_recipe(recipe: str, overrides: Sequence[str], devices: Devices, *, 
 
 
 def _outcome(recipe: str, overrides: Sequence[str], devices: Devices, import_code: bool) -> DeviceFit | str:
-    """The fit of the recipe, or the reason why it can't be rehearsed."""
+    """Return the fit of the recipe, or the message of the error that prevents the rehearsal."""
     try:
         resolved = resolve(recipe, overrides, root=None, import_code=import_code)
         return rehearse_fit(
             resolved, devices, lambda word: resolve(recipe, [*overrides, word], root=None, import_code=import_code)
         )
-    except UserError as error:  # its parts do not travel between processes
+    except UserError as error:  # its fields can't be passed between processes
         return str(error)
 
 
 def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, shares: int = 1) -> StepShape:
-    """One of so many shares of a step, with micro-batches as full as they get, and only as many as show everything."""
+    """Return the shape of one of `shares` parts of a step: full micro-batches, and no more of them than necessary."""
     budget = config.train.tokens_per_micro_batch
     if isinstance(batch, StepSize) and isinstance(config, RunConfig):
         length = config.sampling.max_tokens
@@ -158,15 +158,15 @@ def shape_of(config: AnyConfig, batch: StepSize | ExampleStep, shares: int = 1) 
 
 
 def config_is_single(config: Any) -> bool:
-    """True if an example is a single sequence, not a pair."""
+    """Return True if an example is one sequence, not a pair."""
     from proxima.config.families import command_of
 
     return command_of(config) == "sft" or (command_of(config) == "dpo" and config.preference.kto is not None)
 
 
 def changes_of(resolved: Resolved[Any], again: Resolve, fit: DeviceFit) -> list[Saving]:
-    """Changes that need less memory, as command-line overrides, the one that costs least time first. The need of each
-    is the rehearsed one minus the saving that `explain` estimates."""
+    """Return overrides that need less memory, the one that costs the least time first. The memory with an override is
+    the rehearsed one minus the saving that `explain` estimates."""
     config: AnyConfig = resolved.config
     budget, slots = config.train.tokens_per_micro_batch, getattr(getattr(config, "engine", None), "slots", 0) or 0
     words = [f"engine.slots={slots // 2}"] if slots > 1 else []
@@ -184,7 +184,7 @@ def changes_of(resolved: Resolved[Any], again: Resolve, fit: DeviceFit) -> list[
         try:
             other = again(word)
         except UserError:
-            continue  # the recipe has a reason against it
+            continue  # the recipe does not permit it
         if (saved := before - _reckoned(other, count)) > 0.01 * fit.needed:
             out.append(Saving(word, max(CONTEXT, fit.needed - math.ceil(saved * (1 + FRAGMENTED)))))
     steady = sum(fit.rehearsal.peak_bytes.get(kind, 0) for kind in STEADY)

@@ -1,8 +1,8 @@
-"""Counts what makes the host wait for the device, and the bytes that are alive on it.
+"""Counts the operations that make the host wait for the device, and the bytes that are alive on it.
 
-A dispatch mode over `FakeTensorMode`. Host tensors hold their data and are computed with as ever; whatever the host
-asks of the device (a number, a copy, a shape that depends on data) is noted with its line and answered with something
-plausible, so that a step runs to its end and all of it is listed.
+A dispatch mode over `FakeTensorMode`. Host tensors hold data and are computed as usual. Whatever the host requests from
+the device (a number, a copy, a data-dependent shape) is recorded with its line of code and answered with a plausible
+value, so that a step runs to its end and every wait is listed.
 """
 
 import ast
@@ -33,13 +33,13 @@ aten = torch.ops.aten
 OURS = Path(__file__).resolve().parents[2]  # the package
 HERE = Path(__file__).resolve().parent
 FOREIGN = (sysconfig.get_paths()["stdlib"], str(Path(torch.__file__).parents[1]), sys.prefix)
-BLOCK = 512  # bytes: what CUDA's allocator rounds to
+BLOCK = 512  # bytes: the rounding of CUDA's allocator
 PACKS = "pack"  # the method that begins a micro-batch
 TRANSFERS = (aten._to_copy.default, aten.copy_.default)
 ACTIVATIONS = "activations"
 PINNED = "_pinned_in_rehearsal"
 STEP = "optimizer's step"
-LARGEST = 2**20  # elements of an optimizer's state in host memory that hold data; larger ones have one 0 in all places
+LARGEST = 2**20  # elements of an optimizer state with data in host memory; larger ones are one 0, expanded
 
 
 @dataclass(frozen=True, order=True)
@@ -47,10 +47,10 @@ class Wait:
     """A place where the host waits for the device.
 
     Args:
-        place: `train/stack.py:214`, the innermost line of ours.
-        function: in which it is.
+        place: `train/stack.py:214`, the innermost line of our own code.
+        function: the function of that line.
         what: the operation, `item`, `copy to the host`, `copy to the device` …
-        inside: in a loop over micro-batches.
+        inside: True in a loop over micro-batches.
     """
 
     place: str
@@ -61,7 +61,7 @@ class Wait:
 
 @dataclass
 class LiveBytes:
-    """The bytes on the device by kind, now and when they were most."""
+    """The bytes on the device by kind, now and at the peak."""
 
     now: Counter[str] = field(default_factory=Counter)
     peak: dict[str, int] = field(default_factory=dict)
@@ -76,7 +76,7 @@ class LiveBytes:
 
 
 class DeviceWatch(TorchDispatchMode):
-    """See the module. `waits` counts, `bytes` is alive, and `kind` is what new memory is counted as."""
+    """See the module. `waits` counts the waits, `bytes` is the live memory, and new memory is counted as `kind`."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,7 +88,7 @@ class DeviceWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(kind.__name__ == "DTensor" for kind in types):
-            return NotImplemented  # it comes again, as the operations on this rank's part
+            return NotImplemented  # it is dispatched again, as operations on this rank's shard
         kwargs = dict(kwargs or {})
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         there = [tensor for tensor in tensors if isinstance(tensor, FakeTensor)]
@@ -116,7 +116,7 @@ class DeviceWatch(TorchDispatchMode):
         patched.tolist = _tolist
         storage: Any = torch.UntypedStorage
         self._resize = storage.resize_
-        storage.resize_ = lambda own, size: self._resized(own, size)  # how FSDP frees what it has gathered
+        storage.resize_ = lambda own, size: self._resized(own, size)  # FSDP frees gathered parameters with it
         torch.clear_autocast_cache = COPIES.clear  # called where the outermost autocast ends
         torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(1, device=…)` is a copy to the device
         ON_SYNCHRONIZE.append(self._synchronized)
@@ -136,7 +136,7 @@ class DeviceWatch(TorchDispatchMode):
         self.wait("synchronize")
 
     def wait(self, what: str) -> None:
-        """Note that the host waits here."""
+        """Record that the host waits here."""
         frames = list(self._frames())
         place, function = "torch", ""
         for frame in frames[:1]:
@@ -145,7 +145,7 @@ class DeviceWatch(TorchDispatchMode):
         self.waits[Wait(place, function, what, inside)] += 1
 
     def relabel(self, tensors: Any, kind: str) -> None:
-        """Count what these hold as `kind`."""
+        """Count the memory of these tensors as `kind`."""
         for whole in tensors:
             tensor = getattr(whole, "_local_tensor", whole)
             if isinstance(tensor, FakeTensor) and (key := tensor.untyped_storage()._cdata) in self._storages:
@@ -155,12 +155,12 @@ class DeviceWatch(TorchDispatchMode):
                 self.bytes.now[kind] += size
 
     def restart_peak(self) -> None:
-        """The peak is that from now on."""
+        """Measure the peak from now on."""
         self.bytes.most, self.bytes.peak = self.bytes.total, dict(self.bytes.now)
 
     def _frames(self) -> Iterator[FrameType]:
-        """The frames of ours, the innermost first; those of a backward pass, which runs in other threads, follow those
-        of the thread that waits for it."""
+        """Yield the frames of our own code, innermost first. A backward pass runs in its own threads; its frames are
+        followed by those of the thread that waits for it."""
         own: FrameType | None = sys._getframe(2)
         waiting = None if threading.get_ident() == self._thread else sys._current_frames().get(self._thread)
         for frame in (own, waiting):
@@ -179,7 +179,7 @@ class DeviceWatch(TorchDispatchMode):
         return pinned
 
     def _copy(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """A copy within the device, or between it and the host; host tensors hold data, so a copy to it has some."""
+        """Copy within the device, or between it and the host; a copy to the host gets plausible data."""
         if func is aten.copy_.default:
             destination, source = args[:2]
             before, after = (_is_there(x) for x in (source, destination))
@@ -213,7 +213,7 @@ class DeviceWatch(TorchDispatchMode):
         return self._kept(func(*args, **kwargs))
 
     def _indices(self, func: Any, args: Any) -> Any:
-        """Arguments with an index of positions in place of a mask, and of a host tensor."""
+        """Return the arguments with masks and host tensors replaced by indices of positions on the device."""
         indices = []
         one_value = func is not aten.index.Tensor and args[2].numel() == 1 and not (len(args) > 3 and args[3])
         for index in args[1]:
@@ -230,10 +230,10 @@ class DeviceWatch(TorchDispatchMode):
         return (args[0], indices, *args[2:])
 
     def _of_unknown_shape(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-        """The largest result of an operation whose shape, or whose number, depends on data."""
+        """Return the largest possible result of an operation whose shape or value depends on data."""
         first = args[0]
         if func is aten.repeat_interleave.Tensor and (size := kwargs.get("output_size")) is not None:
-            return torch.empty(size, dtype=torch.long, device=first.device)  # told, it waits for nothing
+            return torch.empty(size, dtype=torch.long, device=first.device)  # the size is passed, so it doesn't wait
         self.wait(str(func).removeprefix("aten.").removesuffix(".default"))
         if func is aten.nonzero.default:
             return torch.empty(first.numel(), first.dim(), dtype=torch.long, device=first.device)
@@ -244,7 +244,7 @@ class DeviceWatch(TorchDispatchMode):
         raise RuntimeError(f"{func} waits for the device to know its shape: a rehearsal can't answer it")
 
     def _kept(self, outputs: Any) -> Any:
-        """The outputs, their memory counted for as long as it lives."""
+        """Return the outputs, and count their memory until it is freed."""
         for tensor in tree_leaves(outputs):
             if isinstance(tensor, FakeTensor) and tensor.device.type == NAME:
                 storage = tensor.untyped_storage()
@@ -275,7 +275,7 @@ def _rounded(size: int) -> int:
 
 
 def _tolist(tensor: Tensor) -> Any:
-    """By one copy, as of a real tensor; a fake one would be asked element by element."""
+    """Convert with one copy, as for a real tensor; a fake tensor would be read element by element."""
     return tensor.cpu().tolist()
 
 
@@ -289,13 +289,13 @@ def _target(kwargs: Mapping[str, Any]) -> str | None:
 
 
 def _plausible(shape: Any, dtype: torch.dtype) -> Tensor:
-    """The values of a copy to the host: zeros for log-probs and other numbers, True for masks."""
+    """Return the data of a copy to the host: 0 for log-probs and other numbers, True for masks."""
     return torch.full(shape, dtype == torch.bool, dtype=dtype)
 
 
 @cache
 def is_own_code(path: str) -> bool:
-    """True if a file belongs to proxima or the user, not to torch, another package, or the rehearsal."""
+    """Return True for a file of this package or of a user: not of torch, another package, or the rehearsal itself."""
     place = PurePath(path)
     if place.is_relative_to(OURS):
         return not place.is_relative_to(HERE)
@@ -303,14 +303,14 @@ def is_own_code(path: str) -> bool:
 
 
 def shown_place(path: str, line: int) -> str:
-    """`train/stack.py:214` for a file of ours, the file's name for a user's."""
+    """Return `train/stack.py:214` for a file of this package, and the bare file name and line for a user's."""
     place = PurePath(path)
     return f"{place.relative_to(OURS) if place.is_relative_to(OURS) else place.name}:{line}"
 
 
 @cache
 def _packing_lines(code: CodeType) -> frozenset[int]:
-    """The lines of a function that run once a micro-batch: the loops, and comprehensions, that pack one."""
+    """Return the lines of a function that run once per micro-batch: the bodies of the loops that pack one."""
     try:
         lines, start = inspect.getsourcelines(code)
         tree = ast.parse(textwrap.dedent("".join(lines)))

@@ -1,9 +1,9 @@
-"""A fake accelerator: tensors on it have shape, dtype and device, and no data; torch treats it as it treats CUDA.
+"""A fake accelerator: its tensors have shape, dtype and device, but no data; torch treats it like CUDA.
 
 It is torch's private device with the backend below, under `FakeTensorMode`: a build of torch without CUDA can't run a
 backward pass of fake CUDA tensors (the autograd engine asks for a driver), and on one with CUDA the figures would
-depend on the machine. What torch does for CUDA alone is done here too: autocast's list of products, and the fused
-kernels of attention, which keep no matrix of scores.
+depend on the machine. Features that torch has for CUDA only are replicated here: autocast's list of products, and the
+fused attention kernels, which don't keep a matrix of scores.
 """
 
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from torch.utils import backend_registration
 NAME = "rehearsal"
 FLASH_HEAD = 256  # widest head of the flash kernel
 
-# products that autocast runs in half precision on CUDA, as far as decoders have them
+# products that autocast runs in half precision on CUDA, limited to those in decoders
 LOWERED = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "scaled_dot_product_attention")
 _AUTOCAST = "AutocastPrivateUse1"
 COPIES: dict[int, tuple[Tensor, Tensor]] = {}  # autocast's cache: by the id of a weight, it and its copy
 ON_SYNCHRONIZE: list[Callable[[], None]] = []  # called where the host waits for a stream
-_libraries: list[torch.library.Library] = []  # registrations last as long as these
+_libraries: list[torch.library.Library] = []  # keeps the registrations alive
 
 
 class _FakeStream:
-    """Everything on a fake device is done at once."""
+    """A stream or event of a fake device, on which every operation finishes at once."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device(NAME, 0)
@@ -51,7 +51,7 @@ class _FakeEvent(_FakeStream):
 
 
 class _Backend(backend_registration._DummyBackendModule):
-    """The functions that torch expects in the module of a device."""
+    """The module that torch requires of a device backend."""
 
     Stream, Event = _FakeStream, _FakeEvent
 
@@ -75,7 +75,7 @@ class _Backend(backend_registration._DummyBackendModule):
 
 @cache
 def fake_device() -> torch.device:
-    """The device, registered on first use for the rest of the process."""
+    """Return the device, registered on first use for the rest of the process."""
     backend_registration._setup_privateuseone_for_python_backend(NAME, backend_module=_Backend())
     every = torch.library.Library("_", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _AUTOCAST)
@@ -90,8 +90,8 @@ def fake_device() -> torch.device:
 
 
 def _lowered(operator: Any) -> Callable[..., Tensor]:
-    """The operator with its arguments in the dtype of autocast. The copy of a weight is made once in a forward pass and
-    kept to its end, as autocast's own cache does."""
+    """Wrap an operator to cast its arguments to the dtype of autocast. A weight is cast once per forward pass and its
+    copy is kept until the end of the pass, as in autocast's own cache."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _AUTOCAST))
 
     def run(*arguments: Any, **options: Any) -> Tensor:
@@ -128,8 +128,8 @@ def _attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """The choice of `scaled_dot_product_attention` on CUDA: flash without a mask in half precision, else the
-    memory-efficient kernel with a dense bias."""
+    """Run the kernel that `scaled_dot_product_attention` chooses on CUDA: flash without a mask in half precision,
+    otherwise the memory-efficient kernel with a dense bias."""
     if enable_gqa and (repeat := query.shape[1] // key.shape[1]) > 1:
         key, value = (x.repeat_interleave(repeat, dim=1) for x in (key, value))
     operators = torch.ops.aten
@@ -153,9 +153,8 @@ def _grouped_product(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Stand in for the product of rows [S, I] with their matrices of [E, I, O]: as many operations, and tensors of the
-    same shapes. In precisions other than bfloat16, CUDA computes group by group and reads the ends of the groups on the
-    host."""
+    """Multiply rows [S, I] by one of the matrices [E, I, O]; shapes and operations are those of the grouped product.
+    In precisions other than bfloat16, CUDA computes group by group and reads the ends of the groups on the host."""
     if offs is not None and rows.dtype != torch.bfloat16:
         offs.cpu()
     return rows @ matrices[0]

@@ -1,4 +1,4 @@
-"""Rank 0 of a group whose other ranks are nowhere: collectives return at once, with tensors of the right shape."""
+"""Rank 0 of a group whose other ranks do not exist: collectives return at once, with tensors of the right shape."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @contextmanager
 def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
-    """The ranks, and a process group of torch with them for as long as this lasts; one is a process alone. Each
+    """Yield the ranks, with a torch process group of them inside the context; a count of 1 needs no group. Every
     `together` neighbours compute the same share.
 
     Raises:
@@ -38,13 +38,13 @@ def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
 
 
 def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
-    """Every expert gets as many tokens; the host waits for them as it would."""
+    """Give every expert equally many tokens; the host waits for the counts as in a real run."""
     sent.tolist()
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)], [-(-rows // ranks)] * ranks
 
 
 class _FakeRanks(Ranks):
-    """Every rank does what this one does."""
+    """Ranks that all do the same as this one."""
 
     def __init__(self, count: int, together: int = 1) -> None:
         self.size, self.together = count, together
@@ -77,12 +77,12 @@ def shard_unloaded(model: Any, sharding: Any, device: Any) -> None:
 
 
 def whole_gradients(model: nn.Module) -> Iterator[Tensor]:
-    """The gradients that a sharded model keeps whole until its ranks add them up; none of a plain one."""
+    """Yield the gradients that a sharded model keeps whole until its ranks add them up; a plain model has none."""
     for module in model.modules():
         if is_sharded(module):
             sharded: Any = module
             for group in sharded._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:  # in one place if it has the dtype of the sum, else in the other
+                for parameter in group.fsdp_params:  # the dtype of the reduction decides which of the two is set
                     whole = getattr(parameter, "_unsharded_param", None)
                     gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
                     yield from (gradient for gradient in gradients if gradient is not None)

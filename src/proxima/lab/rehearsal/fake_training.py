@@ -31,7 +31,7 @@ from proxima.train.objectives.protocol import Objective
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.teacher_stage import TeacherStage
 
-VERSION = 3  # of the weights, so that completions may come from older ones
+VERSION = 3  # of the weights; > 0 so that completions can come from older weights
 KEPT = 4  # tokens of a sampling mask
 
 
@@ -40,7 +40,7 @@ class StepShape:
     """The sizes of a rehearsed step.
 
     Args:
-        groups, size: prompts of an update, and completions of each.
+        groups, size: prompts of an update, and completions of each prompt.
         prompt, length: tokens of each prompt and completion.
         updates: optimizer steps, all of the same items.
     """
@@ -54,7 +54,7 @@ class StepShape:
 
 @dataclass(frozen=True)
 class Training:
-    """One thing that a step trains, with the forward passes before it."""
+    """A model that a step trains, and the forward passes before its updates."""
 
     name: str
     stack: TrainStack
@@ -64,7 +64,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Place:
-    """The place of the models: a device, and their distribution over ranks."""
+    """The device of the models, and the ranks that they are sharded over."""
 
     device: torch.device
     ranks: Ranks = ALONE
@@ -74,10 +74,10 @@ class Place:
 def fake_model(
     path: str, revision: str | None, dtype: torch.dtype, place: Place, *, scalar: bool = False, lora: Lora | None
 ) -> LoadedModel:
-    """The architecture at `path` with weights on the fake device; no weights are read, and none are allocated.
+    """Build the architecture at `path` with weights on the fake device; no weights are read or allocated.
 
     Raises:
-        UserError: its config.json can't be read, or the ranks can't split it so.
+        UserError: its config.json can't be read, or it can't be split over the ranks in this way.
     """
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
@@ -100,12 +100,12 @@ def fake_model(
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(trained[name])
     model.eval()
-    tokenizer: Any = None  # nothing here reads text
+    tokenizer: Any = None  # no text is tokenized here
     return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=place.sharding, device=place.device)
 
 
 def trainings(config: AnyConfig, place: Place) -> list[Training]:
-    """The models that a step of the config trains, in order: the critic, if it has one of its own, and the policy."""
+    """Return the trainings of a step in order: the critic, if it is a separate model, and the policy."""
     return _of_groups(config, place) if isinstance(config, RunConfig) else [_of_examples(config, place)]
 
 
@@ -140,7 +140,8 @@ def _of_groups(config: RunConfig, place: Place) -> list[Training]:
 
 
 def _stages(config: RunConfig, policy: Policy, place: Place) -> list[ForwardStage]:
-    """The forward passes that run here: those of `runtime.launch.learning.make_stages` without an engine."""
+    """Return the forward passes that run in the trainer: those of `runtime.launch.learning.make_stages` that need no
+    engine."""
     algorithm, stages = config.algorithm, list[ForwardStage]()
     if recomputes_proximal(config):
         records = algorithm.routing_replay == "recompute"
@@ -194,7 +195,7 @@ def _of_examples(config: Any, place: Place) -> Training:
 
 
 def fake_items(config: AnyConfig, training: Training, shape: StepShape, shares: int = 1) -> list[Any]:
-    """The items of an update, as the objective reads them, as many for each share as the shape says."""
+    """Return the items of an update in the form that the objective reads; each share has as many as the shape says."""
     places = [(group, sample) for group in range(shape.groups * shares) for sample in range(shape.size)]
     out = [_trajectory(config, training, *place, shape.prompt, shape.length) for place in places]
     if isinstance(config, RunConfig):
@@ -211,7 +212,7 @@ def fake_items(config: AnyConfig, training: Training, shape: StepShape, shares: 
 
 
 def _trajectory(config: AnyConfig, training: Training, group: int, sample: int, prompt: int, length: int) -> Trajectory:
-    """A completion with every column that loss and stages may read, those that a stage fills left out."""
+    """Return a completion with every column that loss and stages may read, except those that a stage fills."""
     tokens = np.arange(length, dtype=np.int32) % 7
     log_prob = np.full(length, -1.0, np.float32)
     base = Trajectory(

@@ -1,5 +1,4 @@
-"""Rehearse whole steps of a config on a fake device: find tensors on the wrong device, synchronisations, and the bytes
-in use."""
+"""Whole steps of a config on a fake device: finds tensors on the wrong device, waits, and the peak of live bytes."""
 
 import time
 import traceback
@@ -19,20 +18,20 @@ from proxima.model.micro_batch import micro_batches
 from proxima.model.parallel.sharding import Sharding
 from proxima.runtime.launch.models import sharding_of
 
-FIRST = StepShape(groups=1, size=2, prompt=4, length=4)  # of the step that makes the moments
+FIRST = StepShape(groups=1, size=2, prompt=4, length=4)  # of the step that creates the moments
 WEIGHTS, GRADIENTS, MOMENTS = "weights", "gradients", "optimizer"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The findings of a rehearsal.
+    """The result of a rehearsal.
 
     Args:
-        faults: what raised, with the line of ours: a tensor on the wrong device. The part it is in ends there.
-        waits: how often each place waited for the device, in `updates` updates with `micro_batches` micro-batches in
-            all.
-        peak_bytes: alive at once on the device in a step after the first, by kind.
-        seconds: that the rehearsal took.
+        faults: exceptions with the line of our code, e.g. a tensor on the wrong device. Each ends the part it is in.
+        waits: the number of waits for the device by place, in `updates` updates with `micro_batches` micro-batches in
+            total.
+        peak_bytes: peak of the live bytes on the device in a step after the first, by kind.
+        seconds: duration of the rehearsal.
     """
 
     faults: tuple[str, ...]
@@ -44,7 +43,7 @@ class Rehearsal:
 
     @property
     def inside(self) -> int:
-        """Waits inside micro-batches, of all of them together."""
+        """The number of waits inside micro-batches, summed over all of them."""
         return sum(count for wait, count in self.waits.items() if wait.inside)
 
     @property
@@ -60,10 +59,10 @@ class _Rehearsed:
 
 
 def rehearse_step(config: AnyConfig, shape: StepShape, *, ranks: int = 1) -> Rehearsal:
-    """Rehearse two steps of a config, of which the second is reported: the first makes the optimizer's moments.
+    """Rehearse two steps of a config and report the second; the first creates the optimizer's moments.
 
     Raises:
-        UserError: the model's config can't be read.
+        UserError: the config of the model can't be read.
     """
     start, done = time.perf_counter(), _Rehearsed()
     device = fake_device()
@@ -98,7 +97,7 @@ def rehearse_step(config: AnyConfig, shape: StepShape, *, ranks: int = 1) -> Reh
 
 
 def _label(watch: DeviceWatch, part: Training) -> None:
-    """Tell gradients and the optimizer's tensors from activations."""
+    """Register hooks that count gradients and optimizer tensors separately from activations."""
     for parameter in part.stack.parameters:
         parameter.register_post_accumulate_grad_hook(lambda p: watch.relabel([p.grad], GRADIENTS))
     optimizer, model = part.stack.optimizer, part.stack.model
@@ -123,7 +122,7 @@ def _label(watch: DeviceWatch, part: Training) -> None:
 
 
 def _step(part: Training, updates: Sequence[Sequence[Any]], done: _Rehearsed) -> None:
-    """The forward stages and the updates of one part of a step, as `Learner.update` has them."""
+    """Run the forward stages and the updates of one part of a step, as `Learner.update` does."""
     stack, objective = part.stack, part.objective
     try:
         if part.stages:
@@ -144,7 +143,7 @@ def _step(part: Training, updates: Sequence[Sequence[Any]], done: _Rehearsed) ->
 
 
 def _filled(stack: Any, part: Training, items: Sequence[Any]) -> list[Any]:
-    """The items with the columns of the stages."""
+    """Return the items with the columns of the stages filled."""
     if isinstance(items[0], Trajectory):
         return stack.fill(part.stages, items)  # type: ignore[no-any-return]
     sides = [side for item in items for side in item.sides]
@@ -153,7 +152,7 @@ def _filled(stack: Any, part: Training, items: Sequence[Any]) -> list[Any]:
 
 
 def _fault(error: Exception) -> str:
-    """The error with the innermost line of ours."""
+    """Describe the error with the innermost line of our own code."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_own_code(frame.filename)]
     place = f"{shown_place(frames[-1].filename, frames[-1].lineno or 0)}: " if frames else ""
     line = next((text for text in str(error).splitlines() if text.strip()), type(error).__name__)

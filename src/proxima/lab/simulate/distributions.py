@@ -1,4 +1,4 @@
-"""Lengths and latencies: what a simulated completion or reward takes, drawn by counters."""
+"""Distributions of lengths and latencies for simulated completions and rewards, drawn by counters."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Distribution(Protocol):
     """Non-negative numbers by counter: a draw depends on its keys alone."""
 
     def draw(self, seed: int, uid: int, sample: int) -> float:
-        """The number of a completion; `sample` is 0 for what a prompt has once."""
+        """Draw the number of a completion; `sample` is 0 for a quantity that each prompt has once."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class LogNormal:
 
 @dataclass(frozen=True)
 class Empirical:
-    """Observed numbers, each as often as any other: every pass over them has another order.
+    """Observed numbers, each drawn equally often; every pass over them has a different order.
 
-    `together` neighbours are drawn as a block, for the completions of a prompt: easy questions have short answers.
+    `together` neighbours are drawn as a block for the completions of one prompt: easy questions have short answers.
     """
 
     values: Annotated[tuple[float, ...], "tokens, or seconds"]

@@ -19,15 +19,15 @@ from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
 from proxima.runtime.watch.timeline import timeline_spans, union
 
-WARM_UP = 1  # first steps that are left out of all times where there are enough others
-INSTANTS = 4000  # of the run, at which completions that run are counted
+WARM_UP = 1  # first steps, excluded from all times if there are enough others
+INSTANTS = 4000  # of the run, at which the running completions are counted
 MADE_FOR = ("model.path", "engine.kind", "engine.slots", "sampling.max_tokens", "train.completions_per_prompt")
 STAGES = ("time/generate", "time/score", "time/train", "time/publish")
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Values for fields of `Times`, and what there is to say about them."""
+    """Values for fields of `Times`, and notes about them."""
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The generation of a run for a prompt: the tokens of the prompt, and of each turn of each completion (one turn
+    """The rollout of a prompt: the number of tokens of the prompt, and of each turn of each completion (one turn
     without an environment); `used`: a step trained on it."""
 
     uid: int
@@ -46,14 +46,14 @@ class Rollout:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Of the completions."""
+        """The lengths of the completions in tokens."""
         return tuple(map(sum, self.turns))
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Start and end of generating and of scoring by uid, of each publishing, and of the turns and the answers of each
-    episode (uid, sample), in seconds of the run."""
+    """Start and end of generation and scoring by uid, of each publication, and of the turns and environment answers of
+    each episode (uid, sample), in seconds since the start of the run."""
 
     generating: Mapping[int, tuple[float, float]]
     scoring: Mapping[int, tuple[float, float]]
@@ -63,11 +63,11 @@ class Spans:
 
 
 def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
-    """Fit what the run tells; the rest keeps its default. `settings` are dotted path → value of the recipe that is
-    simulated, for a note where the run had others.
+    """Fit the times that the run reveals; the others keep their defaults. `settings` maps dotted paths to values of the
+    simulated recipe, for a note where those of the run differ.
 
     Raises:
-        UserError: it is no run, or it has no two finished steps with their rollouts.
+        UserError: the folder is not a run, or has fewer than two finished steps with rollouts.
     """
     run = read_run(folder)
     rollouts = _rollouts(RunFolder(folder), [int(record["step"]) for record in run.train])
@@ -93,12 +93,12 @@ def fit_times(folder: str | Path, settings: Mapping[str, Any]) -> Fit:
 
 
 def is_overlapping(run: Run) -> bool:
-    """True if the run was asynchronous."""
+    """Return True if the run was asynchronous."""
     lag, concurrent = run.config.get("runtime.max_lag"), run.config.get("runtime.max_concurrent_rollouts")
     return bool(lag) and concurrent is not None
 
 
-# ---- what the files hold ---------------------------------------------------------------------------------------------
+# ---- reading the files -----------------------------------------------------------------------------------------------
 
 
 def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
@@ -124,7 +124,7 @@ def _rollouts(folder: RunFolder, steps: Iterable[int]) -> list[Rollout]:
 
 
 def _spans(file: Path) -> Spans | None:
-    """None without the file."""
+    """Read the spans of a timeline; None without the file."""
     if not file.is_file():
         return None
     generating: dict[int, tuple[float, float]] = {}
@@ -155,7 +155,7 @@ def _fit_lengths(fit: Fit, rollouts: Sequence[Rollout]) -> None:
 
 
 def _fit_episodes(fit: Fit, steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> None:
-    """Turns, tokens of a turn, and seconds of the environment for each."""
+    """Fit the number of turns, the tokens of a turn, and the seconds of the environment per turn."""
     sizes = {len(rollout.turns) for rollout in rollouts}
     together = sizes.pop() if len(sizes) == 1 else 1
     played = [turns for rollout in rollouts for turns in rollout.turns]
@@ -185,8 +185,8 @@ def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence
     fit.values.update(update=base, update_token=token)
     published = [r["time/publish"] for r in steps if "time/publish" in r]
     whole = fmean(published) if published else 0.0
-    # most steps of an overlapping run have no other idle time of the engine than that in which it is paused; not so
-    # those of episodes, in which it is idle while all wait for their environments
+    # in most steps of an overlapping run the engine is idle only while it is paused, except for steps with episodes,
+    # in which it is also idle while all episodes wait for their environments
     idle = [r["idle/engine"] * r["time/step"] for r in steps if "idle/engine" in r and "time/environment" not in r]
     paused = min(whole, float(np.quantile(idle, 0.25))) if idle else whole
     fit.values.update(pause=whole - paused, publish=paused)
@@ -204,7 +204,7 @@ def _fit_trainer(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence
 
 
 def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> None:
-    """Seconds of a decode step and of a prefill."""
+    """Fit the seconds of a decode step and of a prefill."""
     slots = int(run.config.get("engine.slots") or 0)
     numbers = {int(r["step"]) for r in steps}
     if not slots:
@@ -242,8 +242,8 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
 
 
 def _engine_seconds(steps: Sequence[Record], rollouts: Sequence[Rollout], spans: Spans | None) -> dict[int, float]:
-    """Seconds in which the engine generated, by step of a synchronous run: not those in which all wait for
-    environments."""
+    """Return the seconds in which the engine generated, by step of a synchronous run, without those in which all
+    episodes wait for environments."""
     seconds = {int(r["step"]): float(r["time/generate"]) for r in steps}
     if spans is None or not spans.turns:
         return seconds
@@ -255,7 +255,7 @@ def _engine_seconds(steps: Sequence[Record], rollouts: Sequence[Rollout], spans:
 
 
 def _turn_by_turn(rollouts: Sequence[Rollout], spans: Spans) -> tuple[list[Rollout], Spans]:
-    """Each turn as a prompt of its own, with the span in which it was waited for."""
+    """Return each turn as a separate prompt, with the span from its request to its completion."""
     made: list[Rollout] = []
     generating = {}
     for rollout in rollouts:
@@ -268,7 +268,7 @@ def _turn_by_turn(rollouts: Sequence[Rollout], spans: Spans) -> tuple[list[Rollo
 
 
 def _decoded_in_spans(rollouts: Sequence[Rollout], spans: Spans, slots: int) -> tuple[list[float], ...]:
-    """For each prompt: its decode steps, the tokens that all completions got meanwhile, and the seconds.
+    """Return for each prompt its decode steps, the tokens that all completions got meanwhile, and the seconds.
 
     A prompt decodes as long as its longest completion; the others end in proportion to their lengths.
     """
@@ -303,7 +303,7 @@ def _fit_rewards(fit: Fit, run: Run, steps: Sequence[Record], spans: Spans | Non
 
 
 def decode_steps(lengths: Sequence[int], slots: int) -> int:
-    """Decode steps until completions of these lengths have ended, `slots` at once, in this order."""
+    """Return the decode steps until completions of these lengths have ended, `slots` at a time, in this order."""
     ends: list[int] = []
     for length in lengths:
         begin = heapq.heappop(ends) if len(ends) == slots else 0
@@ -312,7 +312,7 @@ def decode_steps(lengths: Sequence[int], slots: int) -> int:
 
 
 def nonnegative_fit(first: Sequence[float], second: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """a, b >= 0 with the least sum of (a first + b second - values)^2."""
+    """Return a, b >= 0 with the least sum of (a first + b second - values)^2."""
     columns, wanted = np.array([first, second], np.float64).T, np.asarray(values, np.float64)
     both = np.linalg.lstsq(columns, wanted, rcond=None)[0]
     if (both >= 0).all():

@@ -9,14 +9,14 @@ from proxima.config.resolution import Recipe
 from proxima.lab.simulate.simulated_run import SimulatedRun, simulate_run
 from proxima.lab.simulate.times import Times
 
-MOST_STEPS = 200  # where the user names no number
+MOST_STEPS = 200  # if the user gives no number
 LAG, CONCURRENT = "runtime.max_lag", "runtime.max_concurrent_rollouts"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedCell:
-    """A run with `runtime.max_lag` and `runtime.max_concurrent_rollouts` (None: it is synchronous), and its tokens per
-    second over those of the synchronous run."""
+    """A run with `runtime.max_lag` and `runtime.max_concurrent_rollouts` (None: synchronous), and the ratio of its
+    tokens per second to those of the synchronous run."""
 
     lag: int
     concurrent: int | None
@@ -24,7 +24,7 @@ class SimulatedCell:
     speed_up: float
 
     def as_json(self) -> dict[str, Any]:
-        """Its figures by name."""
+        """Return the figures by name."""
         return {"lag": self.lag, "concurrent": self.concurrent, **asdict(self.run.figures), "speed_up": self.speed_up}
 
 
@@ -38,19 +38,19 @@ def simulate_grid(
     *,
     import_code: bool = True,
 ) -> list[SimulatedCell]:
-    """A run for every pair of lag and concurrent prompts, after the synchronous one, which is always the first.
+    """Simulate the synchronous run, which is always the first, and one for every pair of lag and concurrent prompts.
 
     Args:
         recipe, overrides: as `proxima train` takes them.
-        times: what takes how long.
+        times: durations and lengths.
         lags: values of `runtime.max_lag`; 0 is the synchronous run.
         concurrents: values of `runtime.max_concurrent_rollouts`; empty: the recipe's, or else the prompts of one step
             and of two.
-        progress: told how many of how many runs are done.
+        progress: called with the number of finished runs and the total.
         import_code: see `resolve`.
 
     Raises:
-        UserError: a cell is no valid recipe, or its run ends early.
+        UserError: the recipe of a cell is invalid, or its run ends early.
     """
     synchronous: RunConfig = resolve(recipe, [*overrides, f"{LAG}=0"], import_code=import_code).config
     if not concurrents:

@@ -1,4 +1,4 @@
-"""Durations on devices that are not rented yet: the times of a plan, for a simulated run."""
+"""Durations on devices that nobody has rented yet: the times of a plan, for a simulated run."""
 
 import math
 from collections.abc import Sequence
@@ -17,14 +17,14 @@ DRAWS = 4096  # of the lengths, for their mean
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTimes(Times):
-    """Times of a layout. A decode step takes what the plan says for so many completions on one engine, an update what
-    it says for the lengths of its completions, and the passes before it."""
+    """Times of a layout. The plan gives the time of a decode step for the number of running completions on one engine,
+    and the time of an update for the lengths of its completions, forward passes before it included."""
 
     stages: StageTimes
     load: StepLoad
-    context: float  # tokens, prompt included, of a completion that runs, on average over time
-    network: float = 0.0  # share of an update that ranks wait for each other's bytes
-    known: dict[int, float] = field(default_factory=dict)  # decode steps, by how many run
+    context: float  # tokens of a running completion, prompt included, averaged over time
+    network: float = 0.0  # share of an update in which ranks wait for each other's bytes
+    known: dict[int, float] = field(default_factory=dict)  # seconds of a decode step by running completions
 
     def decode_step(self, running: int) -> float:
         count = max(1, running)
@@ -41,8 +41,8 @@ class PlannedTimes(Times):
 
 
 def with_lengths(load: StepLoad, times: Times, given: Sequence[str]) -> tuple[StepLoad, Times]:
-    """The load of a step with the lengths of the times, as far as these were given; and the times with the lengths of
-    the load, as far as they were not."""
+    """Return the load of a step with the lengths of the times, where these were given, and the times with the lengths
+    of the load, where they were not."""
     if "prompt_length" in given:
         load = replace(load, prompt=round(times.prompt_length))
     else:
@@ -59,12 +59,12 @@ def with_lengths(load: StepLoad, times: Times, given: Sequence[str]) -> tuple[St
 
 
 def planned_times(plan: StepPlan, times: Times, given: Sequence[str]) -> PlannedTimes:
-    """The times of a plan, and for what no plan knows those of `times`.
+    """Return the times of a plan, completed from `times` where a plan has none.
 
     Args:
-        plan: of the layout.
+        plan: the plan of the layout.
         times: lengths, scores, pauses, evaluations, checkpoints.
-        given: fields of `times` that somebody has set.
+        given: fields of `times` that were set explicitly.
     """
     load, stages = plan.load, plan.times
     lengths = _drawn(times, load.longest)

@@ -1,4 +1,4 @@
-"""Runs of a recipe on more and more devices, in turns and overlapping: how fast they are, and what binds them."""
+"""Runs of a recipe on more and more devices, in turns and overlapping: their speed and their bottlenecks."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,23 +17,23 @@ from proxima.lab.simulate.simulated_run import SimulatedRun, simulate_run
 from proxima.lab.simulate.timed_engine import Fleet
 from proxima.lab.simulate.times import Times
 
-STEPS = 4  # that are measured, where the user names no number
-PAYS = 1.3  # times the speed that twice the devices should give
+STEPS = 4  # measured steps, if the user gives no number
+PAYS = 1.3  # minimum factor in speed for twice the devices
 SHARES = (0.25, 0.5, 0.75)  # of the devices, for the engines of an overlapping run
-TRIED = 2  # of these, the best by their plans, that are simulated
+TRIED = 2  # of these layouts, the best by their plans, are simulated
 LONGEST, DECODE, REST = "longest completion", "decode bandwidth", "rewards and rest"
 UPDATE, NETWORK, PUBLISH = "update", "network", "publication"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledRun:
-    """A run on so many devices.
+    """A run on a given number of devices.
 
     Args:
         lag: 0: engines and trainer take turns on all devices.
-        layout: None: there is none, and `refused` says why.
-        tokens_per_second, step_seconds: over the measured steps; of completions that they train on.
-        spent: what the trainer's time went to, by cause: shares of a step.
+        layout: None if no layout is possible; `refused` says why.
+        tokens_per_second, step_seconds: over the measured steps; tokens of the completions that they train on.
+        spent: the trainer's time by cause, as shares of a step.
     """
 
     devices: int
@@ -50,12 +50,12 @@ class ScaledRun:
 
     @property
     def binds(self) -> str:
-        """The cause that takes the most of a step, or the reason why there is no step."""
+        """The cause that takes most of a step, or the reason why no layout is possible."""
         return self.refused or max(self.spent, key=self.spent.__getitem__)
 
     @property
     def where(self) -> str:
-        """The number of engines and of the devices of each, as text."""
+        """The number of engines and of devices per engine."""
         if self.layout is None:
             return "–"
         size = self.layout.engine_devices
@@ -78,17 +78,17 @@ def simulate_scale(
     steps: int = STEPS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[tuple[ScaledRun, ScaledRun]]:
-    """For each number of devices a run in turns, and an overlapping one.
+    """Simulate a run in turns and an overlapping one for each number of devices.
 
     Args:
-        kind, counts: of the devices.
-        times: lengths, and what no plan knows; `given`: those of its fields that somebody has set.
+        kind, counts: the kind of device, and the numbers of devices.
+        times: lengths, and durations that no plan has; `given`: the fields of it that were set explicitly.
         lag: steps that generation may be ahead in the overlapping run.
-        steps: that are measured.
+        steps: number of measured steps.
 
     Raises:
-        UserError: the recipe does not generate, or the size of its model is not known.
-        FieldError: its layout does not divide its model.
+        UserError: the recipe does not generate, or the size of its model is unknown.
+        FieldError: the model can't be divided as the layout requires.
     """
     config = resolved.config
     if not isinstance(config, RunConfig) or config.rollouts is not None:
@@ -114,12 +114,13 @@ def simulate_scale(
 
 
 def _granule(placement: Any) -> int:
-    """Ranks that the groups of a placement divide."""
+    """Return the size that the number of ranks must be a multiple of: the product of the placement's groups."""
     return prod(getattr(placement, f"{name}_parallel", 1) for name in ("tensor", "context", "expert"))
 
 
 def _layouts(base: DeviceLayout, count: int, node: int, size: int, *, overlaps: bool) -> Iterator[DeviceLayout]:
-    """The recipe's groups on so many devices, with engines of each size, or of the recipe's, and each share."""
+    """Yield layouts of the recipe's groups on `count` devices, for each engine size (or the recipe's) and each share of
+    the devices for engines."""
     sizes = [size] if size else [n for n in (1, 2, 4, 8, 16) if n <= node]
     sharding = base.sharding
     for each in sizes:
@@ -137,7 +138,7 @@ def _layouts(base: DeviceLayout, count: int, node: int, size: int, *, overlaps: 
 def _best(
     config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], times: Times, given: Sequence[str], steps: int
 ) -> ScaledRun:
-    """The fastest of the plans that fit, by simulation of the best of them."""
+    """Simulate the best of the plans that fit, and return the fastest run."""
     fitting = sorted((plan for plan in plans if plan.memory.fits), key=lambda plan: plan.seconds)
     if not fitting:
         refused = "too few for the groups of the placement"
@@ -155,8 +156,8 @@ def _best(
 def simulate_plan(
     config: RunConfig, plan: StepPlan, times: Times, given: Sequence[str] = (), lag: int = 0, steps: int = STEPS
 ) -> ScaledRun:
-    """A run on the layout of a plan, of which the middle is measured: at its beginning the engines are empty, and
-    towards its end nothing new is generated."""
+    """Simulate a run on the layout of a plan and measure its middle: at the beginning the engines are empty, and
+    towards the end nothing new is generated."""
     around = lag + 1 if lag else 0
     own = planned_times(plan, times, given)
     runtime = replace(
@@ -180,10 +181,10 @@ def simulate_plan(
 def spent(
     run: SimulatedRun, times: PlannedTimes, engines: int, begin: float, end: float, steps: int
 ) -> dict[str, float]:
-    """Break down the trainer's time between two instants by cause, as shares.
+    """Return the trainer's time between two instants by cause, as shares.
 
-    While it waits for completions, twice the engines would decode faster, or they would not: because the engines read
-    their weights for few completions, whose longest one has to end. The first is the bandwidth, the other that one.
+    While the trainer waits for completions, the cause is the decode bandwidth if twice as many engines would decode
+    faster. Otherwise it is the longest completion: the engines read their weights for only a few completions.
     """
     causes = dict.fromkeys((LONGEST, DECODE, UPDATE, NETWORK, PUBLISH, REST), 0.0)
     changes = [(0.0, 0, "running"), *((at, n, "running") for at, n in run.running)]
@@ -211,7 +212,7 @@ def spent(
 
 
 def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
-    """The first run from which on twice the devices give less than `PAYS` times the speed; None: there is none."""
+    """Return the first run from which on twice the devices give less than `PAYS` times the speed, or None."""
     found = None
     for run, larger in reversed(list(pairwise([run for run in runs if not run.refused]))):
         if gain(run, larger) >= PAYS:
@@ -221,8 +222,8 @@ def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
 
 
 def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
-    """The cause of the largest part of a step that no number of devices shortens: a cause that takes s1 seconds on n
-    devices, and s2 on f n, takes (f s2 - s1) / (f - 1) on infinitely many, if the rest of it is shared between them."""
+    """Return the cause that dominates the part of a step that no number of devices shortens. A cause that takes s1
+    seconds on n devices and s2 on f n takes (f s2 - s1) / (f - 1) on infinitely many, if the rest of it scales."""
     more = larger.devices / run.devices
 
     def left(cause: str) -> float:
@@ -233,5 +234,5 @@ def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
 
 
 def gain(run: ScaledRun, larger: ScaledRun) -> float:
-    """Times the speed for each doubling of the devices."""
+    """Return the factor in speed per doubling of the devices."""
     return float((larger.tokens_per_second / run.tokens_per_second) ** (1 / log2(larger.devices / run.devices)))

@@ -43,7 +43,7 @@ from proxima.train.batch_builder import BatchBuilder
 
 @dataclass(frozen=True, kw_only=True)
 class SpeedFigures:
-    """Means over the steps of a run. A lag is of policy versions between the oldest token of a group and its update."""
+    """Means over the steps of a run. A lag is in policy versions, from the oldest token of a group to its update."""
 
     tokens_per_second: float  # of the completions that steps took, used or dropped
     steps_per_hour: float  # evaluations and checkpoints between the steps included
@@ -55,7 +55,7 @@ class SpeedFigures:
 
 
 def figures_of(records: Sequence[Record]) -> SpeedFigures:
-    """Of the records of metrics.jsonl.
+    """Compute the figures from the records of metrics.jsonl.
 
     Raises:
         UserError: there is no finished step.
@@ -67,7 +67,7 @@ def figures_of(records: Sequence[Record]) -> SpeedFigures:
     in_steps = sum(record["time/step"] for record in steps)
 
     def share(key: str, *stages: str) -> float:
-        """The mean of a share, weighted by the length of the steps. A synchronous run has its stages instead."""
+        """Return the mean of a share, weighted by step duration; a synchronous run records `stages` instead."""
         spent = (
             record[key] * record["time/step"] if key in record else sum(record.get(stage, 0.0) for stage in stages)
             for record in steps
@@ -88,9 +88,8 @@ def figures_of(records: Sequence[Record]) -> SpeedFigures:
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRun:
-    """The records that metrics.jsonl of a simulated run would hold, and its summary. In seconds of the run: the times
-    at which the number of running completions changed, and the intervals in which the trainer worked and the engine
-    received weights."""
+    """The metrics.jsonl records of a simulated run, and their summary. In seconds since its start: the changes in the
+    number of running completions, and the intervals in which the trainer worked and the engine received weights."""
 
     records: list[dict[str, Any]]
     figures: SpeedFigures
@@ -100,18 +99,18 @@ class SimulatedRun:
 
     @property
     def steps(self) -> list[dict[str, Any]]:
-        """The records of the steps."""
+        """The records of the training steps."""
         return [record for record in self.records if record["kind"] == "train"]
 
 
 def simulate_run(config: RunConfig, times: Times, fleet: Fleet | None = None) -> SimulatedRun:
-    """The whole run of a config, from its first step. The same config and times give the same run.
+    """Simulate the whole run of a config, from its first step. The same config and times give the same run.
 
     Args:
-        fleet: in place of the recipe's engine, of which only `interrupt` counts.
+        fleet: replaces the recipe's engine, of which only `interrupt` is used.
 
     Raises:
-        UserError: a recipe that has no engine with slots, or generates nothing; the run ended before its last step.
+        UserError: the recipe has no engine with slots, or generates nothing; the run ended before its last step.
     """
     engine: Any = config.engine
     if fleet is None and not isinstance(engine, Local):
@@ -158,7 +157,7 @@ def _controller(
     thread: TimedThread,
     clock: VirtualClock,
 ) -> Controller:
-    """Like `runtime.launch.build.make_controller`, with parts that only take time."""
+    """Build a controller like `runtime.launch.build.make_controller`, with parts that only take time."""
     observer, prompts = Observer(), cast(Any, TimedPrompts(times.prompt_length))
     rewards = TimedRewards(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)

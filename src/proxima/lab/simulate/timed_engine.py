@@ -1,4 +1,4 @@
-"""Engines that take the time of continuous batching and compute nothing, as one."""
+"""One or several engines that take the time of continuous batching and compute nothing, behind one `Engine`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -27,20 +27,20 @@ HELD = attrgetter("held")
 
 @dataclass(frozen=True)
 class Fleet:
-    """Engines that have devices of their own: how many, and completions that each runs at once."""
+    """Engines on dedicated devices: their number, and the completions that each runs at once."""
 
     replicas: int
     slots: int
 
 
 class TimedEngine:
-    """See `Engine`. Replicas share the prompts as servers do (`engine.http.router`): the least loaded one gets a prompt
-    with all its completions, and one that has room and nothing left takes a prompt that waits elsewhere. All get new
-    weights at once.
+    """See `Engine`. Prompts are routed to replicas as to servers (`engine.http.router`): the least loaded replica gets
+    a prompt with all its completions, and one with room and nothing waiting takes a prompt that waits elsewhere. All
+    replicas receive new weights at once.
 
     Args:
-        fleet: how many there are, and their slots.
-        interrupt: as `Local` has it. seed: of the lengths.
+        fleet: the number of replicas, and their slots.
+        interrupt: see `Local`. seed: of the lengths.
     """
 
     capabilities = Capabilities(weight_updates=frozenset({"module"}), pause_modes=frozenset({"keep"}), score=True)
@@ -50,8 +50,8 @@ class TimedEngine:
     ) -> None:
         self.times, self.interrupt, self.now = times, interrupt, now
         self.version = 0
-        self.trace: list[tuple[float, int]] = []  # when so many completions began to run
-        self.published: list[tuple[float, float]] = []  # from when to when weights were published
+        self.trace: list[tuple[float, int]] = []  # instants, and the number of completions that run from then on
+        self.published: list[tuple[float, float]] = []  # start and end of each publication
         self._queues: dict[TimedReplica, None] = {}  # replicas at which prompts wait
         self.replicas = [
             TimedReplica(times, slots=fleet.slots, interrupt=interrupt, seed=seed, now=now)
@@ -124,10 +124,10 @@ class TimedEngine:
         waiting = sum(len(entry.completions) for replica in self.replicas for entry in replica.waiting)
         return Health(ok=True, version=self.version, running=running, waiting=waiting)
 
-    # ---- beside the trainer ------------------------------------------------------------------------------------------
+    # ---- sharing the trainer's thread --------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """The trainer needs the thread that this engine decodes in."""
+        """Stop decoding: the trainer needs the thread that this engine decodes in."""
         for replica in self.replicas:
             replica.hold()
 
@@ -135,7 +135,7 @@ class TimedEngine:
         for replica in self.replicas:
             replica.release()
 
-    # ---- what the replicas ask ---------------------------------------------------------------------------------------
+    # ---- callbacks of the replicas -----------------------------------------------------------------------------------
 
     def _settled(self, replica: TimedReplica, at: float, more: int) -> None:
         if more or not self.trace:
@@ -146,7 +146,7 @@ class TimedEngine:
             self._queues.pop(replica, None)
 
     def _waiting_prompt(self) -> TimedPrompt | None:
-        """The next prompt of the longest queue; its KV is not where it goes."""
+        """Take the next prompt of the longest queue; the replica that gets it does not have its KV."""
         if not self._queues:
             return None
         longest = max(self._queues, key=lambda replica: len(replica.waiting))

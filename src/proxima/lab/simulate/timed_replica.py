@@ -25,7 +25,7 @@ ROUNDING = 1e-6  # tokens: sums of floating-point times are not exact
 
 @dataclass(eq=False)
 class TimedCompletion:
-    """A completion that waits or runs. `begin` is the progress of the engine when it was admitted."""
+    """A waiting or running completion. `begin` is the progress of the engine when it was admitted."""
 
     request: Request
     sink: "asyncio.Queue[Completion]"
@@ -37,17 +37,17 @@ class TimedCompletion:
 
 @dataclass(eq=False)
 class TimedPrompt:
-    """The completions of a prompt that don't run yet."""
+    """The completions of a prompt that have not started yet."""
 
     tokens: int
     completions: deque[TimedCompletion]
-    filled: bool = False  # its KV is there
+    filled: bool = False  # True if its KV is computed
 
 
 class TimedReplica:
-    """One of a `TimedFleet`. All running completions advance together: `progress` counts the tokens that one which ran
-    from the beginning would have, so a completion ends at the progress of its admission plus its length. `slots`
-    completions run at once; `interrupt` is that of `Local`, `seed` that of the lengths.
+    """A replica of a `TimedEngine`. All running completions advance together: `progress` counts the tokens of a
+    completion running since the start, so a completion ends at the progress of its admission plus its length. `slots`
+    completions run at once; `interrupt` is that of `Local`, and `seed` is for the lengths.
     """
 
     def __init__(self, times: Times, *, slots: int, interrupt: Interrupt, seed: int, now: Callable[[], float]) -> None:
@@ -55,21 +55,21 @@ class TimedReplica:
         self.waiting: deque[TimedPrompt] = deque()
         self.running: dict[TimedCompletion, None] = {}
         self.held = 0  # completions that run or wait here
-        self.taken: Callable[[], TimedPrompt | None] = lambda: None  # asks for a prompt that waits at another replica
-        self.settled: Callable[[TimedReplica, float, int], None] = lambda replica, at, more: None  # so many more run
+        self.taken: Callable[[], TimedPrompt | None] = lambda: None  # takes a prompt that waits at another replica
+        self.settled: Callable[[TimedReplica, float, int], None] = lambda replica, at, more: None  # `more` now running
         self._ends: list[tuple[float, int, TimedCompletion]] = []  # a heap, by progress
         self._numbers = count()
         self._progress, self._at, self._stalled_until = 0.0, now(), 0.0
         self._paused = self._drains = False
         self._holds = self._known = 0
-        self._versions: list[tuple[float, int]] = [(0.0, 0)]  # from which progress on tokens have which version
+        self._versions: list[tuple[float, int]] = [(0.0, 0)]  # progress, and the version of the tokens from then on
         self._timer: asyncio.TimerHandle | None = None
         self._empty = asyncio.Event()
 
-    # ---- what the fleet asks -----------------------------------------------------------------------------------------
+    # ---- requests of the engine --------------------------------------------------------------------------------------
 
     def submit(self, requests: Sequence[Request], sink: "asyncio.Queue[Completion]") -> None:
-        """Run them, which `held` counts already, when there is room; completions go to `sink` as they end."""
+        """Run the requests when there is room; `held` includes them already. Completions go to `sink` as they end."""
         groups: dict[int, TimedPrompt] = {}
         for request in requests:
             prompt = request.prompt
@@ -79,7 +79,7 @@ class TimedReplica:
         self.settle()
 
     def discard(self, sink: "asyncio.Queue[Completion]") -> None:
-        """The caller went away."""
+        """Drop the completions of a caller that no longer waits for them."""
         self._advance()
         for completion in [running for running in self.running if running.sink is sink]:
             completion.ended = True
@@ -89,7 +89,7 @@ class TimedReplica:
         self.settle()
 
     def in_flight(self) -> list[InFlight]:
-        """The completions that are running."""
+        """Return the running completions that have tokens."""
         self._advance()
         return [
             InFlight(
@@ -106,19 +106,19 @@ class TimedReplica:
         ]
 
     def drain(self) -> None:
-        """Finish completions that have begun, even in a pause, until `load`."""
+        """Finish the running completions, even during a pause."""
         self._drains = True
         self.settle()
 
     async def drained(self) -> None:
-        """Return when nothing runs."""
+        """Wait until no completion is running."""
         while self.running:
             self._empty.clear()
             await self._empty.wait()
         self._drains = False
 
     def load(self, version: int) -> None:
-        """The tokens from now on are of these weights."""
+        """Use the weights of `version` for all further tokens."""
         self._advance()
         self._versions.append((self._progress, version))
         if self.interrupt == "recompute":
@@ -128,13 +128,13 @@ class TimedReplica:
         self.settle()
 
     def pause(self, *, paused: bool) -> None:
-        """Sample nothing, or sample again."""
+        """Pause or resume sampling."""
         self._advance()
         self._paused = paused
         self.settle()
 
     def abort(self, prompt_uid: int) -> None:
-        """End the completions of a prompt where they are."""
+        """End the completions of a prompt at their current length."""
         self._advance()
         for completion in [running for running in self.running if running.request.prompt.uid == prompt_uid]:
             completion.length, completion.reason = self._tokens(completion), "abort"
@@ -147,10 +147,10 @@ class TimedReplica:
                     self._deliver(completion)
         self.settle()
 
-    # ---- beside the trainer ------------------------------------------------------------------------------------------
+    # ---- sharing the trainer's thread --------------------------------------------------------------------------------
 
     def hold(self) -> None:
-        """The trainer needs the thread that this engine decodes in."""
+        """Stop decoding: the trainer needs the thread that this engine decodes in."""
         self._advance()
         self._holds += 1
         self.settle()
@@ -167,7 +167,7 @@ class TimedReplica:
         return bool(self.running) and not self._holds and (self._drains or not self._paused)
 
     def _advance(self) -> None:
-        """Let the running completions have what they sampled since the last call."""
+        """Add the tokens sampled since the last call to the running completions."""
         now = self.now()
         if self._decodes:
             seconds = max(0.0, now - max(self._at, self._stalled_until))
@@ -175,7 +175,7 @@ class TimedReplica:
         self._at = now
 
     def settle(self) -> None:
-        """Deliver what has ended, admit what waits, and wake up when the next one ends."""
+        """Deliver ended completions, admit waiting ones, and set a timer for the next end."""
         self._advance()
         while self._ends and (self._ends[0][2].ended or self._ends[0][0] <= self._progress + ROUNDING):
             completion = heapq.heappop(self._ends)[2]
@@ -196,7 +196,7 @@ class TimedReplica:
             self._timer = asyncio.get_running_loop().call_later(delay, self.settle)
 
     def stall(self, tokens: int) -> float:
-        """No completion gets a token while so many are prefilled: until when."""
+        """Stop decoding while `tokens` tokens are prefilled, and return the instant at which that ends."""
         self._advance()
         self._stalled_until = max(self._stalled_until, self._at) + tokens * self.times.prefill_token
         return self._stalled_until
@@ -234,7 +234,7 @@ class TimedReplica:
         return TimedCompletion(request, sink, max(1, min(wanted, most)), reason)
 
     def _tokens(self, completion: TimedCompletion) -> int:
-        """That a running completion has."""
+        """Return the number of tokens that a running completion has."""
         return min(int(self._progress - completion.begin + ROUNDING), completion.length)
 
     def _deliver(self, completion: TimedCompletion) -> None:
@@ -258,7 +258,7 @@ class TimedReplica:
         )
 
     def _version_column(self, completion: TimedCompletion) -> Ints:
-        """[T] the version of each token: of the weights that its decode step began with."""
+        """[T] the version of each token: that of the weights at the start of its decode step."""
         newest, version = self._versions[-1]
         if newest <= completion.begin + ROUNDING:
             return constant_column(version, np.int32, completion.length)
@@ -272,7 +272,7 @@ class TimedReplica:
 
 
 def constant_column(value: int, dtype: Any, length: int) -> NDArray[Any]:
-    """[length] of a value; all of them share memory."""
+    """[length] read-only column of one value; columns of the same value and dtype share memory."""
     size = 1 << max(10, (length - 1).bit_length())
     return _longest(value, dtype, size)[:length]
 

@@ -1,4 +1,4 @@
-"""The durations in a simulated run."""
+"""The durations of a simulated run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -18,7 +18,7 @@ from proxima.lab.simulate.distributions import Constant, Distribution
 PREFIX = "times."
 KINDS = "proxima.lab.simulate.distributions:DISTRIBUTIONS"
 SCORE = Constant(0.1)
-MOST = 100_000.0  # seconds, or tokens of a prompt: a day; a simulation looks once a simulated minute for a stall
+MOST = 100_000.0  # seconds (about a day), or tokens of a prompt; a simulation checks every simulated minute for a stall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,9 @@ class Times:
     """The durations of a simulated run, in seconds.
 
     A decode step gives each of the n running completions one token and takes `step + sequence * n`. A prefill takes
-    `prefill_token` for each token: of a prompt before its first completion, and under `engine.interrupt: recompute` of
-    all that run when weights are published; a further turn of an episode finds the KV of those before it. An update
-    takes `update + update_token` for each token of the completions of the groups that the step uses.
+    `prefill_token` per token: for a prompt before its first completion, and under `engine.interrupt: recompute` for
+    all running completions when weights are published; later turns of an episode reuse the KV of earlier ones. An
+    update takes `update`, plus `update_token` per token of the completions in the groups that the step uses.
     """
 
     length: Annotated[
@@ -65,30 +65,31 @@ class Times:
         require(self.score is not None, "score", None, "must be a distribution", remedy="times.score.value=0 is none")
 
     def lengths(self, max_tokens: int) -> Distribution:
-        """Tokens of a completion that nothing cuts off."""
+        """Return the distribution of the tokens of a completion, before it is cut off at `max_tokens`."""
         return Constant(max_tokens) if self.length is None else self.length
 
     def decode_step(self, running: int) -> float:
-        """Seconds of a token for each of the running completions."""
+        """Return the seconds of a decode step, which gives each of the running completions one token."""
         return self.step + self.sequence * running
 
     def update_step(self, lengths: Sequence[int]) -> float:
-        """Seconds of an update with completions of these lengths."""
+        """Return the seconds of an update with completions of these lengths."""
         return self.update + self.update_token * sum(lengths)
 
 
 def read_times(
     file: Path | None, overrides: Sequence[str] = (), fitted: Mapping[str, Any] | None = None, of: str = ""
 ) -> tuple[Times, tuple[ResolvedValue, ...]]:
-    """The times and where each comes from.
+    """Return the times, and the source of each.
 
     Args:
         file: YAML, a mapping of the fields of `Times`.
         overrides: `times.KEY=VALUE`, over the file.
-        fitted, of: values below both, and the run that they come from.
+        fitted, of: values of the lowest priority, and the run that they come from.
 
     Raises:
-        ConfigError: a line for each problem.
+        ConfigError: lists each problem in one line.
+
     """
     score = {"score": {"kind": "constant", "value": SCORE.value}}  # a slot's own default has no fields
     layers = [node_of(score, DEFAULT), node_of(dict(fitted or {}), Source(f"fitted from {of}"))]
