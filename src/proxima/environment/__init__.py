@@ -1,16 +1,16 @@
 """Environments: worlds and tools that a model acts in over several turns.
 
-    protocol     what a user writes: `Environment`, `Reply`
-    interface    what a class and functions offer: schemas of tools, answers, a reward; complaints before the run
-    hosts        worker processes in which environments live; `host_process` is their side
-    agents       agents from outside, which play against the run's endpoint; `agent_process` runs functions
-    tool_calls   tool calls in what a model wrote, and how a model without a template for tools learns of them
-    adapters     environments of other libraries, and tools of MCP servers
-    calculator, guess, python_code, search, sqlite     those that come with proxima
+    protocol     the classes for users: `Environment`, `Reply`
+    interface    the interface of a class and functions: tool schemas, answers, a reward; validated before the run
+    hosts        the worker processes that run the environments; `host_process` is the code in the worker
+    agents       external agents, which play against the run's endpoint; `agent_process` runs functions
+    tool_calls   parses the tool calls in a model's text; describes tools to a model whose template has none
+    adapters     environments from other libraries, and tools of MCP servers
+    calculator, guess, python_code, search, sqlite     the built-in environments
 
 Imports: stdlib, `proxima.data`; in a worker process also transformers, for the schemas of tools. Imported by `rollout`
 and the rooms above.
-To add one: a class with `reset` and tools or `respond`, a line in `ENVIRONMENTS`, episodes of it, right and broken, in
+To add one: a class with `reset` and tools or `respond`, a line in `ENVIRONMENTS`, valid and broken episodes in
 `tests/environment/test_<name>.py`. Out of tree: `environment: my_pkg.worlds:Maze`.
 """
 

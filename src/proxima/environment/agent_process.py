@@ -1,9 +1,9 @@
-"""The worker process that plays episodes with a Python function: each job in its own task or thread.
+"""The worker program that plays episodes with a Python function. Each job runs in its own task or thread.
 
     python agent_process.py module:function
 
-A line of JSON on stdin is a job: `{"id", "row", "base_url", "api_key", "model"}`. A line on stdout is its end: `{"id",
-"reward"}` or `{"id", "error"}`. What the function prints goes to stderr. Standard library only at import.
+A line of JSON on stdin is a job: `{"id", "row", "base_url", "api_key", "model"}`. A line on stdout is its outcome:
+`{"id", "reward"}` or `{"id", "error"}`. The function's own output goes to stderr. Imports only the standard library.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 ASKED = ("row", "base_url", "api_key", "model")
-THREADS = 256  # episodes at once, of a function that is not async
+THREADS = 256  # maximum of concurrent episodes if the function is not async
 
 
 def main(reference: str) -> None:
-    """Run jobs until stdin closes; then exit at once, whatever they are doing."""
+    """Run jobs until stdin ends, then exit at once, even if jobs are still running."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # the function may print
     module, _, name = reference.partition(":")
@@ -38,7 +38,7 @@ def main(reference: str) -> None:
     def read() -> None:
         for line in sys.stdin:
             asyncio.run_coroutine_threadsafe(work(json.loads(line)), loop)
-        os._exit(0)  # the run has ended, however that was
+        os._exit(0)  # the run has ended, cleanly or not
 
     threading.Thread(target=read, daemon=True).start()
     loop.run_forever()

@@ -1,4 +1,4 @@
-"""Agents from outside: a Python function, or a command in any language, that plays an episode against an address."""
+"""External agents: a Python function, or a command in any language, that plays an episode against an endpoint."""
 
 import asyncio
 import ctypes
@@ -21,16 +21,16 @@ from proxima.data.user_code import user_module_file
 from proxima.environment.hosts import EnvironmentFailure
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
-LINE_BYTES = 1 << 20  # of an agent's answer
+LINE_BYTES = 1 << 20  # maximum of an agent's answer
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentJob:
-    """An episode that an agent is to play.
+    """An episode for an agent to play.
 
     Args:
-        row: the columns of the row, `messages` and `answer` among them.
-        base_url, api_key, model: what an OpenAI client is given.
+        row: the columns of the row, including `messages` and `answer`.
+        base_url, api_key, model: the settings of an OpenAI client.
     """
 
     row: Mapping[str, Any]
@@ -43,26 +43,26 @@ class Agents(Protocol):
     """Plays episodes, many at once."""
 
     async def play(self, job: AgentJob) -> float | None:
-        """Play an episode; returns the reward that the agent itself gives, if any.
+        """Play an episode and return the reward that the agent itself gives, None if it gives no reward.
 
         Raises:
-            EnvironmentFailure: it failed.
+            EnvironmentFailure: the agent failed.
         """
 
     def close(self) -> None:
-        """End what still runs. May be called twice, and after the event loop has ended."""
+        """Kill the processes that are still running. May be called twice, and after the event loop has ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSpec:
-    """The agent of a recipe: `run` or `command`, not both.
+    """An agent as specified in a recipe: `run` or `command`, not both.
 
     Args:
-        run: `module:function`, which gets those of `row`, `base_url`, `api_key` and `model` that it names, may be
-            `async`, and returns a reward or None.
-        command: a program and its arguments; `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set, the row is
-            JSON on its standard input. Its last line of output may be the reward, a number.
-        workers: processes that run the function, or programs that run at once.
+        run: `module:function`. The function receives those of `row`, `base_url`, `api_key` and `model` that are among
+            its parameters, may be `async`, and returns a reward or None.
+        command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
+            passed as JSON on standard input. The last line of output may be the reward, a number.
+        workers: number of processes that run the function, or of programs that run at once.
     """
 
     run: str = ""
@@ -80,7 +80,7 @@ class AgentSpec:
         require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
         if self.run:
             name = self.run.partition(":")[0]
-            known = user_module_file(name) is not None  # imports nothing: the agent's packages are its worker's affair
+            known = user_module_file(name) is not None  # imports nothing: only the worker needs the agent's packages
             remedy = "run in its folder, or install it"
             require(known, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
 
@@ -92,11 +92,11 @@ class AgentSpec:
 
 
 class CommandAgents:
-    """A process for each episode.
+    """Agents that run one process per episode.
 
     Args:
         command: see `AgentSpec`.
-        most: processes at once.
+        most: maximum number of processes at once.
     """
 
     def __init__(self, command: Sequence[str], most: int) -> None:
@@ -141,12 +141,12 @@ class CommandAgents:
 
 
 class FunctionAgents:
-    """Processes that each play many episodes by one function. A process that ends fails all episodes that it plays;
-    these may restart in the process that replaces it.
+    """Processes that each play many episodes with one function. If a process ends, all its episodes fail; they may be
+    restarted in the process that replaces it.
 
     Args:
         reference: see `AgentSpec.run`.
-        workers: processes.
+        workers: number of processes.
     """
 
     def __init__(self, reference: str, workers: int) -> None:
@@ -168,9 +168,9 @@ class FunctionAgents:
 
 
 class _AgentProcess:
-    """One process, from its start to its end, for one event loop at a time.
+    """A single process, from start to end, for one event loop at a time.
 
-    `waiting` are the episodes that it plays.
+    `waiting` holds the episodes in progress, by number.
     """
 
     def __init__(self, reference: str) -> None:
@@ -196,7 +196,7 @@ class _AgentProcess:
         message |= {"api_key": job.api_key, "model": job.model}
         assert self._process.stdin is not None
         try:
-            with suppress(OSError):  # `_read` sees the end
+            with suppress(OSError):  # `_read` notices that the process has ended
                 self._process.stdin.write(json.dumps(message).encode() + b"\n")
                 self._process.stdin.flush()
             answer = await answered
@@ -211,7 +211,7 @@ class _AgentProcess:
         return reward
 
     def _read(self) -> None:
-        """Pass on answers until the process ends; then all episodes that it played have failed."""
+        """Forward answers until the process ends; then fail all episodes still in progress."""
         assert self._process.stdout is not None
         reason = "wrote something that is not an answer"
         with suppress(ValueError, KeyError, TypeError):
@@ -229,7 +229,7 @@ class _AgentProcess:
             self._hand_on(number, EnvironmentFailure(f"the agent's process {reason}{said}", collateral=together))
 
     def _hand_on(self, number: int, value: dict[str, Any] | EnvironmentFailure) -> None:
-        """Pass an answer from the reading thread to the waiting loop."""
+        """Pass an answer or a failure from the reader thread to the event loop that awaits it."""
         if (answered := self.waiting.get(number)) is None:
             return
 
@@ -246,7 +246,7 @@ class _AgentProcess:
             self._last_error = line.decode(errors="replace").strip()[:200] or self._last_error
 
     def end(self) -> None:
-        """Kill the process and all that it started."""
+        """Kill the process and everything that it started."""
         self.ended = True
         _kill(self._process.pid)
 
@@ -255,11 +255,11 @@ _libc = ctypes.CDLL(None)
 
 
 def _die_with_parent() -> None:
-    """Let Linux kill the process when this one ends, however it ends."""
+    """Make Linux kill the process when this one ends, however it ends."""
     _libc.prctl(1, signal.SIGKILL)
 
 
 def _kill(pid: int) -> None:
-    """Kill the process and all that it started."""
+    """Kill the process and everything that it started."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from typing import Any
 
 from proxima.environment.protocol import Environment
 
-LONGEST, LARGEST = 500, 10**30  # characters of an expression; values beyond it are refused
+LONGEST, LARGEST = 500, 10**30  # characters of an expression; larger values are refused
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
@@ -16,7 +16,7 @@ _UNARY: dict[type, Callable[[Any], Any]] = {ast.UAdd: operator.pos, ast.USub: op
 
 
 class Calculator(Environment):
-    """A tool `calculate`, which works out sums; the rewards of the recipe judge the answer."""
+    """A tool `calculate` for arithmetic; the recipe's rewards judge the answer."""
 
     def calculate(self, expression: str) -> str:
         """Compute the value of an arithmetic expression.

@@ -12,12 +12,12 @@ from proxima.environment.protocol import Environment, Reply
 class Guess(Environment):
     """Find a whole number; the answer to a guess is "higher" or "lower".
 
-    The reward is 1 for the first guess, and falls by 1 / guesses with each further one; 0 for a number that is not
-    found. A message without a number is a guess, too. For a task of `seeds`: `reset` writes the prompt.
+    The reward is 1 for a correct first guess and falls by 1 / guesses with each further one; it is 0 if the number is
+    not found. A message without a number counts as a guess. For a task of `seeds`: `reset` writes the prompt.
 
     Args:
-        low, high: the number is one of low … high.
-        guesses: after so many the game is lost.
+        low, high: range of the number, both ends included.
+        guesses: the game is lost after this many guesses.
     """
 
     def __init__(self, low: int = 1, high: int = 10, guesses: int = 6) -> None:

@@ -1,7 +1,7 @@
-"""The worker processes of `hosts`: they create and play environments, by number.
+"""The code of the worker processes of `hosts`: it creates and plays environments, by number.
 
-Loaded by path, and only the standard library at import, so that a worker starts without torch. Arguments and results
-are JSON values; an exception is the failure of the episode, in one line.
+Loaded by path, and imports only the standard library, so that a worker starts without torch. Arguments and results are
+JSON values; an exception is reported as the failure of the episode, in one line.
 """
 
 import asyncio
@@ -22,18 +22,18 @@ from contextlib import suppress
 from typing import Any
 
 LONGEST = 1 << 20  # characters of a message
-LOG_BYTES = 1 << 22  # of the log of all workers, after which it is renamed, and replaces an earlier one of that name
-CALL_BYTES = 1 << 16  # of the output of a call that are kept
+LOG_BYTES = 1 << 22  # size of the shared log above which it is renamed, replacing the previously renamed one
+CALL_BYTES = 1 << 16  # kept of a call's output
 CUT = b"\n... the rest of what this call printed is left out\n"
 OBSERVATION_ROLES = ("user", "tool", "system")
 OPENING_ROLES = (*OBSERVATION_ROLES, "assistant")
-# Exceptions of a tool for wrong arguments of the model, which are shown to the model. Any other is a fault.
+# Exceptions that a tool raises for wrong arguments; the model sees them. Any other exception is a fault.
 TOLD = (ValueError, TypeError, LookupError, ArithmeticError, SyntaxError, FileNotFoundError)
-TOLD_OF = ("sqlite3", "re")  # modules whose errors are shown, too
+TOLD_OF = ("sqlite3", "re")  # modules whose errors the model sees, too
 
 _builtins = dict(vars(builtins))
 _environments: dict[int, Any] = {}
-_generators: dict[int, tuple[Any, Any]] = {}  # what an environment draws from `random` and numpy, it draws alone
+_generators: dict[int, tuple[Any, Any]] = {}  # random states of each environment, so that draws are independent
 _functions: dict[str, Callable[..., Any]] = {}
 _make: Callable[[], Any] = object
 _folder = os.getcwd()
@@ -45,11 +45,11 @@ class BadAnswer(Exception):
 
 
 class Log(io.RawIOBase):
-    """The log of a worker's output: a file that all workers append to, with the first `CALL_BYTES` of each call. An
-    environment does not notice a file that can't be written."""
+    """The destination of a worker's output: a file that all workers append to, the first `CALL_BYTES` of each call. An
+    environment does not notice if the file can't be written."""
 
     path: str | None = None
-    crashes: int | None = None  # the same file, kept open for what is written where a signal ends the worker
+    crashes: int | None = None  # the same file, kept open for the traceback when a signal ends the worker
     label, left, inside = b"", 0, False
 
     def writable(self) -> bool:
@@ -75,21 +75,21 @@ class Log(io.RawIOBase):
         return len(data)
 
     def _rename(self, file: int) -> None:
-        """Rename the file unless another worker did: a second rename would replace the renamed file by the new one."""
+        """Rename the log unless another worker has: a second rename would overwrite the renamed log with the new."""
         with suppress(OSError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if self.path is not None and os.path.samestat(os.stat(self.path), os.fstat(file)):
                 os.replace(self.path, f"{self.path}.1")
 
     def _is_renamed(self, file: int) -> bool:
-        """True if the file at the path is another or missing: a worker has renamed the open one."""
+        """Return True if a worker has renamed the open file: the path holds another file, or none."""
         try:
             return self.path is not None and not os.path.samestat(os.stat(self.path), os.fstat(file))
         except OSError:
             return True
 
     def begin(self, label: str) -> None:
-        """Begin a call, whatever an earlier one has done to the output."""
+        """Begin the output of a call, even if an earlier call has replaced or closed the streams."""
         if self.crashes is not None and self._is_renamed(self.crashes):
             path, self.path = self.path, None
             self.to(path)
@@ -97,7 +97,7 @@ class Log(io.RawIOBase):
         sys.stdout = sys.stderr = io.TextIOWrapper(self, "utf-8", "backslashreplace", line_buffering=True)
 
     def to(self, path: str | None) -> None:
-        """Write to this file from now on, even if a signal ends the worker; None: nowhere."""
+        """Write to this file from now on, including the traceback if a signal ends the worker; None: discard output."""
         if path == self.path:
             return
         faulthandler.disable()
@@ -111,7 +111,7 @@ class Log(io.RawIOBase):
                 faulthandler.enable(self.crashes)
 
     def close(self) -> None:
-        """Ignored: environments must not close the log."""
+        """Do nothing: an environment can't close the log."""
 
 
 _log = Log()
@@ -138,7 +138,7 @@ def _shown(value: Any) -> Any:
 def load_environment(
     *, kind: str | None, reference: str | None, arguments: dict[str, Any], tools: list[str]
 ) -> dict[str, Any]:
-    """Import what the recipe names; the first job of a worker."""
+    """Import the class and the tools that the recipe names; the first job of a worker."""
     from proxima.environment import interface
 
     global _make
@@ -150,7 +150,7 @@ def load_environment(
 
 
 def open_environment(*, number: int, row: dict[str, Any], seed: int) -> dict[str, Any]:
-    """Create an environment and reset it. `opening` are the messages that replace those of the row; None: these."""
+    """Create an environment and reset it. `opening`: the messages that replace the row's; None: keep the row's."""
     os.chdir(_folder)  # an earlier one may have changed it
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -184,7 +184,7 @@ def _reset(environment: Any, row: Mapping[str, Any], seed: int) -> Any:
 
 
 def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The result of a tool as an answer, or its exception because of wrong arguments."""
+    """Call a tool and return its result as an answer, or the error that it raised because of its arguments."""
     from proxima.environment.interface import tool_of
 
     environment = _environments[number]
@@ -208,13 +208,13 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
 
 
 def respond(*, number: int, text: str) -> dict[str, Any]:
-    """The environment's answer to a message that calls no tool."""
+    """Return the environment's answer to a message that calls no tool."""
     environment = _environments[number]
     return _answer(environment, _called(environment, environment.respond, text), "respond")
 
 
 def end(*, number: int) -> dict[str, Any]:
-    """The reward at the end, None if the environment gives none; the environment is gone after that."""
+    """Return the final reward, None if the environment has no such reward, and free the environment."""
     environment = _environments[number]
     value: float | None = None
     if callable(getattr(environment, "get_reward", None)):
@@ -234,8 +234,7 @@ def drop(*, number: int) -> dict[str, Any]:
 
 def _called(environment: Any, function: Callable[..., Any], /, *arguments: Any, **named: Any) -> Any:
     """Call a function or coroutine function and return its result. All coroutines of a worker run in one event loop, so
-    that what they opened stays usable. The class, which other environments of the worker share, is restored
-    afterwards."""
+    that resources that they opened stay usable. Changes to the class, which is shared within the worker, are undone."""
     global _runner
     cls = type(environment)
     methods = [(of, name, value) for of in cls.__mro__ for name, value in vars(of).items() if inspect.isfunction(value)]
@@ -258,7 +257,7 @@ async def _awaited(result: Any) -> Any:
 
 
 def _reply(result: Any, who: str, default: str | None = None) -> Any:
-    """Convert a returned value to a `Reply`."""
+    """Convert a return value to a `Reply`."""
     from proxima.environment.protocol import Reply
 
     if isinstance(result, Reply):
@@ -313,7 +312,7 @@ def _messages(value: Any, who: str, roles: tuple[str, ...]) -> list[dict[str, st
 
 def _number(value: Any, who: str) -> float:
     number = math.nan
-    if hasattr(value, "__float__"):  # true of numbers of numpy and torch, not of text
+    if hasattr(value, "__float__"):  # numpy and torch numbers have it, text does not
         with suppress(RuntimeError, TypeError, ValueError):  # an array
             number = float(value)
             if not math.isfinite(number):
@@ -343,7 +342,7 @@ def _generators_now() -> tuple[Any, Any]:
 
 
 def _swap_generators(number: int) -> None:
-    """Continue the environment's random generators where it stopped."""
+    """Restore the random states with which the environment's previous call ended."""
     ours, numpys = _generators.get(number, (None, None))
     if ours is not None:
         random.setstate(ours)
@@ -352,8 +351,8 @@ def _swap_generators(number: int) -> None:
 
 
 def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a job so that its output goes to the log and its failures are named: the bad answer, or the place of the
-    exception."""
+    """Wrap a job so that its output goes to the log and its failures are described: a bad answer, or the place where an
+    exception was raised."""
 
     def run(log: str | None = None, label: str = "", **arguments: Any) -> Any:
         _log.to(log)
@@ -366,13 +365,13 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
             return {"failure": str(error).encode(errors="backslashreplace").decode()}
         except BaseException as error:
             if frames := [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]:
-                frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # the user's own
+                frames = [f for f in frames if "/lib/python" not in f.filename] or frames  # prefer the user's own
                 error.add_note(f"{os.path.basename(frames[-1].filename)}:{frames[-1].lineno}")
             with suppress(Exception):
                 _log.write(traceback.format_exc().encode(errors="backslashreplace"))
             raise
         finally:
-            builtins.__dict__.update(_builtins)  # one that replaced them harms itself alone
+            builtins.__dict__.update(_builtins)  # an environment that replaced them affects only itself
             if number in _environments:
                 _generators[number] = _generators_now()
             with suppress(Exception):  # it may have closed it
@@ -383,7 +382,7 @@ def _guarded(job: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _require_files() -> None:
-    """Raise OSError, which ends the worker, if it can't open more files."""
+    """Raise OSError, which ends the worker, if it can open no more files."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

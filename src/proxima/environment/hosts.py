@@ -1,8 +1,8 @@
-"""Worker processes in which environments live, from the side of the run.
+"""The worker processes that run the environments, from the side of the run.
 
-Each worker has many environments and runs one call at a time; its calls wait in a queue of their own, and waiting is
-charged to nobody. A call that raises fails its episode alone. A worker that dies, or misses a deadline, or whose socket
-delivers what is no reply, fails the episode whose call it ran; the others that lived in it fail as `collateral`.
+Each worker has many environments and runs one call at a time; its calls wait in the worker's own queue, and the waiting
+time counts towards no limit. A call that raises fails only its own episode. If a worker dies, misses a deadline or
+sends an invalid reply, the episode whose call it ran fails; its other episodes fail as `collateral`.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class EnvironmentFailure(Exception):
 
     Args:
         reason: one line.
-        collateral: another episode ended the worker; this one may begin again without that counting.
+        collateral: another episode ended the worker; restarting this one does not count as a retry.
     """
 
     def __init__(self, reason: str, *, collateral: bool = False) -> None:
@@ -39,10 +39,10 @@ class HostLimits:
     """Limits of the workers.
 
     Args:
-        workers: processes.
-        call_seconds: wall-clock time of a call.
-        start_seconds: of the import in a new worker, and of the first `reset` there.
-        memory_mb: MiB that a worker may write beyond what it holds at its start; 0: no limit.
+        workers: number of processes.
+        call_seconds: wall-clock time limit of a call.
+        start_seconds: time limit of the import in a new worker, and of its first `reset`.
+        memory_mb: MiB that a worker may write beyond its memory at the start; 0: no limit.
     """
 
     workers: int = 2
@@ -59,14 +59,14 @@ class HostLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The answer of an environment to a turn.
+    """An environment's answer to a turn.
 
     Args:
-        messages: that the model sees; may be empty.
-        reward: of the turn, in reward units.
+        messages: messages that the model sees; may be empty.
+        reward: reward of the turn, in reward units.
         done: the episode is over.
-        state: what the environment calls its state from now on; None: nothing.
-        error: a tool could not be called as the model asked.
+        state: the environment's name for its state from now on; None: unnamed.
+        error: the model's tool call failed.
     """
 
     messages: tuple[Message, ...] = ()
@@ -77,7 +77,7 @@ class Answer:
 
 
 class Hosts:
-    """The workers of a run. Begins them with the first episodes; may be used from several event loops.
+    """The workers of a run. They start with the first episodes, and may be used from several event loops.
 
     Raises: FieldError: see `EnvironmentSpec.inspected`.
     """
@@ -94,16 +94,16 @@ class Hosts:
         self._hosts = [_Host(self._server) for _ in range(limits.workers)]
 
     def log_to(self, file: Path | None) -> None:
-        """Append what environments print to a file from now on; None: discard it, as at first."""
+        """Append the output of environments to a file from now on; None: discard it, the default."""
         self._server.log = None if file is None else file.absolute()
 
     async def open(self, row: Mapping[str, Any], seed: int, label: str = "") -> "Instance":
-        """A new environment, reset.
+        """Create an environment and reset it.
 
         Args:
-            row: columns by name, `messages` among them; JSON values.
+            row: columns by name, including `messages`; JSON values.
             seed: the same for the completions of a prompt.
-            label: what the log calls the episode.
+            label: the episode's name in the log.
         Raises: EnvironmentFailure.
         """
         host, number = min(self._hosts, key=lambda host: len(host.alive)), next(self._numbers)
@@ -118,7 +118,7 @@ class Hosts:
 
     @property
     def started(self) -> int:
-        """Workers started so far."""
+        """The number of workers started so far."""
         return self._server.started
 
     def close(self) -> None:
@@ -132,9 +132,9 @@ class Instance:
     """An environment in a worker.
 
     Args:
-        opening: messages that replace the row's; None: the row's.
-        state: what the environment calls the state before the first turn.
-        seconds: that its calls took so far, without their wait for the worker.
+        opening: messages that replace the row's; None: keep the row's.
+        state: the environment's name for the state before the first turn.
+        seconds: time of its calls so far, without the time spent waiting for the worker.
     """
 
     def __init__(self, hosts: Hosts, host: "_Host", number: int, opened: Mapping[str, Any]) -> None:
@@ -145,7 +145,7 @@ class Instance:
         self.seconds: float = opened["seconds"]
 
     async def call(self, calls: Sequence[ToolCall]) -> list[Answer]:
-        """An answer for each call, in order; empty ones after one that ended the episode.
+        """Run tool calls and return an answer for each, in order; after one that ended the episode, answers are empty.
 
         Raises: EnvironmentFailure.
         """
@@ -166,7 +166,7 @@ class Instance:
         return answers
 
     async def respond(self, text: str) -> Answer:
-        """The answer to a message that calls no tool.
+        """Return the answer to a message that calls no tool.
 
         Raises: EnvironmentFailure.
         """
@@ -177,7 +177,7 @@ class Instance:
         return Answer(messages=tuple(content), **value)
 
     async def end(self) -> float | None:
-        """The reward at the end, None if the environment gives none. Frees the environment.
+        """Return the final reward, None if the environment has no such reward, and free the environment.
 
         Raises: EnvironmentFailure.
         """
@@ -206,7 +206,7 @@ def _tool_message(call: ToolCall, content: str) -> Message:
 
 
 class _Server:
-    """The process that starts the workers; it is restarted if it dies."""
+    """The server that forks the workers; it is restarted if it died."""
 
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
         self.spec, self.limits, self.started = spec, limits, 0
@@ -234,7 +234,7 @@ class _Server:
         return worker
 
     def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments of a job, with the file that its output goes to."""
+        """Add the log file to the arguments of a job."""
         return {**arguments, "log": self.log and str(self.log)}
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ class _Server:
             server, self._server = self._server, None
         if server is not None:
             server.close()
-        with suppress(OSError):  # a worker opens it before there is anything to write
+        with suppress(OSError):  # a worker creates it before it has anything to write
             if self.log is not None and not self.log.stat().st_size:
                 self.log.unlink()
 
@@ -251,8 +251,8 @@ class _Server:
 class _Host:
     """A worker and its queue; a worker that died is replaced.
 
-    `alive` are the numbers of the environments in it, `epoch` counts its workers: a call of an environment of an
-    earlier worker fails.
+    `alive` holds the numbers of its environments. `epoch` counts its workers: a call to an environment of an earlier
+    worker fails.
     """
 
     def __init__(self, server: _Server) -> None:
@@ -260,12 +260,12 @@ class _Host:
         self.epoch, self.why = 0, ""
         self._server = server
         self._worker: Worker | None = None
-        self._fresh = True  # no reset was done in this worker yet
-        self._seconds = 0.0  # of the last job
+        self._fresh = True  # this worker has not run a reset yet
+        self._seconds = 0.0  # duration of the last job
         self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
-        """Queue a job; its future raises EnvironmentFailure. `epoch` is that of the environment; None: it is opened."""
+        """Queue a job; its future raises EnvironmentFailure. `epoch`: its environment's; None: the job opens it."""
         try:
             return self._queue.submit(self._run, job, arguments, epoch)
         except RuntimeError as error:  # shut down

@@ -1,6 +1,6 @@
-"""The environment of a recipe, and the interface of its class and functions: tools, answers, a reward.
+"""The environment that a recipe names, and the interface of its class and functions: tools, answers, a reward.
 
-The user's code runs in a worker process alone, here as in an episode: an import that hangs doesn't hang the run.
+As in an episode, the user's code runs only in a worker process, so that an import that hangs doesn't hang the run.
 """
 
 import inspect
@@ -25,12 +25,12 @@ SIGNATURE = "give every parameter a type, and the docstring a line on it under '
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentSpec:
-    """The environment of a recipe.
+    """An environment as specified in a recipe.
 
     Args:
-        kind: a name of `ENVIRONMENTS`, or `module:Class`; None: tools alone.
-        arguments: of the class, by name.
-        tools: plain functions, `module:function`, as tools beside those of the class.
+        kind: a name in `ENVIRONMENTS`, or `module:Class`; None: only tools.
+        arguments: arguments of the class, by name.
+        tools: plain functions, `module:function`, as tools in addition to those of the class.
     """
 
     kind: str | None = None
@@ -49,15 +49,15 @@ class EnvironmentSpec:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """The data from which a worker creates the environment."""
+        """Return the JSON from which a worker creates the environment."""
         reference = ENVIRONMENTS.references.get(self.kind, self.kind) if self.kind else None
         return {"kind": self.kind, "reference": reference, "arguments": dict(self.arguments), "tools": list(self.tools)}
 
     def inspected(self, fork: Callable[[], Worker], seconds: float) -> "EnvironmentInterface":
-        """Inspect the environment's interface: import it and create one in a worker process; if the worker or its fork
-        server dies, retry in another.
+        """Import and create the environment in a worker process and return its interface. Retry once, in another
+        worker, if the worker or the server that forks it died.
 
-        Raises: FieldError: it can't be imported or made, a tool is no tool, it has neither tools nor `respond`.
+        Raises: FieldError: it can't be imported or created, a tool is invalid, or it has neither tools nor `respond`.
         """
         deadline = monotonic() + seconds
         result = self._inspect(fork, seconds)
@@ -83,13 +83,13 @@ class EnvironmentSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class EnvironmentInterface:
-    """The interface that an environment offers.
+    """The interface of an environment.
 
     Args:
-        schemas: of the tools, as chat templates take them (`transformers.utils.get_json_schema`).
-        responds: it answers to a message that calls no tool.
-        reward: what is read at the end; empty: nothing, though turns may have rewards (`Reply.reward`).
-        columns: that `reset` can't do without.
+        schemas: schemas of the tools, as chat templates take them (`transformers.utils.get_json_schema`).
+        responds: it answers a message that calls no tool.
+        reward: the member read at the end; empty: none, though turns may have rewards (`Reply.reward`).
+        columns: the columns that `reset` requires.
     """
 
     schemas: tuple[Mapping[str, Any], ...] = ()
@@ -103,15 +103,15 @@ class EnvironmentInterface:
         return {schema["function"]["name"]: schema["function"]["parameters"] for schema in self.schemas}
 
     def require_columns(self, columns: Collection[str]) -> None:
-        """FieldError if `reset` needs a column that rows don't have."""
+        """Raise FieldError if `reset` needs a column that rows don't have."""
         for name in self.columns:
             has = ", ".join(sorted(columns)) or "none"
             bound = f"has a reset() with the parameter {name!r}, which is not a column"
             require(name in columns, "environment", name, bound, remedy=f"give it a default, or use a column: {has}")
 
     def arguments_of(self, call: ToolCall) -> dict[str, Any]:
-        """The arguments of a call as the tool's types want them; ValueError says to the model what is wrong. A text
-        stands for a number, a list or an object where it is the JSON of one: in XML all arguments are texts. An
+        """Convert the arguments of a call to the tool's types. A ValueError tells the model what is wrong. A text is
+        accepted for a number, a list or an object if it is the JSON of one, since in XML all arguments are texts. An
         argument without a name is the first one."""
         if call.name not in self.tools:
             raise ValueError(f"there is no tool {call.name[:60]!r}, only {', '.join(self.tools) or 'none'}")
@@ -135,7 +135,7 @@ TYPES: dict[str, tuple[type, ...]] = {
 
 
 def _typed(name: str, value: Any, schema: Mapping[str, Any]) -> Any:
-    """The value as its schema wants it; ValueError if it can't be."""
+    """Convert a value to the type in its schema; ValueError if that is impossible."""
     if value is None and schema.get("nullable"):
         return None
     for choice in schema.get("anyOf", ()):
@@ -164,7 +164,7 @@ def _is(value: Any, kinds: Sequence[str]) -> bool:
 
 
 def _converted(value: Any, kinds: Sequence[str]) -> Any:
-    """The value in another form, if that is of a wanted kind: 5 of "5" or 5.0, "5" of 5."""
+    """Convert a value to one of the wanted kinds if possible, else return it: "5" or 5.0 to 5, 5 to "5"."""
     if "string" in kinds and type(value) in (int, float):
         return str(value)
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
@@ -179,16 +179,16 @@ def _converted(value: Any, kinds: Sequence[str]) -> Any:
     return value
 
 
-# What follows runs in a worker.
+# Everything below runs in a worker.
 
 
 def load_class(kind: str, reference: str) -> Callable[..., Any]:
-    """The class or function that creates an environment; FieldError if there is none."""
+    """Load the class, or another callable that creates an environment; FieldError if it is missing."""
     return _loaded("environment", kind, reference)
 
 
 def load_tools(tools: Sequence[str]) -> dict[str, Callable[..., Any]]:
-    """The functions by their names; FieldError if one is missing, or two have one name."""
+    """Load the functions, by name; FieldError if one is missing or two have the same name."""
     functions: dict[str, Callable[..., Any]] = {}
     for path in tools:
         function = _loaded("tools", path, path)
@@ -229,7 +229,7 @@ def _line(error: Exception) -> str:
 
 
 def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-    """An environment; FieldError if the class doesn't take the arguments."""
+    """Create an environment; FieldError if the class doesn't take the arguments, or raises."""
     try:
         signature = inspect.signature(make)
         signature.bind(**arguments)
@@ -247,23 +247,23 @@ def make_environment(kind: str, make: Callable[..., Any], arguments: Mapping[str
 
 
 NO_TOOLS = frozenset({"reset", "respond", "get_reward", "reward"})
-BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known when one is made
+BRINGS = frozenset({"tools", "call_tool"})  # a class with both has tools that are only known once it is instantiated
 
 
 def brings_tools(environment: Any) -> bool:
-    """True if it has `tools()`, which returns schemas, and `call_tool(name, arguments)`."""
+    """Return True if it has `tools()`, which returns schemas, and `call_tool(name, arguments)`."""
     return all(inspect.isfunction(getattr(type(environment), name, None)) for name in BRINGS)
 
 
 def methods_of(environment: Any) -> dict[str, Callable[..., Any]]:
-    """The public methods that are tools, by name; looked up in the class, for of an object properties are computed."""
+    """The public methods that are tools, by name. Names come from the class: on an object, properties would be run."""
     names = {name for name, _ in inspect.getmembers(type(environment), inspect.isfunction)} - NO_TOOLS
     names -= BRINGS if brings_tools(environment) else set()
     return {name: getattr(environment, name) for name in sorted(names) if not name.startswith("_")}
 
 
 def tool_of(environment: Any, name: str) -> Callable[..., Any]:
-    """The function that a call of the tool runs."""
+    """Return the function that runs a tool."""
     if brings_tools(environment) and name not in methods_of(environment):
         return lambda **arguments: environment.call_tool(name, arguments)
     return getattr(environment, name)  # type: ignore[no-any-return]
@@ -272,7 +272,7 @@ def tool_of(environment: Any, name: str) -> Callable[..., Any]:
 def read_interface(
     *, kind: str | None, reference: str | None, arguments: Mapping[str, Any], tools: Sequence[str]
 ) -> dict[str, Any]:
-    """The fields of an `EnvironmentInterface`, as JSON; FieldError if it is none."""
+    """Return the fields of an `EnvironmentInterface`, as JSON; FieldError if the environment is invalid."""
     functions = load_tools(tools)
     schemas = [_schema("tools", path, function) for path, function in zip(tools, functions.values(), strict=True)]
     if kind is None or reference is None:
@@ -300,7 +300,7 @@ def _columns(environment: Any) -> list[str]:
 
 
 def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[str, Any]]:
-    """The schemas of the tools that an environment provides; FieldError if one is no schema, or its name is taken."""
+    """The schemas that `tools()` of an environment returns; FieldError if one is invalid or its name is taken."""
     if not brings_tools(environment):
         return []
     try:
@@ -323,7 +323,7 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
 
 
 def _schema(where: str, value: str, function: Callable[..., Any]) -> dict[str, Any]:
-    """The schema of a tool. Without torch, which transformers imports to compare a type with `Tensor`."""
+    """Return the schema of a tool. Avoids torch, which transformers would import to compare types with `Tensor`."""
     from transformers.utils import chat_template_utils
 
     chat_template_utils.is_torch_available = lambda: False  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The classes that a user writes: an environment, and its replies."""
+"""The classes for users who write an environment: `Environment` and its `Reply`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,13 +9,13 @@ from proxima.data import Message
 
 @dataclass(frozen=True)
 class Reply:
-    """The answer of an environment, or of one of its tools, to the model, if it is more than a text.
+    """An answer to the model from an environment or one of its tools, for answers that are more than a text.
 
     Args:
-        content: a text, or messages in full; empty: none.
-        reward: of the turn that it answers, in reward units.
+        content: a text, or complete messages; empty: none.
+        reward: reward of the turn that it answers, in reward units.
         done: the episode ends; the content is not shown to the model.
-        state: what the environment calls its state from now on, see `Span.state`.
+        state: the environment's name for its state from now on, see `Span.state`.
     """
 
     content: str | Sequence[Message] = ""
@@ -25,29 +25,29 @@ class Reply:
 
 
 class Environment:
-    """A world that the model acts in. Subclassing is optional: every class with some of these methods is one. An
-    object is made for each episode, `Class(**arguments of the recipe)`, in a worker process; any method may be `async`.
+    """A world that the model acts in. Subclassing is optional: every class with some of these methods qualifies. An
+    object is created for each episode, `Class(**arguments of the recipe)`, in a worker process; methods may be `async`.
 
     Public methods with type hints and a docstring are tools, whose schemas the chat template shows to the model
-    (`transformers.utils.get_json_schema`); their results are answered as messages of role `tool`. With a method
-    `respond`, what the model writes goes there instead where it calls no tool, and the answer is a message of role
-    `user`; without it an episode ends with the first message that calls no tool.
+    (`transformers.utils.get_json_schema`); their results are returned as messages of role `tool`. A model message
+    that calls no tool is passed to the method `respond`, whose answer is a message of role `user`; without `respond`,
+    the episode ends with the first such message.
 
-    A class whose tools are only known when one is made has `tools()`, which returns their schemas in that form, and
-    `call_tool(name, arguments)`. All environments of a recipe must have the same.
+    A class whose tools are only known once it is instantiated has `tools()`, which returns their schemas in that form,
+    and `call_tool(name, arguments)`. All environments of a recipe must have the same tools.
 
-    `done`, an attribute, ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
-    once at the end and is added to the rewards of the turns (`Reply.reward`).
+    An attribute `done` ends the episode after the call that set it. `get_reward()`, or an attribute `reward`, is read
+    once at the end and added to the rewards of the turns (`Reply.reward`).
     """
 
     def reset(self, row: Mapping[str, Any], seed: int) -> str | Sequence[Message] | Reply | None:
-        """Begin. Everything random must come from `row` and `seed`: the completions of a group begin alike.
+        """Begin an episode. Anything random must depend only on `row` and `seed`: a group's episodes begin alike.
 
         Args:
-            row: the columns of the row; `messages` and `answer` among them. A method that names columns as parameters,
-                or takes `**columns`, gets these by name.
+            row: the columns of the row, including `messages` and `answer`. A method that names columns as parameters,
+                or takes `**columns`, receives these by name.
             seed: the same for the completions of a prompt.
         Returns: a text that is appended to the last user message, messages that replace the row's, or None; a `Reply`
-            with one of them names the state, too.
+            around either of them can also name the state.
         """
         return None

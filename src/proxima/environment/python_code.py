@@ -1,4 +1,4 @@
-"""Python as a tool: code runs in a process with limits."""
+"""Python as a tool: code runs in a process with resource limits."""
 
 import subprocess
 import tempfile
@@ -10,14 +10,13 @@ from proxima.environment.protocol import Environment
 
 
 class PythonCode(Environment):
-    """A tool `python`, which runs a program. Each call is a separate process, which keeps no state from the one before,
-    and can't use the network or files outside its folder. It is not a sandbox against hostile code
-    (`data.code_process`).
+    """A tool `python`, which runs a program. Each call runs in a new process without state from earlier calls; it
+    may not use the network or files outside its folder. Not a sandbox against hostile code (`data.code_process`).
 
     Args:
-        seconds: time of a call, on the clock and of the processor.
+        seconds: limit of a call's wall-clock time and of its CPU time.
         memory_mb: MiB of address space.
-        characters: of the output that the model is shown; what is in the middle of a longer one is left out.
+        characters: maximum length of the output shown to the model; the middle of a longer one is left out.
     """
 
     def __init__(self, seconds: int = 5, memory_mb: int = 512, characters: int = 2000) -> None:

@@ -13,9 +13,9 @@ class Search(Environment):
     """A tool `search`, which finds passages by the words that they share with a query (BM25).
 
     Args:
-        corpus: a JSONL file; a line has a `text`, and perhaps a `title`. All episodes of a worker share it.
-        top: passages that a search returns.
-        characters: of a passage that the model is shown.
+        corpus: a JSONL file; each line has a `text` and optionally a `title`. All episodes of a worker share it.
+        top: maximum number of passages that a search returns.
+        characters: maximum length of a passage shown to the model.
     """
 
     def __init__(self, corpus: str, top: int = 3, characters: int = 500) -> None:
@@ -42,7 +42,7 @@ class Search(Environment):
 
 @lru_cache(maxsize=4)
 def read_corpus(path: str) -> tuple[list[str], Any]:
-    """The passages of a file, and their index; FieldError if a line is not a passage."""
+    """Read the passages of a file and index them; FieldError if a line is not a passage."""
     try:
         import bm25s
     except ImportError as error:

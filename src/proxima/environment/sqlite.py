@@ -1,4 +1,4 @@
-"""A database as a tool: SQL that only reads."""
+"""A database as a tool: read-only SQL."""
 
 import sqlite3
 import time
@@ -10,18 +10,18 @@ from proxima.environment.protocol import Environment
 
 ALLOWED = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 PRAGMAS = ("table_info", "table_list")
-REFUSED = ("load_extension", "random", "randomblob")  # an episode that is played again must go as before
-LONGEST_CELL, LARGEST_VALUE = 200, 1 << 20  # characters shown; bytes that a query may make
+REFUSED = ("load_extension", "random", "randomblob")  # a replayed episode must take the same course
+LONGEST_CELL, LARGEST_VALUE = 200, 1 << 20  # characters shown of a cell; maximum bytes of a value
 
 
 class Sqlite(Environment):
     """A tool `query`, which reads a database. All episodes of a worker share it.
 
     Args:
-        script: a file of SQL statements that make the database, in memory.
+        script: a file of SQL statements that create the database, in memory.
         file: a database; either this or `script`.
-        rows: of a result that the model is shown.
-        seconds: after which a query is ended.
+        rows: maximum number of result rows shown to the model.
+        seconds: time limit of a query.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ def _shown(value: object) -> str:
 
 @lru_cache(maxsize=8)
 def open_database(path: str, script: bool) -> sqlite3.Connection:
-    """A connection that only reads."""
+    """Open a read-only connection."""
     if script:
         database = sqlite3.connect(":memory:", check_same_thread=False)
         database.executescript(Path(path).read_text(encoding="utf-8"))

@@ -1,11 +1,11 @@
-"""Reads the tool calls in what a model wrote, and tells a model without a template for tools how to write them.
+"""Parses the tool calls in a model's text, and describes how to write them if the chat template has no tools.
 
     hermes   <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>     Hermes, Qwen2.5, Qwen3, SmolLM3 …
     llama    {"name": "add", "parameters": {"a": 1}}                           Llama 3; Mistral, a list of them
     xml      <function=add><parameter=a>1</parameter></function>               Qwen3-Coder; templates without tools
-    code     a fenced block, with the tool's name behind the fence             templates without tools
+    code     a fenced block, with the tool's name after the fence              templates without tools
 
-Any text is read: text that begins like a call but is not one is reported in one line, and never raises.
+Any text can be parsed without raising: an invalid call is reported in one line.
 """
 
 import json
@@ -18,20 +18,20 @@ from typing import Any, Literal, NoReturn, cast, get_args
 from proxima.data import ToolCall, UserError
 
 ToolFormat = Literal["hermes", "llama", "xml", "code"]
-MOST_CALLS = 32  # of one message
+MOST_CALLS = 32  # per message
 
 
 @dataclass(frozen=True)
 class ReadMessage:
-    """The calls in a message, in order, and why others could not be read, a line each."""
+    """The calls in a message, in order, and a one-line reason for each call that could not be parsed."""
 
     calls: tuple[ToolCall, ...] = ()
     unreadable: tuple[str, ...] = ()
 
 
 def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) -> ReadMessage:
-    """The tool calls in a message of the model, behind its thinking. `tools` are the known names: a fenced block with
-    another word behind the fence is no call; where there are none, every word is a name."""
+    """Parse the tool calls in a message of the model, after its thinking. `tools` are the known names: a fenced block
+    with another word after the fence is not a call; if `tools` is empty, every word counts as a name."""
     before, thought, after = text.partition("</think>")
     text = after if thought else "" if "<think>" in text else before
     calls, unreadable = list[ToolCall](), list[str]()
@@ -47,11 +47,11 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) 
 
 
 def format_of(tokenizer: Any) -> ToolFormat:
-    """The format that a tokenizer's chat template teaches; `xml` where it knows no tools.
+    """Return the format that a tokenizer's chat template uses; `xml` if it doesn't support tools.
 
-    Raises: UserError: it shows tools in a form that no reader here knows.
+    Raises: UserError: it shows tools in a form that no reader here supports.
     """
-    from proxima.model.chat import reads_tools  # the processes of environments load no torch
+    from proxima.model.chat import reads_tools  # environment processes must not load torch
 
     if not reads_tools(tokenizer):
         return "xml"
@@ -66,7 +66,7 @@ def format_of(tokenizer: Any) -> ToolFormat:
 
 
 def describe_tools(schemas: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> str:
-    """Describe tools in the system message, for templates that can't."""
+    """Return the text for the system message that describes the tools if the template can't."""
     functions = [schema["function"] for schema in schemas]
     lines = ["You can use these tools:", *(_described(function) for function in functions)]
     name, parameters = functions[0]["name"], list(functions[0]["parameters"].get("properties", {}))
@@ -110,7 +110,7 @@ def _json_example(key: str, name: str, parameters: Sequence[str]) -> str:
     return json.dumps({"name": name, key: dict.fromkeys(parameters, "...")})
 
 
-Found = list[ToolCall | str]  # a call, or why it is none
+Found = list[ToolCall | str]  # a call, or why it is invalid
 
 
 def _hermes(text: str, tools: Collection[str]) -> Found:
@@ -132,7 +132,7 @@ def _hermes(text: str, tools: Collection[str]) -> Found:
 
 
 def _llama(text: str, tools: Collection[str]) -> Found:
-    """Read calls only from a message that consists of calls: JSON in a sentence is an answer."""
+    """Find calls only in a message that consists of nothing else: JSON within a sentence is an answer."""
     body = text.strip()
     tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
     body = body.removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").lstrip()
@@ -202,7 +202,7 @@ def _code(text: str, tools: Collection[str]) -> Found:
             opened = fence
             continue
         if fence[1]:
-            continue  # a fence with a word inside a block is its text
+            continue  # within a block, a fence with a word is part of the text
         if _is_call(opened[1], tools):
             found.append(_code_call(opened[1], text[opened.end() : fence.start()].strip("\n")))
         opened = None
@@ -216,7 +216,7 @@ def _is_call(word: str, tools: Collection[str]) -> bool:
 
 
 def _code_call(name: str, body: str) -> ToolCall:
-    """The block's text is the first argument, or JSON of all of them."""
+    """Read the block's text as the first argument, or as JSON of all arguments."""
     if body.lstrip().startswith("{"):
         try:
             value, end = _json_at(body, 0)
@@ -240,7 +240,7 @@ def _call(value: Any) -> ToolCall:
     if not isinstance(name, str) or not name.strip():
         raise ValueError("a call must have a name")
     arguments: Any = next((value[key] for key in ("arguments", "parameters") if key in value), {})
-    if isinstance(arguments, str):  # as the API of OpenAI writes them
+    if isinstance(arguments, str):  # as in the OpenAI API
         arguments, _ = _json_at(arguments, 0)
     if not isinstance(arguments, dict):
         raise ValueError(f"the arguments of {name[:60]} must be an object")
@@ -248,8 +248,8 @@ def _call(value: Any) -> ToolCall:
 
 
 def _json_at(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins at a place, and its end; ValueError, with one line for the model, if it is not JSON
-    that any program reads in the same way."""
+    """Decode the JSON at a position and return it with its end; ValueError, in one line for the model, if it is invalid
+    or other programs would read it differently."""
     start = len(text) - len(text[at:].lstrip()) if text[at : at + 1].isspace() else at
     if text[start : start + 1] not in ("{", "["):
         raise ValueError("a call must begin with {")

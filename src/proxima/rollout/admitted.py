@@ -1,4 +1,4 @@
-"""A prompt between its admission and its step, and how long the engine was idle."""
+"""A prompt between its admission and its step, and the idle time of the engine."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,8 +15,8 @@ class Admitted:
     Args:
         stage: `queued`: the engine has no place for it yet, after a resume.
         received: its completions so far, by sample.
-        group: once it is scored.
-        reason: why a selection rejects the group.
+        group: the scored group; None before scoring.
+        reason: why a selection rejects the group; empty if it doesn't.
     """
 
     prompt: Prompt
@@ -27,7 +27,7 @@ class Admitted:
 
     @classmethod
     def restored(cls, group: Group, pending: Pending) -> "Admitted":
-        """Restore the entry as it was when `pending` was taken."""
+        """Restore the entry of a group as it was when `pending` was taken."""
         entry = cls(group.prompt, "accepted", group=group, reason=pending.rejected.get(group.prompt.uid, ""))
         if entry.uid in pending.rejected:
             entry.stage = "rejected"
@@ -42,16 +42,16 @@ class Admitted:
 
     @property
     def scored(self) -> Group:
-        """The group; only after it is scored."""
+        """The group; available only after scoring."""
         assert self.group is not None
         return self.group
 
 
 class IdleTime:
-    """The seconds in which something was idle.
+    """The accumulated idle time, in seconds.
 
     Args:
-        now: seconds.
+        now: a clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -59,10 +59,10 @@ class IdleTime:
         self._since: float | None = None
 
     def update(self, idle: bool) -> None:
-        """Set whether it is idle from now on."""
+        """Set whether the state from now on is idle."""
         self._sum, self._since = self.seconds, self.now() if idle else None
 
     @property
     def seconds(self) -> float:
-        """The idle seconds so far."""
+        """The idle time so far."""
         return self._sum + (0.0 if self._since is None else self.now() - self._since)

@@ -1,8 +1,8 @@
 """Groups that are generated and scored during training, within a bound on their age.
 
-Prompts are admitted in the order of the data whenever `Admission` has room for them, each with an engine call of its
-own. Everything happens in the event loop: between two awaits of the caller nothing changes, so `state` and `pending`,
-taken one after the other, are of one instant.
+Prompts are admitted in the order of the data whenever `Admission` has room for them, each with its own engine call.
+Everything runs in the event loop: nothing changes between two awaits of the caller, so `state` and `pending`, read one
+after the other, are consistent.
 """
 
 import asyncio
@@ -32,30 +32,30 @@ from proxima.task.prompts import PromptSource
 
 
 class AsyncCollector(Collector):
-    """Fills the batches of the steps from prompts that generate all the time.
+    """Fills the batches of the steps from prompts that are generated continuously.
 
-    Which groups a step takes, by `Admission.over_age`:
+    `Admission.over_age` determines the groups that a step takes:
 
-    - `wait`: the next ones in the order of admission; it waits for the oldest. No group can be too old, and
+    - `wait`: the next ones in the order of admission; the step waits for the oldest. No group can be too old, and
       long completions are as likely to be trained on as short ones.
-    - `drop`: those that are finished, oldest first, whoever is still generating. A group that is too old by then is
-      dropped, and exactly one new prompt takes its place. Long completions become old more often: the batches are
+    - `drop`: the finished ones, oldest first, even if older ones are still generating. A group that is too old by then
+      is dropped, and exactly one new prompt replaces it. Long completions become too old more often: the batches are
       biased towards short ones.
-    - `train`: as `drop`, but old groups are used.
+    - `train`: as `drop`, but groups that are too old are used.
 
-    An engine call that raises is repeated, `Admission.retries` times for a prompt; then the run ends with its error, as
-    it does at once with a UserError or NotFiniteError. Whole-batch rewards compare the groups that one batch still
-    lacks. Under dynamic sampling a group is judged as soon as the trainer's thread is free; a rejected one makes room
-    for another, and after `max_num_gen_batches` batches of judged groups a step is exhausted.
+    An engine call that raises is retried up to `Admission.retries` times per prompt; then the run ends with its error.
+    A UserError or NotFiniteError ends it at once. Whole-batch rewards compare the groups that a batch still lacks.
+    Under dynamic sampling a group is judged as soon as the trainer's thread is free; a rejected one makes room for
+    another, and after `max_num_gen_batches` batches of judged groups a step is exhausted.
 
     Args:
         generator: turns prompts into scored groups.
         source: gives prompts in order.
         admission: the bounds; its `prompts` are the groups of a full batch.
         refill: None takes all groups.
-        listener: told what happens to each prompt.
-        pending: what a checkpoint kept. Its prompts are generated first; the listener knows them already.
-        finished: steps so far.
+        listener: notified of the progress of each prompt.
+        pending: restored from a checkpoint. Its prompts are generated first; the listener knows them already.
+        finished: number of steps so far.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class AsyncCollector(Collector):
         self.generator: GroupGenerator = generator
         self.source, self.admission = source, admission
         self.refill, self.listener = refill, listener
-        self._finished = self._taken = finished  # steps; while a step is trained on, it is taken and not finished
+        self._finished = self._taken = finished  # steps; a step in training is taken, but not finished
         pending = pending or Pending()
         entries = [Admitted.restored(group, pending) for group in pending.groups] + [
             Admitted(p) for p in pending.prompts
@@ -82,15 +82,15 @@ class AsyncCollector(Collector):
         self._judging = self._woken = self._abandoned = False
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._errors: list[str] = []  # of engine calls that were repeated, since the last step
+        self._errors: list[str] = []  # of retried engine calls, since the last step
         self._stalls, self._stalled = 0, False
         self._paused, self._idle = False, IdleTime(generator.now)
         if generator.episodes is not None:
             generator.episodes.times.listener = self._track_idleness
         self._step_began = self._idle_before = 0.0
-        self._tokens = 0  # generated since the step before began
+        self._tokens = 0  # generated since the previous step's end
 
-    # ---- what the loop asks ------------------------------------------------------------------------------------------
+    # ---- called by the training loop ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         return self.source.state()
@@ -115,11 +115,11 @@ class AsyncCollector(Collector):
         ]
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
-        """The groups of the next step; the one before is finished now.
+        """Collect the groups of the next step; this call marks the previous step as finished.
 
         Raises:
             BatchNotFilled: `max_num_gen_batches` did not fill the batch, and `exhausted` is `stop`.
-            Exception: of the engine, after its retries; of the rewards, the data or the journal.
+            Exception: from the engine, after its retries; from the rewards, the data or the journal.
         """
         self._finished = self._taken
         self._step_began, self._idle_before = self.generator.now(), self._idle.seconds
@@ -128,7 +128,7 @@ class AsyncCollector(Collector):
             self._advance()
             if stale := self._evict(version):
                 evicted += stale
-                self._advance()  # each makes room for one
+                self._advance()  # each eviction makes room for a prompt
             if self._failure is not None:
                 raise self._failure
             ready = sum(entry.stage == "accepted" for entry in self._entries.values())
@@ -139,8 +139,8 @@ class AsyncCollector(Collector):
             await self._changed.wait()
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        generated, self._tokens = self._tokens, 0  # not those that left with the step: some were generated earlier
-        idle = self._idle.seconds - self._idle_before  # first, so that it is never more than
+        generated, self._tokens = self._tokens, 0  # not the tokens of the step's groups: some were generated earlier
+        idle = self._idle.seconds - self._idle_before  # read before `elapsed`, so that it never exceeds it
         elapsed = self.generator.now() - self._step_began
         return super().step_metrics(seconds) | {
             "idle/trainer": seconds["generate"] / seconds["step"] if seconds["step"] else 0.0,
@@ -149,12 +149,12 @@ class AsyncCollector(Collector):
         }
 
     def engine_paused(self) -> None:
-        """Note that no token is sampled until `engine_resumed`."""
+        """Record that the engine samples no token until `engine_resumed`."""
         self._paused = True
         self._track_idleness()
 
     def engine_resumed(self) -> None:
-        """Note that the engine samples again."""
+        """Record that the engine samples again."""
         self._paused = False
         self._track_idleness()
 
@@ -166,7 +166,7 @@ class AsyncCollector(Collector):
     # ---- a step takes its groups -------------------------------------------------------------------------------------
 
     def _next_batch(self) -> tuple[list[Admitted], list[Admitted]] | None:
-        """The groups of the step, and those rejected; None: some are still to come."""
+        """The accepted and rejected groups of the step; None while it needs more."""
         accepted: list[Admitted] = []
         rejected: list[Admitted] = []
         for entry in self._entries.values():
@@ -200,7 +200,7 @@ class AsyncCollector(Collector):
     ) -> CollectedBatch:
         gone = {entry.uid for entry in (*accepted, *rejected)}
         queue = sum(entry.stage == "accepted" and entry.uid not in gone for entry in self._entries.values())
-        # counted by the step that they leave with: a step without newly finished groups has its rewards all the same
+        # counted in the step that takes them, so that a step without newly finished groups has rewards, too
         groups = [*(entry.scored for entry in (*accepted, *rejected)), *evicted]
         batch = CollectedBatch(
             groups=tuple(entry.scored for entry in accepted),
@@ -222,7 +222,7 @@ class AsyncCollector(Collector):
     ) -> dict[str, float]:
         completions = [completion for entry in accepted for completion in entry.scored.completions]
         columns = [completion.versions for completion in completions if completion.generated]
-        lags = Counter[int]()  # tokens; one completion at a time, for all of a batch are gigabytes
+        lags = Counter[int]()  # tokens; one completion at a time, since a whole batch takes gigabytes
         for column in columns:
             lags.update(dict(enumerate(np.bincount(version - column).tolist())))
         mixed = sum(bool(column[0] != column[-1]) for column in columns)  # versions only grow
@@ -243,7 +243,7 @@ class AsyncCollector(Collector):
         return (f"{calls} failed and {'was' if len(self._errors) == 1 else 'were'} repeated ({self._errors[-1]})",)
 
     def _evict(self, version: int) -> list[Group]:
-        """Remove the groups that are too old to be used. Under `wait` there are none, unless an earlier step was
+        """Remove the groups that are too old to be used. Under `wait` this happens only if an earlier step was
         exhausted and took fewer groups than were admitted for it."""
         if self.admission.over_age == "train":
             return []
@@ -256,7 +256,7 @@ class AsyncCollector(Collector):
     # ---- between the steps -------------------------------------------------------------------------------------------
 
     def _advance(self) -> None:
-        """Judge and admit whatever is possible; called after every event that may make it possible."""
+        """Judge and admit as much as possible; called after every event that may allow more."""
         self._woken = False
         if not self._abandoned and self._failure is None:
             try:
@@ -267,13 +267,13 @@ class AsyncCollector(Collector):
         self._changed.set()
 
     def _wake(self) -> None:
-        """Schedule `_advance`, once for all events of the same moment."""
+        """Schedule `_advance`, once for all simultaneous events."""
         if not self._woken:
             self._woken = True
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _admit(self) -> None:
-        """Start the prompts of a resume, then new ones, while there is room."""
+        """Start the prompts restored by a resume, then new ones, while there is room."""
         places = self.admission.concurrent - self._count("generating")
         queued = [entry for entry in self._entries.values() if entry.stage == "queued"]
         for entry in queued[:places]:
@@ -300,11 +300,11 @@ class AsyncCollector(Collector):
         entry.stage = "generating"
         self._start(lambda: self._roll_out(entry))
 
-    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:  # cancelled at once, it is never called
+    def _start(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:  # not called if cancelled at once
         async def run() -> None:
             try:
                 await work()
-            except BaseException as error:  # whatever it is, the step must not wait forever
+            except BaseException as error:  # any error: the step must not wait forever
                 self._failure = self._failure or error
             self._wake()
 
@@ -364,18 +364,18 @@ class AsyncCollector(Collector):
         self._judging = False
 
     def _settle(self, entry: Admitted, group: Group, reason: str | None) -> None:
-        """The scores of a group are final, and so is whether it can be used."""
+        """Record the final scores of a group and whether it can be used."""
         entry.group, entry.reason = group, reason or ""
         entry.stage = "accepted" if reason is None else "rejected"
         self.listener.scored(group)
 
-    # ---- small things ------------------------------------------------------------------------------------------------
+    # ---- helpers -----------------------------------------------------------------------------------------------------
 
     def _count(self, *stages: str) -> int:
         return sum(entry.stage in stages for entry in self._entries.values())
 
     def _track_idleness(self) -> None:
-        episodes = self.generator.episodes  # all of which may wait for their environments
+        episodes = self.generator.episodes  # the engine is idle if all of them wait for their environments
         self._idle.update(
             self._paused or not self._count("generating") or (episodes is not None and not episodes.times.awaited)
         )

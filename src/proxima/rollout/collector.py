@@ -17,19 +17,19 @@ from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.task.prompts import PromptSource
 
 STALE, SURPLUS = "stale", "surplus"
-Dropped = tuple[tuple[Group, str], ...]  # groups with the reason of each
-Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, of groups that can't be used
+Dropped = tuple[tuple[Group, str], ...]  # groups, each with its reason
+Reject = Callable[[Sequence[Group]], Awaitable[Mapping[int, str]]]  # uid → reason, for groups that can't be used
 History = Callable[[], Iterable[Mapping[str, Any] | None]]  # metrics of the finished steps, newest first
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refill:
-    """Settings of dynamic sampling: how generation continues until a batch is full.
+    """The settings by which generation continues until a batch is full.
 
     Args:
-        sampling: how many prompts, and for how long.
-        reject: uid → reason, for the groups that the selection would drop as a whole.
-        max_unscored: generation batches without one valid score after which a step is given up; 0: never.
+        sampling: the number of prompts per generation batch, and when to stop.
+        reject: returns uid → reason for the groups that the selection would drop as a whole.
+        max_unscored: generation batches without a single valid score after which a step is given up; 0: never.
     """
 
     sampling: DynamicSampling
@@ -37,7 +37,7 @@ class Refill:
     max_unscored: int = 0
 
     def gives_up(self, batches: int, groups: Sequence[Group]) -> bool:
-        """True when none of the groups of so many generation batches has a score."""
+        """Return True if enough generation batches were made and none of their groups has a score."""
         return 0 < self.max_unscored <= batches and without_score(groups) == len(groups)
 
 
@@ -46,11 +46,11 @@ class BatchNotFilled(Exception):
 
     Args:
         batches: generation batches made.
-        wanted, usable: groups of a full batch, and those there are.
+        wanted, usable: number of groups in a full batch, and of usable groups so far.
         generated: groups generated in the step.
         dropped: the groups that can't be used.
 
-    `unscored` holds the rewards' errors where no completion has a score, else nothing.
+    `unscored` holds the errors of the rewards if no completion has a score; otherwise it is empty.
     """
 
     def __init__(self, *, batches: int, wanted: int, usable: int, generated: Sequence[Group], dropped: Dropped) -> None:
@@ -70,21 +70,21 @@ class BatchNotFilled(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class CollectedBatch:
-    """The groups of a step and their balance: carried in + generated = used + dropped + carried out.
+    """The groups of a step, which balance: carried in + generated = used + dropped + carried out.
 
     Args:
-        groups: what the step trains on, before the selection within groups; by uid.
-        dropped: the groups that it doesn't train on, with the reason of each.
-        generated: the groups generated in this step, wherever they ended; if asynchronous, those that leave with
-            it, whenever they were generated.
+        groups: groups that the step trains on, before the selection within groups; by uid.
+        dropped: groups that it doesn't train on, each with the reason.
+        generated: groups generated in this step, whether used or not; if asynchronous, those that leave the
+            collector in this step, whenever they were generated.
         carried: surplus for the next step.
-        gen_batches: generation batches made.
-        replayed: all groups, `generated` too, are those that another run stored.
+        gen_batches: number of generation batches.
+        replayed: all groups, including `generated`, were stored by another run.
         version: policy version at the beginning of the step.
         scoring_seconds: time spent waiting for rewards after the last completion.
-        accepted, unscored: of the groups generated, those that could be used, and those without a valid score.
+        accepted, unscored: number of generated groups that could be used, and of those without a valid score.
         measured: further metrics of the collector.
-        notes: what the user should know about the step.
+        notes: messages for the user about the step.
     """
 
     groups: tuple[Group, ...]
@@ -118,14 +118,14 @@ class CollectedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Pending:
-    """Snapshot of the groups and prompts that a collector holds for later steps. Together with the data cursor of the
-    same instant it is all that a resume needs.
+    """The groups and prompts that a collector holds for later steps at one instant, by uid. A resume needs nothing else
+    but the data cursor of the same instant.
 
     Args:
-        groups: generated, and not used or dropped by any step.
-        prompts: admitted, and not generated in full.
-        rejected: uid → reason, of the groups that a step will drop.
-        unjudged: of the groups, those whose whole-batch rewards or rejection are still to come.
+        groups: generated, but not yet used or dropped by a step.
+        prompts: admitted, but not yet completely generated.
+        rejected: uid → reason, for the groups that a step will drop.
+        unjudged: groups whose whole-batch rewards or rejection are still pending.
     """
 
     groups: tuple[Group, ...] = ()
@@ -134,7 +134,7 @@ class Pending:
     unjudged: frozenset[int] = frozenset()
 
     def facts(self) -> dict[str, Any]:
-        """JSON values for a checkpoint, in addition to the groups; empty ones are left out."""
+        """Return JSON values for a checkpoint, which stores the groups separately; empty ones are omitted."""
         more = {
             "in_flight": [prompt.uid for prompt in self.prompts],
             "rejected": [[uid, reason] for uid, reason in self.rejected.items()],
@@ -144,7 +144,7 @@ class Pending:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any], groups: Sequence[Group], prompts: Sequence[Prompt]) -> "Pending":
-        """Restore from `facts`; the prompts are those of `in_flight`."""
+        """Restore the object from its `facts`; `prompts` are those of `in_flight`."""
         return cls(
             groups=tuple(groups),
             prompts=tuple(prompts),
@@ -154,49 +154,49 @@ class Pending:
 
 
 class Collector:
-    """Supplies the groups of a step. The default methods suit a collector that does nothing between steps.
+    """The source of the groups of a step. The default methods suit a collector that is inactive between steps.
 
     Args:
-        generator: turns prompts into scored groups; None where none is generated.
+        generator: turns prompts into scored groups; None if the collector generates none.
     """
 
     generator: GroupGenerator | None
-    stage: ClassVar[Literal["generate", "read"]] = "generate"  # of a step, while its groups are collected
+    stage: ClassVar[Literal["generate", "read"]] = "generate"  # of a step, while it collects its groups
 
     def state(self) -> dict[str, Any]:
-        """The data cursor, as JSON values that its source can load."""
+        """Return the data cursor, as JSON values that its source can load."""
         raise NotImplementedError
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
-        """The groups of the next step.
+        """Collect the groups of the next step.
 
         Args:
-            version: of the present weights.
+            version: policy version of the current weights.
             history: metrics of the finished steps.
         """
         raise NotImplementedError
 
     def pending(self) -> Pending:
-        """A snapshot of what is kept for later steps."""
+        """Return the groups and prompts currently held for later steps."""
         return Pending()
 
     def unconsumed(self) -> list[tuple[Prompt, Completion]]:
-        """All completions that no step has used yet, including those of unfinished groups, each with its prompt."""
+        """Return all completions not yet used by a step, including those of unfinished groups, each with its prompt."""
         return [(group.prompt, completion) for group in self.pending().groups for completion in group.completions]
 
     def step_metrics(self, seconds: Mapping[str, float]) -> dict[str, float]:
-        """Metrics known at the end of a step.
+        """Return metrics that are known at the end of a step.
 
         Args:
-            seconds: of its stages, and of the whole `step`.
+            seconds: durations of its stages, and of the whole `step`.
 
-        Returns: what `EpisodePlayer.taken` has, where there are episodes.
+        Returns: the result of `EpisodePlayer.taken` if there are episodes, else nothing.
         """
         player = None if self.generator is None else self.generator.episodes
         return {} if player is None else dict(player.taken())
 
     def abandon(self) -> None:
-        """Stop what runs between steps; nothing is collected after this."""
+        """Stop all work between steps; nothing is collected after this."""
 
 
 class BatchCollector(Collector):
@@ -206,10 +206,10 @@ class BatchCollector(Collector):
         generator: turns prompts into scored groups.
         source: gives prompts in order.
         prompts: groups of a full batch.
-        refill: None makes one generation batch of `prompts` groups and takes all of them.
+        refill: None: generate one batch of `prompts` groups and take all of them.
         max_lag: policy versions that a group may be behind when it is used; 0 discards surplus groups.
-        listener: told what happens to each prompt.
-        carried: surplus of the step before; a resume passes what the checkpoint kept.
+        listener: notified of the progress of each prompt.
+        carried: surplus of the previous step; a resume passes the groups in the checkpoint.
     """
 
     def __init__(
@@ -235,10 +235,10 @@ class BatchCollector(Collector):
         return Pending(groups=self.carried)
 
     async def collect(self, version: int, history: History = tuple) -> CollectedBatch:
-        """The groups of the next step.
+        """Collect the groups of the next step.
 
         Args:
-            version: of the weights that generate.
+            version: policy version of the weights that generate.
             history: read when the running acceptance is needed.
 
         Raises:
@@ -286,7 +286,7 @@ class BatchCollector(Collector):
         )
 
     async def _generate(self, count: int) -> list[Group]:
-        """One generation batch of `count` new prompts, by uid."""
+        """Generate one batch of `count` new prompts; its groups are ordered by uid."""
         prompts = self.source.next(count)
         self.listener.admitted(prompts)
         groups: list[Group] = []
@@ -297,7 +297,7 @@ class BatchCollector(Collector):
         return sorted(groups, key=lambda group: group.prompt.uid)
 
     def _split_by_age(self, version: int) -> tuple[list[Group], list[tuple[Group, str]]]:
-        """The groups carried over, by uid: those that may be used, and those too far behind."""
+        """Split the groups carried over, by uid, into those that may be used and those that are too old."""
         carried, self.carried = sorted(self.carried, key=lambda group: group.prompt.uid), ()
         usable = [group for group in carried if group_age(group, version) <= self.max_lag]
         stale = [(group, STALE) for group in carried if group_age(group, version) > self.max_lag]
@@ -308,7 +308,7 @@ class BatchCollector(Collector):
         return 0 < limit <= batches
 
     def _generation_batch(self, missing: int, generated: Sequence[Group], accepted: int, history: History) -> int:
-        """Prompts of the next generation batch."""
+        """The number of prompts of the next generation batch."""
         if self.refill is None:
             return missing
         if (fixed := self.refill.sampling.generation_batch(self.prompts)) is not None:
@@ -323,11 +323,11 @@ def without_score(groups: Sequence[Group]) -> int:
 
 
 def score_errors(groups: Sequence[Group]) -> str:
-    """The distinct errors of the failed scores, at most three."""
+    """Join the distinct errors of the failed scores, at most three."""
     errors = list(dict.fromkeys(str(s.error) for group in groups for s in group.scores if not s.valid))
     return "; ".join(errors[:3]) + (f"; and {len(errors) - 3} more" if len(errors) > 3 else "")
 
 
 def group_age(group: Group, version: int) -> int:
-    """Age of the group's oldest token in policy versions; 0 for a group without tokens."""
+    """The number of policy versions by which the group's oldest token is behind; 0 for a group without tokens."""
     return version - (version if group.oldest_version is None else group.oldest_version)

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from proxima.data import require
 
-# Finished steps whose counts make the running acceptance: early in a run it changes from step to step.
+# Finished steps that count in the running acceptance; few, because it changes from step to step early in a run.
 REMEMBERED_STEPS = 3
-MAX_OVERSAMPLE = 4  # batches: the largest generation batch that the running acceptance may ask for
+MAX_OVERSAMPLE = 4  # in batches: the largest generation batch that the running acceptance may request
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,20 +29,20 @@ class DynamicSampling:
         require(valid, "oversample", self.oversample, "must be >= 1, or null")
 
     def generation_batch(self, prompts: int) -> int | None:
-        """Prompts of a generation batch, for a step of `prompts`; None where the running acceptance decides."""
+        """The prompts of a generation batch, for a step of `prompts`; None: the running acceptance decides."""
         if self.oversample is None:
             return None
         return math.ceil(self.oversample * prompts - 1e-9)  # 29 / 7 of 7 prompts is 29
 
 
 def running_acceptance(history: Iterable[Mapping[str, Any] | None], judged: int = 0, accepted: int = 0) -> float:
-    """Share of generated groups that could be used: (accepted + 1) / (judged + 1).
+    """The share of generated groups that could be used: (accepted + 1) / (judged + 1).
 
-    It is 1 before anything is known, and never 0. Groups without a score were not judged.
+    It is 1 without any data, and never 0. Groups without a score don't count as judged.
 
     Args:
-        history: metrics of the finished steps, newest first; the counts end at a step without them.
-        judged, accepted: groups of the unfinished step.
+        history: metrics of the finished steps, newest first; counting stops at a step without these counts.
+        judged, accepted: number of groups of the unfinished step.
     """
     steps = 0
     for record in history:

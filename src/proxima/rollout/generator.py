@@ -1,4 +1,4 @@
-"""From prompts to a stream of scored groups: the engine generates, and the rewards score each group beside it."""
+"""From prompts to a stream of scored groups: the rewards score finished groups while the engine generates others."""
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """Settings of the group that is generated for a prompt.
+    """The settings for generating the group of a prompt.
 
     Args:
-        sampling: of each completion.
+        sampling: settings of each completion.
         completions: completions per prompt.
-        seed: of the random draws, together with the prompt's uid and the number of the sample.
-        greedy_baseline: generate and score one greedy completion more, whose reward becomes `Group.baseline`.
+        seed: seed of the random draws, together with the prompt's uid and the sample number.
+        greedy_baseline: generate and score one additional greedy completion, whose reward becomes `Group.baseline`.
     """
 
     sampling: Sampling
@@ -33,22 +33,22 @@ class GroupSpec:
 
     @property
     def size(self) -> int:
-        """Completions that the engine generates for a prompt."""
+        """The number of completions that the engine generates for a prompt."""
         return self.completions + self.greedy_baseline
 
     def requests(self, prompt: Prompt) -> list[Request]:
-        """The engine requests of a prompt, by sample; the greedy one is the last."""
+        """Return the engine requests of a prompt, by sample; the greedy one is the last."""
         settings = [self.sampling] * self.completions + [greedy(self.sampling)] * self.greedy_baseline
         return [Request(prompt=prompt, sample=i, sampling=s, seed=self.seed) for i, s in enumerate(settings)]
 
 
 def greedy(sampling: Sampling) -> Sampling:
-    """The most probable token at each position, up to the same length."""
+    """Return settings that take the most probable token at each position, up to the same length."""
     return replace(sampling, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 class RolloutListener:
-    """Callbacks for what happens to prompts. They do nothing here; override those of interest. They must be fast."""
+    """Receives the events of prompts. The methods do nothing; override those of interest. They must be fast."""
 
     def admitted(self, prompts: Sequence[Prompt]) -> None:
         """Prompts were drawn from the data and go to the engine next."""
@@ -69,57 +69,56 @@ class RolloutListener:
 class EpisodePlayer(Protocol):
     """Plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
 
-    listener: Callable[[EpisodeLife], None]  # told of each episode that has ended
-    times: "EpisodeTimes"  # what its episodes wait for
+    listener: Callable[[EpisodeLife], None]  # called with each finished episode
+    times: "EpisodeTimes"  # the waiting times of its episodes
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order."""
         ...
 
     def unfinished(self, running: Sequence[InFlight]) -> list[tuple[InFlight, Bools]]:
-        """The paths of the episodes that are played, each with which of its tokens the model wrote.
+        """Return the paths of the episodes in progress, each with a mask of the tokens that the model wrote.
 
         Args:
-            running: what the engine has in flight, the turns that these episodes wait for among it.
+            running: everything that the engine has in flight, including the turns that these episodes wait for.
         """
         ...
 
     def taken(self) -> Mapping[str, float]:
-        """Seconds since the last call, all episodes together: `time/environment`, that environments or agents took, and
-        `time/turns`, that ended episodes waited for the model."""
+        """Return seconds since the last call, summed over all episodes: `time/environment`, spent in environments or
+        agents, and `time/turns`, for which finished episodes waited for the model."""
         ...
 
 
 class GroupScorer(Protocol):
-    """The interface through which a generator scores groups: `RewardRunner`, or the simulator's, which only takes
-    time."""
+    """The rewards as a generator uses them: `RewardRunner`, or the simulator's rewards, which only take time."""
 
-    awaited: dict[str, list[int]]  # prompts of the calls that run, by the reward's label
+    awaited: dict[str, list[int]]  # prompts of the running calls, by the reward's label
 
     @property
     def has_batch(self) -> bool:
-        """True if a reward compares the whole batch, so that `score_batch` changes scores."""
+        """True if a reward compares the whole batch, so that `score_batch` adds something."""
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
-        """One score per completion, in the same order."""
+        """Return one score per completion, in the same order."""
 
     async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with the values of the whole-batch rewards added to each score."""
+        """Return the groups with the values of the whole-batch rewards added to each score."""
 
     def close(self) -> None:
-        """End what the rewards started."""
+        """Stop everything that the rewards started."""
 
 
 class GroupGenerator:
     """Generates and scores groups.
 
     Args:
-        engine, rewards: who generates and who scores; the caller closes them.
-        spec: how a group is generated.
-        now: seconds, for `scoring_seconds`.
+        engine, rewards: generate and score; the caller closes them.
+        spec: settings for generating a group.
+        now: a clock in seconds, for `scoring_seconds`.
         episodes: plays the prompts in their environment; None: the engine answers them.
 
-    `newest` is the version of the weights, which no token may be ahead of; None: unknown.
+    `newest` is the version of the weights; no token may have a newer one; None: unknown.
     `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
     """
 
@@ -141,8 +140,8 @@ class GroupGenerator:
     ) -> AsyncGenerator[Group, None]:
         """Yield each group as soon as its scores are final.
 
-        Groups come in the order in which they are completed. With a whole-batch reward they come together, in the order
-        of the prompts, once all are complete. Closing the generator abandons what is still being generated.
+        Groups are yielded in the order of their completion. With a whole-batch reward they are yielded together, in the
+        order of the prompts, once all are complete. Closing the generator abandons what is still being generated.
 
         Raises:
             RuntimeError: the engine ended without some of the completions; any exception of the engine.
@@ -171,7 +170,7 @@ class GroupGenerator:
     async def _roll_out(
         self, prompts: Sequence[Prompt], listener: RolloutListener, arrivals: "asyncio.Queue[Group | BaseException]"
     ) -> None:
-        """Generate all completions, and score each group beside those still being generated."""
+        """Generate all completions, and score each group while others are still being generated."""
         requests = [request for prompt in prompts for request in self.spec.requests(prompt)]
         by_uid = {prompt.uid: prompt for prompt in prompts}
         generated: dict[int, dict[int, Completion]] = {prompt.uid: {} for prompt in prompts}
@@ -193,7 +192,7 @@ class GroupGenerator:
             if lost := [uid for uid, samples in generated.items() if len(samples) < self.spec.size]:
                 raise RuntimeError(f"the engine ended without all completions of prompts {lost}")
             await asyncio.gather(*scoring)
-        except BaseException as error:  # whatever it is, the consumer must not wait forever
+        except BaseException as error:  # any error: the consumer must not wait forever
             arrivals.put_nowait(error)
         finally:
             for task in scoring:
@@ -205,10 +204,10 @@ class GroupGenerator:
         arrivals.put_nowait(await self.score(prompt, completions))
 
     async def complete(self, prompt: Prompt, received: dict[int, Completion]) -> tuple[Completion, ...]:
-        """The completions of one prompt, by an engine call of its own.
+        """Generate the completions of one prompt, in a separate engine call.
 
         Args:
-            received: gets each completion by its sample, as soon as it comes.
+            received: receives each completion, by its sample, as soon as it arrives.
 
         Raises:
             RuntimeError: the engine ended without some of them; any exception of the engine.
@@ -223,8 +222,8 @@ class GroupGenerator:
         return tuple(received[i] for i in range(self.spec.size))
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> Group:
-        """The group of a prompt, or of the opening that its environment wrote in its place; whole-batch rewards are
-        still to come."""
+        """Score the group of a prompt, or of the opening with which its environment replaced it; without whole-batch
+        rewards, which follow."""
         if self.episodes is not None:
             from proxima.rollout.episodes.played import with_group_prompt
 

@@ -1,9 +1,9 @@
-"""Environments of other libraries, each with the library's own rules and rewards.
+"""Environments from other libraries, each with the library's own rules and rewards.
 
-    reasoning_gym, skyrl_gym, textarena     in the worker process: the package is installed beside proxima
-    mcp                                     a tool server: a program of its own, by MCP over its stdin and stdout
+    reasoning_gym, skyrl_gym, textarena     in the worker process: the package is installed in proxima's environment
+    mcp                                     a tool server: a separate program that speaks MCP over stdin and stdout
     openenv                                 a server; its client runs in the interpreter that has the package
-    bridge, bridge_process                  JSON lines to a program of another interpreter, and what it runs
+    bridge, bridge_process                  JSON lines to a program in another interpreter, and that program
 
-Nothing here imports a library of these before an environment is made.
+None of these libraries is imported before an environment is created.
 """

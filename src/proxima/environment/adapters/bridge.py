@@ -1,4 +1,4 @@
-"""A program that is spoken to in lines of JSON; and one that runs the environments of a library in its interpreter."""
+"""A subprocess that exchanges lines of JSON with us, and one that runs a library's environments in its interpreter."""
 
 import ctypes
 import json
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT = Path(__file__).with_name("bridge_process.py")
-LINE_BYTES = 1 << 24  # of an answer
+LINE_BYTES = 1 << 24  # maximum of an answer
 _libc = ctypes.CDLL(None)
 
 
 class ProgramFailed(Exception):
-    """A program, or what it runs, failed, and so does the episode. The model does not see this error."""
+    """A program, or a call that it ran, failed, and so does the episode. The model does not see this error."""
 
 
 class Program:
-    """A running program, ended with this object, or with this process.
+    """A running program, which is killed when this object or this process ends.
 
     Raises: ProgramFailed: it can't be started.
     """
@@ -46,20 +46,20 @@ class Program:
 
     @property
     def alive(self) -> bool:
-        """True if the process is running."""
+        """True if the program is running."""
         return self._process.poll() is None
 
     def write(self, message: Mapping[str, Any]) -> None:
-        """Send a line. If the program has ended, `read` raises."""
+        """Send a line. If the program has ended, `read` reports it, not this call."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 
     def read(self) -> dict[str, Any]:
-        """The next line.
+        """Read the next message.
 
-        Raises: ProgramFailed: the program ended, or wrote something else.
+        Raises: ProgramFailed: the program ended, or wrote a line that is not a JSON object.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline(LINE_BYTES)
@@ -82,13 +82,13 @@ class Program:
 
 
 class Bridge:
-    """A client of a library, in the interpreter that has the library; see `bridge_process`. Those of one interpreter
-    and library share a process, one of each worker.
+    """A client of a library, in the interpreter that has the library; see `bridge_process`. Within a worker, all
+    clients of the same interpreter and library share a process.
 
     Args:
         python: the interpreter.
-        library: which of the clients in `bridge_process`.
-        arguments: of the client.
+        library: a key of `LIBRARIES` in `bridge_process`.
+        arguments: arguments of the client.
     """
 
     _programs: dict[tuple[str, str], Program] = {}  # noqa: RUF012
@@ -106,7 +106,7 @@ class Bridge:
     def call(self, method: str, **arguments: Any) -> dict[str, Any]:
         """Call a method and return its result.
 
-        Raises: ProgramFailed: it raised.
+        Raises: ProgramFailed: the method raised.
         """
         return _asked(self._program, self._number, method, arguments)
 
@@ -126,7 +126,7 @@ def _dropped(program: Program, number: int) -> None:
 
 
 def _die_with_parent() -> None:
-    """Let Linux kill the program when this process ends, however it ends."""
+    """Make Linux kill the program when this process ends, however it ends."""
     _libc.prctl(1, signal.SIGKILL)
 
 

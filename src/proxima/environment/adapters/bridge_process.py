@@ -1,9 +1,10 @@
-"""The process that `bridge` starts in the interpreter that has a library: holds clients of the library, by number.
+"""The program that `bridge` starts in the interpreter that has a library. It holds clients of the library, by number.
 
     python bridge_process.py openenv
 
-A line of JSON on stdin is a call, `{"number", "method", "arguments"}`; a line on stdout is its end, `{"result"}` or
-`{"error"}`. What the library prints goes to stderr. The standard library and that library alone: proxima is not here.
+A line of JSON on stdin is a call, `{"number", "method", "arguments"}`; a line on stdout is its outcome, `{"result"}`
+or `{"error"}`. The library's own output goes to stderr. Imports only the standard library and that library: proxima is
+not installed there.
 """
 
 import contextlib

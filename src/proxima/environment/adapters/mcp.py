@@ -1,7 +1,7 @@
 """Tools of a server that speaks MCP, the Model Context Protocol, over its standard input and output.
 
-https://modelcontextprotocol.io/specification/2025-06-18: JSON-RPC 2.0, a message a line. Of the protocol, this is what
-tools need: `initialize`, `tools/list` and `tools/call`.
+https://modelcontextprotocol.io/specification/2025-06-18: JSON-RPC 2.0, one message per line. Only the part of
+the protocol that tools need is implemented: `initialize`, `tools/list` and `tools/call`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,15 +15,15 @@ VERSION = "2025-06-18"
 
 
 class Mcp(Environment):
-    """The tools of a server, as tools of the model. Each episode has a server of its own, unless it is `shared`.
+    """The tools of an MCP server, as tools of the model. Each episode has its own server, unless it is `shared`.
 
-    The texts of a tool's answer are its result; an error that the server reports as the tool's is shown to the model. A
-    server that ends, or answers with an error of the protocol, fails the episode.
+    The texts of a tool's answer are its result; the model sees an error that the server reports as the tool's. The
+    episode fails if the server ends or answers with a protocol error.
 
     Args:
         command: the server's program and its arguments.
-        tools: names of those of its tools that the model may call; null: all.
-        shared: one server for all episodes of a worker: for one that keeps no state.
+        tools: names of the server's tools that the model may call; null: all.
+        shared: use one server for all episodes of a worker; only for a server that keeps no state.
     """
 
     _shared: "dict[tuple[str, ...], ToolServer]" = {}  # noqa: RUF012
@@ -41,7 +41,7 @@ class Mcp(Environment):
         self.names = None if tools is None else tuple(tools)
 
     def tools(self) -> list[dict[str, Any]]:
-        """The schemas of the tools."""
+        """Return the schemas of the tools that the model may call."""
         found = {tool["name"]: tool for tool in self.server.tools()}
         for name in self.names or ():
             if name not in found:
@@ -49,7 +49,7 @@ class Mcp(Environment):
         return [_schema(found[name]) for name in self.names or found]
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool."""
+        """Run a tool."""
         answer = self.server.request("tools/call", name=name, arguments=dict(arguments))
         parts = [part for part in answer.get("content", ()) if part.get("type") == "text"]
         text = "\n".join(part["text"] for part in parts)
@@ -71,7 +71,7 @@ class ToolServer:
         self.program.write({"jsonrpc": "2.0", "method": "notifications/initialized"})
 
     def tools(self) -> list[dict[str, Any]]:
-        """The tools that the server offers, from all pages."""
+        """List the server's tools, across all pages."""
         found: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         while True:
@@ -82,8 +82,8 @@ class ToolServer:
             cursor = {"cursor": page["nextCursor"]}
 
     def request(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send a request and return the result. Log and progress messages of the server are ignored; its own requests,
-        except pings, are refused."""
+        """Send a request and return its result. Notifications that arrive in between (log, progress) are skipped; the
+        server's own requests are refused, except for a ping."""
         self.count += 1
         self.program.write({"jsonrpc": "2.0", "id": self.count, "method": method, "params": parameters})
         while True:
@@ -101,7 +101,7 @@ class ToolServer:
 
 
 def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema of a tool in the form that chat templates take."""
+    """Convert a tool to the schema format of chat templates."""
     parameters = {"type": "object", "properties": {}} | dict(tool.get("inputSchema") or {})
     function = {"name": tool["name"], "description": tool.get("description") or "", "parameters": parameters}
     return {"type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Environments of OpenEnv, which are servers."""
+"""OpenEnv environments, which run as servers."""
 
 import json
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from proxima.environment.protocol import Environment, Reply
 
 
 class OpenEnv(Environment):
-    """A session with an OpenEnv server; a message of the model is an action. The server must be able to hold as many
-    sessions as there are episodes at once (`max_concurrent_envs`). Rewards are those of its steps.
+    """A session with an OpenEnv server; each message of the model is an action. The server must be able to hold as
+    many sessions as episodes run at once (`max_concurrent_envs`). Rewards are those of the server's steps.
 
     Args:
-        url: of the server, as `http://127.0.0.1:8000`.
+        url: address of the server, such as `http://127.0.0.1:8000`.
         python: an interpreter that has the package openenv.
-        action: the field of an action that the message's text becomes; null: the message is the action, in JSON.
+        action: the action's field that receives the message's text; null: the message is the action, in JSON.
         show: the field of an observation that the model sees; null: all of it, in JSON.
         reset: further arguments of the server's `reset`, which also gets the seed.
     """
@@ -37,7 +37,7 @@ class OpenEnv(Environment):
         return self._shown(self.client.call("reset", seed=seed % 2**31, **self.arguments))
 
     def respond(self, text: str) -> Reply:
-        """Make a step."""
+        """Take a step."""
         assert self.client is not None
         action: Any = {self.action: text}
         if self.action is None:

@@ -15,12 +15,12 @@ class ReasoningGym(Environment):
     """A puzzle; an answer is scored by the puzzle's own verifier. For a task of `seeds`: `reset` writes the prompt.
 
     The answer is the text in the last `<answer>…</answer>`, else the whole message. The reward is the verifier's score
-    of the last answer, in [0, 1]. An answer that the verifier can't read is a wrong one.
+    of the last answer, in [0, 1]. An answer that the verifier can't parse is wrong.
 
     Args:
-        task: its name in reasoning_gym, as `chain_sum`.
+        task: its name in reasoning_gym, such as `chain_sum`.
         config: the task's own settings.
-        attempts: answers that may be given; each but the last that is wrong is answered by "That is not right."
+        attempts: number of answers allowed; each wrong one except the last is answered by "That is not right."
     """
 
     def __init__(self, task: str, config: Mapping[str, Any] | None = None, attempts: int = 1) -> None:
@@ -43,7 +43,7 @@ class ReasoningGym(Environment):
         answer = (tagged[-1] if tagged else text).strip()
         try:
             score = float(self.puzzle.score_answer(answer, self.puzzle[0]))
-        except Exception:  # verifiers raise on what they can't read
+        except Exception:  # verifiers raise on answers that they can't parse
             score = 0.0
         self.left -= 1
         if score >= 1 or not self.left:

@@ -1,4 +1,4 @@
-"""Environments of SkyRL-Gym."""
+"""SkyRL-Gym environments."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -9,13 +9,13 @@ from proxima.environment.protocol import Environment, Reply
 
 
 class SkyRLGym(Environment):
-    """An environment registered with skyrl_gym. It gets the row's messages, and as `extras` the row's columns, with
-    `reward_spec: {ground_truth: answer of the row}`. Rewards are those of its steps.
+    """An environment registered with skyrl_gym. It receives the row's messages and, as `extras`, the row's columns with
+    `reward_spec: {ground_truth: answer of the row}`. Rewards are those of the environment's steps.
 
     Args:
-        env: its id, as `gsm8k_multi_turn`.
-        config: what it gets as `env_config`.
-        extras: further extras, as `{max_turns: 3}`.
+        env: its id, such as `gsm8k_multi_turn`.
+        config: passed to it as `env_config`.
+        extras: further extras, such as `{max_turns: 3}`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class SkyRLGym(Environment):
         return list(messages)
 
     def respond(self, text: str) -> Reply:
-        """Make a step."""
+        """Take a step."""
         step = self.env.step(text)
         done = bool(step["done"])
         if done:

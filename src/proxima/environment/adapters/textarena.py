@@ -14,11 +14,11 @@ from proxima.environment.protocol import Environment, Reply
 class TextArena(Environment):
     """A game; a message of the model is its move. For a task of `seeds`: `reset` writes the prompt.
 
-    The reward is the game's own, once at the end. TextArena draws from the global generators of Python and NumPy: each
-    game has states of its own for them, so that what a game does depends on its seed and moves alone.
+    The reward is the game's own, once at the end. TextArena draws from the global random generators of Python and
+    NumPy. Each game keeps its own states of them, so that its course depends only on its seed and moves.
 
     Args:
-        game: its id, as `GuessTheNumber-v0`.
+        game: its id, such as `GuessTheNumber-v0`.
         config: the game's own arguments.
     """
 
@@ -28,7 +28,7 @@ class TextArena(Environment):
         except ImportError:
             raise UserError("needs the package textarena: pip install textarena") from None
         try:
-            self.game = textarena.make(f"{game}-raw", **(config or {}))  # raw: what is new, not all again in each turn
+            self.game = textarena.make(f"{game}-raw", **(config or {}))  # raw: each turn gives only the new text
         except Exception as error:
             raise FieldError("game", game, f"can't be made: {type(error).__name__}: {error}") from None
         self.generators: tuple[Any, Any] | None = None
@@ -53,7 +53,7 @@ class TextArena(Environment):
             return Reply(self._observed())
 
     def _observed(self) -> str:
-        """The new observations of the player, without its own moves."""
+        """Return the game's new messages, without the player's own moves."""
         _, observed = self.game.get_observation()
         return "\n".join(text.strip() for sender, text, _ in observed if sender != 0)
 

@@ -1,7 +1,7 @@
-"""Plays episodes by agents from outside, which keep their own loop and ask the policy for each turn over HTTP.
+"""Plays episodes with external agents, which run their own loop and request each turn from the policy over HTTP.
 
-An agent sends its whole chat with every request. A chat that continues one which the policy has answered is the next
-turn of that conversation, whose tokens are as they were; any other is a conversation of its own: that of a helper which
+An agent sends its whole chat with every request. A chat that continues one that the policy has answered is the next
+turn of that conversation, whose tokens are kept unchanged. Any other chat is a new conversation: that of a helper that
 the agent has started, or its own after it has rewritten its memory. All of them are paths of the episode.
 """
 
@@ -35,7 +35,7 @@ from proxima.rollout.episodes.played import (
 )
 from proxima.rollout.episodes.settings import EpisodeSettings
 
-MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # where a call begins
+MARKS = {"hermes": "<tool_call>", "xml": "<function=", "code": "```", "llama": "{"}  # the beginning of a call
 
 
 @dataclass(eq=False)
@@ -44,10 +44,10 @@ class Talk:
 
     Args:
         played: its turns and tokens.
-        history: what the agent has been told and has said, up to the last answer.
-        tools: that it offered.
+        history: the messages exchanged with the agent, up to the last answer.
+        tools: tools that the agent offered.
         answering: a turn is being sampled.
-        asking: its number, or of the last one.
+        asking: number of that turn, or of the last one.
     """
 
     played: Played
@@ -58,7 +58,7 @@ class Talk:
     asking: int = -1
 
     def continued_by(self, asked: ChatRequest) -> Sequence[ChatMessage]:
-        """The messages that answer its last turn; empty if the chat is another one."""
+        """Return the messages that answer its last turn; empty if the chat doesn't continue this one."""
         count = len(self.history)
         if self.answering or asked.tools != self.tools or len(asked.messages) <= count:
             return ()
@@ -69,14 +69,14 @@ class Talk:
 
 @dataclass(eq=False)
 class AgentEpisode:
-    """An attempt at an episode, from the side of the endpoint."""
+    """An attempt at an episode, as seen by the endpoint."""
 
     request: Request
     talks: list[Talk] = field(default_factory=list)
-    turns: int = 0  # asked for, of all conversations
-    waits: list[tuple[float, float]] = field(default_factory=list)  # for the policy, from when to when
+    turns: int = 0  # requested, in all conversations
+    waits: list[tuple[float, float]] = field(default_factory=list)  # for the policy: begin and end
     cut: Cut = ""
-    last: Talk | None = None  # that was answered last
+    last: Talk | None = None  # the last one answered
     broken: Exception | None = None  # why no turn can follow
 
 
@@ -85,11 +85,11 @@ class AgentEpisodes:
 
     Args:
         engine: samples the turns.
-        agents: play; the caller closes them.
-        template_for: what renders the messages of an agent that offers these tools.
-        settings: their limits.
-        context: tokens of prompt and episode together.
-        tool_format: how the model writes calls.
+        agents: play the episodes; the caller closes them.
+        template_for: returns the template for the messages of an agent that offers these tools.
+        settings: limits of the episodes.
+        context: maximum tokens of prompt and episode together.
+        tool_format: the format in which the model writes calls.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class AgentEpisodes:
         self.engine, self.agents, self.settings = engine, agents, settings
         self.context, self.tool_format = context, tool_format
         self._template_for, self._templates = template_for, dict[str, TurnTemplate]()
-        self._episodes: dict[str, AgentEpisode] = {}  # by the key of each
+        self._episodes: dict[str, AgentEpisode] = {}  # by API key
         self._endpoint: ChatEndpoint | None = None
         self._playing: dict[tuple[int, int], AgentEpisode] = {}  # by uid and sample, until it is yielded
         self._users = 0
@@ -112,7 +112,7 @@ class AgentEpisodes:
         self.listener: Callable[[EpisodeLife], None] = lambda life: None
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
-        """The paths of the episodes that are played, with what the engine has of their turns: its `in_flight`."""
+        """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
         by_key = {one.key: one for one in running}
         return [
             path
@@ -124,14 +124,14 @@ class AgentEpisodes:
         ]
 
     def taken(self) -> dict[str, float]:
-        """See `EpisodePlayer`; agents' seconds are without their wait for the policy."""
+        """See `EpisodePlayer`; the agents' seconds exclude their wait for the policy."""
         return self.times.taken()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
         """Stream one finished episode per request, in any order. Closing it stops the agents that still play.
 
         Raises:
-            Exception: of the engine.
+            Exception: from the engine.
         """
         arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
         openings: dict[int, Prompt] = {}
@@ -158,7 +158,7 @@ class AgentEpisodes:
             await self._unused()
 
     async def _listen(self) -> None:
-        """Keep the endpoint open while there are generators."""
+        """Register a `generate` call, and start the endpoint if this is the only one."""
         self._users += 1
         if self._endpoint is None:
             self._endpoint = ChatEndpoint("policy", self.answer)
@@ -173,12 +173,12 @@ class AgentEpisodes:
     # ---- an episode --------------------------------------------------------------------------------------------------
 
     async def _play(self, request: Request, openings: dict[int, Prompt]) -> Completion:
-        """Play an episode to its end; restart it if its agent fails."""
+        """Play an episode to its end, restarting it if its agent fails."""
         attempts = Attempts(self.settings.retries)
         while True:
             try:
                 return await self._attempt(request, openings, attempts.made)
-            except (EnvironmentFailure, UserError) as failure:  # that of a chat template would come again
+            except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur
                 if not attempts.again(failure):
                     return failed_episode(request, str(failure), attempts.made)
 
@@ -195,11 +195,11 @@ class AgentEpisodes:
         except TimeoutError:
             raise EnvironmentFailure(f"its agent took longer than {limit:g} s (episode.seconds)") from None
         except EnvironmentFailure:
-            if episode.broken is not None:  # which the agent received as an error, and did not survive
+            if episode.broken is not None:  # the agent was notified, and failed
                 raise episode.broken from None
             if not episode.cut:
                 raise
-            reward = None  # it did not survive the limit: what it has done until then is scored
+            reward = None  # the agent failed at the limit: what it did until then is scored
         finally:
             waited = sum(end - begin for begin, end in episode.waits)
             self.times.environment += max(0.0, clock() - began - waited)
@@ -222,7 +222,7 @@ class AgentEpisodes:
         reward: float | None,
         attempts: int,
     ) -> Completion:
-        """The paths of all conversations; the main one is the first conversation's last."""
+        """Join the paths of all conversations; the main path is the last one of the first conversation."""
         assert episode.last is not None
         opening = openings.setdefault(episode.request.prompt.uid, talks[0].played.opening)
         if not np.array_equal(opening.tokens, talks[0].played.opening.tokens):
@@ -248,10 +248,10 @@ class AgentEpisodes:
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
     async def answer(self, key: str, asked: ChatRequest) -> ChatAnswer:
-        """The policy's message.
+        """Answer an agent's request with a message of the policy.
 
         Raises:
-            ChatRefused: there is no such episode, or it is at its end.
+            ChatRefused: no episode has this key, or the episode has failed or reached a limit.
         """
         episode = self._episodes.get(key)
         if episode is None:
@@ -303,7 +303,7 @@ class AgentEpisodes:
         )
 
     def _talk(self, episode: AgentEpisode, asked: ChatRequest) -> Talk:
-        """The conversation that a chat continues, with what is new in it; or a new one."""
+        """Return the conversation that a chat continues, with the new messages added, or a new conversation."""
         for talk in reversed(episode.talks):
             if new := talk.continued_by(asked):
                 talk.answering = True
@@ -328,8 +328,7 @@ class AgentEpisodes:
         return with_instructions(messages, describe_tools(asked.tools, self.tool_format))
 
     def _message(self, message: ChatMessage) -> Message:
-        """The message in the form that the chat template takes; tool calls that the policy did not write become part of
-        the text."""
+        """Convert a message for the chat template; tool calls that the policy did not write become part of its text."""
         calls = "".join(_written(call, self.tool_format) for call in message.calls)
         return {"role": message.role, "content": message.content + calls}
 
@@ -340,7 +339,7 @@ class AgentEpisodes:
         return self._templates[name]
 
     def _room(self, episode: AgentEpisode, played: Played) -> int:
-        """Tokens that the next turn may have."""
+        """The maximum number of tokens of the next turn."""
         room = min(self.context - len(played.conversation.context), episode.request.sampling.max_tokens)
         if self.settings.tokens is None:
             return room
@@ -348,15 +347,14 @@ class AgentEpisodes:
 
 
 def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
-    """A path of one conversation with the numbers that its turns have in the episode."""
+    """Renumber the turns of a conversation's path by their numbers in the episode."""
     assert path.episode is not None
     spans = tuple(replace(span, turn=numbers[span.turn]) for span in path.episode.spans)
     return replace(path, turn=numbers[path.turn], earlier=(), episode=replace(path.episode, spans=spans))
 
 
 def _alike(known: ChatMessage, given: ChatMessage) -> bool:
-    """True if a returned message is the one that was sent, ignoring surrounding spaces and call ids, which agents
-    change."""
+    """Return True if a message sent back equals the known one: agents strip spaces and assign their own ids."""
     same_calls = [*map(_call_key, known.calls)] == [*map(_call_key, given.calls)]
     return known.role == given.role and known.content.strip() == given.content.strip() and same_calls
 
@@ -366,7 +364,7 @@ def _call_key(call: ToolCall) -> tuple[str, Any]:
 
 
 def _written(call: ToolCall, tool_format: str) -> str:
-    """A call as the model would have written it."""
+    """Format a call as the model would have written it."""
     arguments = dict(call.arguments)
     if tool_format == "hermes":
         return f"\n<tool_call>\n{json.dumps({'name': call.name, 'arguments': arguments})}\n</tool_call>"

@@ -1,4 +1,4 @@
-"""The tokens of an episode, turn by turn: what was sampled is never encoded."""
+"""The tokens of an episode, turn by turn; sampled tokens are never re-encoded."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -18,18 +18,18 @@ __all__ = ["Conversation", "ForkRefused", "Path", "TurnTemplate"]
 
 
 class ForkRefused(UserError):
-    """The template rewrites what the model saw, which the recipe refuses."""
+    """The template rewrites what the model saw, and the settings refuse that."""
 
 
 @dataclass(frozen=True)
 class Path:
-    """The tokens that the model saw of an episode, up to its last turn on this path.
+    """The part of an episode that the model saw, up to its last turn on this path.
 
     Args:
         tokens: [T] int32, all after the prompt.
-        sampled: [T] bool, those that the model wrote, and that no earlier path has as sampled.
-        spans: the messages, which have all of the tokens, in order. Those between two turns are one span.
-        opening: the prompt tokens before them, where they are not the conversation's `prompt`.
+        sampled: [T] bool, tokens that the model wrote and that no earlier path marks as sampled.
+        spans: the messages, which cover all of the tokens, in order. Messages between two turns form one span.
+        opening: the prompt tokens before them, if they differ from the conversation's `prompt`.
     """
 
     tokens: Ints
@@ -40,7 +40,7 @@ class Path:
 
 @dataclass(frozen=True)
 class _MessageNode:
-    """One message, or the messages between two turns: the tokens that they add, and their text."""
+    """A message, or all messages between two turns: the tokens that they add, and the text of these tokens."""
 
     span: Span
     tokens: Ints
@@ -51,18 +51,18 @@ class Conversation:
     """An episode as a graph of messages: a node holds the tokens that it adds, and a path of nodes is exactly what the
     model saw.
 
-    Each observation renders the whole chat. If it begins with what the model saw, the rest is encoded, and nothing
-    else. Otherwise the template rewrites the past, as Qwen3's which removes the thoughts of earlier turns: that is a
-    fork, a new path, on which messages that are unchanged keep their tokens. It has an opening of its own where the
-    template rewrites that too: a generation prompt that begins a thought is not in the history of most templates.
+    Each observation renders the whole chat. If the text begins with what the model saw, only the rest is encoded.
+    Otherwise the template rewrites the past, as Qwen3's does by removing the thoughts of earlier turns. That is a fork:
+    a new path, on which unchanged messages keep their tokens. The path has its own opening if the template rewrites
+    that, too: most templates omit from the history a generation prompt that begins a thought.
 
     Args:
-        template: of the run.
+        template: the run's template.
         opening: the messages before the first turn.
         forks: `train`: continue on the new path; `refuse`: raise ForkRefused.
 
-    `prompt` are the tokens of the opening, with the generation prompt; `awaits_turn`: the model is to speak
-    next. A `copy.copy` continues independently.
+    `prompt` are the tokens of the opening, with the generation prompt; `awaits_turn`: the next message is the
+    model's. A `copy.copy` continues independently of the original.
 
     Raises:
         UserError: the template fails for the opening.
@@ -73,10 +73,10 @@ class Conversation:
     ) -> None:
         self._template, self._forks = template, forks
         self._messages = [template.message(message) for message in opening]
-        self._first = len(self._messages)  # the place of the first turn
+        self._first = len(self._messages)  # index of the first turn
         self._opening = self._seen = template.render(self._messages)
         self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
-        self._own: Ints | None = None  # tokens of `_opening`, where they are others
+        self._own: Ints | None = None  # tokens of `_opening`, if they differ from `prompt`
         self._nodes: list[_MessageNode] = []
         self._ended: list[Path] = []
         self._turns = 0
@@ -89,7 +89,7 @@ class Conversation:
         return np.concatenate([opening, *(node.tokens for node in self._nodes)])
 
     def add_turn(self, tokens: Ints, text: str, finish_reason: str) -> None:
-        """Add a turn: the tokens that the model wrote after `context`. The chat template gets their decoded text, not
+        """Add the tokens that the model wrote after `context`. The chat template gets their decoded text instead of
         `text`, which lacks control tokens and a stop string."""
         if not self.awaits_turn:
             raise ValueError("Conversation.add_turn: the last turn has no answer.")
@@ -99,18 +99,17 @@ class Conversation:
         self.awaits_turn = False
 
     def with_turn(self, tokens: Ints) -> "Conversation":
-        """A copy in which the model has written these tokens, the beginning of a turn that is being sampled."""
+        """Return a copy with the tokens sampled so far of an unfinished turn."""
         other = copy(self)
         other._nodes = [*self._nodes]
         other.add_turn(tokens, "", "")
         return other
 
     def observe(self, messages: Sequence[Message]) -> bool:
-        """Add messages that answer the last turn. True if the template rewrote what the model saw, so that a new path
-        begins.
+        """Add the messages that answer the last turn. Return True if the template rewrote what the model saw: a fork.
 
         Raises:
-            ForkRefused: it did, and forks are refused. Nothing has changed then.
+            ForkRefused: it did, and forks are refused; the conversation is unchanged.
             UserError: the template fails for these messages.
         """
         if self.awaits_turn:
@@ -142,13 +141,13 @@ class Conversation:
         return forks
 
     def paths(self) -> tuple[Path, ...]:
-        """The paths on which the model wrote, oldest first, each up to its last turn."""
+        """Return the paths on which the model wrote, oldest first, each up to its last turn there."""
         paths = [path for path in (*self._ended, _path(self._nodes, self._own)) if path.spans]
         return tuple(paths) or (_path([]),)
 
     def _rewrite_opening(self, messages: Sequence[SafeMessage], chat: str, turn: str) -> None:
-        """Begin the new path with the part of a chat before the first turn, or with the whole chat where the template
-        shows no such place. The space before a turn may be its own."""
+        """Set the new path's opening to the text before the first turn in a chat, or to the whole chat if the template
+        gives no such position. White space before a turn may belong to the turn."""
         opening, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
         if not chat.startswith(opening):
             opening = chat
@@ -157,15 +156,15 @@ class Conversation:
         self._own = np.array(self._template.encode_opening(self._opening), np.int32)
 
     def _observation(self, messages: Sequence[Message], before: str, text: str) -> _MessageNode:
-        """The node of messages that the template shows as `text`."""
+        """Create the node of messages that the template renders as `text`."""
         tokens = np.array(self._template.encode_after(before, text), np.int32)
         role = messages[0]["role"] if messages else "user"
         shown = "\n".join(message["content"] for message in messages)
         return _MessageNode(Span(role=role, tokens=len(tokens), text=shown, turn=self._turns - 1), tokens, text)
 
     def _carried_over(self, nodes: Sequence[_MessageNode], chat: str) -> list[_MessageNode]:
-        """The nodes of a path as they are in another chat, which begins with the opening: an observation that is found
-        again, and a turn that is where it was, keep their tokens; what is between them is written anew."""
+        """Carry the nodes of a path over to another chat, which begins with the opening: an observation that is found
+        again and a turn at its old position keep their tokens; everything between them is re-encoded."""
         place, carried, changed = len(self._opening), list[_MessageNode](), list[_MessageNode]()
         for node in nodes:
             found = place if not changed and chat.startswith(node.text, place) else -1
@@ -180,12 +179,12 @@ class Conversation:
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
 
     def _rewritten(self, nodes: Sequence[_MessageNode], chat: str, start: int, stop: int) -> list[_MessageNode]:
-        """The node at one position of a chat instead of some; none where there was nothing and is nothing."""
+        """Return the nodes that replace `nodes` in a part of a chat; none if both are empty."""
         before, new = chat[:start], chat[start:stop]
         if not nodes and not new:
             return []
         if len(nodes) > 1 and nodes[-1].span.role == "assistant" and new.endswith(nodes[-1].text):
-            last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # what it answers is another
+            last = replace(nodes[-1], span=replace(nodes[-1].span, sampled=False))  # its context has changed
             return [*self._rewritten(nodes[:-1], chat, start, stop - len(last.text)), last]
         tokens = np.concatenate([node.tokens for node in nodes]) if nodes else np.empty(0, np.int32)
         text = "".join(node.text for node in nodes)
@@ -194,7 +193,7 @@ class Conversation:
         return [_MessageNode(replace(first, tokens=len(made), sampled=False), made, new)]
 
     def _refusal(self, chat: str, seen: str, nodes: Sequence[_MessageNode]) -> ForkRefused:
-        """Build the error that names the message a fork rewrites."""
+        """Build the error that shows what a fork rewrites."""
         pairs = enumerate(zip(chat, seen, strict=False))
         place = next((i for i, (now, then) in pairs if now != then), min(len(chat), len(seen)))
         if chat.startswith(self._opening):
@@ -209,7 +208,7 @@ class Conversation:
 
 
 def _path(nodes: Sequence[_MessageNode], opening: Ints | None = None) -> Path:
-    """The nodes up to the last turn that was sampled here."""
+    """Build a path from the nodes up to the last turn that was sampled on it."""
     last = max((i for i, node in enumerate(nodes) if node.span.sampled), default=-1)
     nodes = nodes[: last + 1]
     return Path(

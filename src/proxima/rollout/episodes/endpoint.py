@@ -1,9 +1,9 @@
-"""The address that agents from outside talk to: OpenAI's chat completions, answered by the policy of the run.
+"""The HTTP endpoint for external agents: OpenAI's chat completions API, answered by the policy of the run.
 
-One key an episode: whoever has it plays that episode. The server is part of the run's event loop and listens on the
-loopback alone. What it can't do as asked is refused in OpenAI's form of an error, and never done otherwise. The one
-exception is the distribution that is sampled, which the trainer needs to know: the sampling settings are the run's, and
-`tool_choice: required` forces no call, so that an agent must bear an answer without one.
+Each episode has its own API key, which identifies it. The server runs in the run's event loop and listens only on the
+loopback interface. A request that it can't satisfy exactly is refused with an error in OpenAI's format. The only
+exception is the sampling distribution, which the trainer needs to know: the sampling settings are the run's, and
+`tool_choice: required` doesn't force a call, so that an agent must handle an answer without one.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from starlette.routing import Route
 from proxima.data import ToolCall
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 
-MOST_BYTES = 1 << 26  # of a request
+MOST_BYTES = 1 << 26  # maximum of a request
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-# What would change the answer and is not done: the values that change nothing.
+# Unsupported fields that would change the answer, each with the values that change nothing.
 NOT_DONE: dict[str, tuple[Any, ...]] = {
     "n": (1,),
     "logprobs": (False,),
@@ -43,12 +43,12 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 @dataclass(frozen=True, kw_only=True)
 class ChatRequest:
-    """A chat completion request of an agent.
+    """An agent's request.
 
     Args:
-        messages: role and content of each; of the assistant's also `calls`, of a tool's `call_id`.
+        messages: each with a role and content; the assistant's also with `calls`, a tool's with `call_id`.
         tools: schemas of the tools that the model may call.
-        max_tokens: of the answer; None: the run's limit.
+        max_tokens: limit of the answer; None: the run's limit.
         stop: texts that end the answer.
     """
 
@@ -70,7 +70,7 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True)
 class ChatAnswer:
-    """The model's message: its content without the calls, and the calls with the id of each."""
+    """The model's message: its content without the calls, and the calls by id."""
 
     content: str
     calls: Mapping[str, ToolCall] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class ChatAnswer:
 
 
 class ChatRefused(Exception):
-    """A request that gets no answer: OpenAI's status, code and one line."""
+    """A refused request: OpenAI's status and code, and a message of one line."""
 
     def __init__(self, message: str, *, code: str = "invalid_request_error", status: int = 400) -> None:
         super().__init__(message)
@@ -91,15 +91,15 @@ class ChatRefused(Exception):
         return JSONResponse({"error": error}, self.status)
 
 
-Answer = Callable[[str, ChatRequest], Awaitable[ChatAnswer]]  # of the episode with this key; may raise ChatRefused
+Answer = Callable[[str, ChatRequest], Awaitable[ChatAnswer]]  # by the episode with this key; may raise ChatRefused
 
 
 class ChatEndpoint:
-    """Serves `answer` on a free port of the loopback from `start` to `close`.
+    """Serves `answer` on a free port of the loopback interface from `start` to `close`.
 
     Args:
-        model: the name that agents see, and may send.
-        answer: see there; it is cancelled if the agent goes away.
+        model: the model name that agents see and may send.
+        answer: see `Answer`; it is cancelled if the agent disconnects.
     """
 
     def __init__(self, model: str, answer: Answer) -> None:
@@ -115,7 +115,7 @@ class ChatEndpoint:
         )
 
     async def start(self) -> str:
-        """Listen. Returns the address, as `OPENAI_BASE_URL` has it."""
+        """Start listening and return the address, in the form of `OPENAI_BASE_URL`."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
         self._server = _SilentServer(
@@ -136,7 +136,7 @@ class ChatEndpoint:
         return self.address
 
     async def close(self) -> None:
-        """Close all connections. May be called twice."""
+        """Stop the server and close its connections. May be called twice."""
         server, task, self._server, self._task = self._server, self._task, None, None
         if server is not None and task is not None:
             server.should_exit = server.force_exit = True
@@ -166,7 +166,7 @@ class ChatEndpoint:
 
 
 class _SilentServer(uvicorn.Server):
-    """A server that leaves signals to the run."""
+    """A server that leaves signal handling to the run."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -180,7 +180,7 @@ def _key(request: Request) -> str:
 
 
 async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatAnswer:
-    """Await the answer; it is cancelled if the client disconnects first."""
+    """Await the answer; cancel it if the client disconnects first."""
     work = asyncio.ensure_future(answer)
     try:
         while not work.done():
@@ -193,7 +193,7 @@ async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatA
 
 
 def chat_request(body: Any) -> ChatRequest:
-    """Parse a JSON body. ChatRefused names the field that is invalid or not supported."""
+    """Parse a JSON body. ChatRefused names the field that is invalid or unsupported."""
     if not isinstance(body, dict) or not isinstance(body.get("messages"), list) or not body["messages"]:
         raise ChatRefused("messages: must be a list of at least one message")
     for name, harmless in NOT_DONE.items():
@@ -277,7 +277,7 @@ def _completion(common: Mapping[str, Any], answer: ChatAnswer) -> dict[str, Any]
 
 
 async def _events(common: Mapping[str, Any], answer: ChatAnswer, usage: bool) -> AsyncIterator[str]:
-    """The answer as a stream: it is complete before the first event, for only then are its calls known."""
+    """Stream the answer; it is complete before the first event, because its calls are only known then."""
     delta: dict[str, Any] = {"role": "assistant", "content": answer.content}
     if answer.calls:
         delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(_calls(answer))]

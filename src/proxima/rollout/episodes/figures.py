@@ -1,4 +1,4 @@
-"""Metrics of the episodes of a step."""
+"""Statistics of the episodes of a step."""
 
 from collections.abc import Sequence
 from typing import get_args
@@ -10,11 +10,11 @@ LIMITS = tuple(limit for limit in get_args(Cut) if limit)
 
 
 def episode_metrics(completions: Sequence[Completion]) -> dict[str, float]:
-    """Means and counts over the episodes, failed ones only in the counts that say so; empty without an episode.
+    """Compute means and counts over the episodes; the means leave out failed ones. Empty without an episode.
 
-    Returns: `episode/turns/mean`, `episode/turns/max`; and counts: `calls` of tools, `unreadable` calls, `errors` of
-        tools, `observation_tokens`, episodes `cut` by a limit, by each (`cut/turns`), `failed`, restarted (`retried`:
-        how often), `forks`.
+    Returns: `episode/turns/mean`, `episode/turns/max`; and counts: tool `calls`, `unreadable` calls, tool `errors`,
+        `observation_tokens`, episodes `cut` by a limit, in total and by each (`cut/turns`), `failed` episodes,
+        restarts (`retried`), `forks`.
     """
     episodes = [completion for completion in completions if completion.episode is not None]
     if not episodes:

@@ -1,4 +1,4 @@
-"""An episode while it is played, and the completion that it becomes."""
+"""An episode in progress, and the completion that it becomes."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -16,10 +16,10 @@ from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
 from proxima.rollout.episodes.conversation import Conversation, Path
 
-COLLATERAL = 16  # attempts that others' faults may end, beside `retries`
-PartialPaths = list[tuple[InFlight, Bools]]  # each with which of its tokens the model wrote
+COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
+PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote
 PER_TOKEN = ("sampled_log_prob", "untruncated_log_prob", "policy_version", "top_k", "top_k_log_prob", "routed_experts")
-NOT_SAMPLED = {"routed_experts": -1}  # what these columns have where the model wrote nothing; the others 0
+NOT_SAMPLED = {"routed_experts": -1}  # values of columns at tokens that the model didn't write; else 0
 
 
 @dataclass(eq=False)
@@ -27,9 +27,9 @@ class PlayedTurn:
     """A message of the model, and its outcome.
 
     Args:
-        completion: what the engine sampled.
-        state: of the environment before it; None: it gives none.
-        answers: the messages that answer it; each with whether it is an error.
+        completion: the completion that the engine sampled.
+        state: state of the environment before it; None: unnamed.
+        answers: the messages that answer it, each with True if it is an error.
         done: the environment has ended the episode.
     """
 
@@ -47,10 +47,10 @@ class Played:
     """An attempt at an episode.
 
     Args:
-        request: of the episode; its `sampling` is of each turn.
+        request: request of the episode; its `sampling` applies to each turn.
         opening: the prompt that it begins with.
-        instance: its environment, an `Instance`; None of an agent from outside, which has its own.
-        state: what the environment calls its state now.
+        instance: its environment, an `Instance`; None for an external agent, which has its own.
+        state: the environment's current name for its state.
     """
 
     request: Request
@@ -59,16 +59,17 @@ class Played:
     conversation: Conversation
     state: str | None = None
     turns: list[PlayedTurn] = field(default_factory=list)
-    contexts: list[Ints] = field(default_factory=list)  # of the turns so far
+    contexts: list[Ints] = field(default_factory=list)  # contexts of the turns so far
 
     @property
     def length(self) -> int:
-        """Tokens after the prompt, of the last path."""
+        """The number of tokens after the prompt, on the last path."""
         return len(self.conversation.context) - len(self.conversation.prompt)
 
     def next_request(self, max_tokens: int) -> Request:
-        """The request for the next turn. It names the contexts of earlier turns that are prefixes of its own, and its
-        own, which is a prefix of the next one's; without those that a fork has left behind."""
+        """Build the request of the next turn. Its `shared` lists the lengths of earlier turns' contexts that its own
+        begins with, and of its own context, with which the next one begins; contexts abandoned by a fork are left
+        out."""
         prompt, sampling = self.opening, self.request.sampling
         if self.turns:
             prompt = replace(prompt, tokens=self.conversation.context)
@@ -79,18 +80,18 @@ class Played:
         return replace(self.request, prompt=prompt, turn=len(self.turns), sampling=sampling, shared=shared)
 
     def add(self, completion: Completion) -> PlayedTurn:
-        """A turn of the model: requested, or in a restarted episode sampled before."""
+        """Add a turn of the model: newly sampled or, in a restarted episode, sampled earlier."""
         self.contexts.append(self.conversation.context)
         self.conversation.add_turn(completion.tokens, completion.text, completion.finish_reason)
         self.turns.append(PlayedTurn(completion, self.state))
         return self.turns[-1]
 
     def so_far(self, running: InFlight | None, numbers: Sequence[int] | None = None) -> PartialPaths:
-        """Its paths, to the token that the engine has sampled last: as those of `completion` begin.
+        """Return its paths up to the engine's last sampled token; the paths of `completion` begin with these.
 
         Args:
             running: the turn that is being sampled.
-            numbers: of the turns in the episode, that one among them.
+            numbers: numbers of the turns in the episode, including that one.
         """
         conversation, versions = self.conversation, [turn.completion.policy_version for turn in self.turns]
         if running is not None and len(running.tokens):
@@ -119,7 +120,7 @@ class Played:
         ]
 
     def completion(self, *, cut: Cut, reward: float | None, attempts: int) -> Completion:
-        """The whole episode, without anything after the last turn, on which nothing is conditioned."""
+        """Build the completion of the episode, without messages after the last turn: no turn is conditioned on them."""
         paths = self.conversation.paths()
         columns = [self._columns(path) for path in paths]
         episodes = [
@@ -135,15 +136,15 @@ class Played:
         )
 
     def _span(self, span: Span) -> Span:
-        """The span, with what is known of its turn or of its answer."""
+        """Return the span with the data of its turn or of its answer."""
         turn = self.turns[span.turn]
         if span.role != "assistant":
             return replace(span, error=any(error for _, error in turn.answers))
         return replace(span, state=turn.state, reward=turn.reward, calls=turn.calls, unreadable=turn.unreadable)
 
     def _columns(self, path: Path) -> dict[str, Any]:
-        """The columns of a path: of each sampled token what the engine said, of the others nothing but the version of
-        the turn before them."""
+        """Build the columns of a path: the engine's values for each sampled token; for other tokens, only the version
+        of the turn before them."""
         turns = [turn.completion for turn in self.turns]
         numbers = _sampled_places(path)
         places = [(turns[number], start, end) for number, start, end in numbers]
@@ -159,7 +160,7 @@ class Played:
         if all(completion.sampling_mask is not None for completion, _, _ in places):
             columns["sampling_mask"] = _masks(places, length)
         given = first.prompt_routed_experts
-        if path.opening is not None and given is not None:  # the engine saw another
+        if path.opening is not None and given is not None:  # the engine saw another opening
             given = np.full((len(path.opening), *given.shape[1:]), -1, given.dtype)
         return columns | {
             "opening": self._opening(path),
@@ -174,26 +175,26 @@ class Played:
         }
 
     def _opening(self, path: Path) -> Prompt | None:
-        """The prompt that a path begins with, if it is not that of the request."""
+        """Return the prompt that a path begins with if it differs from that of the request."""
         if path.opening is not None:
             return replace(self.opening, messages=(), tokens=path.opening)
         return None if self.opening is self.request.prompt else self.opening
 
 
 def _sampled_places(path: Path) -> list[tuple[int, int, int]]:
-    """The turns that a path has as sampled: the number of each, and where it begins and ends."""
+    """List the sampled turns of a path: number, start and end of each."""
     ends = np.cumsum([span.tokens for span in path.spans]).tolist()
     spans = zip(path.spans, ends, strict=True)
     return [(span.turn, end - span.tokens, end) for span, end in spans if span.sampled]
 
 
 def _begins(tokens: Ints, seen: Ints) -> bool:
-    """True if the tokens begin with `seen` and continue."""
+    """Return True if `tokens` begins with `seen` and is longer."""
     return len(seen) < len(tokens) and np.array_equal(seen, tokens[: len(seen)])
 
 
 def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], length: int, other: int) -> Any:
-    """[length, …] the values at their places."""
+    """Build a column, [length, …], with the values at their places and `other` elsewhere."""
     column = np.full((length, *values[0].shape[1:]), other, values[0].dtype)
     for value, (start, end) in zip(values, places, strict=True):
         column[start:end] = value
@@ -201,7 +202,7 @@ def _placed(values: Sequence[NDArray[Any]], places: Sequence[tuple[int, int]], l
 
 
 def _versions(versions: NDArray[Any], sampled: NDArray[Any]) -> NDArray[Any]:
-    """Of a token that was not sampled, that of the sampled one before it, or of the first."""
+    """Give each token that was not sampled the version of the sampled one before it, or else of the first."""
     before = np.maximum.accumulate(np.where(sampled, np.arange(len(sampled)), -1))
     return versions[np.where(before < 0, int(sampled.argmax()), before)]
 
@@ -220,8 +221,8 @@ def _empty_sets(count: int) -> SamplingMask:
 
 
 def with_group_prompt(prompt: Prompt, completions: Sequence[Completion]) -> tuple[Prompt, list[Completion]]:
-    """The prompt that the first turn of each episode of a group saw, and the episodes, whose paths have an `opening`
-    only where it is another."""
+    """Return the prompt that the first turn of each episode of a group saw, and the episodes, whose paths keep an
+    `opening` only if it differs from that prompt."""
     first = [min(completion.paths, key=_first_turn) for completion in completions]
     prompt = next((path.opening for path in first if path.opening is not None), prompt)
 
@@ -238,7 +239,7 @@ def _first_turn(path: Completion) -> int:
 
 
 def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
-    """An episode without a result: no reward scores it."""
+    """Build the completion of a failed episode, which no reward scores."""
     empty = Completion.of_text(request.prompt.uid, request.sample, "", finish_reason="abort")
     return replace(
         empty,
@@ -248,12 +249,12 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
     )
 
 
-# ---- what players have in common -------------------------------------------------------------------------------------
+# ---- shared by the players -------------------------------------------------------------------------------------------
 
 
 class EpisodeTimes:
-    """Times that the episodes of a player spent waiting since they were last read, and `awaited`, the number of turns
-    that the engine is sampling; `listener` is called when it changes."""
+    """The time that the episodes of a player spent waiting since the last `taken`, and `awaited`, the number of turns
+    that the engine is sampling; `listener` is called when `awaited` changes."""
 
     def __init__(self) -> None:
         self.environment = self.turns = 0.0
@@ -261,12 +262,12 @@ class EpisodeTimes:
         self.listener: Callable[[], None] = lambda: None
 
     def await_turns(self, more: int) -> None:
-        """Note that so many more turns are awaited."""
+        """Record that `more` further turns are awaited."""
         self.awaited += more
         self.listener()
 
     def ended(self, life: EpisodeLife, listener: Callable[[EpisodeLife], None]) -> None:
-        """An episode is over, whatever came of it."""
+        """Record the end of an episode, successful or not."""
         self.turns += sum(end - begin for begin, end in life.turns)
         listener(life)
 
@@ -278,18 +279,18 @@ class EpisodeTimes:
 
 
 class Attempts:
-    """Counts the attempts at an episode and decides whether it may be restarted.
+    """The attempts at an episode, and the decision whether to retry.
 
     Args:
-        retries: how many failures of its environment may be followed by another attempt; of those that another episode
-            caused, `COLLATERAL` more.
+        retries: number of environment failures that may be retried; `COLLATERAL` more if another episode caused
+            the failure.
     """
 
     def __init__(self, retries: int) -> None:
         self.made, self._retries, self._collateral = 1, retries, COLLATERAL
 
     def again(self, failure: Exception) -> bool:
-        """Count another attempt after this failure; False if there is none."""
+        """Count another attempt after this failure; return False if none is allowed."""
         if not isinstance(failure, EnvironmentFailure):
             return False
         if failure.collateral and self._collateral:
@@ -303,12 +304,12 @@ class Attempts:
 
 
 def row_of(prompt: Prompt) -> dict[str, Any]:
-    """The columns of a prompt's row, as environments and agents get them."""
+    """Return the columns of a prompt's row, as passed to environments and agents."""
     return {**prompt.metadata, "messages": [*prompt.messages], "answer": prompt.answer}
 
 
 def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
-    """The chat with a text at the end of its system message, or as one; unchanged without a text."""
+    """Append a text to the system message of a chat, or add one; an empty text leaves the chat unchanged."""
     if not text:
         return tuple(messages)
     if messages[0]["role"] != "system":
@@ -319,7 +320,7 @@ def with_instructions(messages: Sequence[Message], text: str) -> tuple[Message, 
 async def sampled_turns(
     engine: Engine, requests: Sequence[Request], times: EpisodeTimes
 ) -> AsyncGenerator[Completion, None]:
-    """The engine's answers, while `times` counts those that are awaited."""
+    """Stream the engine's answers, with `times` counting those still awaited."""
     left = len(requests)
     times.await_turns(left)
     try:
@@ -333,7 +334,7 @@ async def sampled_turns(
 
 
 async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) -> Completion:
-    """The engine's answer to one request. RuntimeError if it gives none."""
+    """Return the engine's answer to one request; RuntimeError if it gives none."""
     async with aclosing(sampled_turns(engine, [request], times)) as stream:
         async for completion in stream:
             return completion
@@ -341,7 +342,7 @@ async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) ->
 
 
 async def next_arrival(arrivals: "asyncio.Queue[Completion | BaseException]") -> Completion:
-    """The next finished episode; raises the exception that came in its place."""
+    """Return the next finished episode, or raise the exception that arrived instead."""
     arrival = await arrivals.get()
     if isinstance(arrival, BaseException):
         raise arrival

@@ -1,9 +1,9 @@
 """Plays episodes: like an engine's `generate`, but each completion has several turns.
 
-The first turns of a prompt's completions go to the engine in one call, so that it reads the opening once; each further
-turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample, turn) and the
-environment's seed by (seed, uid): an episode that is played again, after a kill or a failure of its environment, is the
-same one.
+The first turns of a prompt's completions go to the engine in one call, so that it processes the opening once; each
+further turn is a separate call, as the episodes proceed. The draws of a turn are keyed by (seed, uid, sample, turn) and
+the environment's seed by (seed, uid), so that an episode that is replayed, after a kill or a failure of its
+environment, is identical.
 """
 
 import asyncio
@@ -49,14 +49,14 @@ class Rules:
     """The rules by which the episodes of a task are played.
 
     Args:
-        settings: their limits.
-        context: tokens of prompt and episode together.
-        tool_format: how the model writes calls; None: it has no tools.
-        tools: their names.
-        responds: the environment answers what calls no tool.
+        settings: limits of the episodes.
+        context: maximum tokens of prompt and episode together.
+        tool_format: the format in which the model writes calls; None: it has no tools.
+        tools: names of the tools.
+        responds: the environment answers messages that call no tool.
         rewards: there is an environment, whose turns have rewards.
-        instructions: text of the system message that describes the tools, where the chat template can't.
-        system: the system prompt of openings that have none.
+        instructions: text of the system message that describes the tools if the chat template can't.
+        system: the system prompt for openings without one.
     """
 
     settings: EpisodeSettings
@@ -75,8 +75,8 @@ class Episodes:
     Args:
         engine: samples the turns.
         hosts: run the environments; the caller closes them.
-        template: what renders the messages.
-        rules: the limits, and how the model writes calls.
+        template: renders the messages.
+        rules: the limits, and the format of tool calls.
     """
 
     def __init__(self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules) -> None:
@@ -86,7 +86,7 @@ class Episodes:
         self.playing: dict[tuple[int, int], Played] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
-        """The paths of the episodes that are played, with what the engine has of their turns: its `in_flight`."""
+        """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
         by_key = {one.key: one for one in running}
         return [
             path
@@ -99,10 +99,10 @@ class Episodes:
         return self.times.taken()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Stream one finished episode per request, in any order. Closing it leaves no environment behind.
+        """Stream one finished episode per request, in any order. Closing it frees all environments.
 
         Raises:
-            Exception: of the engine.
+            Exception: from the engine.
         """
         arrivals: asyncio.Queue[Completion | BaseException] = asyncio.Queue()
         groups: dict[int, list[Request]] = {}
@@ -128,9 +128,9 @@ class GroupTable:
     """The episodes of one prompt.
 
     Args:
-        player: the settings.
-        requests: of the prompt.
-        deliver: gets each finished episode, and any other exception than those of an environment.
+        player: provides the settings.
+        requests: the requests of the prompt.
+        deliver: receives each finished episode, and each exception that an environment did not cause.
     """
 
     def __init__(
@@ -138,14 +138,14 @@ class GroupTable:
     ) -> None:
         self.player, self.rules, self.requests, self.deliver = player, player.rules, requests, deliver
         self.tasks: set[asyncio.Task[None]] = set()
-        self.open: set[Instance] = set()  # instances that nobody has ended
-        self.opening: Prompt | None = None  # of the first that opened
-        self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waited for
+        self.open: set[Instance] = set()  # instances not yet ended
+        self.opening: Prompt | None = None  # of the first episode that opened
+        self.turns: dict[int, list[tuple[float, float]]] = {request.sample: [] for request in requests}  # waits
         self.clock = asyncio.get_running_loop().time
         self.began = self.clock()
 
     def start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Do it beside the others; what it raises is delivered."""
+        """Run `work` concurrently; an exception that it raises is delivered."""
 
         async def run() -> None:
             try:
@@ -158,18 +158,18 @@ class GroupTable:
         task.add_done_callback(self.tasks.discard)
 
     def close(self) -> None:
-        """End what still runs."""
+        """Cancel the running tasks and free their environments."""
         for task in self.tasks:
             task.cancel()
         for instance in self.open:
             instance.drop()
 
     async def begin(self) -> list[Played | Exception]:
-        """The openings of all episodes of the prompt, or why one has none."""
+        """Open all episodes of the prompt; an exception stands for an episode that failed to open."""
         return await asyncio.gather(*map(self._begin, self.requests))
 
     async def play(self) -> None:
-        """All episodes of the prompt: their openings together, then each on its own."""
+        """Play all episodes of the prompt: the openings together, then each episode separately."""
         begun = await self.begin()
         played = {each.request.sample: each for each in begun if isinstance(each, Played)}
         for request, each in zip(self.requests, begun, strict=True):
@@ -187,7 +187,7 @@ class GroupTable:
             raise RuntimeError(f"the engine ended without turn 0 of prompt {self.requests[0].prompt.uid}")
 
     async def _play(self, request: Request, begun: Played | Exception, first: Completion | None) -> None:
-        """Play an episode to its end; restart it if its environment fails, with the first turn that was sampled."""
+        """Play an episode to its end. If its environment fails, restart it with the first turn already sampled."""
         attempts = Attempts(self.rules.settings.retries)
         while True:
             try:
@@ -207,7 +207,7 @@ class GroupTable:
         self.deliver(completion)
 
     async def _begin(self, request: Request) -> Played | Exception:
-        """A fresh environment and its opening; or why there is none."""
+        """Open a new environment and its conversation; return the exception if that fails."""
         prompt = request.prompt
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
@@ -229,14 +229,14 @@ class GroupTable:
         return played
 
     def _opening(self, given: Sequence[Message] | None, prompt: Prompt) -> tuple[Message, ...]:
-        """The messages that an episode begins with."""
+        """Return the messages that an episode begins with."""
         messages = prompt.messages if given is None else with_system(given, self.rules.system)
         if not any(message["content"] for message in messages if message["role"] == "user"):
             raise GivenUp("neither `reset` of the environment nor the row gives a message")
         return with_instructions(messages, self.rules.instructions)
 
     def _checked(self, prompt: Prompt, messages: tuple[Message, ...], conversation: Conversation) -> Prompt:
-        """The prompt that these messages make, the same for all episodes."""
+        """Return the prompt made of these messages; it must be the same for all episodes."""
         tokens, context = conversation.prompt, self.rules.context
         if len(tokens) >= context:
             raise GivenUp(f"its opening has {len(tokens)} tokens, and the context {context} (model.max_length)")
@@ -261,9 +261,9 @@ class GroupTable:
         return played.completion(cut=cut, reward=await self.reward(played), attempts=attempts)
 
     async def advance(self, played: Played, completion: Completion) -> tuple[bool, Cut]:
-        """Add a turn of the model, and what answers it.
+        """Add a turn of the model, and the answers to it.
 
-        Returns: whether the episode is over, and the limit that ended it.
+        Returns: True if the episode is over, and the limit that ended it.
 
         Raises:
             EnvironmentFailure, GivenUp: the episode has failed.
@@ -287,7 +287,7 @@ class GroupTable:
         return False, ""
 
     async def reward(self, played: Played) -> float | None:
-        """End the environment. The reward of the whole episode; None: its environment gives none.
+        """End the environment and return the reward of the whole episode; None if its environment gives none.
 
         Raises:
             EnvironmentFailure: as `Instance.end`.
@@ -298,17 +298,17 @@ class GroupTable:
         return sum(of_turns) + (at_end or 0.0) if self.rules.rewards else None
 
     async def _turn(self, request: Request) -> Completion:
-        """A further turn of the model."""
+        """Sample a further turn of the model."""
         asked = self.clock()
         completion = await sampled_turn(self.player.engine, request, self.player.times)
         self.turns[request.sample].append((asked, self.clock()))
         return completion
 
     async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:
-        """Await a call of an environment and charge its time to the episode.
+        """Await a call of an environment and count its time.
 
         Raises:
-            EnvironmentFailure: of the call, or the episode takes too long.
+            EnvironmentFailure: the call failed, or the episode takes too long.
         """
         before, limit = instance.seconds, self.rules.settings.seconds
         result = await call
@@ -318,7 +318,7 @@ class GroupTable:
         return result
 
     async def _answered(self, played: Played, turn: PlayedTurn) -> bool:
-        """Let tools and environment answer the turn; True if the episode ends with it."""
+        """Let tools and environment answer the turn; return True if the episode ends with it."""
         answers = list[Answer]()
         if self.rules.tool_format:
             read = read_calls(turn.completion.text, self.rules.tool_format, self.rules.tools)
@@ -336,7 +336,7 @@ class GroupTable:
         return turn.done or not turn.answers
 
     def shown(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """The answers as the chat template takes them: one that knows no tools knows no role `tool` either."""
+        """Convert answers for the chat template: one without support for tools has no role `tool` either."""
         if not self.rules.instructions or all(message["role"] != "tool" for message in messages):
             return messages
         return [{"role": "user", "content": "\n".join(message["content"] for message in messages)}]
@@ -345,7 +345,7 @@ class GroupTable:
         return self.rules.context - len(played.conversation.context)
 
     def room(self, played: Played) -> int:
-        """Tokens that the next turn may have."""
+        """The maximum number of tokens of the next turn."""
         limit = self.rules.settings.tokens
         room = min(self._context_left(played), played.request.sampling.max_tokens)
         return room if limit is None else min(room, limit - played.length)

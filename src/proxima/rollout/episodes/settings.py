@@ -12,8 +12,8 @@ ToolFormat = Literal["auto", "hermes", "llama", "xml", "code"]
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeSettings:
-    """Limits of an episode and of the processes that run its environment. An episode that exceeds `turns` or `tokens`
-    ends there and is scored and trained on; one whose environment fails or times out is restarted."""
+    """Limits of an episode, and the processes of its environment. An episode that reaches `turns` or `tokens` ends
+    there, and is scored and trained; one whose environment fails or takes too long is restarted."""
 
     turns: Annotated[int, "messages of the model at most; `sampling.max_tokens` bounds each of them"] = 8
     tokens: Annotated[int | None, "tokens after the prompt at most, those of answers too; null: the context"] = None

@@ -1,4 +1,4 @@
-"""Plays made episodes through a chat template, to know before a run what it would do to real ones."""
+"""Plays synthetic episodes through a chat template to find out, before a run, how it would treat real ones."""
 
 from collections.abc import Iterator, Sequence
 
@@ -18,12 +18,12 @@ TURNS = {
 def check_template(
     template: TurnTemplate, openings: Sequence[Sequence[Message]], roles: Sequence[str] = ("tool", "user")
 ) -> list[UserError]:
-    """Try a template on synthetic episodes that begin with `openings`, and return one error of one line for each
-    problem: a ForkRefused where it only rewrites what the model saw, and a single one if it does so at every turn. The
-    synthetic turns hold a tool call, a thought, a trailing space, and nothing.
+    """Check a template with episodes that have these openings; return the problems as errors of one line each. If it
+    only rewrites what the model saw, the error is a ForkRefused, and only one if it does so at every turn. The model's
+    turns are synthetic: a tool call, a thought, a space at the end, an empty turn.
 
     Args:
-        roles: who answers the model's turns.
+        roles: roles of the messages that answer the model's turns.
     """
     found: dict[str, UserError] = {}
     if template.tools and not template.supports_tools:
@@ -42,7 +42,7 @@ def check_template(
 def _errors(
     template: TurnTemplate, opening: Sequence[Message], roles: Sequence[str]
 ) -> Iterator[tuple[str, UserError]]:
-    """The first error of each made episode, and what happens in it."""
+    """Yield the first error of each synthetic episode, with a description of the episode."""
     for turn, text in TURNS.items():
         tokens = template.tokenizer(text + (template.tokenizer.eos_token or ""), add_special_tokens=False)["input_ids"]
         for role in roles:

@@ -1,4 +1,4 @@
-"""The chat template over several turns: what it makes of a chat as text, and the tokens of parts of that text."""
+"""The chat template over several turns: the text that it renders for a chat, and the tokens of parts of that text."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, takewhile
@@ -15,12 +15,12 @@ Ids = Sequence[int] | Ints
 
 
 class TurnTemplate:
-    """Renders and encodes the chats of a run. Texts hold stand-ins for the control texts of contents, so that control
-    tokens come from the template alone (`model/chat.py`).
+    """Renders and encodes the chats of a run. Control texts in contents are replaced by stand-ins, so that control
+    tokens come only from the template (`model/chat.py`).
 
     Args:
-        tokenizer: the policy's.
-        arguments: what the template reads beside messages and tools.
+        tokenizer: the policy's tokenizer.
+        arguments: arguments of the template other than messages and tools.
         tools: JSON schemas for the template's `tools`; None or empty: none.
     """
 
@@ -36,25 +36,26 @@ class TurnTemplate:
         self._beginnings: dict[tuple[tuple[str, str], ...], Ints] = {}
 
     def message(self, message: Message) -> chat.SafeMessage:
-        """A message for `render`. Half of a surrogate pair, which no tokenizer encodes, becomes a question mark."""
+        """Prepare a message for `render`. A lone surrogate, which no tokenizer encodes, becomes a question mark."""
         content = message["content"].encode(errors="replace").decode()
         return chat.SafeMessage({**message, "content": content}, self.tokenizer)
 
     def render(self, messages: Sequence[chat.SafeMessage]) -> str:
-        """The text of a chat with its generation prompt.
+        """Render a chat with its generation prompt as text.
 
         Raises:
-            UserError: the template fails, or makes a control token of a message's own text.
+            UserError: the template fails, or turns a message's own text into a control token.
         """
         return chat.render_safe(messages, self.tokenizer, self._arguments)
 
     def encode_opening(self, text: str) -> list[int]:
-        """The tokens of the text of an opening."""
+        """Encode the text of an opening."""
         return chat.encode_opening(text, self.tokenizer)
 
     def opening(self, messages: Sequence[Message], tokens: Ints) -> int:
-        """`Prompt.opening` of an episode: how much of its first prompt is tools and the messages before a user's first
-        one. Of what `reset` writes, no other row tells what is always the same."""
+        """Compute `Prompt.opening` of an episode: the number of tokens in its first prompt for tools and for the
+        messages before the first user message. Which part of a `reset` text is constant can't be told from other
+        rows."""
         before = tuple(takewhile(lambda message: message["role"] != "user", messages))
         known = tuple((message["role"], message["content"]) for message in before)
         if known not in self._beginnings:
@@ -66,20 +67,20 @@ class TurnTemplate:
         return tokens_in_common(tokens, self._beginnings[known])
 
     def encode_after(self, before: str, text: str) -> list[int]:
-        """The tokens of a text that follows another: those that it has in the encoding of both together, where a
-        control token ends the first, as such a token may swallow the space around it."""
+        """Encode a text that follows another. If a control token ends the first text, it is encoded together with the
+        text, since such a token may absorb the space around it."""
         anchor = next((c for c in chat.control_texts(self.tokenizer) if before.endswith(c)), "")
         return chat.encode_part(anchor + text, self.tokenizer)[1 if anchor else 0 :]
 
     def safe(self, text: str) -> str:
-        """The text of a content as `render` shows it."""
+        """Return the text of a content in the form in which `render` shows it."""
         return chat.with_stand_ins(text, self.tokenizer)
 
     def decode(self, tokens: Ids, *, after_text: bool = False) -> str:
-        """The text of sampled tokens, control tokens too. Bytes that are no character become replacement characters.
+        """Decode sampled tokens, including control tokens. Invalid bytes become replacement characters.
 
         Args:
-            after_text: as it reads behind other text, with the leading space that some tokenizers drop from the first
+            after_text: decode as after other text, with the leading space that some tokenizers drop from the first
                 token of a text.
         """
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
@@ -92,8 +93,8 @@ class TurnTemplate:
     def without_end(
         self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
     ) -> int:
-        """Number of tokens of a turn that belong to the message: without the last one if it is the control token that
-        the template itself writes after a message in this position."""
+        """Count the tokens of a turn that belong to the message: all, or all but the last if that is the control token
+        that the template itself writes after a message in this position."""
         control = self.decode(tokens[-1:])
         if control not in chat.control_texts(self.tokenizer):
             return len(tokens)
@@ -105,7 +106,7 @@ class TurnTemplate:
     def around(
         self, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage], role: str = "assistant"
     ) -> tuple[str, str]:
-        """The text that the template writes before and after a message between two parts of a chat."""
+        """Return the text that the template writes before and after a message between two parts of a chat."""
         contents = "".join(message.safe["content"] for message in (*history, *following))
         mark = next(chr(code) for code in range(0xFFFFD, 0, -1) if chr(code) not in contents)
         text = self.render([*history, self.message({"role": role, "content": mark}), *following])
@@ -113,12 +114,12 @@ class TurnTemplate:
         return before, behind
 
     def rewritten(self, tokens: Ids, text: str, before: str, new: str) -> list[int]:
-        """The tokens of a text that takes the place of another: those at its beginning and end which are unchanged, and
-        the encoding of what is between them.
+        """Return the tokens of a text that replaces another: unchanged tokens at the beginning and end are kept, the
+        text between them is encoded.
 
         Args:
-            tokens, text: the old contents of the place.
-            before, new: the text before the place, and the new contents of the place.
+            tokens, text: the old tokens and their text.
+            before, new: the text before them, and the text that replaces them.
         """
         pieces = self._pieces(tokens, text)
         if pieces is None:
@@ -141,8 +142,8 @@ class TurnTemplate:
         return [*tokens[: counts[head]], *middle, *tokens[counts[-1 - tail] :]]
 
     def _pieces(self, tokens: Ids, text: str) -> list[tuple[int, str]] | None:
-        """The tokens of a text in pieces that are whole characters, of one token or up to four: how many, and their
-        text. None if these are not together the text."""
+        """Split the tokens of a text into pieces of whole characters, of one to four tokens: the number of tokens of
+        each and its text. None if the pieces don't add up to the text."""
         pieces, start, place = [], 0, 0
         for end in range(1, len(tokens) + 1):
             decoded = self.decode(tokens[start:end], after_text=True)
