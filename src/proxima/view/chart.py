@@ -1,5 +1,5 @@
-"""All charts, drawn by matplotlib: lines and bars for pages as SVG text, and figures in files of their own. Colours are
-CSS variables, so that a chart follows the page's light or dark scheme.
+"""All charts, drawn by matplotlib: lines and bars for pages as SVG text, and figures in separate files. Colours are CSS
+variables, so that a chart follows the page's light or dark scheme.
 
 matplotlib writes plain hex colours; each name of `PALETTE` has a placeholder colour that becomes `var(--name)` in the
 text. matplotlib is imported when the first chart is drawn.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-POINTS = 400  # most points drawn of a line; longer ones are averaged down to this
+POINTS = 400  # maximum points drawn of a line; longer ones are averaged down to this number
 BARS = 60
 PALETTE = {  # CSS variable: its colour on a light and on a dark page
     "paper": ("#ffffff", "#0d1117"),
@@ -56,7 +56,7 @@ Color = Callable[[str], str]  # a name of `PALETTE` → a colour of matplotlib
 
 
 class Drawing(Protocol):
-    """A figure in a file of its own. Subclasses give its title and its size in CSS pixels, and draw it."""
+    """A figure in a separate file. Subclasses define its title and its size in CSS pixels, and draw it."""
 
     salt: ClassVar[str] = "figure"
     font: ClassVar[int] = 12
@@ -72,7 +72,7 @@ class Drawing(Protocol):
 
     @contextmanager
     def opened(self, color: Color) -> "Iterator[Figure]":
-        """The drawn figure, to be saved inside of this context."""
+        """Yield the drawn figure; it must be saved within this context."""
         with new_figure(self.size, self.salt, color=color, font=self.font, simplify=self.simplify) as figure:
             self.draw(figure, color)
             yield figure
@@ -85,7 +85,7 @@ class Series:
     points: Sequence[Point]  # (step, value); None is a gap
     color: str = "a"  # a name of `PALETTE`
     smooth: bool = False  # also draw the running mean, and the values themselves faintly
-    spread: Sequence[tuple[float, float]] = ()  # (low, high) of each point, a whisker; such a series is drawn as dots
+    spread: Sequence[tuple[float, float]] = ()  # (low, high) of each point's whisker; such a series is drawn as dots
     band: Sequence[tuple[float, float]] = ()  # (low, high) of each point, drawn as an area behind the line
     dash: Sequence[float] = ()  # lengths of dashes and gaps in pixels; empty for a solid line
     dots: bool = False  # draw a dot at each point as well
@@ -100,17 +100,17 @@ class Series:
 
 
 def variable(name: str) -> str:
-    """The placeholder colour that the SVG text replaces by `var(--name)`."""
+    """Return the placeholder colour that is replaced by `var(--name)` in the SVG text."""
     return f"#fe00{list(PALETTE).index(name):02x}"
 
 
 def line_style(dash: Sequence[float]) -> Any:
-    """matplotlib's name for a line with these dashes and gaps, in pixels; solid without any."""
+    """Return matplotlib's style for a line with these dashes and gaps, in pixels; solid if empty."""
     return (0, tuple(dash)) if dash else "-"
 
 
 def palette_css(selector: str) -> str:
-    """The definitions of all colours for both colour schemes."""
+    """Return the CSS definitions of all colours for both colour schemes."""
     light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in PALETTE.items()) for i in (0, 1))
     return f"{selector} {{ {light} }}\n@media (prefers-color-scheme: dark) {{ {selector} {{ {dark} }} }}\n"
 
@@ -119,7 +119,7 @@ def palette_css(selector: str) -> str:
 def new_figure(
     size: tuple[float, float], salt: str, *, color: Color = variable, font: int = 11, simplify: bool = False
 ) -> "Iterator[Figure]":
-    """A matplotlib figure whose units are CSS pixels.
+    """Create a matplotlib figure whose units are CSS pixels.
 
     Args:
         salt: makes the ids of clip paths unique among the charts of a page.
@@ -142,16 +142,16 @@ def new_figure(
 
 
 def pixel_size(figure: "Figure") -> tuple[float, float]:
-    """Width and height in CSS pixels."""
+    """Return width and height in CSS pixels."""
     width, height = 72 * figure.get_size_inches()
     return float(width), float(height)
 
 
 def page_svg(figure: "Figure", label: str, data: str = "", inner: str = "") -> Markup:
-    """The figure as an element of a page.
+    """Return the figure as an element of a page.
 
     Args:
-        label: what a screen reader reads out.
+        label: text for screen readers.
         data: further attributes.
         inner: markup at the end of the element.
     """
@@ -159,7 +159,7 @@ def page_svg(figure: "Figure", label: str, data: str = "", inner: str = "") -> M
 
 
 def _svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
-    """The figure as an `<svg>` element: colours as variables, fonts of the page, no ids but those it refers to.
+    """Return the figure as an `<svg>` element: colours as variables, the page's fonts, no ids but those it refers to.
 
     Artists with a gid `line-0` become `<g class="line" data-series="0">`.
     """
@@ -177,7 +177,7 @@ def _svg_text(figure: "Figure", attributes: str, inner: str = "") -> str:
 
 
 def svg_file(drawing: Drawing) -> str:
-    """The figure as the text of an .svg file that carries its title, and its colours for light and dark."""
+    """Return the figure as the text of an .svg file, which includes its title and its colours for light and dark."""
     width, height = drawing.size
     style = f"{palette_css('svg')}svg {{ font-family: {FONT}; }} path {{ stroke-linejoin: round; }}"
     with drawing.opened(variable) as figure:
@@ -188,7 +188,7 @@ def svg_file(drawing: Drawing) -> str:
 
 
 def write_figure(drawing: Drawing, out: Path | str) -> Path:
-    """Write a figure as `out`, an .svg or a .png; return it. Raises: UserError for another suffix."""
+    """Write a figure to `out`, an .svg or a .png, and return the path. Raises: UserError for another suffix."""
     out = Path(out)
     suffix = out.suffix.lower()
     if suffix == ".svg":
@@ -212,13 +212,13 @@ def line_chart(
     within: tuple[float, float] | None = None,
     size: tuple[int, int] = (360, 170),
 ) -> Markup:
-    """Lines over the steps, for a page; empty where there is nothing to draw.
+    """Draw lines over the steps, for a page; empty if there is nothing to draw.
 
     Args:
-        label: what a screen reader reads out.
+        label: text for screen readers.
         zero: the axis starts at 0.
-        ends: of the axis; values beyond are drawn at them. None: those of the values.
-        within: what the axis shows at least; bands are cut off at its edge. None: all points and bands.
+        ends: ends of the axis; values beyond them are drawn at the ends. None: those of the values.
+        within: range that the axis shows at least; bands are cut off at its edge. None: all points and bands.
     """
     drawn = [_prepared(s, ends or (-math.inf, math.inf)) for s in series]
     if (limits := _limits(drawn, zero, within)) is None:
@@ -231,8 +231,8 @@ def line_chart(
 
 
 def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, size: tuple[int, int] = (360, 170)) -> Markup:
-    """Stacked bars over the steps, each series on top of the one before; more than `most` steps are averaged into that
-    many bars."""
+    """Draw stacked bars over the steps, each series on top of the previous one; more than `most` steps are averaged
+    into that many bars."""
     if not series or not series[0].points:
         return Markup("")
     parts = [[v or 0.0 for v in thinned([v for _, v in s.points], most)] for s in series]
@@ -249,7 +249,7 @@ def bar_chart(series: Sequence[Series], *, label: str, most: int = BARS, size: t
 
 
 def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
-    """Axes that fill the figure but for its margins."""
+    """Add axes that fill the figure except for its margins."""
     (width, height), (left, right, top, bottom) = pixel_size(figure), margins
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - top - bottom) / height)
@@ -257,7 +257,7 @@ def panel_axes(figure: "Figure", margins: Margins) -> "Axes":
 
 
 def round_ticks(axis: "Axis", most: int, *, integer: bool = False) -> None:
-    """At most so many intervals between ticks, at round numbers."""
+    """Place ticks at round numbers, with at most `most` intervals."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, integer=integer, steps=STEPS))
@@ -272,8 +272,8 @@ def chart_axes(
     margins: Margins = (46, 10, 8, 22),
     intervals: int = 3,
 ) -> "Axes":
-    """Axes with round numbers at both ends of y, at most so many `intervals` apart, and x from the first to the last
-    step."""
+    """Add axes with round numbers at both ends of y, with at most `intervals` intervals, and x from the first to the
+    last step."""
     from matplotlib.ticker import MaxNLocator
 
     axes = panel_axes(figure, margins)
@@ -308,7 +308,7 @@ def draw_series(axes: "Axes", s: Series, number: int, color: Color = variable) -
         area: Any = {"facecolor": color(s.color), "alpha": 0.16, "linewidth": 0}
         axes.fill_between(s.x, low, high, gid=f"band-{number}", **area)
     axes.plot(s.x, values, gid=f"line-{number}", linestyle=line_style(s.dash), **style)
-    gaps = [False, *(math.isfinite(v) for v in values), False]  # a point without neighbours is a dot
+    gaps = [False, *(math.isfinite(v) for v in values), False]  # a point without neighbours is drawn as a dot
     alone = [i for i in range(len(values)) if gaps[i + 1] and (s.dots or not (gaps[i] or gaps[i + 2]))]
     if alone:
         places, heights = [s.x[i] for i in alone], [values[i] for i in alone]
@@ -316,7 +316,7 @@ def draw_series(axes: "Axes", s: Series, number: int, color: Color = variable) -
 
 
 def _prepared(series: Series, ends: tuple[float, float]) -> Series:
-    """At most `POINTS` points, none of them infinite, NaN or beyond the ends of the axis."""
+    """Reduce a series to at most `POINTS` points, none of them infinite, NaN or beyond the ends of the axis."""
     low, high = ends
 
     def inside(value: float) -> float:
@@ -333,7 +333,7 @@ def _prepared(series: Series, ends: tuple[float, float]) -> Series:
 
 
 def _limits(series: Sequence[Series], zero: bool, within: tuple[float, float] | None) -> tuple[float, float] | None:
-    """The lowest and the highest value that the axis must show; None without any value."""
+    """Return the lowest and highest values that the axis must show; None without any value."""
     values = [v for s in series for _, v in s.points if v is not None]
     values += [v for s in series for pair in s.spread for v in pair]
     if not values:
@@ -347,7 +347,7 @@ def _limits(series: Sequence[Series], zero: bool, within: tuple[float, float] | 
 
 
 def _with_ruler(figure: "Figure", axes: "Axes", label: str) -> Markup:
-    """The chart with the places of its axes, and with the ruler that the page's script moves."""
+    """Return the chart with the positions of its axes, and with the ruler that the page's script moves."""
     box, (low, high), (start, end) = axes.bbox, axes.get_ylim(), axes.get_xlim()
     height = pixel_size(figure)[1]
     places = {"left": box.x0, "right": box.x1, "top": height - box.y1, "bottom": height - box.y0}

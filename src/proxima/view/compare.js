@@ -12,7 +12,7 @@
     });
   }
 
-  // The values under the pointer are read from the paths that matplotlib drew.
+  // The values under the pointer come from the paths drawn by matplotlib.
   function points(group) {
     const numbers = [...group.querySelectorAll("path")].flatMap((path) => path.getAttribute("d").match(/-?[\d.]+/g).map(Number));
     return numbers.flatMap((x, i) => (i % 2 ? [] : [[x, numbers[i + 1]]]));

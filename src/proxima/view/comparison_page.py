@@ -1,8 +1,8 @@
-"""compare.html: cells of runs side by side, in one file that needs no network and can be mailed.
+"""compare.html: cells of runs side by side, in one file that needs no network and can be sent by e-mail.
 
 It shows curves over steps, tokens and time (mean and 95 % interval over seeds), the final table, and the config fields
-in which the cells differ. All numbers come from `lab.run_comparison`; names of folders and values of configs reach the
-page through jinja's escaping.
+in which the cells differ. All numbers come from `lab.run_comparison`; folder names and config values are escaped by
+jinja.
 """
 
 import math
@@ -24,13 +24,13 @@ from proxima.view.page import render
 
 COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
 SHARES = frozenset({"masked_fraction", "accuracy", "rewards/accuracies"})
-TIE = 0.1  # an axis spans at least this, of a share, and else this part of its values: smaller differences are ties
-DOTS = 30  # up to this many evaluations of a run, each is a dot
+TIE = 0.1  # an axis spans at least this for a share, else this part of its values, so that ties look like ties
+DOTS = 30  # up to this many evaluations of a run, each is drawn as a dot
 
 
 @dataclass(frozen=True)
 class PageAxis:
-    """The horizontal axis of the curves: the name on its button, its description, and the units for its numbers."""
+    """The x axis of the curves: the name on its button, its description, and the units of its numbers."""
 
     name: str
     description: str
@@ -46,12 +46,12 @@ AXES = {
     "generated": PageAxis("tokens generated", "tokens generated", TOKENS),
     "trained": PageAxis("tokens trained", "tokens trained", TOKENS),
 }
-ENOUGH = 10  # a larger unit is used when the longest run is at least this many of it
+ENOUGH = 10  # a larger unit is used if the longest run has at least this many of it
 
 
 @dataclass(frozen=True)
 class ComparisonChart:
-    """A figure of the page: its title, the key of the records, its explanation, and the factor of its values."""
+    """A figure of the page: its title, its key in the records, its explanation, and the factor of its values."""
 
     title: str
     key: str
@@ -72,7 +72,7 @@ CHARTS = (
     ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
     ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
 )
-EXAMPLE_CHARTS = (  # of runs on fixed data sets
+EXAMPLE_CHARTS = (  # for runs on fixed data sets
     CHARTS[0],
     ComparisonChart("Training loss", "loss", "mean over the examples of a step"),
     ComparisonChart("Training accuracy", "accuracy", "share of the pairs of a step whose better side scores higher"),
@@ -85,7 +85,7 @@ EXAMPLE_CHARTS = (  # of runs on fixed data sets
 def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
     """Write the page and return its path.
 
-    Raises: OSError if the folder is missing, or the disk full; an earlier page stays intact.
+    Raises: OSError if the folder is missing or the disk is full; an earlier page stays intact.
     """
     path = Path(path)
     write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison)))
@@ -93,7 +93,7 @@ def write_comparison(comparison: RunComparison, path: Path | str, *, title: str 
 
 
 def page_values(comparison: RunComparison) -> dict[str, Any]:
-    """Everything that the page shows, with every number formatted."""
+    """Return everything that the page shows, with formatted numbers."""
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
     scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
@@ -131,7 +131,7 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
 
 
 def glued(row: Sequence[str]) -> list[str]:
-    """The texts of a row, in which no number is separated from its unit or its sign."""
+    """Join numbers with their unit or sign by non-breaking spaces in the texts of a row."""
     return [row[0], *(re.sub(r"(?<![a-z]{2}) (?![(+±])", "\u00a0", text) for text in row[1:])]
 
 
@@ -150,7 +150,7 @@ def axis_title(axis: str, unit: str) -> str:
 
 
 def axis_unit(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
-    """The unit, as (size, name), in which the longest run has a readable number."""
+    """Return the unit, as (size, name), in which the longest run has a readable number."""
     longest = max((max(run.position(axis).values()) for cell in cells for run in cell.used), default=0.0)
     large = [unit for unit in AXES[axis].units if longest >= ENOUGH * unit[0]]
     return large[-1] if large else AXES[axis].units[0]
@@ -159,7 +159,7 @@ def axis_unit(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
 def chart_figure(
     comparison: RunComparison, scales: Mapping[str, tuple[float, str]], chart: ComparisonChart
 ) -> dict[str, Any] | None:
-    """A figure with one SVG for each axis; None where no cell has the key, or all values are 0."""
+    """Return a figure with one SVG per axis; None if no cell has the key, or all values are 0."""
     pictures = []
     held_out = chart.key == HELD_OUT
     judged = held_out and comparison.headline.share
@@ -187,7 +187,7 @@ def all_in_unit_interval(bands: Sequence[SeedBand | None]) -> bool:
 
 
 def widened(low: float, high: float, least: float, highest: float) -> tuple[float, float]:
-    """The range, at least `least` and `TIE` of its values wide, and not beyond `highest`, or 0 where it is above it."""
+    """Widen a range to at least `least` and `TIE` of its values, but not beyond `highest` or, if positive, below 0."""
     missing = max(0.0, max(least, TIE * max(abs(low), abs(high))) - (high - low))
     lowest = 0.0 if low >= 0 else -math.inf
     low, high = low - missing / 2, high + missing / 2
@@ -196,11 +196,11 @@ def widened(low: float, high: float, least: float, highest: float) -> tuple[floa
 
 
 def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float = 0.0) -> tuple[float, float]:
-    """The range of the bands that the axis must show: a third of the means' range beyond them, within what the quantity
-    can be, and wide enough for ties to look like ties.
+    """Return the range of the axis: the means with a margin of a third of their range, within the possible values of
+    the quantity, and wide enough for ties to look like ties.
 
-    The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. The two
-    values of two seeds are shown.
+    The wide interval of three seeds would flatten every line; such a band is cut off at the edge instead. With two
+    seeds, both values are shown.
     """
     means = [v for band in bands if band for v in (*band.mean, *(band.low + band.high if band.n == 2 else ()))]
     low, high = min(means), max(means)
@@ -209,7 +209,7 @@ def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float
 
 
 def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
-    """A cell's curve with its band, in the units of the axis."""
+    """Return a cell's curve with its band, in the units of the axis."""
     if band is None:
         return Series(points=())
     points = [(x / size, factor * y) for x, y in zip(band.x, band.mean, strict=True)]
@@ -218,11 +218,11 @@ def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -
 
 
 def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, Any] | None:
-    """The held-out figure after training (the best one where no run was evaluated at its end): a bar per cell on a
-    common axis, and a dot per seed.
+    """Show the held-out figure after training (the best one if no run was evaluated at its end) as a bar per cell on a
+    common axis, with a dot per seed.
 
-    The axis shows every seed and a third of their range beyond, within what the figure can be. A bar whose interval
-    exceeds that, as those of two seeds do, has an open end (`cut`): it would squeeze all seeds into one spot.
+    The axis shows every seed with a margin of a third of their range, within the possible values of the figure. A bar
+    whose interval exceeds that, as with two seeds, has an open end (`cut`): it would squeeze all seeds into one spot.
     """
     key = "after" if any(row.after for row in rows) else "best"
     measured: list[SeedMean | None] = [getattr(row, key) for row in rows]
@@ -262,7 +262,7 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     return {"when": when, "bars": bars, "low": fixed(low, 3), "high": fixed(high, 3)}
 
 
-COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # axis: its column, and how a cost is formatted
+COSTS: dict[str, tuple[str, Callable[[float], str]]] = {  # axis: its column, and the format of a cost
     "step": ("steps", lambda v: fixed(v, 1)),
     "generated": ("tokens", magnitude),
     "time": ("clock", duration),
@@ -272,7 +272,7 @@ RATIOS = ("time", "cpu")
 
 
 def table_head(comparison: RunComparison) -> list[str]:
-    """The column names of the final table."""
+    """Return the column names of the final table."""
     reached = [axis for axis in COSTS if axis in comparison.axes and comparison.target is not None]
     costs = [f"{COSTS[axis][0]} to target{' (×)' if axis in RATIOS else ''}" for axis in reached]
     measures = [f"{comparison.headline.name} before", "after", "best"]
@@ -283,7 +283,7 @@ def table_head(comparison: RunComparison) -> list[str]:
 
 
 def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
-    """A cell's row: one text for each column of `table_head`."""
+    """Return a cell's row: one text for each column of `table_head`."""
     with_ratio = () if row.cell == comparison.baseline.name else RATIOS
     reach = [
         cost_text(row.reach[axis], write) + (cost_ratio(row.reach[axis]) if axis in with_ratio else "")
@@ -300,7 +300,7 @@ def table_row(row: CellSummary, comparison: RunComparison) -> list[str]:
 
 
 def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
-    """`1m 40s`, `never`, `not yet`, `already reached` before the first step, and `1m 40s (2/3)` where not all seeds
+    """`1m 40s`, `never`, `not yet`, `already reached` before the first step, and `1m 40s (2/3)` if not all seeds
     reached the target."""
     if not cost.values:
         return "not yet"
@@ -310,8 +310,8 @@ def cost_text(cost: TargetCost, write: Callable[[float], str]) -> str:
 
 
 def cost_ratio(cost: TargetCost) -> str:
-    """` (1.67 ×)`: the baseline's cost over this one's; ` (1.67 × of 2)` where fewer seeds are common; empty where the
-    median is undetermined."""
+    """` (1.67 ×)`: the baseline's cost over this one's; ` (1.67 × of 2)` if fewer seeds are common; empty if the median
+    is undetermined."""
     if cost.ratio is None:
         return ""
     of = f" of {cost.pairs}" if cost.pairs < len(cost.values) else ""
@@ -330,7 +330,7 @@ def paired_text(row: CellSummary, name: str) -> str:
 
 
 def config_value(value: Any) -> str:
-    """A value of a config on one line."""
+    """Format a config value on one line."""
     if value is None:
         return NONE
     return significant(value, 6) if isinstance(value, float) else in_one_line(value)

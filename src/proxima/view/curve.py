@@ -20,7 +20,7 @@ MARGINS = (44, 24, 44, 40)
 
 @dataclass(frozen=True)
 class LearningCurve(Drawing):
-    """The mean reward by step, and the held-out accuracy, or else reward, with its 95 % interval."""
+    """The mean reward by step, and the held-out accuracy (or else reward) with its 95 % interval."""
 
     train: Sequence[Record]  # those with a mean reward
     evals: Sequence[Record]
@@ -30,7 +30,7 @@ class LearningCurve(Drawing):
 
     @classmethod
     def of(cls, run: Path | str) -> "LearningCurve":
-        """Of a run folder. Raises: UserError if the run has no finished step."""
+        """Read the curve of a run folder. Raises: UserError if the run has no finished step."""
         records = read_run(run, empty=True)
         train = [record for record in records.train if record.get("reward/mean") is not None]
         if not train:
@@ -39,7 +39,7 @@ class LearningCurve(Drawing):
 
     @property
     def title(self) -> str:
-        """Describe the curve in one line."""
+        """The content of the curve, in one line."""
         spent = f"{self.train[-1]['step']} steps, {duration(sum(float(r.get('time/step') or 0) for r in self.train))}"
         headline = Headline.of(self.evals)
         values = [value for r in self.evals if (value := headline.value(r)) is not None]
@@ -69,6 +69,6 @@ class LearningCurve(Drawing):
             shift, side = (9, "left") if x < rewards.x[-1] / 2 else (-9, "right")
             bold = pixels | {"color": color("b"), "fontweight": "bold", "ha": side}
             axes.annotate(fixed(value, 3), (x, value), (shift, -18), **bold)
-        for text, name, height in names:  # the lower right corner is empty under a curve that rises
+        for text, name, height in names:  # the lower right corner is empty under a rising curve
             place = pixels | {"xycoords": "axes fraction", "ha": "right", "color": color(name)}
             axes.annotate(text, (1, 0), (-6, height), **place)

@@ -1,4 +1,4 @@
-"""Warnings about a training record, each with its remedy. Pure: a record goes in, texts come out."""
+"""Warnings about a training record, each with its remedy; pure functions from a record to texts."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from proxima.view.formatting import fixed, percent
 
 
 def warnings_about(record: Record) -> list[str]:
-    """The warnings about a `train` record."""
+    """Return the warnings about a `train` record."""
     return [text for rule in RULES if (text := rule(record)) is not None]
 
 
@@ -35,7 +35,7 @@ def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) ->
     """Name the limits that ended a share of the episodes, the most frequent first, and the settings that raise them.
 
     Args:
-        figures: what `episode_metrics` returns; records of earlier versions do not tell the limits apart.
+        figures: metrics of `episode_metrics`; records of earlier versions do not distinguish the limits.
         max_tokens: the setting that bounds a turn.
     """
     remedies = {"turns": "episode.turns", "tokens": f"{max_tokens} or episode.tokens", "context": "model.max_length"}
@@ -49,7 +49,7 @@ def limits_reached(share: float, figures: Mapping[str, Any], max_tokens: str) ->
 
 
 def mostly_masked(record: Record) -> str | None:
-    rejected = record.get("correction/rejected_fraction") or 0.0  # a warning of its own; top_entropy means to
+    rejected = record.get("correction/rejected_fraction") or 0.0  # has its own warning; top_entropy masks intentionally
     share = (record.get("masked_fraction") or 0.0) - rejected
     remedy = "lower train.optimizer.lr or train.updates_per_step, or widen the region"
     text = f"{percent(share)} of the tokens left the trust region and were masked, so little is learned from them"

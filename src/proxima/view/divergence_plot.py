@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARGINS = ((52, 388, 34, 70), (426, 14, 34, 70))  # around each of the two panels
-MOST = 2500  # points drawn
+MOST = 2500  # maximum points drawn
 RARE = 0.1  # below this probability a token is called rare
 
 
@@ -46,7 +46,7 @@ class DivergenceFigure(Drawing):
 
     @property
     def remark(self) -> str:
-        """Standard deviations of both, over rare and over other tokens."""
+        """The standard deviations of ratio and difference, over rare and over other tokens."""
         rare = self.behavior < RARE
         ratio, difference = (
             [float(values[where].std()) if where.any() else 0.0 for where in (rare, ~rare)]

@@ -1,4 +1,4 @@
-"""An episode as lines: who speaks, which tools are called, and what they answer."""
+"""An episode as lines of text: messages with their roles, tool calls, and the tools' answers."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any
 from proxima.data import Completion, ToolCall
 from proxima.view.formatting import visible
 
-LABEL = 8  # columns of who speaks
+LABEL = 8  # columns of a role's label
 
 
 def labelled(label: str, text: str) -> str:
@@ -24,12 +24,12 @@ def call_line(call: ToolCall) -> str:
 
 
 def answer_lines(calls: Sequence[ToolCall], answers: Sequence[tuple[str, str]]) -> list[str]:
-    """The calls of a turn, and the messages that answer it: role and text of each."""
+    """Format the calls of a turn and the messages that answer it, given as role and text."""
     return [*map(call_line, calls), *(labelled(role, text) for role, text in answers)]
 
 
 def episode_lines(question: str, completion: Completion) -> Iterator[str]:
-    """A whole episode, and how it ended. Where the chat template has rewritten it, the last version."""
+    """Format a whole episode and its outcome; the last version if the chat template has rewritten it."""
     episode = completion.episode
     assert episode is not None
     yield labelled("user", question)

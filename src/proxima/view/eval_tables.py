@@ -16,7 +16,7 @@ from proxima.view.formatting import NONE, count, duration, fixed, magnitude, per
 from proxima.view.log_lines import why_unknown
 from proxima.view.terminal import StageProgress, rendered, table_of_rows
 
-MUCH = 0.05  # share of truncated or unanswered texts that is reported
+MUCH = 0.05  # minimum share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
 PAIR_FIGURES = {
     "accuracy": "accuracy",
@@ -30,7 +30,7 @@ BIN = "calibration/"
 
 class EvalProgress(EvalObserver):
     """Progress of an evaluation on standard error, so that standard output has only the table. `show_results` prints
-    the result of each set when it is done, for several sets, which may take hours."""
+    the result of each set as soon as it is done, for evaluations of several sets, which may take hours."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, show_results: bool = False) -> None:
         self._line, self._show_results, self._name = StageProgress(stream, clock), show_results, ""
@@ -56,7 +56,7 @@ class EvalProgress(EvalObserver):
             self._line.write(f"{name}  {main_name(facts)} {figure}  {duration(seconds)}")
 
     def close(self) -> None:
-        """Erase the bar; also after Ctrl-C."""
+        """Erase the progress bar; also called after Ctrl-C."""
         self._line.clear()
 
     def warning(self, text: str) -> None:
@@ -64,7 +64,7 @@ class EvalProgress(EvalObserver):
 
 
 def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], stream: TextIO) -> str:
-    """Model and settings, a row per set, and the caveats."""
+    """Format the model and settings, a row per set, and the caveats."""
     model, suites = result["model"], result["suites"]
     threads, dtype = result["threads"], result["engine"].get("dtype", result["engine"]["kind"])
     where = f"{result['device']} {threads} thread{'s' * (threads != 1)} {dtype}"
@@ -86,8 +86,8 @@ def _sampling(facts: Mapping[str, Any]) -> str:
 
 
 def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[int]) -> list[dict[str, str | Text]]:
-    """A row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are the
-    mean."""
+    """Build a row per set, with a column for each k that the user gave, otherwise for the largest; pass@1 and maj@1 are
+    the mean."""
     samples = max(facts["samples"] for facts in suites.values())
     names = dict.fromkeys(main_name(facts) for facts in suites.values())
     first = next(iter(names)) if len(names) == 1 else "figure"
@@ -122,7 +122,7 @@ def _rows(suites: Mapping[str, Any], seconds: Mapping[str, float], ks: Sequence[
 
 
 def _turns(episodes: Mapping[str, float]) -> dict[str, str]:
-    """Of the mean episode, and the calls of all."""
+    """Format the mean number of turns, and the tool calls of all episodes."""
     return {
         "turns": fixed(episodes.get("episode/turns/mean"), 1),
         "calls": count(episodes["episode/calls"]) if episodes else NONE,
@@ -134,8 +134,8 @@ def _value(figure: Mapping[str, Any] | None) -> str:
 
 
 def main_figure(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The main figure of a set: the named metric, or the accuracy (with several samples their mean), or the mean reward
-    if no reward decides what is right; None if it is unknown."""
+    """Return the main figure of a set: the named metric; else the accuracy, with several samples their mean; else, if
+    no reward decides correctness, the mean reward. None if it is unknown."""
     main: Mapping[str, Any] | None = facts["estimates"].get(_main_key(facts))
     return main
 
@@ -149,12 +149,12 @@ def _main_key(facts: Mapping[str, Any]) -> str:
 
 
 def main_name(facts: Mapping[str, Any]) -> str:
-    """Of `main_figure`: `accuracy`, `mean@8`, `reward`."""
+    """Return the name of `main_figure`: `accuracy`, `mean@8`, `reward`."""
     return Headline(_main_key(facts)).name
 
 
 def _reward_differs(facts: Mapping[str, Any]) -> bool:
-    """True if the mean reward is not the share of right answers."""
+    """Return True if the mean reward is not the share of correct answers."""
     share = facts["correct"] / facts["known"] if facts["known"] else None
     return facts["reward"] is not None and (share is None or abs(facts["reward"] - share) > 1e-9)
 
@@ -164,7 +164,7 @@ def _bounds(figure: Mapping[str, Any] | None) -> str:
 
 
 def caveats(suites: Mapping[str, Any]) -> list[str]:
-    """Caveats that a reader of the table must know, and what to do about them."""
+    """Return the caveats of the table, with remedies."""
     texts = []
     for name, facts in suites.items():
         if main_figure(facts) is None and facts["answers"]:
@@ -186,7 +186,7 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
 
 
 def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], stream: TextIO) -> str:
-    """The second result compared with the first: a row per set, and the verdicts."""
+    """Compare the second result with the first: a row per set, and the verdicts."""
     rows: list[dict[str, str | Text]] = [
         {
             "": pair.name,
@@ -240,8 +240,8 @@ def _side(interval: Interval) -> str:
 
 
 def pair_table(record: Mapping[str, Any]) -> Table:
-    """A reward model's last evaluation, its line of metrics.jsonl: its accuracy beside what needs no model, with 95 %
-    intervals, and a row for each bin of its calibration."""
+    """Format a reward model's last evaluation, from its line of metrics.jsonl: its accuracy next to baselines without a
+    model, with 95 % intervals, and a row for each bin of its calibration."""
     rows = [
         {
             "held-out pairs": name,

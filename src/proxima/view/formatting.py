@@ -1,4 +1,4 @@
-"""Formats numbers, and makes foreign text safe for a terminal; terminal, log and report agree."""
+"""Formats numbers and makes foreign text safe for a terminal; shared by terminal, log and report."""
 
 import math
 import unicodedata
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from proxima.lab.seed_statistics import SeedMean
 
 NONE = "–"  # a missing value
-PATIENCE = 60.0  # seconds without output elsewhere before a line reports progress
+PATIENCE = 60.0  # seconds without output after which progress is reported if there is no terminal
 
 
 def duration(seconds: float | None) -> str:
-    """`40 ms`, `4.1 s`, `18 s`, `2m 40s`, `1h 05m`, `2d 03h`: two units at most."""
+    """`40 ms`, `4.1 s`, `18 s`, `2m 40s`, `1h 05m`, `2d 03h`: at most two units."""
     if not _shown(seconds):
         return NONE
     if 0 < seconds < 0.0995:
@@ -54,7 +54,7 @@ def rate(value: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    """`0.4 %` of 0.004."""
+    """`0.4 %` for 0.004."""
     return f"{100 * share:.1f} %" if _shown(share) else f"{NONE} %"
 
 
@@ -75,7 +75,7 @@ def signed(value: float | None, places: int = 3) -> str:
 
 
 def plus_minus(value: "SeedMean | None", places: int = 3) -> str:
-    """`0.940 ± 0.012`; the mean alone of a single seed."""
+    """`0.940 ± 0.012`; only the mean for a single seed."""
     if value is None:
         return NONE
     return fixed(value.mean, places) + (f" ± {fixed(value.half, places)}" if value.half is not None else "")
@@ -96,7 +96,7 @@ def significant(value: float | None, digits: int = 3) -> str:
 
 
 def printable(text: str, limit: int = 0) -> str:
-    """Foreign text on one line, safe for a terminal: a model can write escape sequences that move the cursor.
+    """Put foreign text on one line, safe for a terminal: a model can write escape sequences that move the cursor.
 
     Line breaks become `⏎`; other control and format characters (bidirectional overrides too) become their picture or
     code. Text longer than `limit` (> 0) is truncated, with `…`.
@@ -116,7 +116,7 @@ def printable(text: str, limit: int = 0) -> str:
     return line[: limit - 1] + "…" if limit and len(line) > limit else line
 
 
-# Control characters but tab and line break, and those that change the direction of the text around them.
+# Control characters except tab and line break, and characters that change the direction of the surrounding text.
 _UNSEEN = (*range(9), *range(11, 32), *range(127, 160), 0x61C, 0x200E, 0x200F, *range(0x202A, 0x202F))
 _PICTURES = {
     code: chr(0x2400 + code) if code < 0x20 else f"<{code:04x}>" for code in (*_UNSEEN, *range(0x2066, 0x206A))
@@ -124,13 +124,13 @@ _PICTURES = {
 
 
 def visible(text: str) -> str:
-    """Foreign text for a page: lines stay, and a character that would act unseen becomes its picture or code."""
+    """Make foreign text safe for a page: lines stay, invisible control characters become their picture or code."""
     return text.translate(_PICTURES)
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """The values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space for a gap. With more values
-    than blocks, a block is the mean of several."""
+    """Draw the values as at most `width` blocks, `▁▂▅█`, from the lowest to the highest; a space for a gap. With more
+    values than blocks, a block is the mean of several."""
     if width <= 0:
         return ""
     shown = thinned(values, width)
@@ -142,7 +142,7 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
 
 
 def thinned(values: Sequence[float | None], most: int) -> list[float | None]:
-    """At most `most` values: means over equal shares without None, NaN and infinity; None for an empty share."""
+    """Return at most `most` values: means over equal shares without None, NaN and infinity; None for an empty share."""
     parts = min(most, len(values))
     out: list[float | None] = []
     for i in range(parts):

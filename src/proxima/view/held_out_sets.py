@@ -1,4 +1,4 @@
-"""The held-out sets beside `eval.task` (`eval.sets`): their lines in the log, and their table in the report."""
+"""The held-out sets besides `eval.task` (`eval.sets`): their lines in the log, and their table in the report."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from proxima.view.formatting import NONE, fixed
 
 
 def figure_text(record: Mapping[str, Any]) -> str:
-    """Of a set's record: `0.450 (95 % 0.258–0.658)`."""
+    """Format the figure of a set's record: `0.450 (95 % 0.258–0.658)`."""
     headline = Headline.of([record])
     bounds = headline.bounds(record)
     interval = "" if bounds is None else f" (95 % {fixed(bounds[0], 3)}–{fixed(bounds[1], 3)})"
@@ -18,7 +18,7 @@ def figure_text(record: Mapping[str, Any]) -> str:
 
 
 def set_lines(record: Record) -> list[str]:
-    """A line of the log for each set: `      math500  accuracy 0.450 (95 % 0.258–0.658)  20 questions`."""
+    """Return a log line for each set: `      math500  accuracy 0.450 (95 % 0.258–0.658)  20 questions`."""
     sets = named_sets(record)
     width = max(map(len, sets), default=0)
     return [
@@ -28,7 +28,7 @@ def set_lines(record: Record) -> list[str]:
 
 
 def sets_table(evals: Sequence[Record]) -> list[dict[str, str]]:
-    """A row for each set: its name, its figure, and that of its first and last evaluation."""
+    """Return a row for each set: its name, its questions, and its figure in the first and the last evaluation."""
     rows = []
     for name in dict.fromkeys(name for record in evals for name in named_sets(record)):
         results = [sets[name] for record in evals if name in (sets := named_sets(record))]

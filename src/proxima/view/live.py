@@ -1,6 +1,6 @@
 """The live view on a terminal: progress, metrics over time, and the policy's latest completion.
 
-It redraws on events, at most ten times a second, without a thread, which would take time from training on a small
+It redraws on events, at most ten times a second, and not in a thread, which would slow down training on a small
 machine.
 """
 
@@ -40,8 +40,8 @@ METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("trainer", "idle/trainer", lambda v: f"{percent(v)} idle"),
     ("engine", "idle/engine", lambda v: f"{percent(v)} idle"),
 )
-OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # behind, of an asynchronous run
-# Of training on a fixed data set.
+OLDEST = ("oldest", "age/max", lambda v: f"{count(v)} versions")  # only in an asynchronous run
+# For training on a fixed data set.
 EXAMPLE_METRICS: tuple[tuple[str, str, Callable[[float | None], str]], ...] = (
     ("loss", "loss", lambda v: fixed(v, 4)),
     ("accuracy", "accuracy", lambda v: fixed(v, 3)),
@@ -77,7 +77,7 @@ class LiveView(Observer):
             self._console.print(Text(log_lines.resumed(info), style="dim"))
         self._live.start()
         self._running = True
-        atexit.register(self._live.stop)  # restores the cursor of a run that crashes before `finished`
+        atexit.register(self._live.stop)  # restores the cursor if the run crashes before `finished`
         self._draw()
 
     def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
@@ -116,7 +116,7 @@ class LiveView(Observer):
         self._console.print(Text(log_lines.closing_line(summary, self._info)))
 
     def _draw(self) -> None:
-        if self._running:  # before `started`, an error message should be alone on the screen
+        if self._running:  # before `started`, an error message should appear alone on the screen
             self._drawn = self._clock.now()
             self._live.refresh()
 
@@ -191,5 +191,5 @@ class LiveView(Observer):
 
 
 def _line(*parts: str | tuple[str, str]) -> Text:
-    """Texts, or pairs of a text and its style, on one line that is cut at the edge."""
+    """Join texts, or pairs of text and style, on one line that is truncated at the edge."""
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")

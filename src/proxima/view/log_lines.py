@@ -1,4 +1,4 @@
-"""A training run as lines: printed where there is no terminal, and always kept in log.txt.
+"""A training run as lines of text: printed if there is no terminal, and always written to log.txt.
 
 12:04:31  proxima 0.2.0  cppo  SmolLM2-135M-Instruct 134.5 M  cpu 2 threads bfloat16  seed 1      runs/add-7f3c
 12:04:31  step = 8 prompts × 8 completions = 64 sequences → 2 micro-batches ≤ 2,048 tokens → 1 update
@@ -39,7 +39,7 @@ from proxima.view.formatting import (
 from proxima.view.held_out_sets import set_lines
 
 WIDTH = 112  # columns of a line with a right-aligned end
-AT_ONCE: dict[Stage, str] = {  # told when it begins, before the run
+AT_ONCE: dict[Stage, str] = {  # reported at once, before the run starts
     "check": "checking recipe and data",
     "tokenize": "tokenizing",
     "load": "loading model",
@@ -49,8 +49,8 @@ SEE_ERRORS = "; why: `error` in evals/*.parquet"
 
 
 class LogLines(Observer):
-    """Reports the run in lines with fixed order, width and units, stamped with the local time of day; `write` takes
-    each without its newline."""
+    """Reports the run in lines with fixed order, width and units, stamped with the local time of day. `write` receives
+    each line without its newline."""
 
     def __init__(self, write: Callable[[str], None], clock: Clock | None = None) -> None:
         self._write = write
@@ -122,8 +122,8 @@ class LogLines(Observer):
 
 
 class LogFile(LogLines):
-    """Appends the lines to log.txt of the run folder, unbuffered; those before `started`, and those for which there is
-    no space, are held back until then."""
+    """Appends the lines to log.txt of the run folder, unbuffered. Lines written before `started` or while the disk is
+    full are held back until they can be written."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._file: FileIO | None = None
@@ -152,18 +152,18 @@ class LogFile(LogLines):
 
 
 def lines_to(stream: TextIO, clock: Clock | None = None) -> Observer:
-    """Lines to a stream, flushed one by one."""
+    """Write the lines to a stream, flushing each."""
     return LogLines(lambda line: write_safely(stream, f"{line}\n"), clock)
 
 
 def time_of_day(wall: str) -> str:
-    """`12:04:31`: an ISO time in the local time zone."""
+    """`12:04:31`: the time of day of an ISO time, in the local time zone."""
     return datetime.fromisoformat(wall).astimezone().strftime("%H:%M:%S")
 
 
 def of_questions(record: Record, headline: Headline) -> str:
-    """`25/200`, right of the judged answers; `200 questions` for anything but the accuracy, `12 examples` where the
-    accuracy is no such share: KTO has no pairs to count, and a tie of DPO's counts half."""
+    """`25/200`: correct of the judged answers; `200 questions` if the figure is not the accuracy; `12 examples` if the
+    accuracy is not such a share: KTO has no pairs to count, and a tie in DPO counts half."""
     judged, right = judged_answers(record), record.get("correct", 0)
     share = "examples" not in record or (judged and math.isclose(record[ACCURACY], right / judged))
     if headline.key == ACCURACY and share:
@@ -180,7 +180,7 @@ def sampling_figures(record: Record, headline: Headline) -> str:
     low, high = bounds
     ks = [int(k) for key in record if (k := key.removeprefix("pass@")).isdigit()]
     passed = f"  pass@{max(ks)} {fixed(record[f'pass@{max(ks)}'], 3)}" if ks else ""
-    between = " to " if low < 0 else "–"  # no dash beside a minus
+    between = " to " if low < 0 else "–"  # no dash next to a minus sign
     return f"95 % {fixed(low, 3)}{between}{fixed(high, 3)}{passed}"
 
 
@@ -195,12 +195,12 @@ def header(info: RunInfo) -> str:
 
 
 def earlier_evaluations(info: RunInfo) -> list[Record]:
-    """Those of the run up to the step after which it resumes."""
+    """Return the run's evaluations up to the step after which it resumes."""
     return [record for record in RunFolder(info.folder).read_metrics() if record["kind"] == "eval"]
 
 
 def resumed(info: RunInfo) -> str:
-    """After which step the run resumes, or that it had finished before, and how to train further."""
+    """Report the step after which the run resumes, or that it had already finished, and how to train further."""
     if info.resumed_at < info.steps:
         return f"resumed after step {info.resumed_at}/{info.steps}"
     return f"already finished: {info.resumed_at} steps; set train.steps=M to continue"
@@ -221,7 +221,7 @@ def arithmetic(info: RunInfo) -> str:
 
 
 def step_line(record: Record, steps: int, left: float | None) -> str:
-    """A step: fixed order, fixed width, every number with its unit."""
+    """Format a step: fixed order, fixed width, every number with its unit."""
     if "examples" in record:
         return example_step_line(record, steps, left)
     explained, early = record.get("value/explained_variance"), ""
@@ -247,7 +247,7 @@ def step_line(record: Record, steps: int, left: float | None) -> str:
 
 
 def turns(record: Record) -> str:
-    """Turns of the mean episode, and how many episodes failed; empty where the prompts are answered at once."""
+    """Format the mean turns of an episode and the number of failed episodes; empty for a run without episodes."""
     if (mean := record.get("episode/turns/mean")) is None:
         return ""
     failed = record.get("episode/failed") or 0
@@ -255,7 +255,7 @@ def turns(record: Record) -> str:
 
 
 def example_step_line(record: Record, steps: int, left: float | None) -> str:
-    """A step on a fixed data set; an accuracy only where the method has one."""
+    """Format a step on a fixed data set; with an accuracy only if the method has one."""
     parts = [
         f"step {record['step']:>{max(len(str(steps)), 3)}}/{steps}",
         f" loss {fixed(record.get('loss'), 4):>6}",
@@ -272,7 +272,7 @@ def example_step_line(record: Record, steps: int, left: float | None) -> str:
 
 def sync_line(record: Record) -> str:
     """`weights of version 3 at 2 servers: probe mean 0.00021 max 0.0031 nats (bounds 0.02 and 0.2)  slope 1.01  1.2 s
-    by transfer after 0.9 s to prepare`: what the engine measured of the weights that it was given."""
+    by transfer after 0.9 s to prepare`: the engine's measurements of the weights that it received."""
     servers = int(record.get("sync/replicas") or 1)
     mean, most = (significant(record.get(f"sync/probe_{name}")) for name in ("mean", "max"))
     bounds = " and ".join(
@@ -290,7 +290,7 @@ def sync_line(record: Record) -> str:
 
 
 def side_by_side(record: Record) -> str:
-    """`queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.0 %`; empty unless the run generates beside the
+    """`queue 12  running 30  oldest 2  idle trainer 3.1 % engine 0.0 %`; empty unless the run generates during
     training."""
     if "async/queue" not in record:
         return ""
@@ -304,8 +304,8 @@ def side_by_side(record: Record) -> str:
 
 
 def prompts_used(record: Record) -> str:
-    """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used just the prompts
-    that it generated."""
+    """`prompts 63 new + 1 carried in = 16 used + 38 uniform + 10 carried over`; empty if the step used exactly the
+    prompts that it generated."""
     used, generated, carried = _prompt_counts(record)
     if used == generated and not carried:
         return ""
@@ -321,34 +321,33 @@ def _prompt_counts(record: Record) -> list[int]:
 
 
 def dropped_prompts(record: Record) -> dict[str, int]:
-    """Reason → groups of the step that were dropped as a whole."""
+    """Return reason → number of groups of the step that were dropped as a whole."""
     mark = "prompts_dropped_"
     return {key.removeprefix(mark): int(value or 0) for key, value in record.items() if key.startswith(mark)}
 
 
 def carried_in(record: Record) -> int:
-    """Groups from the step before: carried in + generated = used + dropped + carried over."""
+    """Count the groups from the previous step: carried in + generated = used + dropped + carried over."""
     used, generated, carried = _prompt_counts(record)
     return max(0, used + sum(dropped_prompts(record).values()) + carried - generated)
 
 
 def why_unknown(record: Record) -> str:
-    """The reason why an evaluation has no figure, or not one of all answers: scores failed, or no reward decides what
-    is correct."""
+    """Explain why an evaluation has no figure, or not for all answers: scores failed, or no reward gives the figure."""
     answers, failed = int(record.get("answers") or 0), int(record.get("invalid") or 0)
     return f"{count(failed)} of {count(answers)} answers have no score" if failed else "no reward gives it"
 
 
 def remaining(steps: list[float], record: Record, info: RunInfo | None) -> float | None:
-    """Seconds left without evaluations: the remaining steps times the median of the last five, for steps get longer as
-    completions do."""
+    """Estimate the seconds left, without evaluations: the remaining steps times the median of the last five, since
+    steps get longer as completions do."""
     if info is None or not steps or record["step"] >= info.steps:
         return None
     return float(statistics.median(steps[-5:]) * (info.steps - record["step"]))
 
 
 def closing_line(summary: Record, info: RunInfo | None) -> str:
-    """Summarise how the run ended, its gain, and the next command."""
+    """Report how the run ended, its gain, and what to do next."""
     status, steps, spent = summary.get("status", "done"), summary.get("steps", 0), duration(summary.get("seconds"))
     of = f" of {info.steps}" if info is not None and steps != info.steps else ""
     planned = info.steps if info is not None else steps
@@ -364,7 +363,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if status != "done":
         run = "" if info is None or is_launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
-        told = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # what follows
+        told = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
         parts += [] if told else [f"resume: {how}"]
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
@@ -374,5 +373,5 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
 
 
 def _justified(left: str, right: str) -> str:
-    """`left`, and `right` at the right margin, at least two spaces apart."""
+    """Put `left` and `right` on a line, `right` at the right margin, at least two spaces apart."""
     return f"{left}{right:>{max(WIDTH - len(left), len(right) + 2)}}" if right else left

@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 
 
 def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
-    """`NAME.html.j2` with `NAME.js`, if there is one, and style sheets of this folder; jinja escapes every value that
-    is not `Markup`, and control characters in it are made visible."""
+    """Render `NAME.html.j2` with `NAME.js`, if there is one, and style sheets of this folder; jinja escapes every value
+    that is not `Markup`, and makes control characters in it visible."""
     file = HERE / f"{name}.js"
     script = file.read_text(encoding="utf-8") if file.is_file() else ""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()

@@ -6,7 +6,7 @@
     return { svg: card.querySelector("svg"), values: run.charts[card.dataset.chart], outputs, last: outputs.map((o) => o.textContent), card };
   });
 
-  // One ruler over all charts: the step under the pointer, and what every series was there.
+  // One ruler over all charts: the step under the pointer, and the value of every series there.
   function show(index) {
     for (const { svg, values, outputs, last } of cards) {
       const ruler = svg.querySelector(".ruler");
@@ -31,7 +31,7 @@
     return +from + ((x - left) / (right - left)) * (to - from);
   }
 
-  // Samples. Foreign text enters the page through textContent only.
+  // Samples. Foreign text enters the page only through textContent.
   const slider = document.getElementById("step"), place = document.getElementById("groups");
   const steps = slider ? slider.dataset.steps.split(" ").map(Number) : [];
   function element(tag, className, text) {

@@ -1,6 +1,6 @@
-"""report.html: a run in one file that needs no network and can be mailed.
+"""report.html: a run in one file that needs no network and can be sent by e-mail.
 
-It is made from the run folder alone, even of an unfinished run. Text of a model or a data set reaches the page through
+It needs only the run folder, even of an unfinished run. Text from a model or a data set reaches the page through
 jinja's escaping, or through JSON and `textContent`, never as markup.
 """
 
@@ -45,7 +45,7 @@ def write_report(path: Path | str) -> Path:
 
 
 def report_values(run: Run) -> dict[str, Any]:
-    """Everything that the page shows."""
+    """Return everything that the page shows."""
     charts, waiting = all_charts(run.train, run.evals), waiting_cards(run.train)
     for number, chart in enumerate((*charts, *waiting)):
         chart["number"] = number
@@ -82,7 +82,7 @@ def report_values(run: Run) -> dict[str, Any]:
 
 
 def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
-    """The held-out figure at the first and the last evaluation with its 95 % interval, or why it is unknown."""
+    """Return the held-out figure at the first and the last evaluation with its 95 % interval, or why it is unknown."""
     figure = Headline.of(evals)
     shown = [*evals[:1], *evals[1:][-1:]]
     values = [figure.value(record) for record in shown]
@@ -103,7 +103,7 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
         return {
             "value": fixed(value, 3),
             "unknown": "",
-            "when": f"{'right ' if '/' in of else ''}{when}",  # of a share that is a count
+            "when": f"{'right ' if '/' in of else ''}{when}",  # only if it is a share of a count
             "interval": f"{fixed(least, 3)} to {fixed(most, 3)}" if figure.bounds(record) else "",
             "of": of,
             "left": place(least),
@@ -124,7 +124,7 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
-    """The mean reward of the first and of the last step, or their loss on a fixed data set."""
+    """Return the mean reward of the first and the last step, or their loss on a fixed data set."""
     if not train:
         return None
     name, key = ("Loss", "loss") if "examples" in train[0] else ("Mean reward", "reward/mean")
@@ -132,14 +132,14 @@ def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
 
 
 def padded(values: Sequence[float]) -> tuple[float, float]:
-    """The range of an axis that shows the values, with a tenth of it to spare on both sides."""
+    """Return the range of an axis that shows the values, with a margin of a tenth of their range on both sides."""
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
     return low - margin, high + margin
 
 
 def last_steps(folder: RunFolder) -> dict[str, Any] | None:
-    """The last steps of timeline.json; None if it has none."""
+    """Draw the last steps of timeline.json; None if it has no steps."""
     figure = TimelineFigure.of(folder.timeline, folder.path.resolve().name) if folder.timeline.is_file() else None
     if figure is None:
         return None
@@ -149,7 +149,7 @@ def last_steps(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def not_evaluated(run: Run) -> str:
-    """Explain why the run has no held-out figure, and what to do about it."""
+    """Explain why the run has no held-out figure, with a remedy."""
     if run.evals:
         return f"The held-out evaluations have no score: {why_unknown(run.evals[-1])}."
     if run.config.get("eval.task.kind"):
@@ -162,7 +162,7 @@ def total(records: Sequence[Record], key: str) -> float:
 
 
 def failed_scores(run: Run) -> dict[str, Any] | None:
-    """The shares of failed scores and their commonest reasons, for a banner; None if they are few."""
+    """Return the shares of failed scores and their most common reasons, for a banner; None if they are few."""
     shares = []
     for name, scores, failed in (
         ("completions", total(run.train, "completions"), total(run.train, "reward/invalid")),
@@ -176,7 +176,7 @@ def failed_scores(run: Run) -> dict[str, Any] | None:
 
 
 def told_warnings(summary: Record) -> list[dict[str, str]]:
-    """The warnings of the run, each with the steps of the first and the last time, and whether it persists."""
+    """Return the warnings of the run, each with its first and last step, and whether it persists."""
     return [
         {"text": warning["text"], "when": when_warned(warning, int(summary.get("steps") or 0))}
         for warning in summary.get("warnings") or ()
@@ -200,7 +200,7 @@ def when_warned(warning: Record, steps: int) -> str:
 
 
 def tiles(run: Run) -> list[tuple[str, str]]:
-    """The run in a few numbers."""
+    """Summarise the run in a few numbers."""
     train, speed = run.train, run.summary.get("tokens_per_second") or {}
     seconds = run.summary.get("seconds") or (train[-1]["time"] if train else None)
     times = [seconds for _, seconds in run.curve("time/step")]
@@ -223,7 +223,7 @@ def tiles(run: Run) -> list[tuple[str, str]]:
 
 
 def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
-    """The line that `log_lines.arithmetic` gave at the start, from config.yaml; None if that is missing or damaged."""
+    """Rebuild the line of `log_lines.arithmetic` from config.yaml; None if the file is missing or damaged."""
     try:
         train, algorithm = config["train"], config.get("algorithm") or {}
         if "examples_per_step" in train:
@@ -252,7 +252,7 @@ def _batch_info(folder: RunFolder, **batch: Any) -> RunInfo:
 
 
 def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
-    """Completions of the whole run that were not trained on, by reason."""
+    """Count the completions of the whole run that were not trained on, by reason."""
     completions = total(train, "completions")
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
     for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
@@ -271,7 +271,7 @@ def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
 
 
 def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
-    """config.yaml as (setting, source): the comment at the end of a line is the source."""
+    """Split the lines of config.yaml into (setting, source): the comment at the end of a line is the source."""
     if not folder.config.exists():
         return []
     lines = []
@@ -282,7 +282,7 @@ def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
 
 
 def script_json(value: Any) -> Markup:
-    """JSON for a <script> element: it has no `<`, hence no `</script>` or `<!--`."""
+    """Encode JSON for a <script> element: without `<`, hence without `</script>` or `<!--`."""
     text = dumps(value)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")

@@ -1,4 +1,4 @@
-"""The charts of report.html as cards: drawn, with a legend and the value at each step; which runs have which chart."""
+"""The charts of report.html as cards with a legend and the value at each step, and the choice of charts for a run."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,7 +35,7 @@ from proxima.view.report_specs import (
 Card = dict[str, Any]
 Bars = dict[str, tuple[str, list[float]]]  # name: its colour and its values
 COLORS, DOT_COLORS = ("a", "b", "c", "d", "e"), ("b", "e")
-LARGE, LARGE_SIZE, SMALL_SIZE = 3, (380, 240), (280, 150)  # so many charts; width and height
+LARGE, LARGE_SIZE, SMALL_SIZE = 3, (380, 240), (280, 150)  # number of large charts; width and height
 LATE = ("stale", "surplus")  # prompts that had been accepted before they were dropped
 PHASES = {  # key: name and colour
     "time/generate": ("generate", "a"),
@@ -47,7 +47,7 @@ LAG = "lag/"
 
 
 def all_charts(train: Sequence[Record], evals: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page, the first three large; charts whose metrics the run lacks are left out."""
+    """Return the cards in page order, the first three large; charts whose metrics the run lacks are left out."""
     cards: list[Card] = []
     if any("examples" in r for r in train):
         add_cards(cards, EXAMPLE_CURVES, train, evals)
@@ -78,15 +78,14 @@ def add_cards(cards: list[Card], specs: Iterable[Curves], train: Sequence[Record
 
 
 def rewards_are_accuracy(train: Sequence[Record], evals: Sequence[Record]) -> bool:
-    """True if the mean reward equals the share of right answers at every step and evaluation, so that one chart shows
-    both."""
+    """Return True if mean reward and share of correct answers are equal everywhere: one chart shows both."""
     both = [(r["reward/mean"], r.get("accuracy")) for r in (*train, *evals) if r.get("reward/mean") is not None]
     return bool(both) and all(reward == accuracy for reward, accuracy in both)
 
 
 def with_derived(train: Sequence[Record]) -> list[Record]:
-    """The records with metrics that follow from their counts: `acceptance` (a share, over the last ten steps) and
-    `kept` (completions)."""
+    """Add metrics that follow from the records' counts: `acceptance` (a share, over the last ten steps) and `kept`
+    (completions)."""
     recent: deque[tuple[int, int]] = deque(maxlen=RECENT)
     records: list[Record] = []
     for r in train:
@@ -107,7 +106,7 @@ def with_derived(train: Sequence[Record]) -> list[Record]:
 
 
 def named_part(evals: Sequence[Record]) -> Iterator[Curves]:
-    """A chart of the part of the reward by which the run is judged, if it is one."""
+    """Yield a chart of the reward part that is the run's headline metric, if it is a part."""
     headline = Headline.of(evals)
     if headline.key.startswith(PART):
         part = training_and_held_out(headline.name, headline.key, "mean, before its weight", zero=False)
@@ -115,10 +114,10 @@ def named_part(evals: Sequence[Record]) -> Iterator[Curves]:
 
 
 def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
-    """A chart of the mean of each reward, where there are several; as many as there are colours."""
+    """Yield a chart of the mean of each reward if there are several; at most as many as there are colours."""
     keys = dict.fromkeys(key for r in train for key in r if key.startswith("reward/part/"))
     names = [key.removeprefix("reward/part/") for key in keys]
-    names = [name for name in names if "/" not in name]  # further metrics of a reward have scales of their own
+    names = [name for name in names if "/" not in name]  # further metrics of a reward have their own scales
     if len(names) > 1:
         shown = {f"reward/part/{name}": name for name in names[: len(COLORS)]}
         rest = f"; {len(names) - len(shown)} more in metrics.jsonl" if len(names) > len(shown) else ""
@@ -126,7 +125,7 @@ def reward_parts(train: Sequence[Record]) -> Iterator[Curves]:
 
 
 def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *, large: bool = False) -> Card | None:
-    """The chart, its legend, and each series' value at each step for the ruler. None when no record has any of the
+    """Return the chart, its legend, and each series' value at each step for the ruler; None if no record has any of the
     keys."""
     values_of = {key: [value for r in train if (value := metric_of(r, key)) is not None] for key in spec.keys}
     shown = any if spec.unusual else bool
@@ -142,7 +141,7 @@ def line_card(spec: Curves, train: Sequence[Record], evals: Sequence[Record], *,
         headline = Headline(key)
         if judged := [(r, value) for r in evals if (value := headline.value(r)) is not None]:
             dots: list[tuple[float, float | None]] = [(float(r["step"]), value) for r, value in judged]
-            bounds = [headline.bounds(r) if color == DOT_COLORS[0] else None for r, _ in judged]  # two hide each other
+            bounds = [headline.bounds(r) if color == DOT_COLORS[0] else None for r, _ in judged]  # two overlap
             spread = [pair or (value, value) for pair, (_, value) in zip(bounds, judged, strict=True)]
             drawn.append(Series(points=dots, color=color, spread=spread))
             dotted = dotted or f"; dots: held-out{', with 95 % interval' if any(bounds) else ''}"
@@ -159,7 +158,7 @@ def in_unit_interval(series: Iterable[Series]) -> bool:
 
 
 def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
-    """A chart with the curve of each held-out set; None without sets."""
+    """Return a chart with the curve of each held-out set; None without sets."""
     drawn, legend, values = [], [], []
     names = dict.fromkeys(name for record in evals for name in named_sets(record))
     for color, name in zip(COLORS, names, strict=False):
@@ -177,8 +176,8 @@ def sets_card(train: Sequence[Record], evals: Sequence[Record]) -> Card | None:
 
 
 def prompts_card(train: Sequence[Record]) -> Card:
-    """The outcomes of a step's prompts, stacked; the ruler also shows their origin: used + dropped + carried over =
-    generated + carried in."""
+    """Return stacked bars of a step's prompts by outcome; the ruler also shows their origin: used + dropped + carried
+    over = generated + carried in."""
     reasons = sorted({reason for r in train for reason, n in dropped_prompts(r).items() if n and reason != "uniform"})
     bars = {
         "used": ("a", column(train, "prompts_used")),
@@ -195,7 +194,7 @@ def prompts_card(train: Sequence[Record]) -> Card:
 
 
 def phase_cards(train: Sequence[Record]) -> list[Card]:
-    """The seconds of a step by phase, stacked; the time outside all phases is `other`."""
+    """Return stacked bars of the seconds of a step by phase; the time outside all phases is `other`."""
     bars = {
         name: (color, column(train, key)) for key, (name, color) in PHASES.items() if any(r.get(key) for r in train)
     }
@@ -208,7 +207,7 @@ def phase_cards(train: Sequence[Record]) -> list[Card]:
 
 
 def waiting_cards(train: Sequence[Record]) -> list[Card]:
-    """The cards in the order of the page; queue, ages, idle shares and lags of an asynchronous run."""
+    """Return the cards in page order; queue, ages, idle shares and lags only for an asynchronous run."""
     cards: list[Card] = []
     if any("async/queue" in r for r in train):
         cards = [card for spec in ASYNCHRONOUS if (card := line_card(spec, train, ())) is not None]
@@ -216,7 +215,7 @@ def waiting_cards(train: Sequence[Record]) -> list[Card]:
 
 
 def lag_cards(train: Sequence[Record]) -> list[Card]:
-    """The tokens trained by lag, stacked; the largest lags share the last colour."""
+    """Return stacked bars of the trained tokens by lag; the largest lags share the last colour."""
     lags = sorted({int(key.removeprefix(LAG)) for r in train for key in r if key.startswith(LAG) and r[key]})
     if not lags:
         return []
@@ -253,7 +252,7 @@ def bar_card(
     shown: Bars,
     write: Callable[[float | None], str],
 ) -> Card:
-    """Stacked `bars`, and a legend of all that is `shown`; `key` is what the names of their metrics have in common."""
+    """Return a card of stacked `bars` with a legend of everything `shown`; `key` is the common part of metric names."""
     steps = [float(r["step"]) for r in train]
     series = [Series(points=list(zip(steps, values, strict=True)), color=color) for color, values in bars.values()]
     legend = [legend_entry(name, color, write(values[-1])) for name, (color, values) in shown.items()]
@@ -269,7 +268,7 @@ def legend_entry(name: str, color: str, last: str) -> dict[str, str]:
 def card(
     title: str, explanation: str, svg: str, legend: list[dict[str, str]], values: list[list[str]], keys: Sequence[str]
 ) -> Card:
-    """With `query`, by which the viewer shows these metrics alone."""
+    """Build a card; with its `query` the viewer shows only these metrics."""
     keys = keys or [""]
     stem = keys[0].rpartition("/")[0]
     shared = stem if stem and len(keys) > 1 and all(key.startswith(stem) for key in keys) else keys[0]

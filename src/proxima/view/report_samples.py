@@ -22,8 +22,8 @@ ENDS = {"turns": "the limit of turns", "tokens": "the limit of tokens", "context
 
 
 def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
-    """Held-out questions with the first answer of the first and of the last evaluation, those that changed first: three
-    gained, two lost. What changed is the verdict, or the reward where no reward decides what is right."""
+    """Return held-out questions with the first answer in the first and in the last evaluation, changed ones first:
+    three gained, two lost. The change is in the verdict, or in the reward if no reward decides correctness."""
     files = folder.eval_files()
     if not files:
         return None
@@ -53,17 +53,17 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _change(values: Sequence[float | None]) -> float:
-    """By how much the last value is above the first; 0 where one is unknown."""
+    """Return the last value minus the first; 0 if one is unknown."""
     return 0.0 if values[0] is None or values[-1] is None else values[-1] - values[0]
 
 
 def _scored(row: Mapping[str, Any]) -> bool:
-    """True if a reward was computed: if it failed, the row has the error."""
+    """Return True if a reward was computed for the row; a failed one has left an error."""
     return row["reward"] is not None or row["error"] is not None
 
 
 def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
-    """An answer with its verdict, or with its reward."""
+    """Return an answer with its verdict or its reward."""
     verdict = {True: "right", False: "wrong", None: ""}[row["correct"]]
     said = {"text": cut(row["text"]), "turns": _turns(row)}
     if row["reward"] is None:
@@ -73,7 +73,7 @@ def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
 
 
 def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
-    """Steps spread evenly over the run, the completions of `select_groups` for each, and the unreadable files."""
+    """Return steps spread evenly over the run, samples of `select_groups` for each, and the unreadable files."""
     steps, samples, unreadable = [], [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
@@ -90,7 +90,7 @@ def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, An
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """A row a sample, that of its last path, and its episode where it has one. ValueError if the file is torn."""
+    """Read one row per sample, that of its last path, with its episode if any. ValueError if the file is torn."""
     rows = read_rows(file, columns)
     if "episode" in pq.read_schema(file).names:
         episodes = read_rows(file, ("episode",))
@@ -99,7 +99,7 @@ def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
 
 
 def select_groups(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Sequence[Mapping[str, Any]]]:
-    """Groups with a failed score first, then those trained on, then the others; each in the order of the prompts."""
+    """Select groups: those with a failed score first, then those trained on, then others; each in prompt order."""
 
     def rank(group: Sequence[Mapping[str, Any]]) -> int:
         if any(row["error"] is not None for row in group):
@@ -110,9 +110,9 @@ def select_groups(groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Sequenc
 
 
 def representative(group: Sequence[Mapping[str, Any]], most: int = SAMPLED_COMPLETIONS) -> list[Mapping[str, Any]]:
-    """A failed completion of a group, then by reward the best, the worst, and some in between.
+    """Select a failed completion of a group, then by reward the best, the worst, and some in between.
 
-    Equal ones (same reward and text) only fill up.
+    Duplicates (same reward and text) only fill the remaining places.
     """
 
     def order(row: Mapping[str, Any]) -> tuple[float, int]:
@@ -129,7 +129,7 @@ def representative(group: Sequence[Mapping[str, Any]], most: int = SAMPLED_COMPL
 
 
 def _spread(items: Sequence[Item], most: int) -> list[Item]:
-    """At most `most` of the items, evenly spaced from the first to the last."""
+    """Return at most `most` of the items, evenly spaced from the first to the last."""
     n = min(most, len(items))
     return [items[round(i * (len(items) - 1) / max(n - 1, 1))] for i in range(n)]
 
@@ -153,7 +153,7 @@ def _sample(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The messages of an episode in order: what the model wrote, its calls, and what answered; empty without one."""
+    """Return an episode's messages in order: the model's text, its calls, and the answers; empty without one."""
     if row.get("episode") is None:
         return []
     spans = Episode.from_json(row["episode"]).spans
@@ -174,7 +174,7 @@ def _turns(row: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _ending(row: Mapping[str, Any]) -> list[str]:
-    """Notes on unusual properties of an episode."""
+    """List anything unusual about an episode."""
     if row.get("episode") is None:
         return []
     episode = Episode.from_json(row["episode"])
@@ -199,7 +199,7 @@ def _outcome(row: Mapping[str, Any]) -> str:
 
 
 def answer_text(answer: Any) -> str:
-    """An expected answer: a string as it is, anything else as JSON."""
+    """Format an expected answer: a string unchanged, anything else as JSON."""
     return "" if answer is None else cut(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False))
 
 
@@ -208,7 +208,7 @@ def cut(text: str) -> str:
 
 
 def first_errors(folder: RunFolder, most: int = 3) -> list[tuple[str, int]]:
-    """The commonest reasons of failed scores, with their counts, in the latest readable rollouts that have any."""
+    """Return the most common reasons of failed scores, with counts, in the latest readable rollouts that have any."""
     for file in sorted(folder.rollouts.glob("[0-9]*.parquet"), reverse=True)[:SAMPLED_STEPS]:
         try:
             reasons = Counter(cut(row["error"])[:200] for row in read_rows(file, ("error",)) if row["error"])

@@ -1,4 +1,4 @@
-"""Definitions of the charts in report.html: the metrics of each, the format of a value, and where the axis ends."""
+"""The specs of the charts in report.html: the metrics of each, the format of a value, and the ends of the axis."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,13 +16,13 @@ class Curves:
     """A chart of the report.
 
     Args:
-        keys: of metrics.jsonl, with the names of their lines.
+        keys: keys of metrics.jsonl, with the names of their lines.
         write: formats a value.
         zero: the axis starts at 0.
-        ends: of the axis, where the values have ends; values beyond are drawn at them.
-        share_if_possible: the axis is 0 … 1 if all values are in it.
-        unusual: lines that are 0 throughout are left out.
-        held_out: keys of the evaluations, drawn as dots, with their names.
+        ends: ends of the axis, if the values are bounded; values beyond them are drawn at the ends.
+        share_if_possible: the axis is 0 … 1 if all values are within it.
+        unusual: leave out lines that are always 0.
+        held_out: keys of the evaluations, drawn as dots, with the names of the dots.
     """
 
     title: str
@@ -38,7 +38,7 @@ class Curves:
 
     @property
     def scale(self) -> float:
-        """Of the values: shares are shown in percent."""
+        """The scale of the values: shares are shown in percent."""
         return 100.0 if isinstance(self.write, InPercent) else 1.0
 
 
@@ -63,7 +63,7 @@ def three(value: float | None) -> str:
 
 
 def training_and_held_out(title: str, key: str, explanation: str, *, zero: bool = True) -> Curves:
-    """A chart of a metric that steps and evaluations have."""
+    """Return a chart of a metric of both steps and evaluations."""
     return Curves(title, {key: "training"}, three, explanation, zero=zero, held_out={key: HELD_OUT})
 
 
@@ -74,8 +74,8 @@ REWARD = replace(
     training_and_held_out("Reward", "reward/mean", "mean over the valid completions of a step", zero=False),
     share_if_possible=True,
 )
-# The three first of those that a run has are large: what is learned (held-out accuracy, reward), and whether the policy
-# is healthy. Entropy shows collapse and divergence in any run; where reward and accuracy are one, KL is the third.
+# The first three charts that a run has are large: what is learned (held-out accuracy, reward), and whether the policy
+# is healthy. Entropy shows collapse and divergence in any run; if reward and accuracy are equal, KL is the third.
 VITAL = (
     Curves("Entropy", {"entropy/mean": "mean"}, three, "nats per token; at 0 the policy no longer explores"),
     Curves(
@@ -119,7 +119,7 @@ CURVES = (
         "tokens per second",
     ),
 )
-EPISODES = (  # of a task with an environment or tools
+EPISODES = (  # for a task with an environment or tools
     Curves(
         "Turns",
         {"episode/turns/mean": "mean", "episode/turns/max": "longest"},
@@ -154,7 +154,7 @@ EPISODES = (  # of a task with an environment or tools
     ),
 )
 MARGIN = "of the chosen completion minus that of the rejected one"
-EXAMPLE_CURVES = (  # of training on a fixed data set
+EXAMPLE_CURVES = (  # for training on a fixed data set
     Curves(
         "Accuracy",
         {"accuracy": "training", "rewards/accuracies": "training"},
@@ -189,11 +189,11 @@ EXAMPLE_CURVES = (  # of training on a fixed data set
 
 
 def age_curves(explanation: str) -> Curves:
-    """The chart of the ages of groups, in policy versions."""
+    """Return the chart of the ages of groups, in policy versions."""
     return steady("Age", {"age/mean": "mean", "age/max": "oldest"}, fixed, explanation)
 
 
-# For steps that used other prompts than they generated.
+# For runs with steps that used other prompts than they generated.
 REFILL = (
     steady(
         "Acceptance",

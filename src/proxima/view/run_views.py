@@ -1,4 +1,4 @@
-"""All observers of a training run, and which of them draw on a terminal."""
+"""All observers of a training run, and the choice of the one that draws on a terminal."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,20 @@ from proxima.view.log_lines import LogFile, lines_to
 if TYPE_CHECKING:
     from proxima.view.trackers.protocol import Tracker
 
-REPEAT = 10  # steps before the warning about a lasting state is printed again
+REPEAT = 10  # steps after which the warning about a lasting state is repeated
 
 
 class RunViews(Tee):
     """All observers of a training run: report.html at the end, log.txt, and the `screen`.
 
-    The report comes first: it is written when the screen's last line names it. `run_folder` is known from `started` on.
+    The report precedes the screen, so that it exists when the screen's last line names it. `run_folder` is known after
+    `started`.
 
     Args:
-        stream: of the screen; None: no output.
-        notes: warnings of the config, told when the run has started, so that its log has them too.
-        trackers: `config.monitor`. They come first: they may have a warning when the run has ended.
-        view: `config.view`: the run's page is served beside it.
+        stream: stream of the screen; None: no output.
+        notes: warnings of the config, issued after the run has started, so that they are in its log, too.
+        trackers: `config.monitor`. They come first, since they may warn at the end of the run.
+        view: `config.view`: serve the run's page while it runs.
     """
 
     def __init__(
@@ -43,12 +44,12 @@ class RunViews(Tee):
         self.notes = notes
         self.run_folder: Path | None = None
         self._warnings, self._step = WarningList(), 0
-        self._printed: dict[str, int] = {}  # kind of a lasting state: the step of its last warning
+        self._printed: dict[str, int] = {}  # kind of a lasting state → step of its last warning
 
     def started(self, info: RunInfo) -> None:
         self.run_folder, self._step = info.folder, info.resumed_at
         super().started(info)
-        for note in self.notes if info.resumed_at < info.steps else ():  # of a finished run they say nothing new
+        for note in self.notes if info.resumed_at < info.steps else ():  # for a finished run they are not news
             self.warning(note)
 
     def step(self, record: Record, sample: Sample | None) -> None:
@@ -74,12 +75,12 @@ class RunViews(Tee):
 
 
 def is_drawable(stream: TextIO) -> bool:
-    """True if a live view can be drawn on a stream: a terminal that can move its cursor."""
+    """Return True if a live view can be drawn on the stream: it is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
 
 
 def screen(stream: TextIO) -> Observer:
-    """The live view if `stream` is a terminal, lines otherwise (a pipe, a file, `TERM=dumb`)."""
+    """Return the live view if `stream` is a terminal, else lines (for a pipe, a file, `TERM=dumb`)."""
     if not is_drawable(stream):
         return lines_to(stream)
     from rich.console import Console

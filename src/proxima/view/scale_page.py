@@ -1,4 +1,4 @@
-"""Runs on more and more devices: rows and sentences, and a page with both curves. It needs no network."""
+"""Simulated runs on increasing numbers of devices: rows, sentences, and a page with both curves. Needs no network."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from proxima.view.simulation_page import shortened
 Pairs = Sequence[tuple[ScaledRun, ScaledRun]]
 KINDS = ("synchronous", "asynchronous")
 SIZE = (1080, 320)
-WHY = {  # more devices do not shorten it
+WHY = {  # cause → why more devices do not shorten it
     LONGEST: "it runs on one engine, as fast as it would alone, and others wait for it",
     DECODE: "engines read their weights and caches for each token",
     UPDATE: "optimizer steps with few sequences for each rank take as long as the longest of these",
@@ -40,7 +40,7 @@ WHY = {  # more devices do not shorten it
 
 
 def scale_rows(pairs: Pairs) -> list[dict[str, str]]:
-    """A row for each run, by column."""
+    """Return a row for each run, by column."""
     return [_row(run) for pair in pairs for run in pair]
 
 
@@ -58,7 +58,7 @@ def _row(run: ScaledRun) -> dict[str, str]:
 
 
 def sentences(pairs: Pairs) -> list[str]:
-    """For either kind of run, from how many devices on more of them do not pay, and why; none of a single number."""
+    """Say for each kind of run where more devices stop paying off, and why; empty for a single number of devices."""
     return [_sentence(name, [pair[i] for pair in pairs]) for i, name in enumerate(KINDS) if len(pairs) > 1]
 
 
@@ -81,7 +81,7 @@ def _sentence(name: str, runs: Sequence[ScaledRun]) -> str:
 def write_scale(path: Path, title: str, pairs: Pairs, times: Sequence[ResolvedValue]) -> None:
     """Write the page.
 
-    Raises: OSError if the folder is missing, or the disk full; an earlier page stays intact.
+    Raises: OSError if the folder is missing or the disk is full; an earlier page stays intact.
     """
     rows = scale_rows(pairs)
     values: dict[str, Any] = {
@@ -96,7 +96,7 @@ def write_scale(path: Path, title: str, pairs: Pairs, times: Sequence[ResolvedVa
 
 
 def speed_picture(pairs: Pairs) -> Markup:
-    """Tokens per second over the devices, both on logarithmic axes: where a line is flat, more devices do not pay."""
+    """Draw tokens per second over devices on logarithmic axes: where a line is flat, more devices don't pay off."""
     label = "tokens per second over the number of devices"
     counts = [float(sync.devices) for sync, _ in pairs]
     with new_figure(SIZE, label) as figure:

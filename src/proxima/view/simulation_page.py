@@ -1,4 +1,4 @@
-"""The page of `proxima simulate`: a table of the cells, and one of them over time. It needs no network."""
+"""The page of `proxima simulate`: a table of the cells, and the first and best cell over time. Needs no network."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,11 +15,11 @@ from proxima.view.comparison_page import config_value
 from proxima.view.formatting import count, fixed, percent
 from proxima.view.page import render
 
-STEPS_SHOWN = 6  # of the picture: the last ones of the run
+STEPS_SHOWN = 6  # the last steps of the run, in the picture
 HEAT = 0.55  # opacity of the strongest colour
 
 Value = Callable[[SpeedFigures], float]
-COLUMNS: dict[str, tuple[Value, Callable[[float], str], int]] = {  # value, how it is written, +1: more is better
+COLUMNS: dict[str, tuple[Value, Callable[[float], str], int]] = {  # value, format, +1 if more is better, else -1
     "tok/s": (lambda f: f.tokens_per_second, count, 1),
     "steps/h": (lambda f: f.steps_per_hour, lambda v: fixed(v, 1), 1),
     "trainer idle": (lambda f: f.idle_trainer, percent, -1),
@@ -31,7 +31,7 @@ COLUMNS: dict[str, tuple[Value, Callable[[float], str], int]] = {  # value, how 
 
 
 def cell_row(cell: SimulatedCell) -> dict[str, str]:
-    """A cell's row, by column."""
+    """Return a cell's row, by column."""
     concurrent = "sync" if cell.concurrent is None else str(cell.concurrent)
     figures = {name: write(value(cell.run.figures)) for name, (value, write, _) in COLUMNS.items()}
     return {"lag": str(cell.lag), "concurrent": concurrent, **figures, "× lag 0": fixed(cell.speed_up)}
@@ -42,7 +42,7 @@ def write_simulation(
 ) -> None:
     """Write the page.
 
-    Raises: OSError if the folder is missing, or the disk full; an earlier page stays intact.
+    Raises: OSError if the folder is missing or the disk is full; an earlier page stays intact.
     """
     best = max(cells, key=lambda cell: cell.run.figures.tokens_per_second)
     pictured = [cells[0]] if best is cells[0] else [cells[0], best]
@@ -63,14 +63,14 @@ def cell_name(cell: SimulatedCell) -> str:
 
 
 def shortened(entry: ResolvedValue) -> str:
-    """The value; of many observed ones, their number."""
+    """Format a value; a long list of observed values as their number and mean."""
     if isinstance(entry.value, list) and len(entry.value) > 8:
         return f"{count(len(entry.value))} values, mean {fixed(sum(entry.value) / len(entry.value))}"
     return config_value(entry.value)
 
 
 def heated_row(cell: SimulatedCell, cells: Sequence[SimulatedCell]) -> list[dict[str, Any]]:
-    """The texts of a row, each with the opacity of its background: the best of a column is the strongest."""
+    """Return the texts of a row with the opacity of their backgrounds: strongest for the best of a column."""
     heat = {"× lag 0": _share([other.speed_up for other in cells], cell.speed_up)}
     for name, (value, _, sign) in COLUMNS.items():
         heat[name] = _share([sign * value(other.run.figures) for other in cells], sign * value(cell.run.figures))
@@ -83,7 +83,7 @@ def _share(values: Sequence[float], value: float) -> float:
 
 
 def timeline_picture(cell: SimulatedCell) -> Markup:
-    """The last steps of the run: when the trainer works and weights are published, over how many completions run."""
+    """Draw the last steps of the run: training and publishing times, above the number of running completions."""
     run = cell.run
     last = run.steps[-STEPS_SHOWN:]
     end = last[-1]["time"]

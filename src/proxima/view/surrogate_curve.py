@@ -4,9 +4,9 @@ Both come from the surrogate itself by autograd. Surrogates that depend on more 
 setting, which `remark_on` states:
 
     cppo
-    the token is in the middle of a completion whose other tokens have all moved by `TokenSetting.drift`
-    kl_cov, clip_cov, m2po   what the whole batch decides is decided: selected, not selected, one of four tokens
-    of unit "sequence"       the token is a sequence of its own
+    the token is inside a completion whose other tokens have all moved by `TokenSetting.drift`
+    kl_cov, clip_cov, m2po   the whole batch's decision is fixed: selected, not selected, one of four tokens
+    of unit "sequence"       the token is a sequence by itself
 """
 
 from dataclasses import dataclass, replace
@@ -46,7 +46,7 @@ class TokenSetting:
 
 @dataclass(frozen=True)
 class SurrogateCurve:
-    """`x`, and at each of them `loss` and `weight`: [POINTS] float64 each."""
+    """`loss` and `weight` at each `x`: [POINTS] float64 each."""
 
     x: Tensor
     loss: Tensor
@@ -54,14 +54,14 @@ class SurrogateCurve:
 
 
 def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetting) -> SurrogateCurve:
-    """Loss and gradient weight of one token.
+    """Compute loss and gradient weight of one token.
 
     Args:
         spec: the surrogate.
         over: the x axis: the ratio π / μ (up to 2.5, or 1 / μ if that is less) or π itself.
         mu: the token's behavior probability, which is also its proximal one.
-        sign: of the advantage, 1 or -1.
-    Raises: ValueError if the surrogate needs more than a token has (top-k log-probs).
+        sign: sign of the advantage, 1 or -1.
+    Raises: ValueError if the surrogate needs data that a single token lacks (top-k log-probs).
     """
     largest = min(LARGEST_RATIO * mu, 0.999) if over == "ratio" else 0.999
     probability = torch.linspace(0.002, largest, POINTS, dtype=torch.float64)
@@ -79,7 +79,7 @@ def curve(spec: Surrogate, over: Over, mu: float, sign: int, setting: TokenSetti
 
 
 def remark_on(spec: Surrogate, setting: TokenSetting) -> str:
-    """The setting in which the surrogate is drawn, if it depends on more than the token; otherwise empty."""
+    """Describe the setting in which the surrogate is drawn if it depends on more than the token; otherwise empty."""
     if isinstance(spec, Cppo):
         where = f"token {setting.position} of {setting.length}"
         return f"{where}, all the others have moved by |π − μ| = {setting.drift:g}" if setting.length > 1 else ""
@@ -98,12 +98,12 @@ def _unit(spec: Surrogate) -> str:
 
 
 def _alone(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
-    """A batch in which every token is a sequence of its own."""
+    """Build a batch in which every token is a separate sequence."""
     return _batch(log_prob[:, None], behavior[:, None], advantage[:, None])
 
 
 def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch:
-    """Rows [S, T] as a batch of S sequences, all in the loss."""
+    """Convert rows [S, T] to a batch of S sequences, all in the loss."""
     rows, width = log_prob.shape
     return PolicyBatch(
         log_prob=log_prob.reshape(-1).detach().requires_grad_(),
@@ -117,7 +117,7 @@ def _batch(log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> PolicyBatch
 def _within_completion(
     spec: Cppo, log_prob: Tensor, behavior: Tensor, advantage: Tensor, setting: TokenSetting
 ) -> tuple[Tensor, Tensor]:
-    """Each point is the token at `position` of a completion of its own."""
+    """Compute the curve with each point as the token at `position` of a separate completion."""
     shape, at = (len(log_prob), setting.length), setting.position - 1
     current = torch.full(shape, 0.5 + setting.drift, dtype=log_prob.dtype).log()
     other = torch.full(shape, 0.5, dtype=log_prob.dtype).log()
@@ -128,7 +128,7 @@ def _within_completion(
 
 
 def _selected(spec: Any, log_prob: Tensor, behavior: Tensor, advantage: Tensor) -> Tensor:
-    """The decisions over the whole batch, as described by `remark_on`."""
+    """Return the whole batch's decision, as described by `remark_on`."""
     if isinstance(spec, ClipCov | KlCov):
         return torch.full(log_prob.shape, isinstance(spec, KlCov))
     still = behavior[:, None].expand(-1, 3)

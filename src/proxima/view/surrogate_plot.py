@@ -1,5 +1,5 @@
 """Surrogates side by side in one figure: loss and gradient weight over the ratio and the probability, for both signs of
-the advantage. Written as an SVG, which carries its colours for light and dark, or as a PNG."""
+the advantage. Written as an SVG, with colours for light and dark, or as a PNG."""
 
 import itertools
 import math
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Quantity = Literal["loss", "weight"]
 Piece = list[tuple[float, float]]
 MOST = 8  # curves that a reader can tell apart
-WIDTHS = (3.4, *[2.2] * 7)  # the first is wide: where curves coincide it shows on both sides
+WIDTHS = (3.4, *[2.2] * 7)  # the first is wide, so that it shows on both sides of a coinciding curve
 DASHES: tuple[tuple[float, ...], ...] = ((), (), (7, 4), (2, 3), (9, 3, 2, 3), (4, 2), (1, 2), (12, 3))
 WINDOW: dict[Quantity, tuple[float, float]] = {"loss": (-4.0, 4.0), "weight": (-1.5, 3.5)}  # in units of the advantage
-# A difference of neighbouring points by this share of the panel's height, and by four times that of their neighbours,
-# is a jump, where the line is interrupted.
+# Neighbouring points that differ by more than this share of the panel's height, and by more than four times as much as
+# the points next to them, are a jump, at which the line is interrupted.
 JUMP = 0.06
-WIDTH, HEIGHT = 290, 200  # of a panel, with its margins
+WIDTH, HEIGHT = 290, 200  # of a panel, including margins
 LEFT, RIGHT, TOP, BOTTOM = 40, 12, 26, 38
 LINE = 18
 
@@ -60,12 +60,12 @@ class SurrogateFigure(Drawing):
 
     @property
     def columns(self) -> int:
-        """Of the legend."""
+        """The number of columns of the legend."""
         return max(1, WIDTH * max(map(len, self.rows)) // (70 + 8 * max(map(len, self.names))))
 
     @property
     def head(self) -> int:
-        """The height of the legend, with its margins."""
+        """The height of the legend, including margins."""
         return 12 + 20 * math.ceil(len(self.names) / self.columns)
 
     @property
@@ -94,7 +94,7 @@ def draw(
     quantities: Sequence[Quantity] = ("loss", "weight"),
     over: Sequence[Over] = ("ratio", "probability"),
 ) -> SurrogateFigure:
-    """The panels of a figure: a row for the ratio, and one for each behavior probability.
+    """Build the panels of a figure: a row for the ratio, and one for each behavior probability.
 
     Args:
         surrogates: name for the legend → spec.
@@ -149,7 +149,7 @@ def _y_range(ys: Sequence[Tensor], window: tuple[float, ...]) -> tuple[float, fl
 
 
 def _pieces(x: Tensor, y: Tensor, y_range: tuple[float, float]) -> list[Piece]:
-    """The curve cut at its jumps."""
+    """Split a curve at its jumps."""
     height = y_range[1] - y_range[0]
     points = list(zip(x.tolist(), y.tolist(), strict=True))
     pieces, steps = [points[:1]], y.diff().abs().tolist()
@@ -169,7 +169,7 @@ def _draw_panel(axes: "Axes", panel: SurrogatePanel, color: Color) -> None:
         points = [point for piece in pieces for point in (*piece, (math.nan, math.nan))]
         axes.plot(*zip(*points, strict=True), **_style(i, color))
         dots: Any = {"marker": "o", "markersize": 5, "markeredgewidth": 0, "linestyle": ""}
-        if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # of each jump
+        if ends := [piece[-1] for piece in pieces[:-1]] + [piece[0] for piece in pieces[1:]]:  # both ends of each jump
             axes.plot(*zip(*ends, strict=True), color=color(f"k{i}"), **dots)
     axes.set(xlim=panel.x_range, ylim=panel.y_range, xlabel=panel.x_name)
     axes.set_title(panel.title)

@@ -1,4 +1,4 @@
-"""A sweep while it runs: a table on a terminal, lines elsewhere and in the sweep's log.txt; and the final table."""
+"""Progress of a sweep: a table on a terminal, otherwise lines, as in the sweep's log.txt; and the final table."""
 
 import atexit
 from collections import Counter
@@ -123,8 +123,7 @@ class SweepTable:
 
 
 def most_relevant(progresses: Sequence[RunProgress], room: int) -> list[RunProgress]:
-    """The runs that fit, in their order; running ones have priority, then failed, waiting, and the last finished
-    ones."""
+    """Select as many runs as fit, in order, by priority: running, failed, stopped, waiting, last finished."""
     if len(progresses) <= room:
         return list(progresses)
     rank = [RunState.RUNNING, RunState.FAILED, RunState.STOPPED, RunState.WAITING, RunState.DONE]
@@ -160,7 +159,7 @@ def tally(progresses: Sequence[RunProgress], jobs: int) -> str:
 
 
 def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
-    """Seconds of training left, where an unstarted run counts as the mean of the others; None before any step."""
+    """Estimate the seconds of training left; unstarted runs count as the mean of the others. None before any step."""
     whole = [s.seconds + s.remaining for s in progresses if s.remaining is not None and s.step]
     if not whole:
         return None
@@ -172,7 +171,7 @@ def time_left(progresses: Sequence[RunProgress], jobs: int) -> float | None:
 
 
 def progress_text(progress: RunProgress) -> str:
-    """`step 50/50  reward 0.93  held-out accuracy 0.025 → 0.940  3m 12s`, or why it failed."""
+    """`step 50/50  reward 0.93  held-out accuracy 0.025 → 0.940  3m 12s`, or the reason of a failure."""
     if progress.error and progress.state is RunState.FAILED:
         return printable(progress.error, 300)
     if not progress.step and not progress.evaluated:
@@ -187,18 +186,18 @@ def progress_text(progress: RunProgress) -> str:
 
 
 def headline_of(progresses: Sequence[RunProgress]) -> Headline:
-    """The figure that stands for the evaluations of the sweep."""
+    """Return the headline figure of the sweep's evaluations."""
     return Headline.of([record for progress in progresses for record in progress.metrics.evals])
 
 
 def played(progresses: Sequence[RunProgress]) -> bool:
-    """True if a run has episodes."""
+    """Return True if some run has episodes."""
     return any(progress.turns is not None for progress in progresses)
 
 
 def outcome_table(progresses: Sequence[RunProgress]) -> Table:
-    """A row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each as mean
-    ± half the interval."""
+    """Return a row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each
+    as mean ± half the interval."""
     figure = headline_of(progresses).name
     cells: dict[str, list[RunProgress]] = {}
     for progress in progresses:

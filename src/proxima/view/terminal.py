@@ -1,4 +1,4 @@
-"""Common parts of terminal views: tables, and the progress of a stage on one line."""
+"""Shared parts of the terminal views: tables, and the progress of a stage on one line."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from rich.text import Text
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.view.formatting import PATIENCE, count, duration, write_safely
 
-INTERVAL = 0.1  # seconds between two drawings of the progress on a terminal
+INTERVAL = 0.1  # minimum seconds between two updates of the progress on a terminal
 
 
 def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[str] = (), **look: Any) -> Table:
-    """A table of rows that have the same columns. The first column is folded if need be; the others
-    are right-aligned unless named in `left`."""
+    """Build a table of rows with the same columns. The first column is folded if necessary; the others are
+    right-aligned unless named in `left`."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", **look)
     for i, name in enumerate(rows[0] if rows else ()):
         justify: Any = "left" if i == 0 or name in left else "right"
@@ -27,7 +27,7 @@ def table_of_rows(rows: Sequence[Mapping[str, str | Text]], *, left: Sequence[st
 
 
 def stacked(rows: Sequence[Mapping[str, str]], width: int, gap: int = 2) -> list[list[dict[str, str]]]:
-    """The same rows as tables of at most `width` columns, one below the other; each begins with the first column."""
+    """Split rows into tables of at most `width` characters, one below the other; each begins with the first column."""
     first, *others = rows[0]
     sizes = {name: gap + max(len(name), *(len(row[name]) for row in rows)) for name in (first, *others)}
     start = min(sizes[first], width // 2)  # a longer name is folded
@@ -41,14 +41,14 @@ def stacked(rows: Sequence[Mapping[str, str]], width: int, gap: int = 2) -> list
 
 
 def rendered(table: Table, stream: TextIO, width: int = 200) -> str:
-    """The table as text: with colours and no wider than the stream where that is a terminal, `width` elsewhere."""
+    """Render a table as text: with colours and the width of the stream if that is a terminal, else `width` wide."""
     terminal, out = stream.isatty(), io.StringIO()
     Console(file=out, force_terminal=terminal, width=None if terminal else width, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 
 
 class StageProgress:
-    """Progress of a stage: a line that moves, with rate, time left and a bar, on a terminal; elsewhere a line every
+    """Progress of a stage: on a terminal an updated line with rate, time left and a bar; otherwise a new line every
     `patience` seconds."""
 
     def __init__(self, stream: TextIO, clock: Clock | None = None, *, patience: float = PATIENCE) -> None:
@@ -57,11 +57,11 @@ class StageProgress:
         self._stage, self._start, self._last_output, self._width = "", 0.0, self._clock.now(), 0
 
     def begin(self, stage: str) -> None:
-        """Take the time from here."""
+        """Start timing a stage."""
         self._stage, self._start, self._last_output = stage, self._clock.now(), self._clock.now()
 
     def update(self, stage: str, done: int, total: int | None, unit: str = "") -> None:
-        """`done` of `total`, None if that is not known; a new name begins a stage."""
+        """Report `done` of `total`, None if unknown; a new name begins a new stage."""
         if stage != self._stage:
             self.begin(stage)
         if self._clock.now() - self._last_output < self._wait:
@@ -73,7 +73,7 @@ class StageProgress:
         self.show(text, done / total if total else None)
 
     def show(self, text: str, share: float | None = None) -> None:
-        """Write the text now, on a terminal in place of the one before; `share` draws a bar."""
+        """Write the text now, on a terminal in place of the previous one; `share` adds a bar."""
         self._last_output = self._clock.now()
         self.clear()
         if not self._live:
@@ -85,12 +85,12 @@ class StageProgress:
         write_safely(self._stream, line)
 
     def write(self, line: str) -> None:
-        """A line that stays."""
+        """Write a permanent line."""
         self.clear()
         write_safely(self._stream, f"{line}\n")
 
     def clear(self) -> None:
-        """Erase the moving line; also after Ctrl-C."""
+        """Erase the progress line; also called after Ctrl-C."""
         if self._width:
             write_safely(self._stream, f"\r{' ' * self._width}\r")
             self._width = 0

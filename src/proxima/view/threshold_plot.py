@@ -1,4 +1,4 @@
-"""CPPO's trust region along a completion: the weighted divergence of each token, its threshold, and what is masked."""
+"""CPPO's trust region along a completion: each token's weighted divergence, its threshold, and the masked tokens."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,14 @@ MARGINS = (52, 14, 66, 56)
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdFigure(Drawing):
-    """The data of a completion that the figure shows."""
+    """A completion, and the values that the figure shows of it."""
 
     completion: TrainedCompletion
     weighted: Floats  # [T] Z_t
     allowed: Floats  # [T] c_t
     masked: Bools  # [T] the surrogate drops the token
     spec: Cppo
-    used: str = ""  # kind of the run's surrogate where it is another one, so that nothing here happened
+    used: str = ""  # kind of the run's surrogate if it is not CPPO, which makes the figure hypothetical
     salt = "threshold"
     size = (760, 330)
 
@@ -74,7 +74,7 @@ class ThresholdFigure(Drawing):
 
 
 def most_masked(completions: list[TrainedCompletion], spec: Cppo) -> TrainedCompletion:
-    """The completion with the most masked tokens; the longest of those."""
+    """Return the completion with the most masked tokens; of several, the longest."""
     batch = as_batch(completions)
     masked = (~spec(batch).keep).long()
     counts = [int(part.sum()) for part in masked.split(batch.lengths.tolist())]

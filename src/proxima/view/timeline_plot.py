@@ -1,4 +1,4 @@
-"""timeline.json as a picture of a few steps: who works, who waits, and where the prompts are. It needs no viewer."""
+"""timeline.json as a picture of a few steps: what works, what waits, and the stage of each prompt. Needs no viewer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ from proxima.view.formatting import count, significant
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STEPS = 6  # shown, unless others are asked for
-LANES = 48  # of prompts, at most; with episodes half of them are these
-ENVIRONMENTS = Lane(1, 4)  # some episode waits for its environment; not in the file
-LEGEND = {  # colour: its name, and the spans that have it
+STEPS = 6  # number of steps shown by default
+LANES = 48  # maximum lanes of prompts; with episodes, half of them are for these
+ENVIRONMENTS = Lane(1, 4)  # while some episode waits for its environment; derived, not in the file
+LEGEND = {  # colour: its label, and the spans drawn in it
     "a": ("generate", ("generate", "generating", "turn")),
     "k4": ("environment", ("environment",)),
     "c": ("score", ("scoring",)),
@@ -37,13 +37,13 @@ LEGEND = {  # colour: its name, and the spans that have it
 }
 COLORS = {name: color for color, (_, names) in LEGEND.items() for name in names}
 NAMES = {TRAINER: "trainer", ENGINE: "engine", ENVIRONMENTS: "environments", REWARDS: "rewards"}
-WAITS = (TRAINER, "generate")  # until the last score
+WAITS = (TRAINER, "generate")  # lasts until the last score
 WIDTH, MARGINS, TALL, THIN = 1080, (92, 10, 40, 38), 26, 7  # pixels: of the figure, around the axes, and of a lane
 
 
 @dataclass(frozen=True)
 class TimelineFigure(Drawing):
-    """The spans from `begin` to `end`, seconds of the run, and the number and end of each step."""
+    """The spans from `begin` to `end`, in seconds of the run, and the number and end of each step."""
 
     name: str
     steps: Sequence[tuple[int, float]]
@@ -55,7 +55,7 @@ class TimelineFigure(Drawing):
 
     @classmethod
     def of(cls, file: Path, name: str, first: int | None = None, last: int | None = None) -> "TimelineFigure | None":
-        """The steps from `first` to `last`, the last six of the run by default; None if the file has none of them."""
+        """Read the steps from `first` to `last`, by default the run's last six; None if the file has none of them."""
         every = list(timeline_spans(file))
         steps = {int(span.facts["step"]): span for span in every if span.name == "step"}
         shown = [n for n in sorted(steps) if (first or 0) <= n and (last is None or n <= last)]
@@ -73,7 +73,7 @@ class TimelineFigure(Drawing):
 
     @property
     def rows(self) -> list[tuple[Lane, str, int]]:
-        """The lanes with name and height in pixels, from the top; at most `LANES` of prompts."""
+        """The lanes from the top, each with its name and height in pixels; at most `LANES` of prompts."""
         used = {span.lane for span in self.spans}
         rows = [(lane, name, TALL) for lane, name in NAMES.items() if lane in used]
         groups = {"episodes": EPISODES, "prompts": PROMPTS}
@@ -117,7 +117,7 @@ class TimelineFigure(Drawing):
 
     @property
     def legend(self) -> list[tuple[str, str]]:
-        """Colours and words."""
+        """The colours with their labels."""
         shown = {COLORS[span.name] for span in self.spans}
         words = [(name, text) for name, (text, _) in LEGEND.items() if name in shown]
         waits = any((span.lane, span.name) == WAITS for span in self.spans)
@@ -125,8 +125,8 @@ class TimelineFigure(Drawing):
 
 
 def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
-    """With a lane of the times in which some episode waits for its environment; where there are episodes, the engine
-    works while one of them waits for a turn, not as long as a prompt is played."""
+    """Add a lane for the times in which some episode waits for its environment. With episodes, the engine's lane shows
+    the times in which one of them waits for a turn, rather than the whole time of a prompt."""
     played = [span for span in spans if span.lane.process == EPISODES]
     if not played:
         return [*spans]
@@ -140,7 +140,7 @@ def with_environments(spans: Sequence[TimelineSpan]) -> list[TimelineSpan]:
 
 
 def timeline_of_run(file: Path, name: str, steps: str | None) -> TimelineFigure:
-    """The figure of `3:8`, or of the last steps. Raises: UserError if the run has none of them."""
+    """Return the figure of steps such as `3:8`, or of the last steps. Raises: UserError if the run has none of them."""
     try:
         first, last = (
             (None, None) if steps is None else map(int, (steps if ":" in steps else f"{steps}:{steps}").split(":"))

@@ -1,4 +1,4 @@
-"""The routes of the microscope, and who may ask. docs/view.md has what they answer."""
+"""The routes of the microscope and its access control. docs/view.md describes the answers."""
 
 import asyncio
 import hmac
@@ -35,7 +35,7 @@ POLICY = (
 HEADERS = {
     "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",  # the address may hold the key
+    "Referrer-Policy": "no-referrer",  # the address may contain the key
     "Cache-Control": "no-store",
 }
 MOST_BODY, LONGEST_QUERY, PAGES_KEPT = 64 * 1024, 500, 2
@@ -43,12 +43,12 @@ Answer = Callable[..., Any]
 
 
 class MicroscopeApp:
-    """Answers what a page asks about some runs; reads only.
+    """Answers the requests of a page about some runs; read-only.
 
     Args:
-        folders: of the runs. A request names a run by its number: no path comes from outside.
-        key: what a client must know; empty: nothing.
-        host: the name under which clients address the server, beside the loopback's.
+        folders: folders of the runs. A request names a run by its number: no path comes from outside.
+        key: the key that a client must send; empty: none.
+        host: the name by which clients address the server, in addition to the loopback's names.
     """
 
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
@@ -58,7 +58,7 @@ class MicroscopeApp:
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self._texts: dict[int, TokenText] = {}
         self.page = {f"/{file.name}": file for file in PAGE.glob("*") if file.suffix in TYPES}
-        self._reader = ThreadPoolExecutor(1, "microscope")  # one at a time: what is read takes memory
+        self._reader = ThreadPoolExecutor(1, "microscope")  # one request at a time, to limit memory
         step, completion = "/api/{run:int}/step/{step:int}", "/completion/{key}"
         answers: dict[str, Answer] = {
             "/api/runs": lambda request: [run.about() for run in self.runs],
@@ -80,9 +80,9 @@ class MicroscopeApp:
             ],
             exception_handlers={HTTPException: _refused, Exception: _failed},
         )
-        self.asgi.router.redirect_slashes = False  # it would answer whoever asks, with the `Host` that was sent
+        self.asgi.router.redirect_slashes = False  # a redirect would skip `admit` and echo the request's `Host`
 
-    # ---- who may ask -------------------------------------------------------------------------------------------------
+    # ---- access control ----------------------------------------------------------------------------------------------
 
     def _answering(self, answer: Answer) -> Callable[[Request], Any]:
         async def endpoint(request: Request) -> Response:
@@ -93,7 +93,7 @@ class MicroscopeApp:
                 value = await asyncio.get_running_loop().run_in_executor(self._reader, self._made, answer, request)
             except UserError as error:
                 value = _error(404, str(error))
-            except Exception as error:  # of one file: the others are shown
+            except Exception as error:  # a fault in one file: the others can still be shown
                 value = await _failed(request, error)
             if self.key and request.query_params.get("key"):
                 value.set_cookie(COOKIE, self.key, httponly=True, samesite="strict")
@@ -102,7 +102,7 @@ class MicroscopeApp:
         return endpoint
 
     def _made(self, answer: Answer, request: Request) -> Response:
-        """The response, made in the reader's thread, with its JSON."""
+        """Build the response, including its JSON, in the reader's thread."""
         value = answer(request)
         response = value if isinstance(value, Response) else _json(value)
         del value
@@ -110,8 +110,8 @@ class MicroscopeApp:
         return response
 
     def admit(self, request: Request) -> None:
-        """Raise HTTPException for whoever may not ask: a page of another site, by a name that resolves to this machine
-        (`Host`) or from its own (`Origin`), and one without the key."""
+        """Raise HTTPException for an unauthorised request: one from a page of another site, through a name that
+        resolves to this machine (`Host`) or from its own origin (`Origin`), or one without the key."""
         host = request.headers.get("host", "")
         if _name(host) not in self.hosts:
             raise HTTPException(403, "the Host of the request is not that of this server; start it with --host NAME")
@@ -122,7 +122,7 @@ class MicroscopeApp:
         if self.key and not hmac.compare_digest((sent or "").encode(), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; open the whole address that the terminal printed")
 
-    # ---- what is answered --------------------------------------------------------------------------------------------
+    # ---- the answers -------------------------------------------------------------------------------------------------
 
     def _run(self, request: Request, number: int | None = None) -> ViewedRun:
         number = request.path_params["run"] if number is None else number
@@ -160,8 +160,8 @@ class MicroscopeApp:
         return first_difference(mine.row["tokens"], other.row["tokens"]) | {"completion": other.answer()}
 
     def _completion(self, request: Request, *, elsewhere: bool = False) -> CompletionPage:
-        """The completion that a request names, or the same one at the run and step of its query; the latest are kept,
-        for a click on each of their tokens asks again."""
+        """Return the completion that a request names, or the same one at the run and step of its query. The latest are
+        cached, since each click on a token sends another request."""
         number = _number(request, "run") if elsewhere else request.path_params["run"]
         run = self._run(request, number)
         file = run.step(_number(request, "step") if elsewhere else request.path_params["step"])
@@ -198,7 +198,7 @@ class MicroscopeApp:
 
 
 async def _body(request: Request) -> Any:
-    """The JSON of a request. Raises: HTTPException if it is too large or none."""
+    """Read the JSON of a request. Raises: HTTPException if it is too large or invalid."""
     import json
 
     content = b""
@@ -207,7 +207,7 @@ async def _body(request: Request) -> Any:
         if len(content) > MOST_BODY:
             raise HTTPException(413, f"a request has at most {MOST_BODY} bytes")
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-        raise HTTPException(415, "the body must be application/json")  # which a form of another site can't send
+        raise HTTPException(415, "the body must be application/json")  # a form of another site can't send it
     try:
         return json.loads(content)
     except ValueError:
@@ -222,7 +222,7 @@ def _number(request: Request, name: str) -> int:
 
 
 def _name(host: str) -> str:
-    """The name of a `Host`, without its port."""
+    """Return the name in a `Host`, without its port."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

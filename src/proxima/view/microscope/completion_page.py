@@ -1,4 +1,4 @@
-"""A completion down to its tokens: what is stored, what follows from it, and the words for one token."""
+"""A completion down to its tokens: stored columns, derived columns, and the explanation of a token."""
 
 import base64
 import json
@@ -32,7 +32,7 @@ FACTS = (
     "correct",
     "used",
 )
-COLUMNS: dict[str, tuple[str, str]] = {  # name: its unit, and what it is
+COLUMNS: dict[str, tuple[str, str]] = {  # name: unit and description
     "log_prob": ("nats", "the current policy π, in the trainer's first forward of the step"),
     "behavior_log_prob": ("nats", "the behavior policy μ, which sampled the token, as the algorithm takes it"),
     "sampled_log_prob": ("nats", "under the distribution really sampled, temperature and truncation applied"),
@@ -52,7 +52,7 @@ DERIVED = {
     "reference_log_prob": ("nats", "the model that the run began with, recomputed"),
     "loss_weight": ("", "gradient of the token relative to the policy gradient, before aggregation; 0: masked"),
 }
-PATH_SPAN = ("role", "tokens", "sampled", "turn", "calls", "unreadable", "error", "reward")  # of another path
+PATH_SPAN = ("role", "tokens", "sampled", "turn", "calls", "unreadable", "error", "reward")  # of another path's spans
 POLICIES = {
     "current": "log_prob",
     "behavior": "behavior_log_prob",
@@ -70,13 +70,13 @@ MISSING = {
 
 @dataclass(frozen=True, eq=False)
 class CompletionPage:
-    """A completion of a step, read once; what follows from it is computed when it is asked for."""
+    """A completion of a step, read once; derived values are computed on demand."""
 
     run: ViewedRun
     file: StepFile
     key: Key
     text: TokenText
-    call: Callable[..., Any] = here  # where what needs torch is computed
+    call: Callable[..., Any] = here  # runs the computations that need torch
 
     @cached_property
     def row(self) -> dict[str, Any]:
@@ -100,8 +100,8 @@ class CompletionPage:
 
     @cached_property
     def columns(self) -> dict[str, NDArray[Any] | None]:
-        """[T] each: what is stored, and what the algorithm made of it. What the model did not write has no behavior
-        policy, no advantage and no place in the trust region: NaN."""
+        """The stored columns and those derived by the algorithm, [T] each. Tokens that the model did not write have no
+        behavior policy, no advantage and no place in the trust region: NaN."""
         columns = dict.fromkeys(DERIVED) | stored_columns(self.row) | dict(self.explained.columns)
         sampled = self.row.get("sampled")
         if sampled is None or sampled.all():
@@ -111,7 +111,7 @@ class CompletionPage:
         return columns | {name: np.where(sampled, columns[name], np.nan).astype(np.float32) for name in absent}
 
     def answer(self) -> dict[str, Any]:
-        """Everything but the words of its tokens."""
+        """Return everything except the explanations of its tokens."""
         row, band = self.row, self.explained.band
         prompt, tokens = row["prompt_tokens"].tolist(), row["tokens"].tolist()
         return {
@@ -129,7 +129,7 @@ class CompletionPage:
         }
 
     def _episode(self) -> dict[str, Any] | None:
-        """The messages of this path, how the episode ended, and where its other paths leave this one."""
+        """Return the messages of this path, the episode's outcome, and where its other paths diverge from this one."""
         if self.row.get("episode") is None:
             return None
         others = [row for key, row in self.file.rows.items() if key[:2] == self.key[:2] and key != self.key]
@@ -142,7 +142,7 @@ class CompletionPage:
         return {**json.loads(self.row["episode"]), "paths": paths}
 
     def token(self, token: int) -> dict[str, Any]:
-        """A token in figures and in words. Raises: UserError without such a token."""
+        """Describe a token in figures and in words. Raises: UserError if there is no such token."""
         if not 0 <= token < len(self.row["tokens"]):
             raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
         stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
@@ -169,7 +169,7 @@ class CompletionPage:
         }
 
     def _reason(self, token: int, keep: bool | None) -> str:
-        """The reason why a token was kept or dropped, or the note that only the decision was recorded."""
+        """Explain why a token was kept or dropped; if that is unknown, say only what was recorded."""
         if not self._sampled(token):
             return "not sampled here: it is context, in no loss"
         if not (problem := self.explained.problem):
@@ -181,7 +181,7 @@ class CompletionPage:
         return self.row.get("sampled") is None or bool(self.row["sampled"][token])
 
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
-        """The engine's most probable tokens there, or those recomputed; None where there are neither."""
+        """Return the most probable tokens at a position, the engine's or recomputed ones; None if there are neither."""
         row, found = self.row, self.explained.alternatives
         if not self._sampled(token):
             return None
@@ -197,7 +197,7 @@ class CompletionPage:
 
 
 def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
-    """[T] each: what the row has of a token, and what follows from two of its columns."""
+    """Return the columns stored in a row and those derived from two of its columns, [T] each."""
     columns = {name: row.get(name) for name in COLUMNS}
     current, behavior = row.get("log_prob"), row.get("behavior_log_prob")
     if current is not None and behavior is not None:
@@ -211,13 +211,13 @@ def stored_columns(row: Mapping[str, Any]) -> dict[str, NDArray[Any] | None]:
 
 
 def base64_column(values: NDArray[Any]) -> dict[str, str]:
-    """A column as base64 of its bytes, little-endian, under the name of its type."""
+    """Encode a column as base64 of its little-endian bytes, keyed by its type."""
     kind, dtype = {"b": ("u8", "u1"), "i": ("i32", "<i4")}.get(values.dtype.kind, ("f32", "<f4"))
     return {kind: base64.b64encode(np.ascontiguousarray(values, np.dtype(dtype)).tobytes()).decode()}
 
 
 def first_difference(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any]:
-    """The first token that differs in two answers; null where all are the same."""
+    """Find the first token that differs between two answers; null if all are equal."""
     shared = min(len(first), len(second))
     differs = np.flatnonzero(first[:shared] != second[:shared])
     at = int(differs[0]) if len(differs) else None if len(first) == len(second) else shared
@@ -225,7 +225,7 @@ def first_difference(first: NDArray[Any], second: NDArray[Any]) -> dict[str, Any
 
 
 def completion_key(text: str) -> Key:
-    """`uid.sample.turn`. Raises: UserError for anything else."""
+    """Parse `uid.sample.turn`. Raises: UserError for anything else."""
     parts = text.split(".")
     if len(parts) != 3 or not all(part.removeprefix("-").isdecimal() and len(part) < 20 for part in parts):
         raise UserError("a completion is named uid.sample.turn, three numbers")

@@ -1,6 +1,6 @@
-"""Explain the decisions about the tokens of a completion in a separate process, because that needs torch or weights.
+"""The decisions about the tokens of a completion, which need torch or weights, computed in a separate process.
 
-The server itself stays small, and a model that is loaded for `--recompute` is not in it.
+This keeps the server small: a model that is loaded for `--recompute` is not in the server's process.
 """
 
 import os
@@ -25,13 +25,13 @@ READ = (
     "behavior_log_prob", "next_log_prob", "proximal_log_prob", "policy_version", "sampled", "selected",
     "top_k_divergence",
 )  # fmt: skip
-KEPT = 2  # completions whose words may be asked for
+KEPT = 2  # completions kept to explain their tokens
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedTokens:
-    """Args: problem: why there are no reasons; empty: there are. columns: [T] by name; band: what the surrogate says of
-    its own ones. alternatives: ids and log-probs [T, K] that were recomputed."""
+    """Args: problem: why there are no reasons; empty: there are. columns: [T] by name; band: the surrogate's
+    description of its own columns. alternatives: recomputed ids and log-probs [T, K]."""
 
     problem: str
     columns: Mapping[str, NDArray[Any]]
@@ -41,8 +41,8 @@ class ExplainedTokens:
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedRow:
-    """A completion as it is sent: where it is, its row, and the run's recipe; `folder` is that of the run, if its
-    weights are to compute what is not stored."""
+    """A completion as it is sent to the process: its place, its row, and the run's recipe. `folder` is that of the run,
+    if its weights are to compute columns that are not stored."""
 
     place: tuple[Any, ...]
     row: Mapping[str, Any]
@@ -51,12 +51,12 @@ class ExplainedRow:
     folder: str | None = None
 
 
-_STORED: dict[tuple[Any, ...], tuple["StoredTokens", Any]] = {}  # in the process that computes
+_STORED: dict[tuple[Any, ...], tuple["StoredTokens", Any]] = {}  # in the computing process
 _WEIGHTS: dict[str, Any] = {}
 
 
 def explain_tokens(asked: ExplainedRow) -> ExplainedTokens:
-    """The columns that follow from a row."""
+    """Compute the columns that derive from a row."""
     from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 
     found = {} if asked.folder is None else _recomputed(asked.folder)(asked.step, asked.row)
@@ -80,7 +80,7 @@ def explain_tokens(asked: ExplainedRow) -> ExplainedTokens:
 
 
 def reason(asked: ExplainedRow, token: int) -> str:
-    """One token in words."""
+    """Explain one token in words."""
     if asked.place not in _STORED:
         explain_tokens(asked)
     stored, reasons = _STORED[asked.place]
@@ -99,16 +99,16 @@ def _recomputed(folder: str) -> Any:
 
 
 def answer_questions() -> None:
-    """Main loop of the process: answer questions until standard input closes, which happens when the server exits."""
+    """Run the process: answer until standard input ends, which it does when the server ends, however that happens."""
     one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     questions, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # nothing that a library prints is among the answers
+    os.dup2(2, 1)  # keep the output of libraries out of the answers
     import torch
 
     import proxima.lab.stored_tokens  # noqa: F401
 
-    torch.set_num_threads(1)  # the others are the training's
+    torch.set_num_threads(1)  # leave the other cores to training
     release_memory()
     while True:
         try:
@@ -124,14 +124,14 @@ def answer_questions() -> None:
 
 
 def here(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls in this process."""
+    """Call the function in this process."""
     return function(*arguments)
 
 
 @dataclass(eq=False)
 class TokenProcess:
-    """Calls `explain_tokens` and `reason` in another process, which begins with the server. Both read what the other
-    has written, and nobody else writes there."""
+    """Calls `explain_tokens` and `reason` in another process, which starts with the server. Each side unpickles only
+    messages from the other; no third party can write to the pipes."""
 
     _process: subprocess.Popen[bytes] | None = None
     _pipes: tuple[Connection, Connection] | None = None
@@ -143,7 +143,7 @@ class TokenProcess:
             try:
                 questions.send((function, arguments))
                 answer = answers.recv()
-            except (OSError, EOFError) as error:  # killed for its memory, it may be: the next question begins another
+            except (OSError, EOFError) as error:  # perhaps killed, out of memory: the next question starts another
                 self.end()
                 raise RuntimeError("the process that explains tokens has ended; ask again") from error
         if isinstance(answer, Exception):
@@ -151,7 +151,7 @@ class TokenProcess:
         return answer
 
     def begin(self) -> tuple[Connection, Connection]:
-        """The connections for questions and answers; starts the process if necessary."""
+        """Return the pipes for questions and answers, starting the process if necessary."""
         if self._process is None:
             self._process = process = subprocess.Popen(
                 [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE

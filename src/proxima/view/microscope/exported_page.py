@@ -1,4 +1,4 @@
-"""One file that shows a step, or the completions of one prompt, without a server: the page and its data inline."""
+"""A single file that shows a step, or the completions of one prompt, without a server; page and data are inline."""
 
 import base64
 import hashlib
@@ -15,17 +15,17 @@ from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
-MOST_TOKENS = 50_000  # whose words are in the file; of further completions it has the figures alone
+MOST_TOKENS = 50_000  # tokens whose explanations are included; further completions have only figures
 MOST_COMPLETIONS = 512
 IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
 
 
 def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
-    """The page as HTML.
+    """Return the page as HTML.
 
     Args:
-        step: that it shows; uid: of the one prompt whose completions are in it; None: of all prompts.
+        step: the step to show; uid: the only prompt whose completions are included; None: all prompts.
 
     Raises:
         UserError: the step has no completions, or no such prompt.
@@ -36,7 +36,8 @@ def exported_page(run: ViewedRun, step: int, uid: int | None = None) -> str:
 
 
 def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
-    """The step that `--export` names, and with `UID` or `STEP/UID` the prompt. A number that is no step is a prompt.
+    """Return the step that `--export` names and, for `UID` or `STEP/UID`, the prompt. A number that is not a step is a
+    UID.
 
     Raises:
         UserError: it names neither.
@@ -56,7 +57,7 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
 
 
 def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[str, Any]]:
-    """The server's answers, by the part of their address after `/api/`."""
+    """Yield the server's answers, by their path after `/api/`."""
     at, text, told = f"0/step/{file.step}", TokenText.of_run(run.files.path, run.model), 0
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
@@ -76,7 +77,7 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
 
 
 def _single_file(data: str) -> str:
-    """index.html with its styles, its modules and the data inline; nothing else can run or be fetched."""
+    """Return index.html with its styles, its modules and the data inline; nothing else can run or be fetched."""
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     script = bundle(PAGE, re.findall(r'<script type="module" src="([\w.]+)"></script>', html)[0])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -95,8 +96,8 @@ def _text(name: str) -> str:
 
 
 def bundle(folder: Path, main: str) -> str:
-    """Modules as one script: each a function that is called once, after those that it imports. They import and export
-    names alone, and in no circle."""
+    """Bundle modules into one script: each becomes a function that is called once, after those that it imports. Modules
+    may import and export only names, and not in a cycle."""
     done: dict[str, str] = {}
 
     def add(name: str, above: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Notes of those who read a run: in a file beside its folder, so that nothing in the folder changes."""
+"""Readers' notes on a run, stored in a file next to its folder, so that nothing in the folder changes."""
 
 import json
 import threading
@@ -19,7 +19,7 @@ def notes_file(folder: Path) -> Path:
 
 
 def read_notes(folder: Path) -> dict[str, str]:
-    """Key → text. Raises: UserError if the file is damaged."""
+    """Return key → text. Raises: UserError if the file is damaged."""
     file = notes_file(folder)
     try:
         notes = json.loads(file.read_text(encoding="utf-8"))
@@ -31,7 +31,7 @@ def read_notes(folder: Path) -> dict[str, str]:
 
 
 def write_note(folder: Path, key: str, text: str) -> dict[str, str]:
-    """Write a note, or delete it with an empty text; the notes as they are then.
+    """Write a note, or delete it if the text is empty, and return the updated notes.
 
     Raises:
         UserError: the key or the text is too long, there are too many, or the file is damaged.

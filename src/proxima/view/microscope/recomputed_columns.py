@@ -1,4 +1,4 @@
-"""Columns of a completion that a run does not store, computed by its weights: `proxima view --recompute`."""
+"""Columns of a completion that a run does not store, computed from its weights: `proxima view --recompute`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ ALTERNATIVES = 8  # the most probable tokens at each position
 @dataclass(frozen=True, eq=False)
 class RecomputedColumns:
     """Runs completions through the checkpoint before their step, which is the proximal policy, and through the model
-    that the run began with, its reference. One model of each is kept."""
+    that the run began with, its reference. One model of each kind is kept in memory."""
 
     run: ViewedRun
     _models: dict[Path, Any] = field(default_factory=dict, repr=False)
 
     def __call__(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
-        """`proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and `alternatives`, ids
-        and log-probs [T, ALTERNATIVES]; what has no weights here is left out."""
+        """Compute `proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and
+        `alternatives`, ids and log-probs [T, ALTERNATIVES]; columns whose weights are missing are left out."""
         first, found = Path(self.run.model), dict[str, Any]()
         before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
         if not len(row["tokens"]):
@@ -37,7 +37,7 @@ class RecomputedColumns:
         return found
 
     def _log_probs(self, folder: Path, row: Mapping[str, Any]) -> Any:
-        """[T, V] nats, float32."""
+        """Return the log-probs of all tokens, [T, V] nats, float32."""
         import torch
         from transformers import AutoModelForCausalLM
 

@@ -1,4 +1,4 @@
-"""Keep the resident memory of the viewer's processes small. Works with glibc on Linux; does nothing elsewhere."""
+"""Keeps the viewer's processes from holding unused memory. Works with glibc on Linux; elsewhere it does nothing."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ M_ARENA_MAX, MADV_DONTNEED = -8, 4
 
 
 class _NoPandas:
-    """A finder of modules that finds no pandas."""
+    """A module finder that hides pandas."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         if name == "pandas":
@@ -18,20 +18,20 @@ class _NoPandas:
 
 
 def without_pandas() -> None:
-    """pyarrow does without pandas, which it would load when it first makes an array of numpy: 35 MB."""
+    """Keep pyarrow from importing pandas, 35 MB, when it first creates an array from numpy."""
     sys.meta_path.insert(0, _NoPandas())
 
 
 def one_arena() -> None:
-    """Threads share the heap, so that what one has freed serves the others. To be called before they begin."""
+    """Make all threads share one heap, to reuse each other's freed memory. Call it before starting threads."""
     with suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
 
 
 def release_memory() -> None:
-    """Return unused memory to the system: free heap, and mapped code that is not running, some 60 MB of torch. Code
-    that is called again is mapped again from the page cache in milliseconds. Only executable, read-only file pages are
-    released, so that nothing is lost."""
+    """Return unused memory to the system: free heap, and mapped code pages, some 60 MB for torch. Code that is called
+    again is mapped again from the page cache, in milliseconds. Only executable, read-only pages of files are dropped,
+    so that nothing is lost."""
     with suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
         libc.malloc_trim(ctypes.c_size_t(0))

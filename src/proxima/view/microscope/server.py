@@ -22,10 +22,10 @@ BACKLOG, KEY_BYTES = 64, 16
 
 
 def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list[ViewedRun]:
-    """The runs of some folders; with `recompute`, what they did not store comes from their weights.
+    """Open the runs of some folders; with `recompute`, columns not stored are computed from their weights.
 
     Raises:
-        UserError: one is no folder; what a folder lacks, its page says.
+        UserError: one is not a folder. Files missing in a folder are reported on its page.
     """
     for folder in folders:
         if not Path(folder).is_dir():
@@ -35,10 +35,10 @@ def open_runs(folders: Sequence[str | Path], *, recompute: bool = False) -> list
 
 
 def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
-    """A listening socket; port 0 takes a free one, `otherwise` is tried next.
+    """Open a listening socket; port 0 takes a free port; `otherwise` is a fallback port.
 
     Raises:
-        UserError: the port is taken, or the address none of this machine's.
+        UserError: the port is taken, or the address is not one of this machine's.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
@@ -52,20 +52,20 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
 
 
 def new_key(listening: socket.socket) -> str:
-    """A key for a socket that other machines can reach; empty on the loopback, where none is needed."""
+    """Generate a key for a socket that other machines can reach; empty on the loopback, where none is needed."""
     place = ipaddress.ip_address(listening.getsockname()[0].partition("%")[0])
     return "" if place.is_loopback else secrets.token_urlsafe(KEY_BYTES)
 
 
 def address_of(listening: socket.socket, host: str, key: str, fragment: str = "") -> str:
-    """The address for a browser to open."""
+    """Return the URL to open in a browser."""
     port, place = listening.getsockname()[1], listening.getsockname()[0]
     name = socket.gethostname() if place in ("0.0.0.0", "::") else host
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
 
 
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
-    """Answer until a signal."""
+    """Serve until a signal arrives."""
     settings = uvicorn.Config(
         app.asgi,
         http="h11",
@@ -80,11 +80,11 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
         limit_concurrency=BACKLOG,
         timeout_graceful_shutdown=1,
     )
-    pa.set_memory_pool(pa.system_memory_pool())  # one heap, which gives back what is free
+    pa.set_memory_pool(pa.system_memory_pool())  # one heap, so that free memory can be returned
     without_pandas()
     one_arena()
     release_memory()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as Ctrl-C does: the other process, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C, ends the other process, too
     app.tokens.begin()
     try:
         with suppress(KeyboardInterrupt):

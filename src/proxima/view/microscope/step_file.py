@@ -1,4 +1,4 @@
-"""A step's completions, read from its Parquet by row group and column: a few megabytes at a time, whatever its size."""
+"""A step's completions, read from its Parquet file by row group and column, a few megabytes at a time."""
 
 import json
 from collections import Counter
@@ -33,18 +33,18 @@ SCALARS = (
     "used",
     "advantage",
 )
-TEXTS = ("question", "answer")  # the same for a whole group
+TEXTS = ("question", "answer")  # the same for all completions of a group
 GROUP = ("sample", "turn", "text", "reward", "parts", "advantage", "outcome", "finish_reason", "correct", "error")
-MESSAGE = 240  # characters of a message that a view of several episodes shows
+MESSAGE = 240  # characters of a message shown in a view of several episodes
 REQUIRED = {*SCALARS, *TEXTS, "tokens", "policy_version", "sampled_log_prob", "behavior_log_prob", "log_prob", "keep"}
 
 
 @dataclass(frozen=True)
 class StepFile:
-    """`rollouts/000012.parquet`, as it was when it was opened; files are replaced whole, never changed.
+    """`rollouts/000012.parquet`, as of its opening: files are replaced as a whole, never modified.
 
     Raises:
-        UserError: the file is missing, damaged, or of a format of an earlier version.
+        UserError: the file is missing, damaged, or in the format of another version.
     """
 
     path: Path
@@ -64,7 +64,7 @@ class StepFile:
     @cached_property
     def _parquet(self) -> pq.ParquetFile:
         try:
-            plain = utf8(str(self.path)) == str(self.path)  # Arrow opens no other names
+            plain = utf8(str(self.path)) == str(self.path)  # Arrow can't open other names
             return pq.ParquetFile(self.path if plain else self.path.open("rb"), pre_buffer=False)
         except FileNotFoundError:
             raise UserError(
@@ -78,7 +78,7 @@ class StepFile:
         return list(self._parquet.schema_arrow.names)
 
     def column(self, group: int, name: str) -> pa.ChunkedArray:
-        """A column of a row group."""
+        """Read a column of a row group."""
         try:
             return self._parquet.read_row_group(group, columns=[name], use_threads=False)[name]
         except (pa.ArrowInvalid, OSError) as error:
@@ -90,13 +90,13 @@ class StepFile:
 
     @cached_property
     def starts(self) -> NDArray[np.int64]:
-        """[row groups + 1], the first row of each, and the number of rows."""
+        """The first row of each row group, and the number of rows, [row groups + 1]."""
         sizes = [self._parquet.metadata.row_group(i).num_rows for i in range(self.row_groups)]
         return np.cumsum([0, *sizes])
 
     @cached_property
     def table(self) -> dict[str, list[Any]]:
-        """One value a completion, by name: what a view of the step draws and filters."""
+        """One value per completion, by column name, for drawing and filtering a step."""
         table: dict[str, list[Any]] = {name: [] for name in (*SCALARS, "length", "version_min", "version_max")}
         for group in range(self.row_groups):
             for name in SCALARS:
@@ -113,7 +113,7 @@ class StepFile:
         return table
 
     def _lengths(self, group: int) -> list[int]:
-        """The number of tokens of each completion that the model wrote, without an environment's answers."""
+        """Count the tokens of each completion that the model wrote, without those of an environment's answers."""
         lengths: list[int] = pc.list_value_length(self.column(group, "policy_version")).to_pylist()
         if "sampled" not in self.columns:
             return lengths
@@ -131,14 +131,14 @@ class StepFile:
         return {key: row for row, key in enumerate(zip(*columns, strict=True))}
 
     def row_of(self, key: Key) -> int:
-        """UserError if the step has no such completion."""
+        """Return the row of a completion; UserError if the step has no such completion."""
         if key not in self.rows:
             raise UserError(f"{self.path.name} has no completion {'.'.join(map(str, key))}")
         return self.rows[key]
 
     def read(self, rows: Sequence[int], names: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Ascending rows, lists as arrays, JSON parsed; the columns one after the other, so that a row group is never
-        whole in memory. A path with an opening of its own has it as `prompt_tokens`."""
+        """Read ascending rows, with lists as arrays and JSON parsed. Columns are read one after the other, so that a
+        row group is never entirely in memory. A path's own opening replaces its `prompt_tokens`."""
         fields = [name for name in (self.columns if names is None else (*names, "opening")) if name in self.columns]
         read = array_rows(pa.table({name: pa.concat_arrays(self._at(name, rows)) for name in fields}))
         for row in read:
@@ -151,13 +151,13 @@ class StepFile:
         return int(self.path.stem)
 
     def answer(self) -> dict[str, Any]:
-        """The step but for its metrics: its groups, and its completions column by column."""
+        """Return the step without its metrics: its groups, and its completions column by column."""
         names = {"prompt_uid": "uid", **{name: name for name in self.table if name not in ("prompt_uid", "used")}}
         columns = {name: self.table[column] for column, name in names.items()}
         return {"step": self.step, "groups": self.groups(), "completions": columns}
 
     def of_group(self, uid: int) -> dict[str, Any]:
-        """A prompt and its completions. Raises: UserError if the step has no such prompt."""
+        """Return a prompt and its completions. Raises: UserError if the step has no such prompt."""
         rows = [row for row, value in enumerate(self.table["prompt_uid"]) if value == uid]
         if not rows:
             raise UserError(f"{self.path.name} has no prompt {uid}")
@@ -172,7 +172,7 @@ class StepFile:
         return {"uid": uid, **texts, "messages": messages, "completions": completions}
 
     def groups(self) -> list[dict[str, Any]]:
-        """Every group in a line, in the order of the file: its question and answer, its rewards, what became of it."""
+        """Summarise each group, in the order of the file: its question and answer, its rewards, its outcomes."""
         members: dict[int, list[int]] = {}
         for row, uid in enumerate(self.table["prompt_uid"]):
             members.setdefault(uid, []).append(row)
@@ -189,7 +189,7 @@ class StepFile:
         ]
 
     def _at(self, name: str, rows: Sequence[int]) -> list[pa.Array]:
-        """A column at ascending rows, by row group."""
+        """Read a column at ascending rows, by row group."""
         parts: list[pa.Array] = []
         for group, start in enumerate(self.starts[:-1]):
             inside = [row - start for row in rows if start <= row < self.starts[group + 1]]
@@ -198,7 +198,7 @@ class StepFile:
         return parts
 
     def _spread(self, rows: Sequence[int]) -> Mapping[str, Any]:
-        """Of the rows of a group. In means an episode with several paths counts once, with the tokens of all."""
+        """Compute figures of a group's rows. In means, an episode of several paths counts once, with all its tokens."""
         samples: dict[int, list[int]] = {}
         for row in rows:
             samples.setdefault(self.table["sample"][row], []).append(row)
@@ -217,11 +217,11 @@ class StepFile:
         }
 
     def matches(self, text: str, *, regex: bool) -> list[int]:
-        """The rows whose question or text has `text`, in any case, or matches the expression: RE2's, whose time is
-        linear in the text.
+        """Find the rows whose question or text contains `text`, ignoring case, or matches it as a regular expression of
+        RE2, whose time is linear in the text.
 
         Raises:
-            UserError: no expression, or one that is too large.
+            UserError: the expression is invalid or too large.
         """
         find = pc.match_substring_regex if regex else pc.match_substring
         found: list[int] = []
@@ -236,7 +236,7 @@ class StepFile:
 
 
 def short_episode(text: str | None) -> dict[str, Any] | None:
-    """An episode with the beginnings of its messages; None where there is none."""
+    """Shorten an episode to the beginnings of its messages; None if there is no episode."""
     if text is None:
         return None
     episode = json.loads(text)

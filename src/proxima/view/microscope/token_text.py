@@ -1,18 +1,18 @@
-"""Token ids as text, by the tokenizer of the run's model: its tokenizer.json alone, no model."""
+"""Token ids as text, by the tokenizer of the run's model; needs only its tokenizer.json, no model."""
 
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-BROKEN = "\N{REPLACEMENT CHARACTER}"  # of a token that is a part of a character
+BROKEN = "\N{REPLACEMENT CHARACTER}"  # the text of a token that is part of a character
 
 
 class TokenText:
     """Decodes ids one by one.
 
     Args:
-        file: tokenizer.json; None: the run has none here, and a token is shown as its id.
+        file: tokenizer.json; None: not available here, so that a token is shown as its id.
     """
 
     def __init__(self, file: Path | None) -> None:
@@ -20,7 +20,7 @@ class TokenText:
 
     @classmethod
     def of_run(cls, folder: Path, model: str) -> "TokenText":
-        """The tokenizer of the model's folder, of a checkpoint of the run, or of the hub's cache."""
+        """Load the tokenizer from the model's folder, from a checkpoint of the run, or from the hub's cache."""
         places = [Path(model), *sorted((folder / "checkpoints").glob("*/model"), reverse=True)]
         found = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
         return cls(found if found is not None or not model else _cached(model))
@@ -33,12 +33,12 @@ class TokenText:
 
         try:
             return Tokenizer.from_file(str(self.file))
-        except Exception:  # its own class, for a file that it can't read
+        except Exception:  # tokenizers' own class, for an unreadable file
             return None
 
     def each(self, ids: Sequence[int]) -> list[str]:
-        """The text of each token. Of a character that is made by several tokens, the last one has it, and those before
-        an empty text."""
+        """Return the text of each token. A character made of several tokens is the text of the last one; the others
+        have an empty text."""
         if self._tokenizer is None:
             return [f"⟨{token}⟩" for token in ids]
         texts = self._tokenizer.decode_batch([[token] for token in ids], skip_special_tokens=False)
@@ -46,11 +46,11 @@ class TokenText:
             if not texts[at] or (piece := texts[at])[0].isspace():
                 continue
             if piece[0] != BROKEN and (self._tokenizer.id_to_token(token) or "").startswith("▁"):
-                texts[at] = f" {piece}"  # a decoder of such tokens drops the space in front
+                texts[at] = f" {piece}"  # decoders of such tokens drop the leading space
         return self._joined(list(ids), texts)
 
     def _joined(self, ids: list[int], texts: list[str]) -> list[str]:
-        """The texts with those parts of characters joined that make whole ones."""
+        """Join the parts that together make whole characters."""
         at = 0
         while at < len(ids):
             if BROKEN in texts[at]:
@@ -68,6 +68,6 @@ def _cached(model: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         file = try_to_load_from_cache(model, "tokenizer.json")
-    except Exception:  # no name of the hub
+    except Exception:  # not a model name of the hub
         return None
     return Path(file) if isinstance(file, str) else None

@@ -1,4 +1,4 @@
-"""A run as the microscope reads it: what its folder has now, again at each question, and what its recipe says."""
+"""A run as the microscope reads it: its recipe and the current content of its folder, checked at each request."""
 
 import json
 import os
@@ -15,21 +15,21 @@ from proxima.data.jsonl import lines_from
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.step_file import StepFile
 
-MOST_SPANS, MOST_LANES = 4000, 10  # spans of a timeline that are sent; lanes of prompts and of episodes
+MOST_SPANS, MOST_LANES = 4000, 10  # limits of a timeline: spans sent; lanes of prompts and of episodes
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "selection")
 Value = TypeVar("Value")
-STEPS_KEPT = 4  # tables of steps that stay in memory
-LAST = 256  # bytes
+STEPS_KEPT = 4  # step tables kept in memory
+LAST = 256  # bytes compared to detect a rewritten file
 
 
 @dataclass(eq=False)
 class GrowingRecords:
-    """metrics.jsonl; of one that has grown, only what is new is parsed."""
+    """The records of metrics.jsonl; if the file has grown, only the new lines are parsed."""
 
     file: Path
     records: list[dict[str, Any]] = field(default_factory=list)
     end: int = 0
-    last: bytes = b""  # before `end`; a file that was written anew has something else there
+    last: bytes = b""  # the bytes before `end`; they differ if the file was rewritten
 
     def __call__(self) -> list[dict[str, Any]]:
         with self.file.open("rb") as file:
@@ -49,11 +49,11 @@ class GrowingRecords:
 
 @dataclass(frozen=True, eq=False)
 class ViewedRun:
-    """A run folder; nothing of it is held open.
+    """A run folder; none of its files is held open.
 
     Args:
-        number: of the run, in the order of the command line.
-        recompute: what is not stored is computed by the weights of the run.
+        number: number of the run, in the order of the command line.
+        recompute: compute columns that are not stored from the weights of the run.
     """
 
     number: int
@@ -63,7 +63,7 @@ class ViewedRun:
 
     @property
     def recipe(self) -> Mapping[str, Any]:
-        """The values of config.yaml; empty while there is none, or where it is damaged."""
+        """The values of config.yaml; empty if it is missing or damaged."""
         try:
             return self._read(
                 self.files.config,
@@ -78,12 +78,12 @@ class ViewedRun:
 
     @property
     def surrogate(self) -> str | None:
-        """Its kind; None without one."""
+        """The kind of the surrogate; None without one."""
         return _mapping(self.algorithm.get("surrogate")).get("kind")
 
     @property
     def model(self) -> str:
-        """Folder or name of the model; empty if it is not known."""
+        """Folder or name of the model; empty if unknown."""
         return str(_mapping(self.recipe.get("model")).get("path") or "")
 
     @property
@@ -91,7 +91,7 @@ class ViewedRun:
         return bool(self.recipe) and "reward" not in self.recipe
 
     def records(self) -> list[dict[str, Any]]:
-        """metrics.jsonl. Raises: UserError if a line is damaged."""
+        """Return the records of metrics.jsonl. Raises: UserError if a line is damaged."""
         try:
             return self._read(self.files.metrics, self._growing)
         except FileNotFoundError:
@@ -102,8 +102,7 @@ class ViewedRun:
         return GrowingRecords(self.files.metrics)
 
     def _read(self, file: Path, read: Callable[[], Value]) -> Value:
-        """The result of `read` on a file, recomputed only if the file has changed. FileNotFoundError if it is
-        missing."""
+        """Return the result of `read`, cached while the file is unchanged. FileNotFoundError without a file."""
         stat = file.stat()
         stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
         if self._known.get(file, (None,))[0] != stamp:
@@ -112,13 +111,13 @@ class ViewedRun:
         return value
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose completions are stored."""
+        """Return the steps whose completions are stored."""
         names = os.listdir(self.files.rollouts) if self.files.rollouts.is_dir() else []
         stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
     def step(self, number: int) -> StepFile:
-        """The completions of a step. Raises: UserError, see `StepFile`."""
+        """Return the completions of a step. Raises: UserError, see `StepFile`."""
         path = self.files.rollout_file(number)
         try:
             file = self._read(path, lambda: StepFile(path))
@@ -126,13 +125,13 @@ class ViewedRun:
             raise UserError(
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
-        self._known[path] = self._known.pop(path)  # the latest that was asked for
+        self._known[path] = self._known.pop(path)  # move it to the end: most recently used
         for earlier in [known for known in self._known if known.suffix == ".parquet"][:-STEPS_KEPT]:
             del self._known[earlier]
         return file
 
     def about(self) -> dict[str, Any]:
-        """The run in a line, with what is wrong with its folder."""
+        """Summarise the run, including any problem of its folder."""
         summary = self.summary()
         problem, steps = self.problem(), 0
         if problem is None or self.files.metrics.is_file():
@@ -154,7 +153,7 @@ class ViewedRun:
         }
 
     def problem(self) -> str | None:
-        """Describe a problem with the whole folder; a damaged step is reported when it is opened."""
+        """Describe a problem of the folder as a whole; damaged steps other than the last are reported when opened."""
         if not self.files.path.is_dir():
             return "the folder is gone"
         if not self.files.has_run:
@@ -167,29 +166,29 @@ class ViewedRun:
                 self.step(step)
         except UserError as error:
             return str(error)
-        except Exception as error:  # of a damaged file: Arrow's own, and those of what it makes of wrong bytes
+        except Exception as error:  # a damaged file: errors of Arrow, or of what it decoded from wrong bytes
             return " ".join(f"step {steps[-1]}: {type(error).__name__}: {error}".split())[:300]
         return None
 
     def last_step(self) -> int:
-        """That metrics.jsonl has, 0 without one. Raises: UserError for a damaged file."""
+        """Return the last step in metrics.jsonl, 0 without one. Raises: UserError for a damaged file."""
         return next((int(r["step"]) for r in reversed(self.records()) if r["kind"] == "train"), 0)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json; empty while the run continues, or if it is damaged."""
+        """Read summary.json; empty while the run continues, or if the file is damaged."""
         try:
             return _mapping(json.loads(self.files.summary.read_text(encoding="utf-8")))
         except (OSError, ValueError):
             return {}
 
     def state(self) -> dict[str, Any]:
-        """The state that a page polls while a run continues."""
+        """Return the state that a page polls while the run continues."""
         steps = self.rollout_steps()
         return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
 
     def trend(self, after: int = 0) -> dict[str, Any]:
-        """Every number of metrics.jsonl by step, of the steps after `after`, and how many are before; the evaluations,
-        and what the recipe says."""
+        """Return every number in metrics.jsonl for the steps after `after`, and the number of earlier steps; also the
+        evaluations and the specs in the recipe."""
         steps = [record for record in self.records() if record["kind"] == "train"]
         train = [record for record in steps if record["step"] > after]
         evals = [record for record in self.records() if record["kind"] == "eval"]
@@ -216,18 +215,18 @@ class ViewedRun:
         }
 
     def metrics_of(self, step: int) -> dict[str, Any]:
-        """The record of a step; empty if it is not finished."""
+        """Return the record of a step; empty if it is not finished."""
         return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
 
     def headline(self, evals: list[dict[str, Any]]) -> str:
-        """The metric of the evaluations that represents the run."""
+        """Return the headline metric of the run's evaluations."""
         from proxima.evaluate.headline import Headline
 
         return Headline.of(evals).key
 
     def timeline(self) -> list[dict[str, Any]] | None:
-        """The last spans of timeline.json: who did what from when to when, seconds of the run, lane by lane; None
-        without one."""
+        """Return the last spans of timeline.json, lane by lane: process, activity, start and end in seconds of the run;
+        None without the file."""
         from proxima.runtime.watch.timeline import PROCESSES, timeline_spans
         from proxima.view.timeline_plot import NAMES, with_environments
 
@@ -254,7 +253,7 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def _place(span: Any) -> tuple[int, int]:
-    """The stages first, in the order of their names' table, then episodes, then prompts."""
+    """Sort key: the stages first, in the order of `NAMES`, then episodes, then prompts."""
     from proxima.view.timeline_plot import NAMES
 
     return (0, list(NAMES).index(span.lane)) if span.lane in NAMES else (-span.lane.process + 9, span.lane.thread)

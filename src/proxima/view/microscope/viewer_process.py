@@ -1,4 +1,4 @@
-"""The microscope beside a run or a notebook: a process that ends when the one that began it does, however that ends."""
+"""The microscope of a run in progress or a notebook: a process that ends when its parent ends, for any reason."""
 
 import os
 import signal
@@ -13,20 +13,20 @@ from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.view.microscope import PORT
 
-NICE = 10  # a training goes first
+NICE = 10  # training has priority
 
 
 def require_server(what: str) -> None:
-    """Raise UserError where what the server needs is not installed."""
+    """Raise UserError if a package that the server needs is not installed."""
     if missing := missing_for_server():
         raise UserError(f"{what} needs {missing}", remedy=SERVER_REMEDY)
 
 
 class ViewerProcess:
-    """Serves the page of a run folder until `end`, or until this process is gone.
+    """Serves the page of a run folder until `end`, or until this process ends.
 
     Args:
-        folder: of the run, which may be about to begin.
+        folder: folder of the run, which may not have started yet.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -43,13 +43,13 @@ class ViewerProcess:
         )
 
     def address(self) -> str:
-        """The address for a browser to open, once the server listens; empty if it could not start."""
+        """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
     def end(self) -> None:
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()  # it ends by itself
+        self.process.stdin.close()  # the process then exits by itself
         try:
             self.process.wait(5)
         except subprocess.TimeoutExpired:
@@ -59,10 +59,10 @@ class ViewerProcess:
 
 
 class ViewerObserver(Observer):
-    """`view=true` of a recipe: begins with the run, prints its address, and ends with it.
+    """`view=true` in a recipe: starts with the run, prints its address, and ends with the run.
 
     Args:
-        stream: where the address is printed; None: nowhere.
+        stream: the stream to which the address is printed; None: don't print it.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -1,12 +1,13 @@
 """Trackers: a run's config, metrics, evaluations and summary in another tool, `monitor: [wandb, tensorboard]`.
 
-    protocol.py           what a tracker is          tracker_observer.py   a thread for each, between the run and it
+    protocol.py           the tracker interface      tracker_observer.py   a thread per tracker that passes on records
     trackio.py, wandb.py, tensorboard.py, mlflow.py  one tool each; its package is imported when a run names it
-A tracker that raises, hangs or is slow costs the run a warning and nothing else. Its identity of the run and the last
-step it got are in the run folder (trackers/NAME.json), so that a resume continues there and logs no step twice.
+If a tracker raises, hangs or is slow, the only consequence for the run is a warning. The tracker's id of the run and
+the last step logged are stored in the run folder (trackers/NAME.json), so that a resume continues there and logs no
+step twice.
 Imports: the tools; `data`, `config`, `lab`, `runtime`. Imported by `view`, and by the config through `TRACKERS`.
 To add one: a file with the spec, a line in `TRACKERS`, an extra in pyproject.toml, docs/trackers.md, and a test in
-`tests/view/trackers` that reads back what the tool has stored. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
+`tests/view/trackers` that reads the tool's data back. Out of tree: `monitor: [my_pkg.trackers:Mine]`.
 """
 
 from typing import TYPE_CHECKING

@@ -22,9 +22,9 @@ class Mlflow(Tracker):
 
     Args:
         project: the experiment.
-        name: of the run; null: the run folder's.
-        uri: of the server or database; null: MLFLOW_TRACKING_URI, or mlflow's default.
-        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+        name: name of the run; null: that of the run folder.
+        uri: address of the server or database; null: MLFLOW_TRACKING_URI, or mlflow's default.
+        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
             (`proxima view --export`); 0: none.
     """
 
@@ -39,7 +39,7 @@ class Mlflow(Tracker):
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
-        for name in ("mlflow", "alembic"):  # they report each table of a new database
+        for name in ("mlflow", "alembic"):  # they log each table of a new database
             logging.getLogger(name).setLevel(logging.WARNING)
         client = MlflowClient(tracking_uri=self.uri)
         if run.identity is not None:
@@ -55,7 +55,7 @@ class Mlflow(Tracker):
 
 
 class MlflowSession:
-    """A run of mlflow."""
+    """An mlflow run."""
 
     def __init__(self, client: Any, run: Any) -> None:
         self.client, self.identity = client, str(run.run_id)

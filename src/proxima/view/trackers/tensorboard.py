@@ -14,7 +14,7 @@ class TensorBoard(Tracker):
     """TensorBoard: event files, in the run folder unless `folder` names another place.
 
     Args:
-        folder: each run gets a folder of its name below it; null: trackers/tensorboard in the run folder.
+        folder: parent folder, with a subfolder named after each run; null: trackers/tensorboard in the run folder.
     """
 
     folder: str | None = None
@@ -44,7 +44,7 @@ class TensorBoardSession(TrackerSession):
         self.writer.flush()
 
     def write_text(self, tag: str, facts: Mapping[str, object]) -> None:
-        """Nested facts as a block of JSON, on the tab of texts."""
+        """Log nested facts as a block of JSON, on the text tab."""
         text = json.dumps(facts, indent=2, default=str).replace("\n", "\n    ")
         self.writer.add_text(tag, f"    {text}", 0)
 

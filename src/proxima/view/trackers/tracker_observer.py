@@ -1,4 +1,4 @@
-"""An observer for each tracker: a queue, and a thread that empties it into the tool."""
+"""The observer of a tracker: a queue, and a thread that passes its entries to the tool."""
 
 import json
 import os
@@ -19,15 +19,15 @@ from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.observer import Observer, Record, RunInfo, Sample
 from proxima.view.trackers.protocol import TrackedRun, Tracker, TrackerSession
 
-PATIENCE = 30.0  # seconds that a tool may take for one call, and at the end of the run for all that waits
+PATIENCE = 30.0  # seconds that a tool may take for a call and, at the end of the run, for the rest of the queue
 PAGE_PATIENCE = 600.0  # seconds for the page of a prompt
 NOT_METRICS = ("kind", "label", "step")
-NICE = 10  # of the process that writes a page: a training goes first
+NICE = 10  # for the process that writes a page: training has priority
 
 
 class TrackerObserver(Observer):
-    """Hands a run's records to a tracker, in a daemon thread: the run never waits for it before its own end. `warn`
-    tells the user, at most twice: of the first failure, and that the tool does not answer."""
+    """Passes a run's records to a tracker in a daemon thread; the run waits for it only at its end. `warn` warns the
+    user at most once: of the first failure, or that the tool does not answer."""
 
     def __init__(
         self, tracker: Tracker, warn: Callable[[str], None], *, patience: float = PATIENCE, clock: Clock | None = None
@@ -35,7 +35,7 @@ class TrackerObserver(Observer):
         self.name = kind_of(tracker, "proxima.view.trackers:TRACKERS")
         self.tracker, self.warn, self.patience, self.clock = tracker, warn, patience, clock or SystemClock()
         self.link, self.failed = "", 0
-        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # what the thread does next
+        self._queue: SimpleQueue[Callable[[], None]] = SimpleQueue()  # the pending calls of the thread
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._error = ""
@@ -60,7 +60,7 @@ class TrackerObserver(Observer):
             identity=self._state.get("identity"),
         )
         self._later(lambda: self._open(run))
-        for record in folder.read_metrics():  # what the tool lacks of the steps before a resume
+        for record in folder.read_metrics():  # the tool may lack steps from before a resume
             self._later_log(record)
         self._thread = threading.Thread(target=self._work, name=f"proxima-{self.name}", daemon=True)
         self._thread.start()
@@ -75,7 +75,7 @@ class TrackerObserver(Observer):
             self._later(lambda: self._log_page(number, sample.uid))
 
     def ending(self) -> Mapping[str, str]:
-        """Links to the run, returned once everything logged has arrived or the tool does not answer."""
+        """Return the link to the tracked run, once all records have arrived or the tool fails to answer in time."""
         arrived = threading.Event()
         self._later(arrived.set)
         self._wait(arrived)
@@ -102,7 +102,7 @@ class TrackerObserver(Observer):
         self._tell()
 
     def _tell(self) -> None:
-        """One warning for whatever is wrong with the tool; the calls of an observer come from the event loop."""
+        """Warn once about any problem of the tool; called on the event loop, like all methods of observers."""
         if self._told or not (self._error or self._hangs):
             return
         self._told = True
@@ -117,7 +117,7 @@ class TrackerObserver(Observer):
             self._busy_since = self.clock.now()
             try:
                 call()
-            except BaseException as error:  # a tool that calls sys.exit() fails; its thread continues
+            except BaseException as error:  # also sys.exit() in a tool: the call fails, the thread continues
                 self._error = self._error or " ".join(f"{type(error).__name__}: {error}".split())[:300]
             self._busy_since = None
 
@@ -127,7 +127,7 @@ class TrackerObserver(Observer):
         self._remember(identity=self._session.identity, link=self.link)
 
     def _log(self, record: Record) -> None:
-        """A step that was logged before the run was interrupted is not logged again; it has the same numbers."""
+        """Log a record, unless it was logged before the run was interrupted: it has the same numbers then."""
         kind, step = str(record["kind"]), int(record["step"])
         if step <= self._before.get(kind, -1):
             return
@@ -142,7 +142,7 @@ class TrackerObserver(Observer):
         self._remember(logged={**self._state.get("logged", {}), kind: step})
 
     def _log_page(self, step: int, uid: int) -> None:
-        """Log the page that `proxima view --export` writes for a prompt, in a separate process."""
+        """Log the page of a prompt, which `proxima view --export` writes in a separate process."""
         if self._session is None:
             return
         with TemporaryDirectory() as place:
@@ -152,7 +152,7 @@ class TrackerObserver(Observer):
                 text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
             )  # fmt: skip
             os.setpriority(os.PRIO_PROCESS, process.pid, NICE)
-            self._busy_since = None  # beside a training that takes every core, it may be slow; the tool isn't to blame
+            self._busy_since = None  # the export may be slow if training uses every core; the tool isn't to blame
             try:
                 _, said = process.communicate(timeout=PAGE_PATIENCE)
             finally:
@@ -179,7 +179,7 @@ class TrackerObserver(Observer):
 
 
 def tracked_numbers(record: Record) -> dict[str, float]:
-    """The numbers of a record of metrics.jsonl, by name; those of an evaluation below `eval/`."""
+    """Return the numbers of a record of metrics.jsonl, by name; those of an evaluation are prefixed with `eval/`."""
     prefix = "eval/" if record["kind"] == "eval" else ""
     numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
     return {f"{prefix}{name}": float(value) for name, value in numbers.items() if name not in NOT_METRICS}

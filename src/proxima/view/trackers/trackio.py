@@ -14,11 +14,11 @@ class Trackio(Tracker):
     """Trackio: a database on this machine, or a Hugging Face Space; `trackio show` opens it.
 
     Args:
-        project: under which its dashboard lists the run.
-        name: of the run; null: the run folder's.
-        group: lists runs together.
+        project: the project under which the dashboard lists the run.
+        name: name of the run; null: that of the run folder.
+        group: name under which several runs are grouped.
         space_id: `user/space` to log to; null: TRACKIO_SPACE_ID, or this machine (TRACKIO_DIR).
-        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
             (`proxima view --export`); 0: none.
     """
 
@@ -33,7 +33,7 @@ class Trackio(Tracker):
     def open(self, run: TrackedRun) -> "TrackioSession":
         import trackio
 
-        for module in (trackio, trackio.run, trackio.utils):  # they print into the live view, and have no switch
+        for module in (trackio, trackio.run, trackio.utils):  # they print into the live view, with no option against it
             vars(module)["print"] = lambda *words, **how: None
         opened = trackio.init(
             project=self.project,
@@ -51,7 +51,7 @@ class Trackio(Tracker):
 
 
 class TrackioSession:
-    """A run of trackio; it has no summary, so that its numbers are logged as `summary/…`."""
+    """A trackio run. It has no summary, so the summary's values are logged as `summary/…`."""
 
     def __init__(self, run: Any, link: str) -> None:
         self.run, self.identity, self.link, self.last = run, str(run.name), link, 0

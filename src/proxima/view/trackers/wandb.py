@@ -16,13 +16,13 @@ class Wandb(Tracker):
     """Weights & Biases: its server, or offline in the run folder until `wandb sync`.
 
     Args:
-        project: of the run.
+        project: project of the run.
         entity: user or team; null: your default.
-        name: of the run; null: the run folder's.
-        group: lists runs together.
-        tags: to filter by.
+        name: name of the run; null: that of the run folder.
+        group: name under which several runs are grouped.
+        tags: tags by which runs can be filtered.
         mode: null: WANDB_MODE, or online.
-        sample_every: steps between pages of one prompt's completions, down to their tokens, that go with the run
+        sample_every: steps between logged pages that show one prompt's completions, down to their tokens
             (`proxima view --export`); 0: none.
     """
 
@@ -72,17 +72,17 @@ class Wandb(Tracker):
 
 
 def _has_key() -> bool:
-    """True if wandb would find a key; `wandb.login` would ask the server, which may not answer."""
+    """Return True if wandb would find an API key; `wandb.login` would ask the server, which may not answer."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     import wandb
-    from requests.utils import get_netrc_auth  # what `wandb login` writes
+    from requests.utils import get_netrc_auth  # reads the file that `wandb login` writes
 
     return get_netrc_auth(str(wandb.setup().settings.base_url)) is not None
 
 
 class WandbSession:
-    """A run of wandb."""
+    """A wandb run."""
 
     def __init__(self, run: Any, *, offline: bool) -> None:
         self.run, self.identity = run, str(run.id)
@@ -94,7 +94,7 @@ class WandbSession:
     def log_page(self, file: Path, step: int) -> None:
         import wandb
 
-        self.run.log({"sample": wandb.Html(file, inject=False)}, step=step)  # its style sheet would be refused
+        self.run.log({"sample": wandb.Html(file, inject=False)}, step=step)  # the page's policy forbids its style sheet
 
     def finish(self, summary: Record) -> None:
         self.run.summary.update({f"summary/{name}": value for name, value in summary.items()})

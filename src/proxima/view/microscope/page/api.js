@@ -1,4 +1,4 @@
-// What the server answers, or, in an exported file, what lies in the file. No answer about a written step ever changes.
+// The server's answers, or in an exported file its data. Answers about a written step never change.
 
 import { ABSENT } from "./format.js";
 
@@ -6,9 +6,9 @@ const inlined = document.getElementById("exported");
 const file = inlined ? JSON.parse(inlined.textContent) : null;
 const key = new URLSearchParams(location.search).get("key");
 const kept = new Map();
-const KEPT = 24; // answers: a walk down and up again asks for nothing twice
+const KEPT = 24; // cached answers, so that going back needs no request
 
-/** The page is one file: nothing is polled, searched or saved. */
+/** The page is a single file: no polling, search or saving. */
 export const isFile = file !== null;
 export const fileStart = file ? file.start : null;
 
@@ -47,7 +47,7 @@ export async function get(path, query = {}) {
   return answer;
 }
 
-/** `get`, or null where there is nothing. */
+/** `get`, or null if there is no answer. */
 export function getOrNull(path, query) {
   return get(path, query).catch(() => null);
 }
@@ -68,7 +68,7 @@ function bytesOf(text) {
   return bytes;
 }
 
-/** The columns of a completion, each decoded when it is first asked for; null for one that is not stored. */
+/** The columns of a completion, each decoded on first use; null if it is not stored. */
 export class Columns {
   constructor(coded, docs) {
     this.coded = coded;
@@ -89,13 +89,13 @@ export class Columns {
     return this.decoded.get(name);
   }
 
-  /** The number at a token; null where there is none. */
+  /** The number at a token; null if it has none. */
   at(name, index) {
     const values = this.column(name);
     return !values || Number.isNaN(values[index]) || values[index] === undefined ? null : values[index];
   }
 
-  /** 1 where the model wrote a token and it was masked; null where that is not stored. */
+  /** 1 if the model wrote a token and it was masked; null if that is not stored. */
   get masked() {
     const keep = this.column("keep"), sampled = this.column("sampled");
     if (keep && !this.decoded.has("masked")) this.decoded.set("masked", keep.map((one, i) => (one || (sampled && !sampled[i]) ? 0 : 1)));

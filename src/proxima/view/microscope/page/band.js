@@ -1,5 +1,5 @@
-// Along the sequence: what the surrogate measures at each token and its limits, above lanes of the chosen tint, of what
-// is masked, of versions and of roles. A canvas; each pixel column shows the range of the tokens that fall into it.
+// Along the sequence: the surrogate's value at each token and its limits, above lanes for the chosen tint, masked
+// tokens, versions and roles. A canvas; each pixel column shows the range of the tokens that fall into it.
 
 import { h, inkOf } from "./dom.js";
 import { count, figure } from "./format.js";
@@ -11,7 +11,7 @@ const STYLES = [["ink", []], ["b", [6, 3]], ["a", [2, 2]], ["c", [9, 3, 2, 3]]];
 const ZOOMS = [1, 8, 64];
 let inks = null;
 
-/** The colours have to be read anew after a change of the theme. */
+/** Reread the colours after a change of the theme. */
 export function forgetInks() {
   inks = null;
 }
@@ -21,7 +21,7 @@ function ink(name) {
   return (inks[name] = inks[name] || inkOf(name));
 }
 
-/** The range that is drawn: outliers beyond what 99 of 100 tokens reach lie on the edge. */
+/** The range to draw; outliers, beyond 99 of 100 tokens, are drawn on the edge. */
 function drawnRange(lists) {
   let low = Infinity, high = -Infinity;
   for (const values of lists) {
@@ -92,7 +92,7 @@ export class Band {
     move(event);
   }
 
-  /** Write what the lines are at a token. */
+  /** Write the lines' values at a token. */
   show(index) {
     for (const { name, output } of this.lines) output.textContent = figure(this.columns.at(name, index));
     const state = this.masked && this.length ? (this.masked[index] ? "masked" : "kept") : "";
@@ -121,7 +121,7 @@ export class Band {
     return lanes;
   }
 
-  /** Paint before the next frame, once for all that changed. */
+  /** Paint before the next frame, once for all changes. */
   draw() {
     this.frame = this.frame || requestAnimationFrame(() => {
       this.frame = 0;
@@ -187,7 +187,7 @@ export class Band {
     [...this.lines].reverse().forEach((line) => this.drawLine(view, line, (value) => y(Math.min(Math.max(value, low), high))));
   }
 
-  /** One line; where several tokens share a pixel, the range of their values. */
+  /** One line; if several tokens share a pixel, the range of their values. */
   drawLine({ pen, x, first, last }, { values, style: [name, dash] }, y) {
     const dots = [], dense = x(first + 1) - x(first) < 1;
     pen.strokeStyle = ink(name);
@@ -284,7 +284,7 @@ export class Band {
     this.runs(view, top, role, (k) => this.sections[k].title.split(" ")[0]);
   }
 
-  /** Stretches of tokens with one value: alternating shades, each with its name where there is room. */
+  /** Runs of tokens with one value: alternating shades, each with its name if there is room. */
   runs({ pen, x, first, last }, top, valueAt, nameOf) {
     let start = first, shade = 0;
     for (let i = first; i <= last; i++) {

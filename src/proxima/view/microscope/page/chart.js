@@ -5,7 +5,7 @@ import { extent, figure } from "./format.js";
 
 const WIDTH = 320, HEIGHT = 104, LEFT = 4, RIGHT = 52, TOP = 8, BOTTOM = 14;
 
-/** Where values lie on a line of pixels. */
+/** Maps values to pixels on a line. */
 export function scaleOf(low, high, from, to) {
   const span = high - low || 1;
   return (value) => from + ((value - low) / span) * (to - from);
@@ -66,9 +66,9 @@ export function lineChart({ series, dots = [], label, steps }) {
   return { svg, at, stepAt };
 }
 
-const LANES = 24; // of the timeline; a run of many prompts has one for each of them
+const LANES = 24; // maximum of a timeline; each prompt of a run has one
 
-/** Who works and who waits: spans {name, process, thread, start, end, facts} in seconds, one lane a thread. */
+/** What works and what waits: spans {name, process, thread, start, end, facts} in seconds, a lane per thread. */
 export function timelineChart(every) {
   const steps = every.filter((span) => span.name === "step"), threads = new Map();
   for (const span of every) {

@@ -1,4 +1,4 @@
-// Two answers to one prompt side by side: of two runs, or of two steps; the first token that differs is marked.
+// Two answers to one prompt side by side, from two runs or steps; the first differing token is marked.
 
 import { h, terms } from "./dom.js";
 import { Columns, get } from "./api.js";

@@ -1,4 +1,4 @@
-// A completion as tokens: tinted by a column, with the band of its surrogate beneath and one token explained beside.
+// A completion as tokens: tinted by a column, with its surrogate's band below and the explanation of one token.
 
 import { h, say, terms } from "./dom.js";
 import { Columns, get, getOrNull, isFile } from "./api.js";
@@ -12,7 +12,7 @@ import { outcomeWords } from "./step.js";
 import { tintNames, tintOf } from "./tint.js";
 import { TokenText } from "./tokens.js";
 
-/** The tint that is shown first: what was masked if anything was, else the advantage. */
+/** The initial tint: masked tokens if there are any, else the advantage. */
 export function firstTint(columns) {
   const names = tintNames(columns).map(([name]) => name);
   return ["log_ratio", "divergence", "mismatch", "entropy", "advantage"].find((name) => names.includes(name)) || names[0] || "";
@@ -55,7 +55,7 @@ class Completion {
     return `step/${this.route.step}/completion/${this.route.completion}${index >= 0 ? `?t=${index}` : ""}`;
   }
 
-  /** Where to compare it: another run, or another step. */
+  /** The choice of another run or step to compare with. */
   further() {
     const run = h("select", { "aria-label": "Run to compare with" }), step = h("input", { type: "number", min: 0, value: this.route.step, "aria-label": "Step to compare with" });
     getOrNull("runs").then((runs) => run.replaceChildren(...(runs || []).filter((one) => !one.problem).map((one) => h("option", { value: one.run, selected: String(one.run) === this.route.run }, one.name))));
@@ -123,7 +123,7 @@ class Completion {
     else say(direction > 0 ? "this is the last of the group" : "this is the first of the group");
   }
 
-  /** The address changed beneath the view: another token, another tint. */
+  /** The address has changed: another token, another tint. */
   update(query) {
     if (query.tint && query.tint !== this.tint) this.setTint(query.tint);
     if (query.t !== undefined && +query.t !== this.at) this.select(+query.t, true);

@@ -1,4 +1,4 @@
-// What differs between two answers: the words of the one that are not in the other, in order.
+// Differences of two answers: the words of one that are not in the other, in order.
 
 const MOST = 3e6; // pairs of words compared; longer middles count as different as a whole
 

@@ -1,4 +1,4 @@
-// Elements. Foreign text enters the page as text nodes only: what is given as a child is never read as markup.
+// Elements. Foreign text enters the page only as text nodes: children are never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -23,12 +23,12 @@ export function s(tag, attributes = {}, ...children) {
   return filled(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Heard by screen readers, without a change of focus. */
+/** Announce a text to screen readers, keeping the focus. */
 export function say(text) {
   document.getElementById("said").textContent = text;
 }
 
-/** `call` after a pause of `wait` ms in which it was not asked for again. */
+/** Debounce: `call` after `wait` ms without another request. */
 export function later(call, wait) {
   let timer = 0;
   return (...values) => {
@@ -37,7 +37,7 @@ export function later(call, wait) {
   };
 }
 
-/** The colours of the stylesheet as a canvas needs them, in the theme that is shown. */
+/** The colours of the stylesheet as a canvas needs them, in the current theme. */
 export function inkOf(name) {
   const probe = h("i", { hidden: true });
   probe.style.color = `var(--${name})`;

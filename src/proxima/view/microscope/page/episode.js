@@ -21,7 +21,7 @@ function callText(call) {
 
 const ENDS = { turns: "ended by the limit of turns", tokens: "ended by the limit of tokens", context: "ended by the context's length" };
 
-/** What a message called, and what was wrong with it. */
+/** A message's calls and errors. */
 function callsOf(span) {
   return [(span.calls || []).map((call) => h("code", { class: "call" }, `→ ${callText(call)}`)), (span.unreadable || []).map((why) => h("p", { class: "bad" }, `✕ unreadable call: ${why}`))];
 }
@@ -30,7 +30,7 @@ function factsOf(episode) {
   return [episode.reward ? `reward of the episode ${signed(episode.reward)}` : "", ENDS[episode.cut] || "", episode.failure ? `failed: ${episode.failure}` : "", episode.attempts > 1 ? `begun ${episode.attempts} times` : ""].filter(Boolean).join(" · ");
 }
 
-/** The messages in short form, to be read beside those of others. */
+/** The messages in short form, for comparison with others. */
 export function shortTurns(episode) {
   const facts = factsOf(episode);
   return h("div", { class: "text" }, facts ? h("p", { class: "muted" }, facts) : null, h("ol", { class: "turns" }, episode.spans.map((span) => h("li", { class: span.role === "assistant" ? "model" : span.error ? "given bad" : "given" },
@@ -39,7 +39,7 @@ export function shortTurns(episode) {
 
 const GAP = 26;
 
-/** A node for each message, left to right; what leaves this path is below it. The model's are round. */
+/** A node per message, left to right; other paths branch off below. The model's are round. */
 function graph(sections, paths, linkOf, onselect) {
   const parts = [], wide = [sections.length];
   const node = (span, x, y, act, about) => {

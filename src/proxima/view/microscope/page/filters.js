@@ -11,7 +11,7 @@ const TYPED = 160; // ms after the last key until a text is searched
 export class Filters {
   constructor({ route, rows, outcomes, onchange }) {
     Object.assign(this, { route, rows, onchange });
-    this.found = null; // indices with the text; null: no text is asked for
+    this.found = null; // indices with the text; null: no text filter
     this.problem = h("span", { class: "bad", role: "alert" });
     this.fields = {};
     const searching = later(() => this.search(), TYPED);
@@ -69,7 +69,7 @@ export class Filters {
     this.search();
   }
 
-  /** Ask the server which answers have the text; the last question counts. */
+  /** Ask the server which answers have the text; the last request wins. */
   async search() {
     const q = this.text.value, regex = this.regex.checked ? "1" : "0";
     this.problem.textContent = "";

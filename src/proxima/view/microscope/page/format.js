@@ -1,4 +1,4 @@
-// Numbers and names as the page writes them.
+// Formats of numbers and names.
 
 const GROUPED = new Intl.NumberFormat("en");
 export const ABSENT = "–";
@@ -22,7 +22,7 @@ export function figure(value, digits = 4) {
   return String(size >= 1000 ? value.toFixed(1) : +value.toPrecision(digits)).replace("-", "−");
 }
 
-/** With its sign, for what is above or below a zero that means something. */
+/** With its sign, for values whose zero is meaningful. */
 export function signed(value, digits = 4) {
   return isNumber(value) && value > 0 ? `+${figure(value, digits)}` : figure(value, digits);
 }
@@ -31,7 +31,7 @@ export function percent(share) {
   return isNumber(share) ? `${+(100 * share).toPrecision(3)} %` : ABSENT;
 }
 
-/** A token between quotes, with what cannot be seen made visible. */
+/** A token in quotes, with invisible characters made visible. */
 export function quoted(text) {
   return `“${text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll("\r", "␍")}”`;
 }
@@ -40,7 +40,7 @@ export function words(name) {
   return String(name).replaceAll("_", " ");
 }
 
-/** An answer or a metadata value: text as it is, anything else as JSON. */
+/** An answer or a metadata value: text unchanged, anything else as JSON. */
 export function plain(value) {
   return value === null || value === undefined ? "" : typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -1,4 +1,4 @@
-// The completions of one prompt side by side, and what each has that the chosen one has not.
+// The completions of one prompt side by side, with their differences from the chosen one.
 
 import { h } from "./dom.js";
 import { get } from "./api.js";
@@ -54,7 +54,7 @@ class Group {
       one.episode ? shortTurns(one.episode) : h("p", { class: "text" }));
   }
 
-  /** The text with its differences; when the card comes into sight. */
+  /** The text with its differences; run when the card becomes visible. */
   fill(card) {
     this.watch.unobserve(card);
     const i = +card.dataset.index, text = card.querySelector(".text"), own = this.group.completions[i].text, words_ = wordsOf(own.slice(0, SHOWN));

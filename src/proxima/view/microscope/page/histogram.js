@@ -6,7 +6,7 @@ import { scaleOf } from "./chart.js";
 
 const BARS_WIDTH = 420, BARS_HEIGHT = 118, BARS_LEFT = 6, BARS_RIGHT = 6, BARS_TOP = 14, BARS_BOTTOM = 16, BINS = 24;
 
-/** One bin for each value where there are few, else 24 of one width: [[low, high], …], both inclusive. */
+/** One bin per value if there are few, else 24 of equal width: [[low, high], …], both inclusive. */
 function binsOf(values) {
   const range = extent(values);
   if (!range) return [];
@@ -36,7 +36,7 @@ export class Histogram {
     this.draw(null);
   }
 
-  /** How many rewards each bin has, of all or of the completions in `shown`. */
+  /** Count the rewards in each bin, of all or of the completions in `shown`. */
   counts(shown) {
     const counts = new Array(this.bins.length).fill(0);
     const add = (value) => { if (isNumber(value)) counts[binIndex(this.bins, value)]++; };

@@ -1,4 +1,4 @@
-// One token: what each policy thought of it, what the surrogate made of it, and why.
+// One token: its probability under each policy, the surrogate's decision, and the reason.
 
 import { h, later, say } from "./dom.js";
 import { get } from "./api.js";
@@ -15,7 +15,7 @@ const POLICIES = [ // its name in the answer, its column, its title, what it is,
 ];
 const SIGNED = new Set(["advantage", "log_ratio", "mismatch", "loss_weight", "gradient_weight"]);
 const MEASURES = ["ratio", "log_ratio", "mismatch", "divergence", "entropy", "advantage", "loss_weight"];
-const WAIT = 60; // ms: a held arrow key asks for the last token only
+const WAIT = 60; // ms: a held arrow key requests only the last token
 
 function bar(logProb) {
   const share = isNumber(logProb) ? Math.exp(logProb) : 0;

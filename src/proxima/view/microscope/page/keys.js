@@ -1,4 +1,4 @@
-// The keyboard: keys that hold everywhere, and those of the view that is shown; `?` lists both.
+// The keyboard: global keys, and those of the current view; `?` lists both.
 
 import { h } from "./dom.js";
 

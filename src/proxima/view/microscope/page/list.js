@@ -1,9 +1,9 @@
-// A table of which only the rows in sight are in the document: 10,000 rows scroll as ten do.
+// A table with only the visible rows in the document: 10,000 rows scroll like ten.
 
 import { h } from "./dom.js";
 
 const ROW = 27; // pixels, as in the stylesheet
-const SPARE = 8; // rows above and below those in sight
+const SPARE = 8; // rows above and below the visible ones
 let made = 0;
 
 /**
@@ -131,7 +131,7 @@ export class List {
     else this.grid.removeAttribute("aria-activedescendant");
   }
 
-  /** Mark a row and bring it into sight. */
+  /** Mark a row and scroll it into view. */
   select(index) {
     this.at = Math.min(Math.max(index, 0), this.items.length - 1);
     const top = this.at * ROW, room = this.grid.clientHeight - this.head.offsetHeight - ROW;

@@ -1,4 +1,4 @@
-// From the address to a view; the path at the top, the theme, and what is new in a running training.
+// From the address to a view; the path at the top, the theme, and updates of a running training.
 
 import { h, say } from "./dom.js";
 import { fileStart, get, getOrNull, isFile } from "./api.js";
@@ -67,7 +67,7 @@ async function drawCrumbs(now) {
 const live = document.getElementById("live");
 let timer = 0, newest = new Map();
 
-/** Ask what is new while the run goes on; a hidden page asks nothing. */
+/** Poll for updates while the run continues; a hidden page doesn't. */
 async function poll() {
   clearTimeout(timer);
   if (isFile || !route || route.run === undefined) {

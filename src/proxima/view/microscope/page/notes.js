@@ -1,17 +1,17 @@
-// Notes on what is shown, saved beside the run's folder.
+// Notes on the current view, saved next to the run's folder.
 
 import { h, say } from "./dom.js";
 import { get, isFile, post } from "./api.js";
 import { linkTo } from "./router.js";
 
-const known = new Map(); // run → a promise of its notes, asked for once until one is saved or listed
+const known = new Map(); // run → a promise of its notes, cached until one is saved or listed
 
 function notesOf(run) {
   if (!known.has(run)) known.set(run, get(`${run}/notes`).catch(() => ({})));
   return known.get(run);
 }
 
-/** A field for the note on `name`, closed while there is none. */
+/** A field for the note on `name`, closed if there is no note. */
 export function noteField(run, name) {
   if (isFile) return null;
   const text = h("textarea", { rows: 3, "aria-label": "Note", placeholder: "A note, saved beside the run's folder" });
@@ -37,7 +37,7 @@ export function noteField(run, name) {
     if (name !== other) text.value = saved = "";
     name = other;
     const notes = await notesOf(run);
-    if (name !== other || text.value !== saved) return; // typed before the notes came
+    if (name !== other || text.value !== saved) return; // typed before the notes arrived
     text.value = saved = notes[name] || "";
     state.textContent = "";
     summary.textContent = saved ? "note ●" : "note";
@@ -47,7 +47,7 @@ export function noteField(run, name) {
   return field;
 }
 
-/** All notes of a run, each a link to what it is about. */
+/** All notes of a run, each a link to its subject. */
 export async function noteList(run) {
   if (isFile) return null;
   known.delete(run);

@@ -16,7 +16,7 @@ const REASONS = {
   invalid: "a reward failed: no score",
 };
 
-/** What an outcome means, in words. */
+/** The outcomes in words. */
 export function outcomeWords(name) {
   return REASONS[name] || (name.startsWith("dropped_") ? `dropped: ${words(name.slice(8))}` : words(name));
 }
@@ -73,7 +73,7 @@ class Step {
     });
   }
 
-  /** The rewards of a group as ticks on the line from the step's least to its most. */
+  /** The rewards of a group as ticks on a line from the step's lowest to its highest. */
   range(group) {
     const line = h("span", { class: "ticks", "aria-hidden": "true" }), [low, high] = this.ends;
     for (const reward of new Set(group.rewards)) {
@@ -151,7 +151,7 @@ class Step {
     go(`${this.path}/completion/${completionId(this.rows.uid[i], this.rows.sample[i], this.rows.turn[i])}`);
   }
 
-  /** The row that was opened last, when one comes back. */
+  /** The row opened last, for the way back. */
   settle() {
     const { at, row } = this.route.query;
     if (at) this.groupList.find((group) => String(group.uid) === at);

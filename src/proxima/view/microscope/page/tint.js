@@ -1,10 +1,10 @@
-// How a column of numbers tints tokens. Colour is never the only sign: above zero a bar lies over the token, below zero
-// under it, the thicker the larger; a version is also written where it begins; a masked token is struck out.
+// How a column of numbers tints tokens. Colour is never the only cue: values above zero have a bar above the token,
+// values below zero one below it, thicker if larger; a version is written where it begins; masked tokens are struck out.
 
 import { h } from "./dom.js";
 import { figure, percent, signed, words } from "./format.js";
 
-const STEPS = 4; // shades on each side of zero, and STEPS * 2 - 1 of what has one side
+const STEPS = 4; // shades on each side of zero, and STEPS * 2 - 1 if there is one side
 const KNOWN = {
   advantage: ["advantage", "two"],
   log_ratio: ["log-ratio current / behavior", "two"],
@@ -17,7 +17,7 @@ const KNOWN = {
 };
 const NOT_TINTS = new Set(["sampled"]);
 
-/** Columns that may tint, those of the issue first: [[name, title], …]. */
+/** Columns that may tint, main ones first: [[name, title], …]. */
 export function tintNames(columns) {
   const there = columns.names.filter((name) => !NOT_TINTS.has(name));
   const first = Object.keys(KNOWN).filter((name) => there.includes(name));
@@ -29,7 +29,7 @@ export function titleOf(name) {
   return name in KNOWN ? KNOWN[name][0] : words(name).replace("log prob", "log-prob");
 }
 
-/** The size that all but one in a hundred stay below, so that one outlier does not pale the rest. */
+/** The size that all but one in a hundred stay below, so that an outlier doesn't fade the rest. */
 function commonSize(values) {
   const sizes = Float32Array.from(values, Math.abs).filter((value) => Number.isFinite(value)).sort();
   const value = sizes[Math.min(sizes.length - 1, Math.floor(sizes.length * 0.99))] || sizes[sizes.length - 1] || 0;

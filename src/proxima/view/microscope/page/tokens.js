@@ -1,5 +1,5 @@
-// An answer as tokens. The text lies in pieces of some hundred tokens; only those in sight have an element per token,
-// the others are plain text of the same size, so 32,000 tokens scroll, and can be read aloud, as any text.
+// An answer as tokens, in pieces of some hundred. Only visible pieces have an element per token; the others are
+// plain text of the same size, so that 32,000 tokens scroll, and can be read aloud, like any text.
 
 import { h } from "./dom.js";
 import { quoted } from "./format.js";
@@ -91,7 +91,7 @@ export class TokenText {
     else if (span.dataset.version) delete span.dataset.version;
   }
 
-  /** Dress the tokens in sight anew. */
+  /** Restyle the visible tokens. */
   redress() {
     for (const piece of this.pieces) {
       if (piece.filled) [...piece.element.children].forEach((span, k) => this.dress(span, piece.first + k));
@@ -114,7 +114,7 @@ export class TokenText {
     return piece.element.children[index - piece.first];
   }
 
-  /** Mark a token and, with `reveal`, bring it into sight. */
+  /** Mark a token and, with `reveal`, scroll it into view. */
   select(index, reveal = true) {
     const before = this.at;
     this.at = Math.min(Math.max(index, 0), this.texts.length - 1);
@@ -154,7 +154,7 @@ export class TokenText {
     return Math.min(Math.max(this.at + direction * 12, 0), this.texts.length - 1);
   }
 
-  /** Mark the tokens that a text or an expression covers; gives the first token of each place. */
+  /** Mark the tokens that match a text or expression; return the first token of each match. */
   find(words) {
     this.hits.clear();
     const places = [];

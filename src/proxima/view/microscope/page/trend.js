@@ -9,7 +9,7 @@ import { noteField, noteList } from "./notes.js";
 
 const FIRST = ["reward/mean", "accuracy", "reward/std", "entropy", "kl", "masked_fraction", "length/mean", "truncated", "grad_norm", "mismatch", "loss", "lr", "time/step"];
 
-/** The metrics that say most come first, the others by name. */
+/** The main metrics come first, the others by name. */
 function ordered(names) {
   const place = (name) => {
     const at = FIRST.findIndex((one) => name === one || name.startsWith(`${one}/`) || name.startsWith(`${one}_`));
@@ -45,7 +45,7 @@ class Trend {
     this.where.replaceChildren(h("b", {}, run.algorithm || "run"), run.model ? ` on ${run.model}` : "", ` · ${count(this.trend.steps.length)} steps`, telling ? ` · ${telling}` : "", run.problem ? h("span", { class: "bad" }, ` · ✕ ${run.problem}`) : "");
   }
 
-  /** A slider over the steps that have completions, and the way into the chosen one. */
+  /** A slider over the steps that have completions, and a link to the chosen one. */
   stepBar() {
     this.slider = h("input", { type: "range", min: 0, "aria-label": "Step", oninput: () => this.moveTo(+this.slider.value), onkeydown: (event) => { if (event.key === "Enter") this.open(); } });
     this.button = h("button", { type: "button", class: "main", onclick: () => this.open() });
@@ -90,7 +90,7 @@ class Trend {
     this.choose();
   }
 
-  /** Draw the charts whose metric the field names. */
+  /** Draw the charts whose metrics match the field. */
   choose() {
     const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
     remember({ q: this.find.value.trim() });
