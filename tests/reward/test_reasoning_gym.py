@@ -96,7 +96,7 @@ def test_tag_and_threshold():
 
 def test_rows_of_other_tasks_are_refused(judged):
     (score,) = judged(prompt("42"), "42")
-    assert not score.valid and "no row of the task 'reasoning_gym'" in score.error
+    assert not score.valid and "not a row of the task 'reasoning_gym'" in score.error
     (score,) = judged(
         replace(prompt("42"), metadata={"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}), "42"
     )

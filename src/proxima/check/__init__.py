@@ -1,26 +1,26 @@
-"""Check: the laws that every spec of a slot must obey, for our tests and for `proxima check`.
+"""Check: the laws that every spec of a slot must satisfy, for our tests and for `proxima check`.
 
     spec_check    every law of a spec; `LAWS`, the table of laws by slot
-    live_check    the laws of a reward, an engine, a server that answers
-    laws          what a law is, and the search for the smallest counterexample
-    batches       random batches with holes and garbage          needs_law    what a spec declares and what it reads
-    first_laws    a call returns what its slot takes: where that fails, no other law is tried
+    live_check    the laws of rewards, engines and running servers
+    laws          the class of laws, and the search for the smallest counterexample
+    batches       random batches with holes and garbage          needs_law    declared needs against tensors read
+    first_laws    a call returns what its slot expects: if that fails, no other law is tried
     by_hand, by_hand_steps   examples with numbers worked out by hand: the parts of a loss, and the steps before it
     by_hand_records    files of such examples
     surrogate_laws     surrogates                        term_laws    corrections, penalties, aggregations
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
-    reward_laws   rewards                                         engine_laws    engines; sampling_laws: what they draw
-    server_laws   servers of engines, each asked by itself        engine_case    what both are checked on
+    reward_laws   rewards                                         engine_laws    engines; sampling_laws: their draws
+    server_laws   servers of engines, one at a time            engine_case    the engine and model under test
     enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
     turn_world    such a world of turns, for advantages of turns
 
-A spec declares what its method breaks on purpose (`exempt_laws`, which are run all the same: an exemption that no
-setting needs is a failure), and settings that switch on branches (`test_fields`);
-see `proxima.core.spec.Spec`. Cases are drawn from fixed seeds: a result can be repeated.
+A spec declares the laws that its method breaks on purpose (`exempt_laws`, which are run anyway: an exemption that no
+setting needs is a failure), and settings that switch on branches (`test_fields`); see `proxima.core.spec.Spec`. Cases
+are drawn from fixed seeds, so that results are reproducible.
 Imports: `proxima.data`, `core`, `engine`, `reward`, `model`, `config`, torch. Imported by `cli`, the tests and
 `proxima_peers`.
 To add a law: a function `(spec, case)` that raises `Violation`, and a line in the tuple of its slot, with `*BATCHES`,
-`*OUTCOMES` or `*TEXTS` for its cases. For a new slot, a line in `LAWS` too.
+`*OUTCOMES` or `*TEXTS` for its cases. A new slot also needs a line in `LAWS`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,5 +1,4 @@
-"""A server as an engine, with nothing in between: no retries, no other replica, no new weights. What it gets wrong is
-seen."""
+"""A server as an engine, with nothing in between: no retries, replicas or new weights, so that its errors show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -25,10 +24,10 @@ AT_ONCE = 32  # requests
 
 @dataclass(frozen=True)
 class BareServer(EngineSpec):
-    """A server that answers at an address, of a kind that is known and with facts that were found.
+    """A running server at an address, with its known dialect and the facts that were probed.
 
     Args:
-        seconds: deadline of a call, and between two tokens.
+        seconds: the timeout of a call, and between two tokens.
     """
 
     address: Address
@@ -37,7 +36,7 @@ class BareServer(EngineSpec):
     seconds: float = 60.0
 
     def build(self, setup: EngineSetup) -> "BareServerEngine":  # type: ignore[override]  # it has some of the calls alone
-        """The engine; it connects when it is asked."""
+        """The engine; it connects on each request."""
         return BareServerEngine(self, setup)
 
     @asynccontextmanager
@@ -51,7 +50,7 @@ class BareServer(EngineSpec):
 
 
 class BareServerEngine:
-    """See `Engine`. New weights, pauses and aborts are tried by laws of their own: here they are none of its calls."""
+    """See `Engine`. It has no calls for new weights, pauses and aborts, which have their own laws."""
 
     def __init__(self, spec: BareServer, setup: EngineSetup) -> None:
         self.spec, self.setup, self._ids = spec, setup, count()
@@ -65,7 +64,7 @@ class BareServerEngine:
         )
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """Some at once, in any order."""
+        """Complete up to `AT_ONCE` requests at a time; completions come in any order."""
         free = asyncio.Semaphore(AT_ONCE)
         async with self.spec.connect() as client:
             tasks = [asyncio.create_task(self._completion(client, free, request)) for request in requests]
@@ -74,13 +73,13 @@ class BareServerEngine:
                     yield await task
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
-        """At temperature 1."""
+        """Score at temperature 1."""
         score, facts = self.spec.dialect.score, self.spec.facts
         async with self.spec.connect() as client:
             return [await score(client, facts, request.prompt_tokens, request.tokens) for request in requests]
 
     async def _completion(self, client: ServerClient, free: asyncio.Semaphore, request: Request) -> Completion:
-        """A completion. The log-probs before truncation take a scoring call where the server reports those after it."""
+        """A completion. If the server reports log-probs after truncation, those before it take a scoring call."""
         asked = self._token_request(request)
         async with free:
             answer = await whole_answer(self.spec, client, asked)
@@ -119,7 +118,7 @@ class BareServerEngine:
 
 @asynccontextmanager
 async def ended(tasks: Sequence[asyncio.Task[Any]]) -> AsyncIterator[None]:
-    """However the block ends, the tasks are ended after it."""
+    """Cancel the tasks and wait for them when the block ends, with or without an error."""
     try:
         yield
     finally:
@@ -129,10 +128,10 @@ async def ended(tasks: Sequence[asyncio.Task[Any]]) -> AsyncIterator[None]:
 
 
 async def whole_answer(spec: BareServer, client: ServerClient, asked: TokenRequest) -> Chunk:
-    """All of a completion, as one chunk.
+    """The whole completion as one chunk.
 
     Raises:
-        Violation: it hung between two tokens, is of another prompt, or has another number of log-probs than tokens.
+        Violation: it hung between two tokens, has no ending, is of another prompt, or has not one log-prob per token.
     """
     stream, chunks = spec.dialect.stream(client, spec.facts, asked), []
     try:
@@ -155,13 +154,13 @@ async def whole_answer(spec: BareServer, client: ServerClient, asked: TokenReque
 
 
 def joined(chunks: Sequence[Chunk]) -> Chunk:
-    """The tokens of all chunks, and the ending of the last."""
+    """One chunk with the tokens of all chunks and the ending of the last."""
     tokens, log_prob = (np.concatenate([getattr(chunk, name) for chunk in chunks]) for name in ("tokens", "log_prob"))
     return replace(chunks[-1], tokens=tokens, log_prob=log_prob, sampling_mask=None)
 
 
 class NoTokenizer:
-    """Stands for a tokenizer that is not known: texts are empty, and no token ends a completion."""
+    """A stand-in for an unknown tokenizer: texts are empty, and no token ends a completion."""
 
     eos_token_id = None
 

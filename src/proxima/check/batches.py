@@ -21,7 +21,7 @@ CENTRES = ("recompute", "behavior", "loglinear")
 
 @dataclass(frozen=True)
 class BatchCase:
-    """A batch, the key of the random choices that a law makes on it (an order, a split), and the kinds of aggregation
+    """A batch, the key of the random choices that a law makes for it (an order, a split), and the kinds of aggregation
     that a law tries."""
 
     batch: PolicyBatch
@@ -33,7 +33,7 @@ class BatchCase:
         return [int(i) for i in permutation(self.batch.sequences, self.key, 1)]
 
     def parts(self) -> list[list[int]]:
-        """The sequences of each of three micro-batches, of which some may be empty."""
+        """The sequences of each of three micro-batches; some may be empty."""
         return [[i for i in range(self.batch.sequences) if mix(self.key, 2, i) % 3 == part] for part in range(3)]
 
 
@@ -48,13 +48,13 @@ def make_batch(
     garbage: bool = True,
     dtype: torch.dtype = torch.float64,
 ) -> PolicyBatch:
-    """A batch with every optional field but those of the other columns' decisions.
+    """A batch with every optional field except those that hold results computed from the others.
 
     Args:
-        lengths: tokens of each sequence; 0 is allowed.
-        seed: of every draw.
+        lengths: the number of tokens of each sequence; 0 is allowed.
+        seed: the seed of all draws.
         spread: how far the current policy is from behavior, nats.
-        out_of_loss, not_sampled: shares of the tokens.
+        out_of_loss, not_sampled: the shares of such tokens.
         proximal: `behavior` (bypass), `recompute` (another policy near both), or `loglinear` (half-way).
         garbage: put NaN, infinities and huge numbers where no policy sampled a token.
         dtype: float32 or float64.
@@ -84,9 +84,9 @@ def make_batch(
         junk = torch.tensor(GARBAGE, dtype=torch.float64)[torch.randint(len(GARBAGE), (tokens,), generator=draw)]
         fields = {name: torch.where(sampled, value, junk) for name, value in fields.items()}
         advantage = torch.where(loss_mask, advantage, junk)
-    share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # of the probability that the sampled token leaves
+    share = torch.tensor([0.5, 0.3, 0.1], dtype=torch.float64)  # of the probability not taken by the sampled token
     token = torch.arange(tokens) % 4
-    top_k = torch.arange(3).expand(tokens, 3)  # of four tokens, three are among the top K
+    top_k = torch.arange(3).expand(tokens, 3)  # three of the four tokens are in the top K
     columns = _of_a_teacher(behavior, share, seed)
     for name, source in (("behavior_top_k_log_prob", behavior), ("top_k_log_prob", log_prob)):
         top = ((1 - source.exp())[:, None] * (share + 0.03 * uniform(tokens, 3))).log()
@@ -109,7 +109,7 @@ def make_batch(
 
 
 def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tensor]:
-    """The columns that distillation reads, with three buckets of about `share` and a remainder."""
+    """The columns that a distillation reads, with three buckets of about `share` and a remainder."""
     draw = torch.Generator().manual_seed(seed + 1)
     columns = {"teacher_log_prob": behavior - torch.rand(len(behavior), generator=draw, dtype=torch.float64)}
     for name in ("bucket_log_prob", "teacher_bucket_log_prob"):
@@ -119,14 +119,14 @@ def _of_a_teacher(behavior: Tensor, share: Tensor, seed: int) -> dict[str, Tenso
 
 
 def with_new_leaf(b: PolicyBatch, **changes: Tensor) -> PolicyBatch:
-    """The batch with changed fields and a `log_prob` leaf of its own."""
+    """The batch with changed fields and its own `log_prob` leaf."""
     leaf = changes.pop("log_prob", b.log_prob).detach().clone().requires_grad_()
     return replace(b, **changes, log_prob=leaf)
 
 
 def batch_cases() -> Iterator[BatchCase]:
-    """Cases of growing size, each with another seed, spread and proximal policy; their tensors are new at each call: a
-    spec that changes them spoils the cases of no other law."""
+    """Cases of growing size with varying seed, spread and proximal policy. Tensors are copied for each call, so that a
+    spec that modifies them does not spoil the cases of other laws."""
     return (replace(case, batch=_copied(case.batch)) for case in _drawn_cases())
 
 
@@ -193,8 +193,8 @@ def show_batch(case: BatchCase) -> str:
 
 
 def with_entropy_leaf(b: PolicyBatch) -> PolicyBatch:
-    """The batch with an entropy that has a gradient, where it has one."""
+    """The batch with an entropy that requires a gradient, if it has an entropy."""
     return b if b.entropy is None else replace(b, entropy=b.entropy.detach().clone().requires_grad_())
 
 
-BATCHES = (batch_cases, smaller_batches, show_batch)  # of a `Law`: cases, shrink, show
+BATCHES = (batch_cases, smaller_batches, show_batch)  # arguments of a `Law`: cases, shrink, show

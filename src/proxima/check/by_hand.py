@@ -1,4 +1,4 @@
-"""Numbers worked out by hand: the inputs of an example, and what our specs make of them."""
+"""Examples worked out by hand: their inputs, and the numbers that our specs compute from them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,21 +40,21 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numb
     """The numbers that our specs compute from the inputs of an example.
 
     Args:
-        specs: slot → spec: one or more of `surrogate`, `correction`, `penalty`, `aggregate`, or one of the others
-            alone. Of `proximal` the name: `next`, `linear` or `loglinear`.
+        specs: slot → spec: one or more of `surrogate`, `correction`, `penalty`, `aggregate`, or exactly one other slot.
+            `proximal` takes a name, `next`, `linear` or `loglinear`.
         inputs: fields of `PolicyBatch`: rows [B][T] with a `mask`, or packed with `loss_mask` and `cu_seqlens`. An
-            aggregation alone reads `loss` in place of `log_prob`. Of an advantage or selection: fields of `Outcomes`,
-            where `valid`, `length` and `truncated` may be left out, or of `TokenRewards`; a selection has `advantage`
-            too. Of a preference: fields of `PreferencePairs`. Of `reward_kl` and `proximal`: the arguments of the
-            call, packed.
+            aggregation alone reads `loss` in place of `log_prob`. For an advantage or selection: fields of `Outcomes`,
+            where `valid`, `length` and `truncated` may be left out, or of `TokenRewards`; a selection also takes
+            `advantage`. For a preference: fields of `PreferencePairs`. For `reward_kl` and `proximal`: the arguments of
+            the call, packed.
 
-    Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (of an aggregation alone `grad_loss`), `keep`
-        and `metrics.…`; `token_loss` of the surrogate, and of `cppo` its `spent` Z and `allowed` c; `weight`, `keep`
-        and `metrics.…` of the correction; `penalty`, and `grad_entropy` where it reads the entropy.
+    Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (`grad_loss` for an aggregation alone), `keep`
+        and `metrics.…`; `token_loss` of the surrogate, and for `cppo` its `spent` Z and `allowed` c; `weight`, `keep`
+        and `metrics.…` of the correction; `penalty`, and `grad_entropy` if it reads the entropy.
         Distillation: `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, and
-        `metrics.…`. Mismatch: `metrics.…`, merged from those of every second sequence and of the others; `exceeded`,
+        `metrics.…`. Mismatch: `metrics.…`, merged from those of the even and of the odd sequences; `exceeded`,
         `rejects` [S], and `health.<metric>`, 0 ok, 1 watch, 2 act. All other slots: see `by_hand_steps`.
-        Values of tokens have the layout of the inputs, with 0 at padding.
+        Token values have the layout of the inputs, with 0 at padding.
     Raises: NoFieldError naming an input that doesn't exist or is missing.
     """
     tensors = {name: _typed(name, value) for name, value in inputs.items()}
@@ -86,7 +86,7 @@ def _taken(tensors: Numbers, name: str) -> Tensor:
 
 
 def _laid_out(b: PolicyBatch, values: Tensor, leaf: Tensor, tensors: Numbers) -> Tensor:
-    """[N] in the layout of the inputs."""
+    """[N] values in the layout of the inputs."""
     return padded_to(b, values, leaf.shape) if "mask" in tensors else values
 
 
@@ -95,7 +95,7 @@ def _metrics(metrics: Metrics) -> Numbers:
 
 
 def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Numbers, Metrics]:
-    """The loss, None for a correction alone, the [N] values on the way to it, and the metrics."""
+    """The loss (None for a correction alone), the intermediate [N] values, and the metrics."""
     tokens: Numbers = {}
     if "correction" in specs:
         corrected = apply_corrections(b, [specs["correction"]])
@@ -136,7 +136,7 @@ def _distillation(spec: Any, tensors: Numbers) -> Numbers:
     return numbers | _metrics(distillation_loss(b, divergence=spec, aggregate=TokenSum()).metrics)
 
 
-ALONE = {"distillation": _distillation, "mismatch": _mismatch, **STEPS}  # the slots whose spec comes alone
+ALONE = {"distillation": _distillation, "mismatch": _mismatch, **STEPS}  # the slots whose spec is used alone
 SLOTS = (*LOSS_SLOTS, *ALONE)
 
 
@@ -154,7 +154,7 @@ def _batch(leaf: Tensor, tensors: Mapping[str, Tensor]) -> PolicyBatch:
 
 
 def padded_to(b: PolicyBatch, values: Tensor, shape: Sequence[int], fill: float = 0.0) -> Tensor:
-    """[N] → [B, T] float64 of a shape that may be wider than the batch's longest row, `fill` at padding."""
+    """[N] → [B, T] float64 of a shape that may be wider than the batch's longest row, with `fill` at padding."""
     out = torch.full(tuple(shape), fill, dtype=torch.float64)
     rows = b.to_padded(values.detach().double(), fill)
     out[:, : rows.shape[1]] = rows
@@ -162,7 +162,7 @@ def padded_to(b: PolicyBatch, values: Tensor, shape: Sequence[int], fill: float 
 
 
 def leaves(value: Any, path: str = "") -> dict[str, Any]:
-    """Everything expected, by its path: `loss`, `metrics.actor/ppo_kl`; a list is one leaf."""
+    """The leaves of a nested mapping by path, such as `loss`, `metrics.actor/ppo_kl`; a list is one leaf."""
     if not isinstance(value, dict):
         return {path: value}
     nested = [leaves(child, f"{path}.{key}" if path else key) for key, child in value.items()]
@@ -178,7 +178,7 @@ def require_example(slot: str, spec: Any, example: Mapping[str, Any]) -> None:
 
 
 def require_numbers(numbers: Mapping[str, Tensor], expected: Mapping[str, Any]) -> None:
-    """Raise `Violation` unless the numbers are as expected, every one of these."""
+    """Raise `Violation` unless every expected number is computed and close to its expected value."""
     for name, value in leaves(expected).items():
         if name not in numbers:
             raise Violation(f"nothing of ours computes {name!r}; there are {', '.join(sorted(numbers))}")

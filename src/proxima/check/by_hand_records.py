@@ -1,9 +1,9 @@
-"""Records worked out by hand: JSON that names our specs, their inputs and the numbers expected of them.
+"""Records worked out by hand: JSON that names our specs, their inputs and the expected numbers.
 
     [{"name": …, "source": "by hand", "surrogate": {"kind": "topr", "upper": 1.0}, "inputs": …, "expected": …}, …]
 
 Slots: surrogate, correction, penalty, aggregate, advantage, distillation, selection, preference, reward_kl, proximal,
-mismatch. What inputs and expected numbers may be called is in `proxima.check.by_hand`."""
+mismatch. The names of inputs and expected numbers are documented in `proxima.check.by_hand`."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -51,12 +51,12 @@ def numbers_of_record(
     """The numbers that our specs compute from the inputs of a record.
 
     Args:
-        specs: by slot, as a recipe writes them; null as absent.
-        import_code: import the classes outside proxima that it names.
+        specs: the specs by slot, as a recipe writes them; null counts as absent.
+        import_code: import classes outside proxima that the record names.
 
     Raises:
-        UserError, NoFieldError: it names no spec, an unknown one or field, a value that the spec refuses, or other
-            inputs than the spec reads.
+        UserError, NoFieldError: the record names no spec, an unknown spec or field, a value that the spec refuses, or
+            inputs other than the spec reads.
     """
     written = {slot: spec for slot, spec in specs.items() if spec is not None}
     if not written:
@@ -69,10 +69,10 @@ def read_records(file: Path, form: str, require_record: Callable[[dict[str, Any]
     """The records of a file.
 
     Args:
-        form: what a record holds, for the error.
-        require_record: raises a ValueError that says what is wrong with one.
+        form: a description of a record's contents, for the error.
+        require_record: raises a ValueError that describes an invalid record.
 
-    Raises: UserError, of one line.
+    Raises: a one-line UserError.
     """
 
     def refused(reason: str) -> UserError:
@@ -99,7 +99,7 @@ def read_records(file: Path, form: str, require_record: Callable[[dict[str, Any]
 
 
 def require_record_by_hand(record: Mapping[str, Any]) -> None:
-    """Raise a UserError unless it has the keys of a record by hand and no others, names a spec, and expects numbers."""
+    """Raise a UserError unless the record has exactly the keys of a hand-worked one, a spec and expected numbers."""
     title = f"golden record {record.get('name', '?')!r}"
     for key in ("name", "source", "inputs", "expected"):
         if key not in record:
@@ -119,10 +119,10 @@ def require_record_by_hand(record: Mapping[str, Any]) -> None:
 
 
 def check_record(record: Mapping[str, Any], import_code: bool = False) -> LawResult:
-    """Check a record by hand, as a law of its name.
+    """Check a hand-worked record, as a law with the record's name.
 
     Raises:
-        UserError: the record itself is wrong: what it names does not exist, or its numbers are none.
+        UserError: the record itself is wrong: it names something that does not exist, or its numbers are not numbers.
     """
     title = f"golden record {record['name']!r}"
     for part in ("inputs", "expected"):
@@ -141,16 +141,16 @@ def check_record(record: Mapping[str, Any], import_code: bool = False) -> LawRes
         numbers = numbers_of_record(record["name"], specs, record["inputs"], import_code)
     except (UserError, NoFieldError) as error:
         raise UserError(f"{title}: {'; '.join(str(error).splitlines())}") from None
-    except Exception as error:  # a stranger's code may raise anything
+    except Exception as error:  # third-party code may raise anything
         return LawResult(law, "FAILED", described(error))
     return check_law(law, record)
 
 
 def check_records(file: str, import_code: bool = False) -> Iterator[LawResult]:
-    """Check the records by hand of a file.
+    """Check the hand-worked records of a file.
 
     Raises:
-        UserError: it holds none, or one that is wrong.
+        UserError: the file holds no record, or an invalid one.
     """
     form = "{name, source, inputs, expected} with a spec by slot"
     records = read_records(Path(file), form, require_record_by_hand)

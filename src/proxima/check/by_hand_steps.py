@@ -1,4 +1,5 @@
-"""Numbers by hand of the steps before the loss: advantage, selection, preference, KL in the reward, proximal policy."""
+"""Hand-worked numbers for the steps before the loss: advantage, selection, preference, KL in the reward, proximal
+policy."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ Numbers = dict[str, Tensor]
 
 
 def _advantage(spec: Any, inputs: Numbers) -> Numbers:
-    """Of `TokenRewards`, or of `Outcomes`. With a critic also its targets, and how well it foresaw what followed."""
+    """The advantage of `TokenRewards` or `Outcomes`. With a critic, also its targets and `value_metrics`."""
     if not spec.per_token:
         return {"advantage": spec(_outcomes(inputs))}
     check_names(TokenRewards, inputs, "inputs")
@@ -42,8 +43,7 @@ def _outcomes(inputs: Numbers) -> Outcomes:
 
 
 def _selection(spec: Any, inputs: Numbers) -> Numbers:
-    """The completions that a selection keeps, and the factor by which it multiplies the prompts of a step for the
-    largest group."""
+    """The completions that are kept, and `prompts_factor` for the size of the largest group."""
     outcomes = _outcomes({name: value for name, value in inputs.items() if name != "advantage"})
     advantage = inputs.get("advantage", torch.zeros_like(outcomes.reward))
     size = int(outcomes.group.unique(return_counts=True)[1].max())
@@ -75,7 +75,7 @@ def gradients(value: Tensor, leaves: Numbers) -> Numbers:
 
 
 def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
-    """The shaped rewards of tokens and completions, and the coefficient after a step with these completions."""
+    """The rewards of tokens and completions, and the coefficient after a step of these completions."""
     _check_arguments(type(spec).__call__, inputs, beside=("self",))
     shaped = spec(**inputs)
     numbers = {name: getattr(shaped, name).double() for name in ("reward", "total", "kl", "some", "paid")}
@@ -84,7 +84,7 @@ def _reward_kl(spec: Any, inputs: Numbers) -> Numbers:
 
 
 def _proximal(kind: Any, inputs: Numbers) -> Numbers:
-    """`next_log_prob` for `next`, otherwise `proximal_log_prob`."""
+    """`next_log_prob` for kind `next`, otherwise `proximal_log_prob`."""
     _check_arguments(segment_wise_log_prob if kind == "next" else interpolated_proximal, inputs, beside=("kind",))
     given: dict[str, Any] = inputs | {"current_version": int(inputs["current_version"])}
     if kind == "next":
@@ -93,7 +93,7 @@ def _proximal(kind: Any, inputs: Numbers) -> Numbers:
 
 
 def _check_arguments(function: Callable[..., Any], inputs: Numbers, beside: tuple[str, ...]) -> None:
-    """Raise NoFieldError naming an input that the function does not take, or one that it takes and is missing."""
+    """Raise NoFieldError naming an input that the function does not take, or a missing one that it requires."""
     parameters = {name: p for name, p in signature(function).parameters.items() if name not in beside}
     for name in inputs:
         if name not in parameters:

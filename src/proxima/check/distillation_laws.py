@@ -1,4 +1,4 @@
-"""Laws of distillation: a divergence between two distributions, and the estimate of it from the sampled token."""
+"""Laws of distillation: a divergence between two distributions, and its estimate from the sampled token."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,11 +15,11 @@ from proxima.core import TokenSum
 from proxima.core.distillation import buckets, distillation_loss
 from proxima.data import PolicyBatch
 
-WORDS = 6  # of the vocabulary over which expectations are sums
+WORDS = 6  # in the vocabulary over which expectations are exact sums
 
 
 def value_law(spec: Any, case: BatchCase) -> None:
-    """[N], finite, 0 outside the loss; from the top K at least 0 but for rounding."""
+    """The value is [N], finite, and 0 outside the loss; from the top K it is at least 0, up to rounding."""
     b = case.batch
     value = spec(b)
     require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
@@ -39,7 +39,7 @@ def _gradient(spec: Any, b: PolicyBatch) -> Tensor:
 
 
 def zero_where_equal(spec: Any, case: BatchCase) -> None:
-    """Of a student equal to its teacher, value and gradient are 0."""
+    """For a student equal to its teacher, value and gradient are 0."""
     b = case.batch
     student = replace(b, teacher_log_prob=b.log_prob.detach(), teacher_bucket_log_prob=b.bucket_log_prob)
     require_close(spec(student).detach(), torch.zeros_like(b.log_prob).detach(), "divergence from itself")
@@ -48,7 +48,7 @@ def zero_where_equal(spec: Any, case: BatchCase) -> None:
 
 
 def bucket_derivative(spec: Any, case: BatchCase) -> None:
-    """From the top K, the gradient is the derivative."""
+    """From the top K, the gradient is the derivative of the value."""
     b, gradient = case.batch, _gradient(spec, case.batch)
     assert b.bucket_log_prob is not None
     for column in range(b.bucket_log_prob.shape[1]):
@@ -59,7 +59,7 @@ def bucket_derivative(spec: Any, case: BatchCase) -> None:
 
 
 def coarser_is_less(spec: Any, case: BatchCase) -> None:
-    """With fewer buckets the divergence is smaller or the same: a lower bound."""
+    """With fewer buckets the divergence is smaller or equal: a lower bound."""
     b = case.batch
     assert b.bucket_log_prob is not None and b.teacher_bucket_log_prob is not None
     student, teacher = b.bucket_log_prob[:, 1:], b.teacher_bucket_log_prob[:, 1:]
@@ -77,8 +77,8 @@ def distillation_split(spec: Any, case: BatchCase) -> None:
 
 
 def unbiased(spec: Any, case: int) -> None:
-    """Over all tokens of a small vocabulary, the estimate from the sampled token has the divergence as its expected
-    value, and its gradient that of the divergence; also for samples of another policy than π."""
+    """Over all tokens of a small vocabulary, the estimate from the sampled token and its gradient have the divergence
+    and its gradient as expected values, even for samples from a policy other than π."""
     draw = torch.Generator().manual_seed(case)
     logits, teacher, sampler = (torch.randn(WORDS, generator=draw, dtype=torch.float64) for _ in range(3))
     logits.requires_grad_()
@@ -100,12 +100,12 @@ def unbiased(spec: Any, case: int) -> None:
 
 
 def distillation_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
-    """The outcome of a divergence."""
+    """The outcome of a divergence: its value."""
     return (spec(b).detach(),)
 
 
 def finite_distillation(spec: Any, b: PolicyBatch) -> None:
-    """Value and gradient are finite, also where one of the two excludes a token."""
+    """Value and gradient are finite, even where one of the two policies excludes a token."""
     far = torch.stack([b.log_prob.detach(), torch.full_like(b.log_prob, -torch.inf).detach()], 1)
     b = replace(b, teacher_log_prob=b.reference_log_prob, bucket_log_prob=far, teacher_bucket_log_prob=far.flip(1))
     require_that(bool(spec(b).isfinite().all()), "the divergence is not finite")

@@ -1,5 +1,4 @@
-"""The case on which the laws of engines are checked: an engine, a small model, prompts, and the trainer's forward
-pass."""
+"""The test case of the engine laws: an engine, a small model, prompts, and the trainer's forward pass."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -14,7 +13,7 @@ from proxima.data.columns import Floats, Ints
 from proxima.engine.protocol import Capabilities, Engine, EngineSetup, Request, Sampling, close_engine
 from proxima.model.pretrained import LoadedModel
 
-SECONDS = 300.0  # until a law counts as hung
+SECONDS = 300.0  # before a law counts as hung
 BOUNDS = {"float32": 2e-3, "float16": 0.02}  # nats, mean over tokens, between two forward passes of the same weights
 WIDE_BOUND = 0.12  # in bfloat16
 QUANTIZED_BOUND = 0.5
@@ -26,12 +25,12 @@ class EngineUnderTest:
     """The spec of an engine, and the model that it runs.
 
     Args:
-        setup: what it is built from.
-        model: gives the model in this process, whose forward pass the engine is compared with; None: there is none, and
-            the laws that need it are skipped.
-        dtype: of the engine's weights; None: unknown, which counts as bfloat16.
-        quantized: they are fewer bits than that.
-        draws: tokens that are drawn to compare their frequencies.
+        setup: the setup from which the engine is built.
+        model: returns the model in this process with whose forward pass the engine is compared; None: the laws that
+            need it are skipped.
+        dtype: the dtype of the engine's weights; None: unknown, treated as bfloat16.
+        quantized: the weights have fewer bits than `dtype`.
+        draws: the number of tokens drawn to compare their frequencies.
     """
 
     spec: Any
@@ -43,27 +42,28 @@ class EngineUnderTest:
 
     @property
     def bound(self) -> float:
-        """Nats that log-probs of the engine may be off the trainer's on average."""
+        """The bound on the mean difference between the engine's and the trainer's log-probs, nats."""
         return QUANTIZED_BOUND if self.quantized else BOUNDS.get(self.dtype or "", WIDE_BOUND)
 
     def reference(self) -> LoadedModel:
         """The model.
 
         Raises:
-            Violation: there is none; `needs_model` says so before.
+            Violation: there is no model; `needs_model` tells in advance.
         """
         if self.model is None:
             raise Violation("no model to compare with")
         return self.model()
 
     def full_length(self) -> int:
-        """Tokens of prompt and completion together that fit."""
+        """The most tokens of prompt and completion together."""
         limits = [self.setup.max_length, getattr(self.reference().model.config, "max_position_embeddings", None)]
         return min(limit for limit in limits if limit is not None)
 
 
 def tiny_model() -> LoadedModel:
-    """A Llama of a few thousand random weights, with one token for each of 64 letters; made without any file."""
+    """A Llama of a few thousand random weights, with one token for each of 63 letters and an end token; created without
+    any file."""
     import torch
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -79,20 +79,20 @@ def tiny_model() -> LoadedModel:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = LlamaForCausalLM(LlamaConfig(vocab_size=len(letters), **sizes))
-        model.lm_head.weight.mul_(12)  # logits as far apart as those of a trained model: a flat one hides temperatures
+        model.lm_head.weight.mul_(12)  # logits as far apart as a trained model's: flat logits hide temperatures
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = 0
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, path="tiny")
 
 
 def requests(prompts: int = 3, samples: int = 2, **sampling: Any) -> list[Request]:
-    """Prompts of different lengths, `samples` requests each."""
+    """Requests for prompts of different lengths, `samples` each."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
     tokens = [(np.arange(3 + 2 * uid, dtype=np.int32) * 5 + uid) % 60 + 1 for uid in range(prompts)]
     return [r for uid in range(prompts) for r in requests_of(uid, tokens[uid], samples, 7, chosen)]
 
 
 def requests_of(uid: int, tokens: Sequence[int] | Ints, samples: int, seed: int, sampling: Sampling) -> list[Request]:
-    """`samples` requests of one prompt."""
+    """`samples` requests for one prompt."""
     prompt = Prompt(uid=uid, messages=(), tokens=np.asarray(tokens, np.int32))
     return [Request(prompt=prompt, sample=sample, sampling=sampling, seed=seed) for sample in range(samples)]
 
@@ -134,19 +134,19 @@ def log_softmax(logits: np.ndarray, temperature: float = 1.0) -> np.ndarray:
 
 
 def chosen_of(log_probs: np.ndarray, tokens: Sequence[int] | Ints) -> Floats:
-    """[T] of the tokens."""
+    """[T] the log-probs of the tokens."""
     chosen: Floats = np.take_along_axis(log_probs, np.asarray(tokens, np.int64)[:, None], -1)[:, 0]
     return chosen
 
 
 def mean_off(actual: np.ndarray, expected: np.ndarray) -> float:
-    """Nats, mean over the tokens; infinite where one is no number."""
+    """The mean absolute difference over the tokens, nats; infinite if it is not finite."""
     off = float(np.abs(actual - expected).mean()) if len(actual) else 0.0
     return off if np.isfinite(off) else np.inf
 
 
 def known_capabilities(case: EngineUnderTest) -> Capabilities:
-    """The capabilities of the engine, which is built to ask it."""
+    """The engine's capabilities; an engine is built to find out."""
     engine: Engine = case.spec.build(case.setup)
     close_engine(engine)
     return engine.capabilities
@@ -155,7 +155,7 @@ def known_capabilities(case: EngineUnderTest) -> Capabilities:
 def engine_law(
     name: str, consequence: str, check: Callable[[EngineUnderTest, Engine], Awaitable[None]], **more: Any
 ) -> Law:
-    """The law that `check(case, engine)` holds; the engine is built for it, and what it has started is ended."""
+    """The law that `check(case, engine)` passes; the engine is built for it and closed afterwards."""
 
     async def limited(case: EngineUnderTest) -> None:
         engine = case.spec.build(case.setup)
@@ -168,5 +168,5 @@ def engine_law(
 
 
 def needs_model(case: EngineUnderTest) -> str | None:
-    """The reason why an engine can't be compared with a model, or None."""
+    """Why an engine can't be compared with a model, or None."""
     return None if case.model is not None else "no model to compare with: give --model FOLDER"

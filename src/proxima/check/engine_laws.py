@@ -12,14 +12,14 @@ from proxima.check.sampling_laws import SAMPLING_LAWS
 from proxima.data import Completion
 from proxima.engine.protocol import Capabilities, Engine, InFlight, ScoreRequest, WeightUpdate
 
-LOG_PROB_TOLERANCE = 0.05  # nats, between two forwards in bfloat16
+LOG_PROB_TOLERANCE = 0.05  # nats, between two forward passes in bfloat16
 
 
 METHODS = ("generate", "publish", "pause", "resume", "abort", "health")
 
 
 async def answers(_: EngineUnderTest, engine: Engine) -> None:
-    """It has the methods of an engine, and completes one request."""
+    """The engine has all methods and capabilities of an engine, and completes one request."""
     missing = [name for name in METHODS if not callable(getattr(engine, name, None))]
     kind = type(engine).__name__
     require_that(not missing, f"build() returned a {kind}, which has no {', '.join(missing)}")
@@ -44,7 +44,7 @@ async def columns(_: EngineUnderTest, engine: Engine) -> None:
 
 async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
     """The log-probs of sampled tokens are those that `score` gives them."""
-    temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score at temperature 1 alone
+    temperature = 0.7 if engine.capabilities.log_probs == "both" else 1.0  # servers score only at temperature 1
     wanted = requests(temperature=temperature)
     made = await completions(engine, wanted)
     pairs = zip(wanted, made, strict=True)
@@ -58,7 +58,7 @@ async def log_probs(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def sampling_masks(_: EngineUnderTest, engine: Engine) -> None:
-    """Under truncation every token comes with the set that it was drawn from; without, no completion has sets."""
+    """Under truncation every token has the set from which it was drawn; without truncation, no completion has sets."""
     for made in await completions(engine, requests()):
         require_that(made.sampling_mask is None, "nothing is truncated, yet a completion has a sampling mask")
     for c in await completions(engine, requests(temperature=0.8, top_k=6, top_p=0.7)):
@@ -67,12 +67,12 @@ async def sampling_masks(_: EngineUnderTest, engine: Engine) -> None:
         assert c.sampling_mask is not None
         counts = c.sampling_mask.counts
         require_that(int(counts.max(initial=0)) <= 6, f"{key}: a set of {counts.max(initial=0)} tokens, over top_k=6")
-        alone = np.nanmax(np.abs(c.sampled_log_prob[counts == 1]), initial=0.0)  # NaN: the engine does not have it
+        alone = np.nanmax(np.abs(c.sampled_log_prob[counts == 1]), initial=0.0)  # NaN: not reported by the engine
         require_that(alone <= 1e-4, f"{key}: the only token of its set has a log-prob of {-alone:.3g}, not 0")
 
 
 async def queue_independence(_: EngineUnderTest, engine: Engine) -> None:
-    """A completion depends on seed, prompt, sample and turn, and on nothing else that is queued."""
+    """A completion depends on seed, prompt, sample and turn only, not on other queued requests."""
     wanted = requests()
     together = await completions(engine, wanted)
     backwards = (await completions(engine, wanted[::-1]))[::-1]
@@ -84,7 +84,7 @@ async def queue_independence(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def pausing(_: EngineUnderTest, engine: Engine) -> None:
-    """After pause and resume, in every mode, generation works."""
+    """Generation works after pause and resume in every mode."""
     for mode in sorted(engine.capabilities.pause_modes):
         await engine.pause(mode)
         require_that((await engine.health()).ok, f"the engine is not healthy while paused ({mode})")
@@ -93,7 +93,7 @@ async def pausing(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def aborting(_: EngineUnderTest, engine: Engine) -> None:
-    """`abort` ends the completions of its prompt, and of no other."""
+    """`abort` ends the completions of its prompt, and of no other prompt."""
     wanted = requests(max_tokens=200)
     ended: dict[tuple[int, int, int], Completion] = {}
 
@@ -111,16 +111,15 @@ async def aborting(_: EngineUnderTest, engine: Engine) -> None:
 
 
 async def in_flight(_: EngineUnderTest, engine: Engine) -> None:
-    """At any moment, every token sampled so far is in `in_flight` or in a completion that was yielded."""
-    for most in (40, 160, 640):  # this process may have been too slow to ask while anything ran
+    """At any time, every token sampled so far is in `in_flight` or in a completion that was yielded."""
+    for most in (40, 160, 640):  # longer each time, if this process was too slow to ask while anything ran
         if await _seen_in_flight(engine, most):
             return
     raise Violation("nothing was ever in flight")
 
 
 async def _seen_in_flight(engine: Engine, most: int) -> bool:
-    """True if completions of at most `most` tokens were ever seen in flight; those seen are compared with the finished
-    ones."""
+    """Return True if completions of at most `most` tokens were ever seen in flight; check the parts that were seen."""
     wanted = requests(4, 4, max_tokens=most)
     made: dict[tuple[int, int, int], Completion] = {}
     seen: dict[tuple[int, int, int], InFlight] = {}
@@ -129,7 +128,7 @@ async def _seen_in_flight(engine: Engine, most: int) -> bool:
     async def collect() -> None:
         async for completion in engine.generate(wanted):
             made[completion.key] = completion
-            for _ in range(3):  # others end while the caller is busy
+            for _ in range(3):  # let others end while the caller is busy
                 await asyncio.sleep(0)
 
     task = asyncio.create_task(collect())

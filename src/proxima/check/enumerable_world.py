@@ -1,4 +1,4 @@
-"""A world so small that expectations are sums: the exact gradient, bias and spread of any policy loss."""
+"""A world so small that expectations are exact sums: the gradient, bias and spread of any policy loss."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ STOP = 0
 
 @dataclass(frozen=True)
 class GradientMoments:
-    """Of the gradient of one batch: its expectation [P, V], and its standard deviation sqrt(E|g − E g|²)."""
+    """Moments of the gradient of one batch: its expectation [P, V], and its standard deviation sqrt(E|g − E g|²)."""
 
     mean: Tensor
     std: float
@@ -30,14 +30,14 @@ class EnumerableWorld:
 
         J(π) = Σ_y π(y) R(y)        E_μ[g] = Σ over batches of completions, of probability times gradient
 
-    A completion ends with token 0 or at the horizon, so lengths differ and early tokens decide which later ones are
-    reached. Rewards and logits are drawn from the seed. A policy is its logits, [P, V] float64.
+    A completion ends with token 0 or at the horizon, so lengths differ and early tokens determine which later ones are
+    reached. Rewards and logits are drawn from the seed. A policy is given by its logits, [P, V] float64.
 
     Args:
-        vocabulary: V, the tokens, the end token included, >= 2.
-        horizon: T, the largest length, >= 1. There are P = Σ_{t<T} (V − 1)^t prefixes.
-        seed: of rewards and logits.
-    Edge cases: `moments` with groups of G enumerates S^G batches for S completions: 31 completions for the defaults.
+        vocabulary: V, the number of tokens including the end token, >= 2.
+        horizon: T, the maximum length, >= 1. There are P = Σ_{t<T} (V − 1)^t prefixes.
+        seed: the seed of rewards and logits.
+    Edge cases: `moments` with groups of size G enumerates S^G batches for S completions; the defaults have S = 31.
     """
 
     vocabulary: int = 3
@@ -50,13 +50,13 @@ class EnumerableWorld:
 
     @cached_property
     def completions(self) -> list[tuple[int, ...]]:
-        """S completions as token ids, in the order of all tensors of [S]."""
+        """The S completions as token ids; all [S] tensors have this order."""
         ended = [(*prefix, STOP) for prefix in self.prefixes]
         return ended + list(product(range(1, self.vocabulary), repeat=self.horizon))
 
     @cached_property
     def prefixes(self) -> dict[tuple[int, ...], int]:
-        """The prefixes that a token may follow, with their rows."""
+        """The prefixes that a token may follow, with their rows in the policy."""
         words = range(1, self.vocabulary)
         return {p: i for i, p in enumerate(p for t in range(self.horizon) for p in product(words, repeat=t))}
 
@@ -67,22 +67,22 @@ class EnumerableWorld:
 
     @cached_property
     def row(self) -> Tensor:
-        """[N] int64, the prefix before each token of all completions in turn."""
+        """[N] int64, the row of the prefix before each token, over all completions in order."""
         return torch.tensor([self.prefixes[y[:t]] for y in self.completions for t in range(len(y))])
 
     @cached_property
     def token(self) -> Tensor:
-        """[N] int64."""
+        """[N] int64, the tokens of all completions in order."""
         return torch.tensor([token for y in self.completions for token in y])
 
     @cached_property
     def cu_seqlens(self) -> Tensor:
-        """[S+1] int64."""
+        """[S+1] int64, the boundaries of the completions."""
         return torch.tensor([0, *(len(y) for y in self.completions)]).cumsum(0)
 
     @cached_property
     def reward(self) -> Tensor:
-        """[S] float64 in [-1, 1]."""
+        """[S] float64 in [-1, 1], the reward of each completion."""
         return 2 * torch.rand(len(self.completions), generator=self._generator(0), dtype=torch.float64) - 1
 
     def policy(self, index: int, spread: float = 1.0) -> Tensor:
@@ -104,20 +104,21 @@ class EnumerableWorld:
         return torch.stack([self.log_prob(policy) for policy in versions]).gather(0, version[None])[0]
 
     def probability(self, log_prob: Tensor) -> Tensor:
-        """[S] of each completion, from the log-probs [N] of its tokens."""
+        """[S] the probability of each completion, from the log-probs [N] of its tokens."""
         return segment_sum(log_prob, self.cu_seqlens).exp()
 
     def value(self, policy: Tensor) -> Tensor:
-        """J, [] reward units."""
+        """J(π), [] reward units."""
         return (self.probability(self.log_prob(policy)) * self.reward).sum()
 
     def gradient(self, policy: Tensor) -> Tensor:
-        """∇J by the logits, [P, V]."""
+        """∇J with respect to the logits, [P, V]."""
         policy = policy.detach().requires_grad_()
         return torch.autograd.grad(self.value(policy), policy)[0]
 
     def token_advantage(self, advantage: Callable[[Any], Tensor], chosen: Tensor, own: PolicyBatch) -> Tensor:
-        """[n] of the tokens of a group's completions, `chosen` [G] of all, which are the batch `own`."""
+        """[n] the advantages of the tokens of a group's completions: `chosen` [G] indexes them, `own` is their
+        batch."""
         o = Outcomes.of(self.reward[chosen], torch.zeros(len(chosen), dtype=torch.long))
         per_sequence = advantage(replace(o, length=own.lengths))
         return per_sequence[own.sequence_index]
@@ -132,15 +133,16 @@ class EnumerableWorld:
         group_size: int = 1,
         **log_probs: Tensor,
     ) -> GradientMoments:
-        """The moments of −∇loss over all batches of one group, each with its probability under the behavior policy.
+        """The moments of −∇loss over all batches of one group, each weighted by its probability under the behavior
+        policy.
 
         Args:
             policy: [P, V], the current policy's logits.
             behavior_log_prob: [N] nats, the policy that sampled the tokens; see `mixed_log_prob`.
             loss: batch → [] loss, for example `lambda b: policy_loss(b, surrogate=…, aggregate=…).value`.
-            advantage: outcomes of the group → [G]; of a world of turns see `TurnWorld`.
-            group_size: G, completions in a batch, drawn independently.
-            log_probs: further fields of the batch by name, `proximal_log_prob` for one; [N] nats.
+            advantage: outcomes of the group → [G]; for a world of turns see `TurnWorld`.
+            group_size: G, the number of completions in a batch, drawn independently.
+            log_probs: further fields of the batch by name, such as `proximal_log_prob`; [N] nats.
         """
         policy = policy.detach().requires_grad_()
         whole = PolicyBatch(
@@ -173,7 +175,7 @@ class ImprovementBound:
         prefix = 4 ξ Σ_t D_t min(1, Σ_{j<t} E_μ D_j)     D_t = max over prefixes of length t
 
     The first is DPPO's (arXiv 2602.04879); the second keeps what the first rounds up: the drift that a prefix has
-    gathered so far, which is what CPPO (arXiv 2606.10968) budgets.
+    accumulated so far, which is what CPPO (arXiv 2606.10968) budgets.
     """
 
     improvement: float
@@ -206,6 +208,6 @@ class ImprovementBound:
 
 
 def visits(world: EnumerableWorld, behavior_log_prob: Tensor) -> Tensor:
-    """[P] the probability that a completion reaches the prefix."""
+    """[P] the probability that a completion reaches each prefix."""
     likelihood = world.probability(behavior_log_prob).repeat_interleave(world.cu_seqlens.diff())
     return torch.zeros(len(world.prefixes), dtype=torch.float64).index_add(0, world.row, likelihood)

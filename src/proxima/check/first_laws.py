@@ -1,6 +1,6 @@
-"""The first law of each slot of a loss: a call on ordinary inputs returns what the slot takes, and finite numbers.
+"""The first law of each slot of a loss: a call on ordinary inputs returns the slot's type, with finite numbers.
 
-Where it fails, the other laws of the slot are not tried: their failures would follow from it.
+If it fails, the other laws of the slot are not tried: their failures would follow from it.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ MASKED = "read tensors as b.masked(name), 0 outside the loss mask, and return to
 
 
 def ordinary_cases() -> Iterator[BatchCase]:
-    """Batches without garbage, all of whose tokens are in the loss: off the behavior policy, and on it."""
+    """Batches without garbage whose tokens are all in the loss, off the behavior policy and on it."""
     clean: dict[str, Any] = {"out_of_loss": 0.0, "not_sampled": 0.0, "garbage": False}
     for lengths, spread, proximal in (([1], 0.3, "recompute"), ([3, 2], 0.3, "recompute"), ([2], 0.0, "behavior")):
         yield BatchCase(make_batch(lengths, seed=5, spread=spread, proximal=proximal, **clean))
@@ -51,14 +51,14 @@ def require_finite(values: Tensor, b: PolicyBatch, spec: Any, what: str) -> None
 
 
 def values_at(b: PolicyBatch, spec: Any, token: int) -> str:
-    """`log_prob -0.3, advantage nan`: what the spec reads of a token."""
+    """`log_prob -0.3, advantage nan`: the values that the spec reads for a token."""
     read = {name: getattr(b, name, None) for name in ("log_prob", *sorted(set(spec.needs) - {"log_prob"}))}
     flat = {name: x.detach() for name, x in read.items() if isinstance(x, Tensor) and x.shape == b.log_prob.shape}
     return ", ".join(f"{name} {float(x[token]):.4g}" for name, x in flat.items())
 
 
 def surrogate_runs(spec: Any, case: BatchCase) -> None:
-    """A `TokenLoss` of finite numbers that depends on `log_prob`."""
+    """The surrogate returns a `TokenLoss` of finite numbers that depends on `log_prob`."""
     b = case.batch
     token = spec(b)
     require_kind(token, TokenLoss, "a TokenLoss(loss, keep, metrics)")
@@ -71,7 +71,7 @@ def surrogate_runs(spec: Any, case: BatchCase) -> None:
 
 
 def correction_runs(spec: Any, case: BatchCase) -> None:
-    """A `Corrected` of finite weights."""
+    """The correction returns a `Corrected` with finite weights."""
     corrected = spec(case.batch)
     require_kind(corrected, Corrected, "a Corrected(weight, keep, metrics)")
     require_column(corrected.weight, case.batch, "weight")
@@ -80,7 +80,7 @@ def correction_runs(spec: Any, case: BatchCase) -> None:
 
 
 def tensor_runs(spec: Any, case: BatchCase) -> None:
-    """A tensor of finite numbers."""
+    """The call returns a tensor of finite numbers."""
     b = with_entropy_leaf(case.batch)
     value = spec(b)
     require_column(value, b, "its value")
@@ -88,7 +88,7 @@ def tensor_runs(spec: Any, case: BatchCase) -> None:
 
 
 def aggregate_runs(spec: Any, case: BatchCase) -> None:
-    """Two finite numbers."""
+    """Numerator and denominator are finite numbers."""
     b = case.batch
     loss = b.masked("advantage").detach()
     numbers = {"the numerator": spec(loss, b), "denominator()": spec.denominator(b.loss_mask, b.cu_seqlens)}
@@ -99,5 +99,5 @@ def aggregate_runs(spec: Any, case: BatchCase) -> None:
         require_that(finite, f"{what} is {float(value):g}, for losses {[round(x, 4) for x in loss.tolist()]}")
 
 
-ORDINARY = (ordinary_cases, smaller_batches, show_batch)  # of a `Law`: cases, shrink, show
+ORDINARY = (ordinary_cases, smaller_batches, show_batch)  # arguments of a `Law`: cases, shrink, show
 runs_law = partial(Law, "runs", "no run can use it", cure=CURE, root=True)  # (check, cases, shrink, show)

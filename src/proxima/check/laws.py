@@ -1,4 +1,4 @@
-"""Laws, their check on many cases, and the search for the smallest case that breaks one."""
+"""Laws, their checks on many cases, and the search for the smallest case that breaks one."""
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,17 +19,17 @@ class Law:
     """A property that every spec of a slot must have.
 
     Args:
-        name: what `exempt_laws` and the output call it.
+        name: its name in `exempt_laws` and in the output.
         consequence: what goes wrong in a run when it does not hold.
-        check: `check(spec, case)` raises `Violation`; any other exception breaks the law too.
-        cases: `cases()` yields inputs, the smallest first; by default one, None, for a law of the spec alone.
+        check: `check(spec, case)` raises `Violation`; any other exception also counts as a violation.
+        cases: `cases()` yields inputs, the smallest first; by default a single None, for a law of the spec alone.
         shrink: `shrink(case)` yields smaller versions of a case.
-        show: `show(case)` describes a case in one line; None as nothing.
+        show: `show(case)` describes a case in one line; empty for None.
         exemptible: a spec may declare itself exempt, because the mathematics of some methods break this law.
-        applies: `applies(spec)` is None, or why there is nothing to check.
-        defaults_only: it does not hold under every `test_fields`.
+        applies: `applies(spec)` is None, or the reason why the law does not apply.
+        defaults_only: check it only with default settings, not with `test_fields`.
         cure: what to change in a class that breaks it.
-        root: where it does not hold, the laws after it are not tried, for they would fail by the same defect.
+        root: if it fails, the laws after it are not tried, because the same defect would make them fail.
     """
 
     name: str
@@ -50,7 +50,7 @@ _NOT_TRIED = Law("not_tried", "", lambda spec, case: None)
 
 @dataclass(frozen=True)
 class LawResult:
-    """One line of `proxima check`: `status` is passed, FAILED or skipped; `detail` why, with the counterexample;
+    """One line of `proxima check`: `status` is passed, FAILED or skipped; `detail` says why, with the counterexample;
     `variant` names the `test_fields`."""
 
     law: Law
@@ -60,12 +60,13 @@ class LawResult:
 
     @property
     def fails_all(self) -> bool:
-        """True if the laws that follow would fail because of the same defect."""
+        """True if the same defect would make all later laws fail."""
         return self.status == "FAILED" and self.law.root
 
 
 def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
-    """Check laws in order, up to the first root that fails; one that raises what an earlier one raised names that."""
+    """Check laws in order, up to the first root that fails; a law that raises the same error as an earlier one refers
+    to it."""
     raised: dict[str, str] = {}
     for index, law in enumerate(laws):
         result = check_law(law, spec)
@@ -79,13 +80,13 @@ def check_laws(laws: Sequence[Law], spec: Any) -> Iterator[LawResult]:
 
 
 def not_tried(laws: Sequence[Law], root: Law) -> LawResult:
-    """The result reported for laws that follow a root law that failed."""
+    """The result for the laws after a root that failed."""
     names = ", ".join(law.name for law in laws) or "every law of the slot"
     return LawResult(_NOT_TRIED, "skipped", f"{names}: none can hold before `{root.name}` does")
 
 
 def check_law(law: Law, spec: Any) -> LawResult:
-    """Check one law on all its cases; stops at the first violation and shrinks it."""
+    """Check one law on all its cases; stop at the first violation and shrink it."""
     try:
         reason = law.applies(spec)
     except Exception as error:
@@ -100,7 +101,7 @@ def check_law(law: Law, spec: Any) -> LawResult:
 
 
 def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
-    """Run a law all the same on the settings of a spec that declare themselves exempt: one of them must break it."""
+    """Run a law on the settings of a spec that declare themselves exempt: at least one of them must break it."""
     for spec in specs:
         if (broken := first_violation(law, spec, law.cases())) is not None:
             return LawResult(law, "skipped", f"exempt, and indeed fails: {broken[1]}")
@@ -109,23 +110,23 @@ def check_exemption(law: Law, specs: Iterable[Any]) -> LawResult:
 
 
 def first_violation(law: Law, spec: Any, cases: Iterable[Any]) -> tuple[Any, str] | None:
-    """The first case that breaks the law, and what is wrong there."""
+    """The first case that breaks the law, with the violation."""
     return next(((case, text) for case in cases if (text := violation(law, spec, case)) is not None), None)
 
 
 def violation(law: Law, spec: Any, case: Any) -> str | None:
-    """Describe how the spec breaks the law on this case, or return None."""
+    """The violation of the law by the spec on this case, or None."""
     try:
         law.check(spec, case)
     except Violation as error:
         return str(error)
-    except Exception as error:  # a stranger's code may raise anything
+    except Exception as error:  # third-party code may raise anything
         return described(error)
     return None
 
 
 def described(error: Exception) -> str:
-    """`raised KeyError: 'x' (lab.py:12)`, with the innermost line of a file that is neither ours nor a package's."""
+    """`raised KeyError: 'x' (lab.py:12)`, with the innermost line outside proxima and installed packages."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(frame.filename)]
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
@@ -141,7 +142,7 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def smallest(law: Law, spec: Any, case: Any, text: str) -> tuple[Any, str]:
-    """Shrink greedily as long as some smaller case still breaks the law."""
+    """Shrink greedily while some smaller case still breaks the law."""
     while (smaller := first_violation(law, spec, law.shrink(case))) is not None:
         case, text = smaller
     return case, text
@@ -154,13 +155,13 @@ def require_that(condition: bool, text: str) -> None:
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """True if two tensors are equal, treating NaN as equal to NaN."""
+    """Return True if two tensors are equal; NaN equals NaN."""
     return first.shape == second.shape and bool(((first == second) | (first.isnan() & second.isnan())).all())
 
 
 def require_close(actual: Tensor, expected: Tensor, what: str, rtol: float = 1e-9, atol: float = 1e-12) -> None:
-    """Raise `Violation` naming the element that is farthest off, unless both tensors agree; NaN agrees with NaN, which
-    other laws look for."""
+    """Raise `Violation` naming the element that is farthest off, unless both tensors agree; NaN agrees with NaN,
+    because other laws check for NaN."""
     require_that(actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}")
     actual, expected = actual.detach().double(), expected.detach().double()
     off = (actual - expected).abs() - (atol + rtol * expected.abs())

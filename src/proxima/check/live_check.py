@@ -1,4 +1,4 @@
-"""Checks what runs: rewards, engines, and servers that answer."""
+"""Checks rewards, engines and running servers."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ CHECKED = dataclasses.replace(CHECKED, cure="raise from check() a UserError alon
 
 
 def check_reward(spec: Any) -> Iterator[LawResult]:
-    """Check the laws of rewards; all are skipped where something that the reward needs is missing."""
+    """Check the laws of rewards; all are skipped if something that the reward needs is missing."""
     try:
         as_reward(spec).check()
     except ValueError as error:
         yield from (LawResult(law, "skipped", str(error)) for law in REWARD_LAWS)
         return
-    except Exception as error:  # a stranger's code may raise anything
+    except Exception as error:  # third-party code may raise anything
         yield LawResult(CHECKED, "FAILED", described(error))
         yield not_tried(REWARD_LAWS, CHECKED)
         return
@@ -37,14 +37,14 @@ def check_reward(spec: Any) -> Iterator[LawResult]:
 
 
 def check_engine(spec: Any, model: str | None = None) -> Iterator[LawResult]:
-    """Check the laws of engines on a model, a tiny one made on the fly where no path is given."""
+    """Check the laws of engines on a model; without a path, on a tiny one created on the fly."""
     holds = bool(getattr(type(spec), "needs_weights", False))
     loaded = functools.cache(tiny_model if model is None else functools.partial(load, model))
     if holds or model is None:
         setup = EngineSetup.of(loaded())
     else:
         setup = EngineSetup(model_path=model, tokenizer=load_tokenizer(model), load_weights=loaded)
-    # An engine that holds no weights here and was given no model may answer anything: it is compared with nothing.
+    # An engine that holds no weights here and was given no model may return anything, so it is not compared.
     compared = loaded if holds or model is not None else None
     yield from check_laws(ENGINE_LAWS, EngineUnderTest(spec, setup, compared, dtype=getattr(spec, "dtype", None)))
 
@@ -55,12 +55,12 @@ OF_BARE_SERVERS = {"columns", "log_probs", "determinism", *(law.name for law in 
 def check_live_server(
     server: BareServer, model: str | None = None, *, control: bool = False, draws: int = 3000
 ) -> Iterator[LawResult]:
-    """Check the laws of servers on one that answers.
+    """Check the laws of servers on a running server.
 
     Args:
-        model: folder with the weights that it should have; None: what needs them is skipped.
-        control: pause it and load the weights of `model` too.
-        draws: tokens that are drawn to compare their frequencies.
+        model: folder with the weights that the server should have; None: laws that need them are skipped.
+        control: also pause the server and load the weights of `model`.
+        draws: the number of tokens drawn to compare their frequencies.
     """
     loaded = None if model is None else functools.cache(functools.partial(load, model))
     tokenizer = None if model is None else load_tokenizer(model)

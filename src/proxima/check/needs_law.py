@@ -1,4 +1,4 @@
-"""Laws common to all slots of a loss: a spec reads the columns that it declares in `needs`, and no others."""
+"""The laws that every slot of a loss has: a spec declares in `needs` exactly the tensors that it reads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
@@ -11,7 +11,7 @@ from proxima.check.batches import BATCHES, batch_cases, make_batch, with_entropy
 from proxima.check.laws import Law, Violation, require_that
 from proxima.data import PolicyBatch
 
-Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → what the spec decides
+Outcome = Callable[[Any, PolicyBatch], tuple[Tensor, ...]]  # (spec, batch) → the outcome of the spec
 Run = Callable[[Any, PolicyBatch], object]  # (spec, batch): raises where a run would
 NOT_NEEDED = ("sampled", "group", "selected", "weight", "host_counts")  # optional, but no spec can demand them
 OPTIONAL_FIELDS = tuple(f.name for f in fields(PolicyBatch) if f.default is None and f.name not in NOT_NEEDED)
@@ -29,7 +29,7 @@ def needs_are_read(spec: Any, outcome: Outcome) -> None:
 
 
 def _with_other(b: PolicyBatch, name: str) -> PolicyBatch:
-    """The batch with other values of a field: those of other tokens, or other ids."""
+    """The batch with other values in a field: floats of other tokens, or other ids."""
     value = getattr(b, name).flip(0)
     return replace(b, **{name: value if value.is_floating_point() else value + 1})
 
@@ -40,8 +40,8 @@ def _same(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def require_needs(spec: Any, b: PolicyBatch, run: Run, outcome: Outcome) -> None:
-    """Raise `Violation` unless `run(spec, batch)` works with exactly `spec.needs` and names each of them that is
-    missing, and the tensors that are not in it leave the outcome as it is."""
+    """Raise `Violation` unless `run(spec, batch)` works with exactly `spec.needs`, names each of them if it is missing,
+    and has the same outcome without the other tensors."""
     unknown = sorted(set(spec.needs) - {"log_prob", *OPTIONAL_FIELDS})
     require_that(not unknown, f"needs names no field of PolicyBatch: {', '.join(unknown)}")
     others = set(OPTIONAL_FIELDS) - set(spec.needs)
@@ -51,7 +51,7 @@ def require_needs(spec: Any, b: PolicyBatch, run: Run, outcome: Outcome) -> None
         names = ", ".join(sorted(spec.needs)) or "log_prob"
         raise Violation(f"with only {names} in the batch it raised {error}; add what it reads to needs") from None
     plain = outcome(spec, b)
-    # one by one, which shows also what is read where another is there, on the larger batches alone: it takes long
+    # one by one, which also finds tensors that are read only if another is present; slow, so only on larger batches
     each = b.sequences > 3 or not _same(plain, outcome(spec, _without(b, others)))
     read = [name for name in sorted(others) if each and not _same(plain, outcome(spec, _without(b, {name})))]
     require_that(not read, f"without {', '.join(read)} the result is another one; add what it reads to needs")

@@ -1,4 +1,4 @@
-"""Laws of the specs that read whole completions: advantages and selections."""
+"""Laws of the specs that read outcomes of completions: advantages and selections."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ SIZES = (0, 1, 2, 3, 4, 6, 9, 12)
 
 @dataclass(frozen=True)
 class OutcomesCase:
-    """Outcomes of S completions, and the key of an order."""
+    """Outcomes of S completions, and the key of a random order."""
 
     outcomes: Outcomes
     key: int
@@ -49,7 +49,7 @@ def make_outcomes(reward: list[float], group: list[int], valid: list[int]) -> Ou
 
 
 def outcomes_cases(repeats: int = 6) -> Iterator[OutcomesCase]:
-    """Cases of growing size; some of them have invalid completions and uniform groups."""
+    """Cases of growing size, some with invalid completions and uniform groups."""
     for size in SIZES:
         for repeat in range(repeats):
             key = mix(size, repeat)
@@ -57,7 +57,7 @@ def outcomes_cases(repeats: int = 6) -> Iterator[OutcomesCase]:
             group = [mix(key, i, 1) % 4 for i in range(size)]
             valid = [int(repeat == 0 or mix(key, i, 2) % 4 > 0) for i in range(size)]
             yield OutcomesCase(make_outcomes(reward, group, valid), key)
-    # Three times 0.1, divided by 3, is not 0.1: nothing that is computed from a mean finds this group uniform.
+    # Three times 0.1, divided by 3, is not 0.1: no test based on a mean finds this group uniform.
     yield OutcomesCase(make_outcomes([0.1, 0.1, 0.1, 1.0, 0.1, 0.3], [0, 0, 0, 0, 1, 1], [1, 1, 1, 0, 1, 1]), 0)
 
 
@@ -75,7 +75,7 @@ def show_outcomes(case: OutcomesCase) -> str:
 
 
 def advantage_values(spec: Any, case: OutcomesCase) -> None:
-    """[S], finite, 0 where invalid; neither order nor invalid completions change the rest."""
+    """Advantages are [S], finite, 0 where invalid, and independent of the order."""
     o = case.outcomes
     value = spec(o)
     require_that(value.shape == (len(o),), f"shape {list(value.shape)}, expected [{len(o)}]")
@@ -86,14 +86,14 @@ def advantage_values(spec: Any, case: OutcomesCase) -> None:
 
 
 def invalid_is_absent(spec: Any, case: OutcomesCase) -> None:
-    """A completion that could not be scored changes nobody else's advantage."""
+    """A completion that could not be scored does not change the advantage of any other."""
     o = case.outcomes
     kept = o.valid.nonzero().flatten()
     require_close(spec(o.take(kept)), spec(o)[kept], "advantages without the invalid completions", 1e-6, 1e-7)
 
 
 def uniform_group(spec: Any, case: OutcomesCase) -> None:
-    """A group whose rewards are all equal says nothing: advantage 0."""
+    """A group whose rewards are all equal carries no information: its advantages are 0."""
     o = case.outcomes
     value = spec(o)
     for label in o.group.unique():
@@ -102,11 +102,11 @@ def uniform_group(spec: Any, case: OutcomesCase) -> None:
             require_that(bool((value[members] == 0).all()), "a group with equal rewards has an advantage")
 
 
-OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # of a `Law`: cases, shrink, show
+OUTCOMES = (outcomes_cases, smaller_outcomes, show_outcomes)  # arguments of a `Law`: cases, shrink, show
 
 
 def advantage_runs(spec: Any, case: Any) -> None:
-    """A tensor [S] or [N] of finite numbers, of outcomes that are all valid."""
+    """For outcomes that are all valid, the advantage is a tensor [S] or [N] of finite numbers."""
     value = spec(case)
     right = case.reward.shape
     require_kind(value, Tensor, f"a tensor {list(right)}")
@@ -156,7 +156,7 @@ OF_TOKENS = ("reward", "loss_mask", "value", "score_variance", "turn", "state")
 
 
 def token_advantage_values(spec: Any, case: tuple[list[int], int]) -> None:
-    """[N], finite, 0 outside the loss."""
+    """Advantages are [N], finite, and 0 outside the loss."""
     rewards = token_rewards(*case)
     value = spec(rewards)
     right = rewards.reward.shape
@@ -193,7 +193,7 @@ TOKEN_ADVANTAGE_LAWS = (
 
 
 def selection_values(spec: Any, case: OutcomesCase) -> None:
-    """[S] bool, the same every time; what stays out has a reason."""
+    """A selection is [S] bool and deterministic; each dropped completion has a reason."""
     o = case.outcomes
     advantage = torch.where(o.valid, o.reward - 0.3, 0.0)
     keep, reasons = select([spec], o, advantage)
@@ -207,7 +207,7 @@ def selection_values(spec: Any, case: OutcomesCase) -> None:
 
 
 def selection_local(spec: Any, case: OutcomesCase) -> None:
-    """A local selection decides on a group by that group alone."""
+    """A local selection decides on each group from that group alone."""
     o = case.outcomes
     advantage = torch.where(o.valid, o.reward - 0.3, 0.0)
     keep = select([spec], o, advantage)[0]
@@ -219,14 +219,13 @@ def selection_local(spec: Any, case: OutcomesCase) -> None:
 
 
 def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
-    """With the prompts multiplied by `prompts_factor`, a step keeps no more completions than one without the
-    selection."""
+    """With `prompts_factor` times as many prompts, the selection keeps at most the completions of a step without it."""
     groups, size = case
     factor = spec.prompts_factor(size)
     require_that(isinstance(factor, int) and factor >= 1, f"prompts_factor({size}) is {factor}, expected an int >= 1")
     label = torch.arange(factor * groups).repeat_interleave(size)
     place = torch.arange(len(label)) % size
-    reward = torch.where(place % 2 == 0, place + 1.0, -1.5 - place).double()  # neither ties nor equal magnitudes
+    reward = torch.where(place % 2 == 0, place + 1.0, -1.5 - place).double()  # no ties, no equal magnitudes
     o = make_outcomes(reward.tolist(), label.tolist(), [1] * len(label))
     kept = int(select([spec], o, reward)[0].sum())
     most = groups * size
@@ -234,7 +233,7 @@ def factor_of_prompts(spec: Any, case: tuple[int, int]) -> None:
 
 
 def selection_runs(spec: Any, o: Outcomes) -> None:
-    """It keeps or drops each completion."""
+    """The selection runs on valid outcomes."""
     select([spec], o, o.reward - 0.3)
 
 

@@ -1,4 +1,4 @@
-"""Laws of rewards, checked through the runner as in a run: a failed call costs a completion its score."""
+"""Laws of rewards, checked through the runner as in a run: a completion whose call failed has no score."""
 
 import asyncio
 import random
@@ -30,10 +30,10 @@ HOSTILE = (
     "\N{ARABIC-INDIC DIGIT FOUR}\N{SUPERSCRIPT TWO}",
 )
 ODD_ANSWERS: tuple[Any, ...] = (None, "", "42", 42, {}, [], float("nan"), HOSTILE[5], "\x00")
-TIMEOUT = 10.0  # seconds, where the reward has no limit of its own
+TIMEOUT = 10.0  # seconds, for rewards without their own limit
 
 
-Texts = tuple[str, ...]  # that complete one prompt
+Texts = tuple[str, ...]  # completions of one prompt
 
 
 def _completion(sample: int, text: str) -> Completion:
@@ -52,7 +52,7 @@ def _completion(sample: int, text: str) -> Completion:
 
 
 def scores_of(spec: Any, texts: Texts) -> list[Score]:
-    """The scores of a group, from a runner of this reward alone, with an answer that it can use."""
+    """The scores of a group, from a runner with only this reward, and with an answer that it can use."""
     question, tokens = {"role": "user", "content": "6 * 7 = ?"}, np.array([1, 2], dtype=np.int32)
     prompt = Prompt(uid=1, messages=(question,), tokens=tokens, answer=readable_answer(spec))
     completions = [_completion(sample, text) for sample, text in enumerate(texts)]
@@ -68,13 +68,13 @@ def scores_of(spec: Any, texts: Texts) -> list[Score]:
 
 
 def readable_answer(spec: Any) -> Any:
-    """One of `ANSWERS` that the reward can use; None if it compares with no answer, or can't use any of them."""
+    """The first of `ANSWERS` that the reward can use; None if it can't use any of them."""
     reward = as_reward(spec)
     return next((answer for answer in ANSWERS if reward.unreadable(answer) is None), None)
 
 
 def one_score_each(spec: Any, texts: Texts) -> None:
-    """One finite score for each completion, in the same order."""
+    """Each completion gets one valid score."""
     scores = scores_of(spec, texts)
     require_that(len(scores) == len(texts), f"{len(scores)} scores for {len(texts)} completions")
     for text, score in zip(texts, scores, strict=True):
@@ -107,7 +107,7 @@ def _require_same(texts: Texts, first: list[Score], second: list[Score], when: s
 
 
 def unreadable_answers(spec: Any, case: Any) -> None:
-    """`unreadable` says what is wrong with any answer, and raises nothing."""
+    """`unreadable` returns None or a reason for any answer, and never raises."""
     why = as_reward(spec).unreadable(case)
     require_that(why is None or (isinstance(why, str) and bool(why)), f"unreadable({case!r:.40}) returned {why!r:.80}")
     if case is None:
@@ -133,7 +133,7 @@ def _show(texts: Texts) -> str:
     return "completions " + ", ".join(f"{text[:30]!r}" for text in texts)
 
 
-TEXTS = (lambda: [ORDINARY], _fewer_texts, _show)  # of a `Law`: cases, shrink, show
+TEXTS = (lambda: [ORDINARY], _fewer_texts, _show)  # arguments of a `Law`: cases, shrink, show
 EACH_TEXT = (lambda: [(text,) for text in HOSTILE], _fewer_texts, _show)
 # fmt: off
 REWARD_LAWS = (

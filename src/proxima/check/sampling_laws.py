@@ -1,5 +1,5 @@
-"""Laws of what an engine draws: its log-probs are those of the trainer's forward pass, its tokens are drawn from them,
-and a completion ends where it should."""
+"""Laws of an engine's draws: its log-probs are those of the trainer's forward pass, its tokens are drawn from them, and
+a completion ends where it should."""
 
 from functools import partial
 from typing import Any
@@ -26,10 +26,10 @@ from proxima.data import Completion
 from proxima.engine.protocol import Engine, Request, Sampling
 from proxima.model.pretrained import LoadedModel
 
-FALSE_ALARM = 1e-6  # chance below which frequencies are wrong; counts are no normal numbers, so leave them room
-EXPECTED = 20.0  # least expected count of a bin
-TAIL_RANK = 20  # servers' own top_k are of this size
-HOT = 1.5  # temperature of the draws whose frequencies are compared too
+FALSE_ALARM = 1e-6  # chance below which frequencies are wrong; low, because counts are not exactly normal
+EXPECTED = 20.0  # minimum expected count of a bin
+TAIL_RANK = 20  # servers' default top_k are of this size
+HOT = 1.5  # second temperature at which frequencies are compared
 
 
 async def trainer_log_probs(case: EngineUnderTest, engine: Engine) -> None:
@@ -39,7 +39,7 @@ async def trainer_log_probs(case: EngineUnderTest, engine: Engine) -> None:
 
 
 async def temperature(case: EngineUnderTest, engine: Engine) -> None:
-    """At temperature T, they are those of softmax(logits / T)."""
+    """At temperature T, the log-probs are those of softmax(logits / T)."""
     for value in (0.5, 2.0):
         wanted = requests(samples=4, max_tokens=16, temperature=value)
         names = sorted(engine.capabilities.log_probs_for(wanted[0].sampling))
@@ -59,7 +59,8 @@ async def temperature(case: EngineUnderTest, engine: Engine) -> None:
 
 
 async def truncation(case: EngineUnderTest, engine: Engine) -> None:
-    """Tokens that top-k, top-p or min-p leave out are never drawn, and the log-prob is that after truncation."""
+    """Tokens that top-k, top-p or min-p leave out are never drawn, and `sampled_log_prob` is the log-prob after
+    truncation."""
     cuts: tuple[tuple[str, Any], ...] = (("top_k", 2), ("top_p", 0.3), ("min_p", 0.7))
     for name, value in cuts:
         wanted = requests(samples=4, max_tokens=16, **{name: value})
@@ -85,10 +86,10 @@ async def most_probable(case: EngineUnderTest, engine: Engine) -> None:
 
 
 async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
-    """Drawn tokens have the frequencies that their log-probs say: a chi-squared test, which fails a sound engine less
-    than once in 10,000 checks.
+    """Drawn tokens have the frequencies that their log-probs imply: a chi-squared test, which fails a correct engine
+    less than once in 10,000 checks.
 
-    The first third of the draws says which tokens get a bin of their own and how probable each is, the others are
+    The first third of the draws determines which tokens get their own bin and how probable each is; the others are
     counted.
     """
     prompt = await _widest_prompt(engine)
@@ -111,14 +112,14 @@ async def frequencies(case: EngineUnderTest, engine: Engine) -> None:
 
 
 def chi_squared(log_probs: dict[int, float], tokens: np.ndarray) -> tuple[float, int]:
-    """The statistic and its degrees of freedom: a bin for each token whose expected count is large enough, one for all
-    others."""
+    """The statistic and its degrees of freedom: a bin for each token whose expected count is large enough, and one for
+    all others."""
     total = sum(np.exp(value) for value in log_probs.values())
     require_that(total < 1.01, f"probabilities of {len(log_probs)} tokens add up to {total:.4f}")
     bins = {token: np.exp(value) for token, value in log_probs.items() if len(tokens) * np.exp(value) >= EXPECTED}
     rest = 1.0 - sum(bins.values())
     counts = {token: int((tokens == token).sum()) for token in bins}
-    if len(tokens) * rest < EXPECTED and bins:  # too few for a bin: with the rarest
+    if len(tokens) * rest < EXPECTED and bins:  # too few for a bin: add them to the rarest
         rarest = min(bins, key=lambda token: bins[token])
         bins[rarest] += max(rest, 0.0)
         counts[rarest] += int((~np.isin(tokens, list(bins))).sum())
@@ -139,8 +140,8 @@ def tail_of_chi_squared(statistic: float, freedom: int) -> float:
 
 
 async def defaults(case: EngineUnderTest, engine: Engine) -> None:
-    """Sampling that a request does not ask for is not done: no top_k or top_p of the server's own cuts the tail (a
-    z-test at 6 deviations), and no penalty moves what was said before."""
+    """No sampling options apply that the request does not set: no default top_k or top_p of the server cuts the tail (a
+    z-test at 6 deviations), and no penalty changes the log-probs of repeated tokens."""
     prompt = await _widest_prompt(engine)
     model = case.reference()
     full = log_softmax(forward(model, prompt, [0]))[0]
@@ -152,13 +153,13 @@ async def defaults(case: EngineUnderTest, engine: Engine) -> None:
     least = count * mass - 6 * np.sqrt(count * mass * (1 - mass)) - count * case.bound * mass
     text = f"{seen} of {count} tokens were drawn beyond the {TAIL_RANK} most probable ones, {count * mass:.0f} expected"
     require_that(seen >= least, f"{text}: the engine cuts them off by itself")
-    said = [*prompt, *np.repeat(np.argsort(full)[-4:], 6).tolist()]  # a penalty would press these down
+    said = [*prompt, *np.repeat(np.argsort(full)[-4:], 6).tolist()]  # a penalty would lower the log-probs of these
     for c, logits in await _with_logits(case, engine, requests_of(0, said, 8, 5, Sampling(max_tokens=8))):
         _compare(case, c, "untruncated", log_softmax(logits), "a prompt that repeats tokens")
 
 
 async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
-    """A stop string ends a completion at the token that completes it, also where it spans several."""
+    """A stop string ends a completion at the token that completes the string, even if it spans several tokens."""
     decode = partial(case.setup.tokenizer.decode, skip_special_tokens=True)
     tried = 0
     for request in requests(prompts=4, samples=1):
@@ -181,7 +182,7 @@ async def stop_strings(case: EngineUnderTest, engine: Engine) -> None:
 
 
 async def lengths(case: EngineUnderTest, engine: Engine) -> None:
-    """A completion ends by its length at max_tokens, and where the context is full."""
+    """A completion ends with reason `length` at max_tokens, and when the context is full."""
     for most in (1, 5):
         for c in await completions(engine, requests(max_tokens=most)):
             require_that(len(c.tokens) <= most, f"max_tokens={most}: {len(c.tokens)} tokens")
@@ -197,7 +198,7 @@ async def lengths(case: EngineUnderTest, engine: Engine) -> None:
 
 
 async def _widest_prompt(engine: Engine) -> list[int]:
-    """The prompt after which most different tokens are drawn."""
+    """The prompt after which the most distinct tokens are drawn."""
     variety: dict[tuple[int, ...], int] = {}
     for request in requests(prompts=4, samples=1):
         prompt: tuple[int, ...] = tuple(request.prompt.tokens.tolist())
@@ -223,7 +224,7 @@ def _compare(
 
 
 def _kept(full: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[T, V] bool: the tokens that truncation leaves; `full` are log-probs."""
+    """[T, V] bool, the tokens that truncation keeps; `full` are log-probs."""
     order = np.argsort(-full, -1, kind="stable")
     ranked = np.exp(np.take_along_axis(full, order, -1))
     before = ranked.cumsum(-1) - ranked
@@ -236,14 +237,14 @@ def _kept(full: np.ndarray, sampling: Sampling) -> np.ndarray:
 
 
 def _renormalised(full: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[T, V] log-probs after truncation, of the kept tokens; of the others as if they were kept."""
+    """[T, V] log-probs after truncation; dropped tokens are renormalised by the same mass."""
     mass = np.where(_kept(full, sampling), np.exp(full), 0.0).sum(-1, keepdims=True)
     log_probs: np.ndarray = full - np.log(mass)
     return log_probs
 
 
 def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.ndarray:
-    """[T] how far beyond the edge of truncation each token is: nats below the last that stays."""
+    """[T] how far each token is beyond the edge of truncation: nats below the least probable kept token."""
     last = np.where(_kept(full, sampling), full, np.inf).min(-1)
     beyond: np.ndarray = np.maximum(0.0, last - chosen_of(full, tokens))
     return beyond

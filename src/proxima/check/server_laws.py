@@ -1,6 +1,6 @@
-"""Laws of servers, each asked by itself: what a run asks for beyond the protocol of engines.
+"""Laws of servers, each checked on its own: features that a run needs beyond the engine protocol.
 
-The laws of `CONTROL_LAWS` pause the server and load weights: they disturb whoever else uses it.
+The laws in `CONTROL_LAWS` pause the server and load weights: they disturb its other users.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from proxima.engine.protocol import Sampling
 
 PROMPT = tuple(3 + 5 * i % 50 for i in range(11))
 LABEL = "proxima-check"
-TEXTS = (  # what tokenizers differ in
+TEXTS = (  # texts on which tokenizers differ
     "What is 17 + 25?",
     "  two spaces,\ttab\nand\r\nlines \n\n",
     "naïve café, Straße, ﬁ, e\u0301",
@@ -35,12 +35,12 @@ TEXTS = (  # what tokenizers differ in
 
 @dataclass(frozen=True)
 class ServerUnderTest:
-    """A server that answers.
+    """A running server.
 
     Args:
-        server: how it is reached.
-        tokenizer: of the model that it should serve; None: unknown.
-        folder: with the weights that it should have, for the laws that load them; None: there is none.
+        server: the connection to it.
+        tokenizer: the tokenizer of the model that it should serve; None: unknown.
+        folder: the weights that it should have, for the laws that load them; None if not given.
     """
 
     server: BareServer
@@ -49,7 +49,7 @@ class ServerUnderTest:
 
 
 async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
-    """Token ids come out, and a log-prob with each."""
+    """The server returns token ids, and a finite log-prob with each."""
     facts = case.server.facts
     require_that(facts.token_ids, "completions come as text, not as token ids")
     require_that(facts.log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
@@ -58,7 +58,7 @@ async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
-    """A stop token ends a completion, and is its last."""
+    """A stop token ends a completion and is its last token."""
     free = (await whole_answer(case.server, client, asked("free", temperature=0.0))).tokens
     at = next((i for i in range(1, len(free)) if free[i] not in free[:i]), None)
     require_that(at is not None, "the greedy completion repeats one token")
@@ -71,7 +71,7 @@ async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
-    """An abort ends its request with the tokens that it has, and no other request."""
+    """An abort ends its request with the tokens generated so far, and no other request."""
     most = min((case.server.facts.max_length or LIMIT) - len(PROMPT) - 1, LIMIT)
     first, tenth = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
     seen: dict[str, list[Chunk]] = {first.id: [], tenth.id: []}
@@ -100,7 +100,7 @@ async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
 async def _read(
     case: ServerUnderTest, client: ServerClient, request: TokenRequest, chunks: list[Chunk], news: asyncio.Event
 ) -> None:
-    """The chunks of a completion as they come, each of which is news."""
+    """Append the chunks of a completion to `chunks` as they arrive, and set `news` for each."""
     async for chunk in case.server.dialect.stream(client, case.server.facts, request):
         chunks.append(chunk)
         news.set()
@@ -115,7 +115,7 @@ async def seeds(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
-    """The server's tokenizer gives the ids of the model's."""
+    """The server's tokenizer gives the same ids as the model's."""
     differ = []
     for text in TEXTS:
         ids = await case.server.dialect.tokenize(client, case.server.facts, text)
@@ -125,12 +125,12 @@ async def vocabulary(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 async def spans(case: ServerUnderTest, client: ServerClient) -> None:
-    """The version spans of a completion cover all of its tokens, once."""
+    """The version spans of a completion cover each of its tokens exactly once."""
     check_spans(await whole_answer(case.server, client, asked("spans", chunk_tokens=3)))
 
 
 async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
-    """A pause that keeps stops the tokens until the server resumes; one that aborts ends what runs."""
+    """A pause with mode `keep` stops the tokens until the server resumes; one with `abort` ends running requests."""
     dialect, facts = case.server.dialect, case.server.facts
     for mode in sorted(facts.pause_modes & {"keep", "abort"}):
         seen: list[Chunk] = []
@@ -142,7 +142,7 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
             if mode == "abort":
                 await asyncio.wait_for(task, case.server.seconds)
             else:
-                await dialect.health(client, facts)  # answers come in order: what was sent before is here
+                await dialect.health(client, facts)  # answers come in order: everything sent before has arrived
                 held = len(joined(seen).tokens)
                 for _ in range(3):
                     await dialect.health(client, facts)
@@ -155,8 +155,8 @@ async def pauses_of_server(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
-    """Weights that are loaded have their version, the completions after them say so, and their log-probs are the same:
-    they are those that the server has."""
+    """Loaded weights get their version, later completions carry it, and log-probs stay the same, because the server
+    already has these weights."""
     dialect, facts = case.server.dialect, case.server.facts
     assert case.folder is not None
     probe = np.asarray(PROMPT, np.int32)
@@ -180,7 +180,7 @@ async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
 
 
 def check_spans(answer: Chunk) -> tuple[tuple[str, int, int], ...]:
-    """The spans, if they cover all tokens once."""
+    """The spans; `Violation` unless they cover each token exactly once."""
     spans = answer.version_spans
     require_that(bool(spans), "no version spans at the end of a completion")
     assert spans is not None
@@ -193,7 +193,7 @@ def check_spans(answer: Chunk) -> tuple[tuple[str, int, int], ...]:
 def asked(
     name: str, *, stop_tokens: tuple[int, ...] = (), seed: int | None = None, chunk_tokens: int = 1, **sampling: Any
 ) -> TokenRequest:
-    """A request of a fixed prompt."""
+    """A request for a fixed prompt."""
     return TokenRequest(
         id=f"proxima-check-{name}",
         tokens=PROMPT,
@@ -214,7 +214,7 @@ def _tokenizes(case: ServerUnderTest) -> str | None:
     return None if _with_client(case, ask) is not None else "the server has no call that tokenizes"
 
 
-ABSENT = {  # capabilities that a server may lack, and how they are reported
+ABSENT = {  # features that a server may lack, and the message for each
     "pause_modes": "it can't be paused",
     "seeds": "it has no seeds",
     "version_spans": "it does not say which weights sampled which token; proxima counts by itself",
@@ -240,7 +240,7 @@ def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[
 
 
 def server_law(name: str, consequence: str, check: Callable[..., Awaitable[None]], **more: Any) -> Law:
-    """The law that `check(case, client)` holds."""
+    """The law that `check(case, client)` passes."""
     return Law(name, consequence, lambda case, _: _with_client(case, partial(check, case)), **more)
 
 

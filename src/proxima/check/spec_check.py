@@ -1,4 +1,4 @@
-"""Checks a spec of `core` against every law of its slot, and the examples that it holds."""
+"""Checks a spec of `core` against every law of its slot, and against its own examples."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ LAWS: dict[str, tuple[Law, ...]] = {
 
 
 def laws_of(slot: str, spec: Any) -> tuple[Law, ...]:
-    """The laws of a slot; an advantage has those of its kind."""
+    """The laws of a slot; for an advantage, those of its kind (per token or per group)."""
     if slot == "advantage":
         return TOKEN_ADVANTAGE_LAWS if spec.per_token else GROUP_ADVANTAGE_LAWS
     return LAWS[slot]
@@ -56,7 +56,7 @@ def variants_of(spec: Any) -> dict[str, Any]:
 
 
 def check_spec(slot: str, spec: Any) -> Iterator[LawResult]:
-    """Check every law of the slot on a spec of `core` and its `test_fields`, and the examples that it holds."""
+    """Check every law of the slot on a spec of `core` and its `test_fields`, and its examples."""
     yield (declaration := check_law(DECLARATION, (slot, spec)))
     if declaration.fails_all:
         yield not_tried((), DECLARATION)

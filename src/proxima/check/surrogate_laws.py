@@ -25,7 +25,7 @@ from proxima.core import AGGREGATES, Loss, TokenMean, TokenSum, gradient_weight,
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
 
-STEP = 1e-6  # of the central differences, nats
+STEP = 1e-6  # step of the central differences, nats
 
 
 def loss_and_gradient(
@@ -38,7 +38,7 @@ def loss_and_gradient(
 
 
 def surrogate_shape(spec: Any, case: BatchCase) -> None:
-    """Shapes, dtypes, silence outside the loss."""
+    """Shapes and dtypes are right, `keep` is False outside the loss, and metrics are detached."""
     b = case.batch
     token = spec(b)
     require_column(token.loss, b, "loss")
@@ -52,7 +52,7 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
 
 
 def masked_nan(spec: Any, case: BatchCase) -> None:
-    """NaN and other garbage outside the loss reach neither value nor gradient."""
+    """NaN and other garbage outside the loss affect neither value nor gradient."""
     b = case.batch
     token = spec(b).loss
     if leaking := (~b.loss_mask & (token != 0)).nonzero().flatten().tolist():
@@ -80,7 +80,7 @@ def surrogate_permutation(spec: Any, case: BatchCase) -> None:
 
 
 def taken(b: PolicyBatch, values: Tensor, order: list[int]) -> Tensor:
-    """[N] of the sequences in another order."""
+    """[N] the values with the sequences in another order."""
     return PolicyBatch(log_prob=values, loss_mask=b.loss_mask, cu_seqlens=b.cu_seqlens).take(order).log_prob
 
 
@@ -93,7 +93,7 @@ def micro_batch_split(spec: Any, case: BatchCase) -> None:
 def require_exact_split(
     b: PolicyBatch, rows: list[list[int]], spec: Any, aggregate: Any, correction: Any = None
 ) -> None:
-    """Raise `Violation` unless the micro-batches of these sequences add up to the whole batch."""
+    """Raise `Violation` unless the micro-batches with these sequences add up to the whole batch."""
     ready = precompute(b, surrogate=spec, correction=correction)
     how = {"surrogate": spec, "aggregate": aggregate, "correction": correction}
     whole = policy_loss(b, **how)
@@ -137,7 +137,7 @@ def derivative(spec: Any, case: BatchCase) -> None:
 
 def require_slope(b: PolicyBatch, tokens: list[int], spec: Any, correction: Any = None) -> None:
     """Raise `Violation` unless the gradient at each of the tokens equals a central difference; passes where the
-    differences to either side disagree, at a kink or where a mask switches."""
+    one-sided differences disagree, at a kink or where a mask switches."""
     if not tokens:
         return
     how = {"surrogate": spec, "aggregate": TokenSum(), "correction": correction, "check": False}
@@ -169,7 +169,7 @@ def zero_advantage(spec: Any, case: BatchCase) -> None:
 
 
 def scale(spec: Any, case: BatchCase) -> None:
-    """Four times the advantage gives four times the loss."""
+    """Four times the advantage gives four times the loss and the gradient."""
     b = case.batch
     louder = with_new_leaf(b, advantage=_present(b.advantage) * 4)
     (loss, gradient), (again, larger) = (loss_and_gradient(x, spec, TokenMean()) for x in (b, louder))
@@ -181,7 +181,7 @@ def on_policy(spec: Any, case: BatchCase) -> None:
     """At ratio 1 the gradient is the policy gradient, -A."""
     b = case.batch
     level = b.masked("behavior_log_prob")
-    advantage = torch.where(b.loss_mask, 0.5 - b.sequence_index % 3, 0.0).double()  # one number a sequence
+    advantage = torch.where(b.loss_mask, 0.5 - b.sequence_index % 3, 0.0).double()  # one number per sequence
     same = dict.fromkeys(("log_prob", "proximal_log_prob", "behavior_log_prob"), level)
     fresh = with_new_leaf(b, **same, top_k_log_prob=_present(b.behavior_top_k_log_prob), advantage=advantage)
     _, gradient = loss_and_gradient(fresh, spec, TokenSum(), check=False)
@@ -189,7 +189,7 @@ def on_policy(spec: Any, case: BatchCase) -> None:
 
 
 def plot_gradient(spec: Any, case: BatchCase) -> None:
-    """`gradient_weight` of tokens on their own is their gradient in `policy_loss`, divided by -A."""
+    """For single-token sequences, `gradient_weight` is the gradient in `policy_loss`, divided by -A."""
     b = case.batch
     drawn = b.loss_mask & (b.masked("advantage") != 0)
     names = ("log_prob", "behavior_log_prob", "advantage")
@@ -215,7 +215,7 @@ def _present(values: Tensor | None) -> Tensor:
 
 
 def unbounded(spec: Any, case: BatchCase) -> None:
-    """With the fields of `unbounded` nothing bounds the update: the gradient is that of -A r."""
+    """With the fields in `unbounded` nothing bounds the update: the gradient is that of -A r."""
     b = case.batch
     _, gradient = loss_and_gradient(b, replace(spec, **spec.unbounded), TokenSum(), check=False)
     log_ratio = b.masked("log_prob").detach() - b.masked("proximal_log_prob")
@@ -224,7 +224,7 @@ def unbounded(spec: Any, case: BatchCase) -> None:
 
 
 def single_precision(spec: Any, case: int) -> None:
-    """float32 gives what float64 gives, to rounding."""
+    """float32 gives the same results as float64, up to rounding."""
     wide, narrow = (make_batch([7, 1, 0, 12], seed=case, dtype=dtype) for dtype in (torch.float64, torch.float32))
     (a, gradient_a), (c, gradient_c) = (loss_and_gradient(b, spec, TokenMean()) for b in (wide, narrow))
     require_that(gradient_c.dtype == torch.float32, f"the gradient of a float32 batch is {gradient_c.dtype}")
@@ -233,7 +233,7 @@ def single_precision(spec: Any, case: int) -> None:
 
 
 def empty(spec: Any, case: tuple[int, ...]) -> None:
-    """No sequence, no token, one token."""
+    """The loss is finite for no sequence, no token and one token, and 0 if nothing is in the loss."""
     b = make_batch(list(case))
     loss = policy_loss(b, surrogate=spec, aggregate=TokenMean())
     require_that(bool(loss.value.isfinite()), f"the loss is {float(loss.value.detach())}")
@@ -248,7 +248,7 @@ def _token_loss(spec: Any, b: PolicyBatch) -> tuple[Tensor, Tensor]:
 
 
 def extreme_batch(gap: float, pattern: str, dtype: torch.dtype) -> PolicyBatch:
-    """Ratios of e^gap, e^-gap or both by turns, of π to all other policies."""
+    """A batch with ratios of π to all other policies of e^gap, e^-gap, or alternating."""
     b = make_batch([6, 4, 1], out_of_loss=0.0, not_sampled=0.0, garbage=False, dtype=dtype)
     place = torch.arange(len(b))
     up = {"up": place >= 0, "down": place < 0, "mixed": place % 2 == 0}[pattern]
@@ -259,7 +259,7 @@ def extreme_batch(gap: float, pattern: str, dtype: torch.dtype) -> PolicyBatch:
 
 
 def extreme_law(check: Any) -> Law:
-    """The law that `check(spec, batch)` holds at ratios up to e^80, in float32 and float64."""
+    """The law that `check(spec, batch)` passes at ratios up to e^80, in float32 and float64."""
     kinds = product((8.0, 20.0, 45.0, 80.0), ("up", "down", "mixed"), (torch.float32, torch.float64))
     cases = [(extreme_batch(*kind), kind) for kind in kinds]
     shown = "one drifting token turns the weights into NaN"
@@ -276,14 +276,14 @@ def finite_surrogate(spec: Any, b: PolicyBatch) -> None:
 
 
 def int32_edges(spec: Any, case: BatchCase) -> None:
-    """int32 `cu_seqlens` are as good as int64."""
+    """int32 `cu_seqlens` give the same loss as int64."""
     narrow = with_new_leaf(replace(case.batch, cu_seqlens=case.batch.cu_seqlens.int()))
     loss, again = (loss_and_gradient(b, spec, TokenMean())[0] for b in (case.batch, narrow))
     require_close(again.value, loss.value, "loss with int32 cu_seqlens")
 
 
 def pure(spec: Any, case: BatchCase) -> None:
-    """The same batch gives the same loss, keeps its values, and no global random state is read."""
+    """The same batch gives the same loss, whatever the global random state, and is not modified."""
     before = {name: value.detach().clone() for name, value in case.batch.token_fields().items()}
     torch.manual_seed(1)
     first = spec(case.batch)
@@ -294,7 +294,7 @@ def pure(spec: Any, case: BatchCase) -> None:
 
 
 def declared(name: str) -> Callable[[Any], str | None]:
-    """The law applies to specs that declare `name`."""
+    """An `applies` for laws of the specs that declare `name`."""
     return lambda spec: None if getattr(spec, name) else f"the spec does not declare {name}"
 
 

@@ -1,4 +1,4 @@
-"""Laws of what surrounds a surrogate in a loss: corrections, penalties, aggregations."""
+"""Laws of the other terms of a loss: corrections, penalties, aggregations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ def correction_composition(spec: Any, case: BatchCase) -> None:
 
 
 def correction_metrics(spec: Any, case: BatchCase) -> None:
-    """The metrics of micro-batches, empty ones among them, merge into those of the whole batch."""
+    """The metrics of micro-batches, including empty ones, merge into those of the whole batch."""
     b = case.batch
     require_merged([spec(b.take(rows)).metrics for rows in case.parts()], spec(b).metrics)
 
@@ -57,7 +57,7 @@ def equal_policies(spec: Any, case: BatchCase) -> None:
 
 
 def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
-    """The outcome of a correction or a penalty."""
+    """The outcome of a correction (weight, keep) or a penalty (value)."""
     term = spec(with_entropy_leaf(b))
     return (term.detach(),) if isinstance(term, Tensor) else (term.weight, term.keep)
 
@@ -106,7 +106,7 @@ CORRECTION_LAWS = (
 
 
 def penalty_law(spec: Any, case: BatchCase) -> None:
-    """A penalty is added to the loss, finite, and 0 outside it."""
+    """A penalty is added to the loss, is finite, and is 0 outside the loss mask."""
     b = with_entropy_leaf(case.batch)
     value = spec(b)
     require_that(value.shape == b.log_prob.shape, f"shape {list(value.shape)}, expected [{len(b)}]")
@@ -120,7 +120,7 @@ def penalty_law(spec: Any, case: BatchCase) -> None:
 
 
 def zero_at_reference(spec: Any, case: BatchCase) -> None:
-    """A policy equal to its reference pays nothing."""
+    """A policy equal to its reference has penalty 0."""
     b = case.batch
     value = spec(with_new_leaf(b, log_prob=b.masked("reference_log_prob")))
     require_close(value, torch.zeros_like(value), "penalty of the reference policy itself")
@@ -140,7 +140,7 @@ PENALTY_LAWS = (
 
 
 def aggregate_law(spec: Any, case: BatchCase) -> None:
-    """Numerator and denominator add over micro-batches, ignore the order, and are linear in the loss."""
+    """Numerator and denominator add up over micro-batches and ignore the order; the numerator is linear in the loss."""
     b = case.batch
     require_exact_split(b, case.parts(), PpoClip(), spec)
     loss = torch.where(b.loss_mask, b.masked("advantage"), 0.0)

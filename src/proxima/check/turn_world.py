@@ -1,4 +1,4 @@
-"""A small world of turns: the model acts, is paid, and decides whether there is a further turn."""
+"""A small world of turns: the model acts, gets a reward, and decides whether to take another turn."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from proxima.data import PolicyBatch
 
 @dataclass(frozen=True)
 class TurnWorld(EnumerableWorld):
-    """A world in which each token is a turn, of which there are two at most unless `horizon` says otherwise.
+    """A world in which each token is a turn; at most two turns unless `horizon` says otherwise.
 
         J(π) = Σ_y π(y) Σ_k r(y_1 … y_k)
 
-    Token 0 is the last turn of an episode, so that the policy chooses when to stop. The observation after a turn is a
-    function of the turns so far, which are the state. An advantage of tokens gets `TokenRewards`, one of completions
+    Token 0 is the last turn of an episode, so the policy chooses when to stop. The observation after a turn is a
+    function of the turns so far, which are the state. A per-token advantage gets `TokenRewards`, a per-completion one
     `Outcomes`.
     """
 
@@ -34,7 +34,7 @@ class TurnWorld(EnumerableWorld):
 
     @cached_property
     def turn_reward(self) -> Tensor:
-        """[N] float64 in [0, 1], one for each state and action: it is the same in all episodes that begin with them."""
+        """[N] float64 in [0, 1], one for each state and action: the same in all episodes that begin with them."""
         size = (len(self.prefixes), self.vocabulary)
         table = torch.rand(size, generator=self._generator(0), dtype=torch.float64)
         return table[self.row, self.token]
@@ -62,14 +62,14 @@ class TurnWorld(EnumerableWorld):
         )
 
     def bias_per_turn(self, policy: Tensor, group_size: int) -> Tensor:
-        """[P, V] what `turn_returns` with `biased_per_turn` and gamma 1 has for an expected gradient beside ∇J, in
-        closed form.
+        """[P, V] the bias of the expected gradient of `turn_returns` with `biased_per_turn` and gamma 1, its difference
+        from ∇J, in closed form.
 
             Σ_k q_k (∇E[r_k; k reached] − m_k ∇p_k) − ∇J        p_k = P(k reached)        m_k = E[r_k | k reached]
             q_k = 1 − (1 − p_k)^(G − 1)        q_0 = 1
 
-        q_k is the probability that another episode reaches the turn; without one it has no advantage. Many episodes,
-        q_k = 1, leave −Σ_{k ≥ 1} m_k ∇p_k.
+        q_k is the probability that another episode of the group reaches the turn; without one, the turn has no
+        advantage. With many episodes, q_k = 1, the bias is −Σ_{k ≥ 1} m_k ∇p_k.
         """
         leaf = policy.detach().requires_grad_()
         likelihood = self.probability(self.log_prob(leaf))[segment_index(self.cu_seqlens, len(self.row))]

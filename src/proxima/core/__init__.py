@@ -4,13 +4,13 @@
     selection/   which completions are used          correction/  behavior → proximal weights, rejections, their health
     divergence   how far a token has moved           penalty      KL from the reference, entropy
     aggregate    per-token losses → one number       loss         all of them together: `policy_loss`
-    precompute   what the whole batch decides        proximal     the centre, where no forward was run for it
+    precompute   decisions over the whole batch      proximal     the centre, if no forward pass was run for it
     distillation divergence from a teacher
     preference/  DPO's family, KTO                   value        the critic's and the reward model's loss
     metrics      statistics that merge               segment      sums and quantiles of packed sequences
     gradient     the gradient weight of a token      ratio        log-ratio and ratio
 
-Usable from any training loop, with nothing else of this project:
+Usable from any training loop, without the rest of this project:
 
     b = PolicyBatch.from_padded(mask, log_prob=…, behavior_log_prob=…, advantage=…)
     policy_loss(b, surrogate=Cppo(delta=0.15), aggregate=TokenMean()).value.backward()

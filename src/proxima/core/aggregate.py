@@ -1,8 +1,8 @@
-"""Aggregation: from per-token losses to a numerator and a denominator that add over micro-batches and ranks.
+"""Aggregation: from per-token losses to a numerator and a denominator that add up over micro-batches and ranks.
 
-The denominator depends on the loss mask alone, so it is known for the whole optimizer batch before the first forward
+The denominator depends only on the loss mask, so it is known for the whole optimizer batch before the first forward
 pass; no split into micro-batches, permutation or world size changes loss or gradient. A sequence without a loss token
-counts in no denominator (verl: the same; TRL counts empty rows in `grpo`). Tokens that a surrogate masks stay in it.
+is in no denominator (as in verl; TRL counts empty rows in `grpo`). Tokens that a surrogate masks stay in it.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def _total(loss: Tensor, b: PolicyBatch) -> Tensor:
 
 class _PerSequence(Aggregate):
     def denominator(self, loss_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """S, the sequences with a loss token."""
+        """S, the number of sequences with a loss token."""
         return (segment_count(loss_mask, cu_seqlens) > 0).sum(dtype=torch.float64)
 
 
@@ -51,7 +51,7 @@ class TokenMean(Aggregate):
 
 @dataclass(frozen=True)
 class SequenceMeanTokenMean(_PerSequence):
-    """Every sequence has the same weight, so a token has less weight the longer its sequence is.
+    """Every sequence has the same weight, so the tokens of longer sequences have less weight.
 
         Σ_s (Σ_t loss / n_s) / S        n_s loss tokens of sequence s, S sequences with n_s > 0
 
@@ -70,7 +70,7 @@ class SequenceMeanTokenSum(_PerSequence):
     """The mean over sequences of their summed token losses: Σ loss / S.
 
     Args, Returns, Edge cases: as `TokenMean`; the denominator is S, the sequences with a loss token.
-    Source: verl `seq-mean-token-sum`; the policy-gradient theorem with one term a trajectory.
+    Source: verl `seq-mean-token-sum`; the policy-gradient theorem with one term per trajectory.
     """
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor:
@@ -102,7 +102,7 @@ class SequenceMeanTokenSumNorm(_PerSequence):
 
 @dataclass(frozen=True)
 class TokenSum(Aggregate):
-    """The sum, not divided: Σ loss. The denominator is 0, which means "divide by one".
+    """The undivided sum: Σ loss. The denominator is 0, which means "divide by one".
 
     Args, Returns: as `TokenMean`. The gradient grows with the batch. Source: verl `token-sum`.
     """

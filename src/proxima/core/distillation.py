@@ -14,9 +14,9 @@ alone, with u = τ/π and r = π/π_prox, and its gradient as a policy gradient 
     forward_kl   u log u − u + 1                1 − u              (k3's gradient)
     js           β u log(u/m) − (1 − β) log m   −(1 − β) log m     m = β u + 1 − β
 
-If π_prox sampled the token, both are unbiased: for the divergence at this prefix, and for its gradient. What a token
-does to later prefixes is in none of them. k1 as a loss, differentiated, would have an expected gradient of 0; k2's
-gradient is that of `reverse_kl`; k3, the unbiased estimate of the *reverse* KL, differentiated gives that of
+If π_prox sampled the token, both are unbiased: for the divergence at this prefix, and for its gradient. Neither
+includes the effect of a token on later prefixes. k1 as a loss, differentiated, would have an expected gradient of 0;
+k2's gradient is that of `reverse_kl`; k3, the unbiased estimate of the *reverse* KL, differentiated gives that of
 `forward_kl`.
 """
 
@@ -36,14 +36,14 @@ from proxima.core.spec import Spec
 from proxima.core.tables import DISTILLATIONS as DISTILLATIONS
 from proxima.data import PolicyBatch, check_choices, require
 
-LOG_FLOOR = -100.0  # nats: log of a probability of 0, which makes every divergence finite
+LOG_FLOOR = -100.0  # nats: used as the log of a probability of 0, which keeps every divergence finite
 
 
 class Distillation(Spec, Protocol):
     """[N] divergence of the student from the teacher, nats, with gradient through the student, 0 outside the loss.
 
-    top_k: tokens with a bucket of their own; 0: the estimate from the sampled token.
-    top_k_of: whose most probable tokens these are: the forward pass of the teacher, or the engine that sampled.
+    top_k: the number of tokens with their own bucket; 0: the estimate from the sampled token.
+    top_k_of: the model whose most probable tokens these are: the teacher, or the student as the engine sampled it.
     """
 
     @property
@@ -81,7 +81,7 @@ class _TeacherDivergence(Distillation):
         return masked_ratio(b).detach() * (value + weight * (log_prob - log_prob.detach()))
 
     def of_buckets(self, student: Tensor, teacher: Tensor) -> Tensor:
-        """[N] from the log-probs of all buckets, [N, K+1]."""
+        """[N] the divergence, from the log-probs of all buckets, [N, K+1]."""
         raise NotImplementedError
 
     def estimate(self, log_u: Tensor) -> tuple[Tensor, Tensor]:
@@ -97,8 +97,9 @@ class ReverseKl(_TeacherDivergence):
         top_k = 0:  r_t (log π_t − log τ_t)      gradient r_t (log π_t − log τ_t) ∇ log π_t
 
     Args:
-        top_k: K, tokens with a bucket of their own, >= 0; 0: the estimate from the sampled token.
-        top_k_of: whose K most probable tokens: the `teacher`, or the `student` as the engine sampled it.
+        top_k: K, the number of tokens with their own bucket, >= 0; 0: the estimate from the sampled token.
+        top_k_of: the model whose K most probable tokens are used: the `teacher`, or the `student` as the engine sampled
+            it.
         b: `bucket_log_prob` [N, K] with gradient and `teacher_bucket_log_prob` [N, K], nats; for top_k 0 `log_prob` [N]
             with gradient, `teacher_log_prob` and `proximal_log_prob` [N]; all at the sampling temperature.
     Returns: [N] nats, with gradient, 0 outside the loss.
@@ -108,7 +109,7 @@ class ReverseKl(_TeacherDivergence):
         "On-Policy Distillation", Thinking Machines, 2025.
     Differs: TRL sums over the vocabulary and divides by the tokens of a micro-batch (T21).
     Name: Reverse KL.
-    Use it: for a student on its own samples, as a dense reward of every token; `top_k: 0` is that of Thinking Machines.
+    Use it: for a student on its own samples, as a dense reward per token; `top_k: 0` is that of Thinking Machines.
     Not: to learn answers that the student never samples; `forward_kl` on the teacher's text does that.
     In TRL: `GKDTrainer(beta=1)`, over the vocabulary.
     """
@@ -149,7 +150,7 @@ class ReverseKl(_TeacherDivergence):
 
 @dataclass(frozen=True)
 class ForwardKl(_TeacherDivergence):
-    """KL(teacher ‖ student): the student gets some probability for all that the teacher might say.
+    """KL(teacher ‖ student): the student gives some probability to everything that the teacher might say.
 
         D_t = Σ_b τ_b (log τ_b − log π_b)        b: the K tokens, and all others as one
         top_k = 0:  r_t (u log u − u + 1),  u = τ_t/π_t      gradient r_t (1 − u) ∇ log π_t
@@ -208,7 +209,7 @@ class JensenShannon(_TeacherDivergence):
         top_k, top_k_of, b: as `ReverseKl`.
     Returns, Edge cases: as `ReverseKl`; the sampled estimate is never negative.
     Source: GKD, arXiv 2306.13649, section 2. Differs: TRL's mixture and weights are the same for β inside (0, 1), but
-        its β = 0 and 1 are the KLs themselves, not the limit 0 (T21); here these have names of their own.
+        its β = 0 and 1 are the KLs themselves, not the limit 0 (T21); here these are separate kinds.
     Name: Generalised Jensen–Shannon divergence.
     Use it: as a middle way; its gradient stays bounded where teacher and student exclude each other's tokens.
     Not: to compare runs of different β by the size of the divergence.
@@ -266,7 +267,7 @@ class JensenShannon(_TeacherDivergence):
 
 @dataclass(frozen=True)
 class NoPolicyGradient(Surrogate):
-    """Loss and gradient 0, as TokenLoss: the rewards are measured, and the teacher alone trains. b: `log_prob` [N]."""
+    """A TokenLoss with loss and gradient 0: rewards are only measured, the teacher trains. b: `log_prob` [N]."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
 
@@ -280,7 +281,7 @@ def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 def buckets(b: PolicyBatch) -> tuple[Tensor, Tensor]:
     """[N, K+1] log-probs, float64, of the K tokens and of all others together, under student (with gradient) and
-    teacher; at least −100, and log 1e-8 for the others. Outside the loss, numbers without meaning."""
+    teacher; at least −100, and log 1e-8 for the others. Values outside the loss are meaningless."""
     assert b.bucket_log_prob is not None and b.teacher_bucket_log_prob is not None
     out = []
     for log_prob in (b.bucket_log_prob, b.teacher_bucket_log_prob.detach()):
@@ -294,13 +295,13 @@ def buckets(b: PolicyBatch) -> tuple[Tensor, Tensor]:
 def distillation_loss(
     b: PolicyBatch, *, divergence: Distillation, aggregate: Aggregate, coefficient: float = 1.0
 ) -> Loss:
-    """coefficient · divergence, aggregated but not yet divided, with a denominator of its own.
+    """coefficient · divergence, aggregated but not yet divided, with its own denominator.
 
     Args: b: the batch; divergence: a spec of `DISTILLATIONS`; aggregate: of `AGGREGATES`; coefficient: >= 0.
     Returns: `Loss`. Metrics, means over the loss tokens without the coefficient: `distillation/divergence`; with
         `teacher_log_prob` also `distillation/sampled_reverse_kl`, log π − log τ of the token; from the top K
         `distillation/student_rest` and `distillation/teacher_rest`, the probability of all other tokens.
-    Raises: NoFieldError (a ValueError) if the batch lacks what the divergence reads.
+    Raises: NoFieldError (a ValueError) if the batch lacks a tensor that the divergence reads.
     Edge cases: without a loss token, numerator and denominator are 0.
     """
     check_needs(divergence, b)

@@ -49,8 +49,8 @@ def _buckets(inside: Tensor, log_prob: Tensor, top_k: Tensor) -> Tensor:
 
 
 def _top_k_buckets(b: PolicyBatch, log_p: Tensor, log_q: Tensor) -> tuple[Tensor, Tensor]:
-    """Buckets under μ and π, [N, K+2] each. By the ids, the sampled token is one of the top K or has a bucket of its
-    own, even if it is as probable as the K-th."""
+    """Buckets under μ and π, [N, K+2] each. The ids decide whether the sampled token is in the top K or has its own
+    bucket, even if it is as probable as the K-th."""
     assert b.behavior_top_k_log_prob is not None and b.top_k_log_prob is not None
     assert b.token is not None and b.top_k is not None
     mu, pi = b.behavior_top_k_log_prob.to(log_p.dtype), b.top_k_log_prob.detach().to(log_q.dtype)

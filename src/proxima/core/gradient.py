@@ -8,7 +8,7 @@ from proxima.data import PolicyBatch
 
 
 def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> Tensor:
-    """−(∂loss/∂log π) / A, where each token is a sequence of its own and the behavior policy is the centre.
+    """−(∂loss/∂log π) / A, with each token as its own sequence and the behavior policy as the centre.
 
     Args:
         surrogate: a spec of SURROGATES. Those that depend on the whole batch (`clip_cov`, `kl_cov`, `m2po`) see all the
@@ -25,7 +25,7 @@ def gradient_weight(surrogate: Surrogate, log_prob: Tensor, behavior_log_prob: T
 
 
 def alone(log_prob: Tensor, behavior_log_prob: Tensor, advantage: Tensor) -> PolicyBatch:
-    """A batch in which every token is a sequence of its own."""
+    """A batch in which every token is its own sequence."""
     return PolicyBatch(
         log_prob=log_prob,
         behavior_log_prob=behavior_log_prob,

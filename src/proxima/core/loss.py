@@ -15,7 +15,7 @@ from proxima.core.segment import segment_count, segment_mean
 from proxima.core.spec import Spec
 from proxima.data import NoFieldError, NotFiniteError, PolicyBatch
 
-NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # what becomes of a token without `next_log_prob`
+NextMissing = Literal["decoupled", "drop_token", "drop_sample"]  # how a token without `next_log_prob` is treated
 SUPPLIED_BY: dict[str, str] = {
     "advantage": "an advantage spec does (per sequence, spread over its tokens)",
     "behavior_log_prob": "the engine does: the log-prob of each sampled token",
@@ -65,7 +65,8 @@ class Surrogate(Spec, Protocol):
     zero_advantage_inert: an advantage of exactly 0 gives zero loss and zero gradient and enters no statistic, so such a
         sequence may skip forward and backward.
     whole_batch: `select_tokens` depends on all tokens of the optimizer batch (see `core.precompute`).
-    unbounded: fields under which nothing bounds the update, so that the gradient is that of -A r; none: no such fields.
+    unbounded: fields under which nothing bounds the update, so that the gradient is that of -A r; empty: no such
+        fields.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage", "proximal_log_prob"})
@@ -76,12 +77,12 @@ class Surrogate(Spec, Protocol):
     def __call__(self, b: PolicyBatch) -> TokenLoss: ...
 
     def select_tokens(self, b: PolicyBatch) -> Tensor | None:
-        """[N] bool, the tokens that the surrogate treats differently because of all the others; None: it has none."""
+        """[N] bool, the tokens that the surrogate selects by looking at the whole batch; None: it selects none."""
         return None
 
 
 class Aggregate(Spec, Protocol):
-    """Sums per-token losses. The denominator needs no forward pass; both add over micro-batches and ranks."""
+    """Sums per-token losses. The denominator needs no forward pass; both add up over micro-batches and ranks."""
 
     def __call__(self, loss: Tensor, b: PolicyBatch) -> Tensor: ...
 
@@ -115,7 +116,7 @@ class Penalty(Spec, Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss not yet divided.
+    """A loss as numerator and denominator, not yet divided.
 
     Args:
         numerator: [] float64, with gradient.
@@ -129,14 +130,15 @@ class Loss:
 
     @property
     def value(self) -> Tensor:
-        """numerator / denominator, [] float64 with gradient; a denominator of 0 (no loss token, `token_sum`) is one."""
+        """numerator / denominator, [] float64 with gradient; a denominator of 0 (no loss token, `token_sum`) counts as
+        1."""
         return self.numerator / torch.where(self.denominator == 0, torch.ones_like(self.denominator), self.denominator)
 
 
 @dataclass(frozen=True)
 class PolicyLoss(Loss):
-    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected` of the batch;
-    and, where the check is left to the caller, its `invalid_tokens`."""
+    """A loss with `keep` [N] bool, the loss tokens that surrogate and corrections kept; `selected`, that of the batch;
+    and, if the check is left to the caller, `invalid`, its `invalid_tokens`."""
 
     keep: Tensor
     invalid: Tensor | None = None
@@ -158,15 +160,15 @@ def policy_loss(
 
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
-        surrogate, aggregate, correction, penalty: specs, as in SURROGATES, AGGREGATES, CORRECTIONS and PENALTIES; of
-            the last two also several. Corrections see this batch alone; a batch that holds `weight`, by
-            `core.precompute` or your own, has them applied instead, with or without `correction`.
+        surrogate, aggregate, correction, penalty: specs, as in SURROGATES, AGGREGATES, CORRECTIONS and PENALTIES; the
+            last two may be sequences. Corrections see only this batch; if it holds `weight`, from `core.precompute` or
+            your own, that is applied instead, with or without `correction`.
         check: refuse impossible log-probs; costs one device sync per call. `later` leaves it to the caller, who calls
-            `require_valid` when he syncs anyway.
+            `require_valid` when it syncs anyway.
     Returns: `PolicyLoss`. In your own training loop:
         `policy_loss(b, surrogate=Cppo(), aggregate=TokenMean()).value.backward()`.
-    Raises: ValueError if a spec needs a tensor that the batch lacks, with what would supply it. Or, with `check`, if a
-        log-prob of a sampled token is NaN, infinite or above 0, or the advantage of a loss token is not finite, with
+    Raises: ValueError if a spec needs a tensor that the batch lacks, naming what would supply it. Or, with `check`, if
+        a log-prob of a sampled token is NaN, infinite or above 0, or the advantage of a loss token is not finite, with
         token, sequence and position.
     Edge cases: a batch without loss tokens gives numerator 0 with zero gradient, denominator 0 and value 0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` and `approx_kl_k1` (k3,
@@ -205,7 +207,7 @@ def as_list(specs: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Corrections:
-    """All corrections of a batch together: `weight` [N] or None for 1; `keep` and `loss_mask` [N] bool; `metrics`."""
+    """The combined corrections of a batch: `weight` [N] or None for 1; `keep` and `loss_mask` [N] bool; `metrics`."""
 
     weight: Tensor | None
     keep: Tensor
@@ -215,8 +217,9 @@ class Corrections:
 
 @torch.no_grad()
 def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
-    """Weights multiply, rejections add up. Each correction sees the original batch, so their order is irrelevant; one
-    that reads `next_log_prob` sees the loss tokens that have it, and rejects those where it is NaN."""
+    """Combine corrections: weights multiply, rejections add up. Each correction sees the original batch, so their order
+    is irrelevant; one that reads `next_log_prob` sees only the loss tokens that have it and rejects those where it is
+    NaN."""
     keep = loss_mask = batch.loss_mask
     if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
         return Corrections(batch.masked("weight").detach(), keep & (batch.weight > 0), loss_mask, {})
@@ -237,7 +240,7 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
 
 
 def _with_next(b: PolicyBatch) -> PolicyBatch:
-    """The batch with those loss tokens alone whose `next_log_prob` is known."""
+    """The batch with only those loss tokens whose `next_log_prob` is known."""
     assert b.next_log_prob is not None
     return b.with_loss_mask(b.loss_mask & ~b.next_log_prob.isnan())
 
@@ -265,7 +268,7 @@ LOG_PROB_SLACK = 1e-4  # a log-prob up to this far above 0 is rounding (logit �
 @torch.no_grad()
 def check_values(b: PolicyBatch) -> None:
     """Raise ValueError for an impossible log-prob of a sampled token, or a loss token's advantage that isn't finite;
-    NotFiniteError, which is one, where the policy's own log-prob is NaN."""
+    NotFiniteError, a ValueError, if the policy's own log-prob is NaN."""
     bad = _bad_values(b)
     if len(b) == 0 or not bool(torch.stack([flags.any() for flags in bad.values()]).any()):
         return
@@ -278,7 +281,7 @@ def check_values(b: PolicyBatch) -> None:
 
 
 def _bad_values(b: PolicyBatch) -> dict[str, Tensor]:
-    """By field, [N] bool, where its value is impossible."""
+    """By field, [N] bool, True where its value is impossible."""
     assert b.sampled is not None
     bad: dict[str, Tensor] = {}
     for name in CHECKED[:-1]:
@@ -295,14 +298,15 @@ def _invalid(name: str, wrong: float, where: str, count: int) -> ValueError:
     remedy = "a log-prob is finite and at most 0; if no policy sampled the token, clear `sampled`"
     if name == "advantage":
         remedy = "mask the token out of the loss"
-    # The current policy's log-probs come from its weights; all others are the caller's.
+    # The current policy's log-probs come from its weights; all others come from the caller.
     kind = NotFiniteError if name == "log_prob" and wrong != wrong else ValueError
     return kind(f"PolicyBatch.{name}: {wrong} at {where}, {count} such tokens in all: {remedy}")
 
 
 @torch.no_grad()
 def invalid_tokens(b: PolicyBatch) -> Tensor:
-    """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the field that is impossible there."""
+    """[N] int8, on the device of the batch: 0, or 1 + the index in `CHECKED` of the field whose value is impossible
+    there."""
     codes = torch.zeros(len(b), dtype=torch.int8, device=b.log_prob.device)
     for name, flags in reversed(_bad_values(b).items()):
         codes.masked_fill_(flags, 1 + CHECKED.index(name))
@@ -310,8 +314,8 @@ def invalid_tokens(b: PolicyBatch) -> Tensor:
 
 
 def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str) -> None:
-    """Raise as `check_values` if one of `codes` [T], numpy, of `invalid_tokens` is not 0; `value_of` gives the value of
-    a field at a token, and `label` names the sequence."""
+    """Raise as `check_values` does if one of the `codes` [T], numpy, from `invalid_tokens` is not 0; `value_of` gives
+    the value of a field at a token, and `label` names the sequence."""
     if codes.any():
         at = int((codes != 0).argmax())
         name = CHECKED[int(codes[at]) - 1]
@@ -320,7 +324,7 @@ def require_valid(codes: Any, value_of: Callable[[str, int], float], label: str)
 
 @torch.no_grad()
 def common_metrics(b: PolicyBatch, keep: Tensor) -> Metrics:
-    """The statistics common to all surrogates, over the loss tokens, as far as the batch has their tensors."""
+    """The statistics common to all surrogates, over the loss tokens, as far as the batch has the tensors for them."""
     mask = b.loss_mask
     metrics: Metrics = {"masked_fraction": SumCount.over(~keep, mask)}
     if b.proximal_log_prob is not None:

@@ -31,7 +31,7 @@ class SumCount:
 
     @property
     def value(self) -> float:
-        """sum / count, NaN without values; costs a device sync, as every `value`."""
+        """sum / count, NaN without values; costs a device sync, as does every `value`."""
         count = float(self.count)
         return float(self.sum) / count if count else float("nan")
 
@@ -74,7 +74,8 @@ class Spread:
 
     Args:
         count, mean, squares: [] float64, detached.
-        kind: of `value`: `std` (ddof = 0), `sample_std` (ddof = 1), `effective_sample_size`: mean² / mean of squares.
+        kind: the statistic that `value` gives: `std` (ddof = 0), `sample_std` (ddof = 1), `effective_sample_size`:
+            mean² / mean of squares.
     """
 
     count: Tensor
@@ -86,7 +87,7 @@ class Spread:
     def over(
         cls, values: Tensor, mask: Tensor, kind: Literal["std", "sample_std", "effective_sample_size"] = "std"
     ) -> Self:
-        """Of `values` [N] where `mask` [N] bool."""
+        """The spread of `values` [N] where `mask` [N] bool."""
         chosen = torch.where(mask, values.detach().to(torch.float64), 0.0)
         count = mask.sum(dtype=torch.float64)
         mean = chosen.sum() / count.clamp(min=1)
@@ -103,7 +104,7 @@ class Spread:
 
     @property
     def value(self) -> float:
-        """The statistic; NaN without values, 0 for the sample std of one."""
+        """The statistic; NaN without values, 0 for the sample std of a single value."""
         count, mean, squares = float(self.count), float(self.mean), float(self.squares)
         if count == 0:
             return float("nan")
@@ -115,7 +116,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Quantile:
-    """An exact quantile, linearly interpolated. It carries all values.
+    """An exact quantile, linearly interpolated. It keeps all values.
 
     Args:
         values: [n] float64, detached, in any order.
@@ -127,7 +128,7 @@ class Quantile:
 
     @classmethod
     def over(cls, values: Tensor, mask: Tensor, q: float) -> Self:
-        """Of `values` [N] where `mask` [N] bool. Costs a device sync."""
+        """The quantile of `values` [N] where `mask` [N] bool. Costs a device sync."""
         return cls(values.detach()[mask].to(torch.float64), q)
 
     def __add__(self, other: "Quantile") -> Self:
@@ -149,11 +150,11 @@ class Quantile:
 
 @dataclass(frozen=True)
 class QuantileSketch:
-    """A quantile of exp(x), from a histogram of x of fixed size, however many values go in.
+    """A quantile of exp(x), from a histogram of x whose size does not depend on the number of values.
 
     Args:
         counts: [2 BINS] float64, detached: of x < 0 by falling |x|, then of x >= 0 by rising |x|. |x| has bins of 1 %
-            from 1e-7 to 20; what is smaller or larger falls in the first or last.
+            from 1e-7 to 20; smaller or larger values fall in the first or last bin.
         q: in [0, 1].
     """
 
@@ -164,7 +165,7 @@ class QuantileSketch:
 
     @classmethod
     def over(cls, values: Tensor, q: float) -> Self:
-        """Of all of `values` [n], without NaN."""
+        """The quantile over all `values` [n], which contain no NaN."""
         return cls(cls.histogram(values), q)
 
     @classmethod
@@ -183,7 +184,7 @@ class QuantileSketch:
 
     @property
     def value(self) -> float:
-        """The quantile of exp(x), without interpolation; NaN when nothing went in (this one syncs)."""
+        """The quantile of exp(x), without interpolation; NaN without values (which costs a device sync)."""
         running = self.counts.cumsum(0)
         total = float(running[-1])
         if not total:
@@ -207,7 +208,7 @@ def merge_metrics(parts: list[Metrics]) -> Metrics:
 
 
 def on_host(metrics: Metrics) -> Metrics:
-    """The metrics with their tensors on the host, by one copy: every `value` then costs no device sync."""
+    """The metrics with their tensors on the host, by one copy: no `value` then costs a device sync."""
     tensors = [getattr(value, f.name) for value in metrics.values() for f in fields(value)]
     there = [tensor for tensor in tensors if isinstance(tensor, Tensor) and tensor.device.type != "cpu"]
     if not there:

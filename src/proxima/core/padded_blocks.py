@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-COLUMNS = 64  # of a row that one product sums up
+COLUMNS = 64  # of a row that one matrix product sums up
 CPU_BLOCK = 1 << 17  # 512 KiB of float32
 GPU_BLOCK = 1 << 24  # a launch costs more than memory there
 
 
 @dataclass(frozen=True)
 class PaddedBlock:
-    """Some sequences as rows.
+    """Some sequences as padded rows.
 
     Args:
         index: [s · T] int64, position of each element on the packed axis, N (one past the end) for padding; None if the
@@ -102,7 +102,7 @@ def map_padded(
 
 
 def prefix_sums(rows: Tensor) -> Tensor:
-    """[s, T] the sum of each row up to and with a column. See `suffix_sums` for CUDA."""
+    """[s, T] the sum of each row up to and including each column. See `suffix_sums` for CUDA."""
     return suffix_sums(rows.flip(1)).flip(1) if _refuses_cumsum(rows) else rows.cumsum(1)
 
 
@@ -111,7 +111,7 @@ def suffix_sums(rows: Tensor, factor: float = 1.0) -> Tensor:
 
     The sums within `COLUMNS` columns are one product with the powers of `factor`; the first of each are then summed in
     the same way. Nothing is divided by a power, which may have underflowed: any factor in [0, 1] is as exact as a loop.
-    Where `factor` is 1 it is a cumsum, except on CUDA under `torch.use_deterministic_algorithms`, which refuses that.
+    If `factor` is 1, it is a cumsum, except on CUDA under `torch.use_deterministic_algorithms`, which refuses it.
     """
     count, size = len(rows), min(COLUMNS, rows.shape[1])
     if factor == 1 and not _refuses_cumsum(rows):
@@ -141,7 +141,8 @@ def clamped_quantile(values: Tensor, block: PaddedBlock, q: float, low: float, h
     """[s] the q-quantile of each row, linearly interpolated at position q (n − 1), clamped to [low, high].
 
     On a CPU, counting the values at most `low` and at least `high` decides most rows; only in the others two order
-    statistics are selected, and nothing is sorted. On a GPU, rows are sorted, because a selection of rows waits for it.
+    statistics are selected, and nothing is sorted. On a GPU, rows are sorted, because selecting rows would wait for the
+    device.
 
     Args:
         values: [s, T] float, >= 0; 0 at padding.

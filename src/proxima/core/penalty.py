@@ -64,7 +64,7 @@ class K1(_ReferenceKl):
             `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss.
     Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556,
-        TRL `use_bias_correction_kl` (T5). Differs: in nothing.
+        TRL `use_bias_correction_kl` (T5). Differs: it does not.
     """
 
     def estimate(self, d: Tensor) -> Tensor:
@@ -73,7 +73,8 @@ class K1(_ReferenceKl):
 
 @dataclass(frozen=True)
 class Abs(_ReferenceKl):
-    """coefficient · |d|: a distance, no KL; gradient sign(d), 0 at d = 0. Args, Returns: as `K1`. verl `abs` (P22)."""
+    """coefficient · |d|: a distance, not a KL; gradient sign(d), 0 at d = 0. Args, Returns: as `K1`. verl `abs`
+    (P22)."""
 
     def estimate(self, d: Tensor) -> Tensor:
         return d.abs()

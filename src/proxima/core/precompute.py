@@ -38,11 +38,11 @@ def needs_precompute(surrogate: Surrogate, corrections: Sequence[Correction] = (
 def precompute(
     batch: PolicyBatch, *, surrogate: Surrogate, correction: Correction | Sequence[Correction] | None = None
 ) -> Precomputed:
-    """Decide what depends on the whole batch.
+    """Make the decisions that depend on the whole batch.
 
     Args:
-        batch: all tokens of one optimizer step, on all ranks. `log_prob` may be of an earlier forward: what `clip_cov`,
-            `kl_cov`, `m2po` and `towards: current` decide is then of that forward, and stays so for the whole step.
+        batch: all tokens of one optimizer step, on all ranks. `log_prob` may be of an earlier forward: then `clip_cov`,
+            `kl_cov`, `m2po` and `towards: current` decide by that forward, for the whole step.
         surrogate, correction: as for `policy_loss`; pass the same ones there.
     Returns: `Precomputed`; `take` micro-batches of it. Its metrics are complete: the micro-batches do not repeat
         them.

@@ -1,4 +1,5 @@
-"""The policies between the one that sampled a token and the current one: interpolated, or of the version after it."""
+"""The policies between the one that sampled a token and the current one: interpolated, or the version right after the
+former."""
 
 from typing import Literal
 
@@ -31,7 +32,8 @@ def interpolated_proximal(
     Raises: ValueError for an unknown kind, or a version later than the current one.
     Edge cases: a token of the current, the previous or an unknown version has a = 0: its proximal policy is its
         behavior policy.
-    Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32, whatever the log-probs are in.
+    Source: AReaL `prox_logp_method: loglinear`. Differs: AReaL computes a in float32, whatever the dtype of the
+        log-probs.
     """
     require(kind in ("loglinear", "linear"), "kind", kind, "must be loglinear or linear")
     age = current_version - policy_version
@@ -60,18 +62,18 @@ def segment_wise_log_prob(
 
         log pi_min(v + 1, V):    v = V: log mu    v = V - 1: log pi_prox    v <= V - 2: cached
 
-    V is the version whose log-probs are the proximal ones, v the token's own. So a correction `towards: next` weighs a
-    single version, however old the token is. For v <= V - 2, weight times ratio leaves out what the versions from v + 2
-    to V have changed: it is biased, by design, and varies as the weight of a single version does.
+    V is the version whose log-probs are the proximal ones, v the token's own. So the weights of a correction `towards:
+    next` span a single version, however old the token is. For v <= V - 2, weight times ratio leaves out the changes of
+    versions v + 2 to V: it is biased, by design, and has the variance of a single-version weight.
 
     Args:
         behavior_log_prob, proximal_log_prob: [N] float, nats. cached_log_prob: [N] float, nats, under version v + 1,
-            evaluated when that was the newest; NaN where nobody did.
+            evaluated when that was the newest; NaN where it was not.
         policy_version: [N] int, v; negative: unknown. current_version: V.
         check: refuse a later version; costs one device sync.
     Returns: [N] in the dtype of `proximal_log_prob`; NaN where the cached one is needed and missing.
     Raises: ValueError for a version later than the current one.
-    Edge cases: what is cached for a token of the last two versions is not read. A token of unknown version is missing.
+    Edge cases: cached values for tokens of the last two versions are not read. A token of unknown version gives NaN.
     Source: segment-wise decoupled PPO (AReaL `enable_segment_wise_ppo`); decoupled PPO, arXiv 2505.24298.
     """
     age = current_version - policy_version

@@ -21,8 +21,8 @@ def masked_log_ratio(b: PolicyBatch) -> Tensor:
 def masked_ratio(b: PolicyBatch, level: Level = "token") -> Tensor:
     """r = exp(clamp(ℓ, −20, 20)), [N], with gradient; 1 outside the loss mask.
 
-    At level "sequence", ℓ is its mean over the loss tokens of the sequence, with the gradient through the mean, and r
-    is the same for all of them. exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
+    At level "sequence", ℓ is replaced by its mean over the loss tokens of the sequence, with the gradient through the
+    mean, and r is the same for all of them. exp(20) = 4.85e8 is finite in float32; beyond the clamp the gradient is 0.
     """
     log_ratio = masked_log_ratio(b)
     if level == "sequence":

@@ -17,10 +17,10 @@ class ShapedReward:
 
     Args:
         reward: [N] float, reward units, of each token; 0 outside the loss.
-        total: [S] float, reward units, what an advantage of whole completions reads.
-        kl: [S] float, nats a token, the mean over the loss tokens of each completion; 0 without one.
+        total: [S] float, reward units, the reward that an advantage of whole completions reads.
+        kl: [S] float, nats per token, the mean over the loss tokens of each completion; 0 without one.
         some: [S] bool, the completion has a loss token.
-        paid: [S] float, reward units, what the divergence took from each completion.
+        paid: [S] float, reward units, the amount that the divergence took from each completion.
     """
 
     reward: Tensor
@@ -31,8 +31,8 @@ class ShapedReward:
 
     @property
     def mean_kl(self) -> float:
-        """Nats a token, the mean of `kl` over the completions with a loss token; 0 without one. What
-        `AdaptiveCoefficient` compares with its target."""
+        """Nats per token, the mean of `kl` over the completions with a loss token; 0 without one. `AdaptiveCoefficient`
+        compares it with its target."""
         return float(self.kl.double().sum()) / max(1, int(self.some.sum()))
 
 
@@ -43,11 +43,11 @@ class AdaptiveCoefficient:
         beta <- beta (1 + clip(KL / target - 1, -0.2, 0.2) min(n / horizon, 1))        n: of the step
 
     Args:
-        target: nats a token, > 0, the mean over completions of the mean over their loss tokens.
+        target: nats per token, > 0, the mean over completions of the mean over their loss tokens.
         horizon: completions over which a persistent error of 20 % multiplies beta by 1.2, > 0.
     Source: arXiv 1909.08593. verl `AdaptiveKLController`. Stateless: the caller keeps beta.
-    Differs: the target of the paper and of TRL's former PPO is of a whole completion, a sum over tokens. There and in
-        verl n / horizon has no bound (P23): a step of more than a horizon moves beta by more than 20 %, and one of more
+    Differs: the target of the paper and of TRL's former PPO is for a whole completion, a sum over tokens. There and in
+        verl n / horizon is unbounded (P23): a step of more than a horizon moves beta by more than 20 %, and one of more
         than 5 horizons turns it negative, a reward for divergence; here no step moves it by more than 20 %.
     """
 
@@ -66,24 +66,24 @@ class AdaptiveCoefficient:
 
 @dataclass(frozen=True)
 class RewardKl:
-    """KL to the frozen reference in the reward of each token, beside the score on the last one.
+    """KL to the frozen reference in the reward of each token, in addition to the score on the last one.
 
         r_t = [t is the last loss token] score - beta k_t        k_t estimates KL(pi_old || pi_ref), at loss tokens
 
     pi_old is the policy that the update starts from: the proximal log-probs under `proximal: recompute`, otherwise the
-    behavior log-probs. So k_t is a constant in the update. An advantage of tokens gets r_t. One of whole completions,
+    behavior log-probs. So k_t is a constant in the update. A per-token advantage gets r_t. One of whole completions,
     such as `grpo`, gets the sum, score - beta sum_t k_t, and its group baseline is the mean of such sums: a long
-    completion pays for more tokens. `reference_kl` is the other way, a KL in the loss, with a gradient of its own.
+    completion pays for more tokens. `reference_kl` is the alternative, a KL in the loss, with its own gradient.
 
     Args:
-        coefficient: beta, reward units per nat, >= 0; the start value where it is adaptive. 0 only measures.
+        coefficient: beta, reward units per nat, >= 0; the initial value if adaptive. 0 only measures.
         estimator: k1 (d = log pi_old - log pi_ref, unbiased), k2 (d^2 / 2), k3 (exp(-d) - 1 + d, >= 0) or abs (|d|).
-        limit: of k3, which is clamped to +-limit nats; inf: no clamp. verl has 10.
+        limit: for k3, which is clamped to +-limit nats; inf: no clamp. verl has 10.
         adaptive: adapts beta after each step to keep the KL near a target; null: beta is fixed.
         score: [S] float, reward units, of each completion.
-        log_prob, reference_log_prob: [N] nats; anything outside the loss.
+        log_prob, reference_log_prob: [N] nats; any value outside the loss.
         loss_mask: [N] bool; cu_seqlens: [S+1] int.
-        beta: in place of `coefficient`, in the middle of an adaptive run.
+        beta: replaces `coefficient` during an adaptive run.
     Returns: `ShapedReward`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: a completion without a loss token keeps its score as `total`, and none of its tokens has a reward. d is
@@ -132,5 +132,5 @@ class RewardKl:
         )
 
     def next(self, beta: float, kl: float, samples: int) -> float:
-        """The coefficient after a step of `samples` completions with a mean KL of `kl`, nats a token."""
+        """The coefficient after a step of `samples` completions with a mean KL of `kl`, nats per token."""
         return beta if self.adaptive is None else self.adaptive.next(beta, kl, samples)

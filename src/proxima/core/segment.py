@@ -6,7 +6,7 @@ Every function takes `cu_seqlens` [S+1]; sequence s is `cu_seqlens[s]:cu_seqlens
 Determinism on CUDA, for all of `core`: `segment_reduce` adds each segment in a fixed order, forward and backward.
 `index_add` (`group_sum`, `optimal_token_baseline`, the buckets of `mismatch_metrics`) adds in any order unless
 `torch.use_deterministic_algorithms(True)` is set. So does a float `cumsum`, which that switch refuses; under it the
-prefix sums of `cppo`, `m2po`, `second_moment`, `gae` and its kind are matrix products (`padded_blocks.prefix_sums`),
+prefix sums of `cppo`, `m2po`, `second_moment`, `gae` and the like are matrix products (`padded_blocks.prefix_sums`),
 deterministic with `CUBLAS_WORKSPACE_CONFIG=:4096:8`. Counts are integers. On a CPU, everything is deterministic.
 """
 
@@ -38,6 +38,6 @@ def segment_sum(values: Tensor, cu_seqlens: Tensor) -> Tensor:
 
 
 def segment_mean(values: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[S], the mean of `values` [N] over the True tokens of `mask` in each sequence, 0 without one; differentiable."""
+    """[S], the mean of `values` [N] over the tokens of `mask` in each sequence, 0 if it has none; differentiable."""
     total = segment_sum(torch.where(mask, values, 0.0), cu_seqlens)
     return total / segment_count(mask, cu_seqlens).clamp(min=1)

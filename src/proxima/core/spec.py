@@ -1,4 +1,4 @@
-"""The declarations that a spec makes in addition to its fields."""
+"""The declarations that a spec makes besides its fields."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -11,8 +11,8 @@ class Spec(Protocol):
 
     needs: the optional fields of its input that it reads.
     exempt_laws: the laws of `proxima.check` that this method breaks on purpose, by name.
-    test_fields: name → fields that switch on a branch which the defaults leave off; the laws are checked on these too.
-    examples: numbers worked out by hand, `{"inputs": …, "expected": …}` and, other than the defaults, `"fields"`: a
+    test_fields: name → fields that switch on a branch that is off by default; the laws are checked on these too.
+    examples: numbers worked out by hand, `{"inputs": …, "expected": …}` and, unless all have defaults, `"fields"`: a
         golden record without a name, see `tests/golden/README.md`.
     """
 

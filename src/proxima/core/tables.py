@@ -1,4 +1,4 @@
-"""The kinds of the slots that are one file each, which has its table too. Those of a package are in its `__init__`."""
+"""The kinds of the slots that are a single file, which also exports its table. A package has its own in `__init__`."""
 
 from proxima.data.kinds import Kinds
 

@@ -1,6 +1,6 @@
-"""Explain why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together.
+"""Explains why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together.
 
-No training calls it: it is for those who look into a finished step. `core.surrogate.band` has the surrogate's part.
+Not used in training, only to inspect a finished step. `core.surrogate.band` has the surrogate's part.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ class TokenReasons:
     """The decisions about the tokens of some sequences of an optimizer batch.
 
     Args:
-        batch: their tokens, as `policy_loss` read them; of a part of an optimizer batch with what the surrogate
-            `selected` over all of it. What corrections decide over the whole batch is in `recorded`.
+        batch: their tokens, as `policy_loss` read them; if they are a part of an optimizer batch, with the tokens that
+            the surrogate `selected` over all of it. The whole-batch decisions of corrections are in `recorded`.
         surrogate, corrections: as for `policy_loss`.
-        recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and what it
-            decides is decided here.
+        recorded: [N] bool, `keep` as the trainer recorded it; None: the batch is the whole optimizer batch, and its
+            decisions are made here.
     """
 
     batch: PolicyBatch
@@ -43,8 +43,7 @@ class TokenReasons:
 
     @cached_property
     def corrected(self) -> list[tuple[Correction, Corrected]]:
-        """The decision of each correction; corrections over the whole batch are included only if this is the whole
-        batch."""
+        """The decisions of each correction; those over the whole batch only if this is the whole batch."""
         known = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
         return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in known]
 
@@ -55,8 +54,8 @@ class TokenReasons:
 
     @cached_property
     def reduced(self) -> PolicyBatch:
-        """The batch that the surrogate reads: without the tokens that a correction removed from the loss, and with the
-        selection over the whole batch, which no rule for a single token explains."""
+        """The batch as the surrogate reads it: without the tokens that a correction took out of the loss, and with the
+        tokens that the whole batch `selected`, which no rule for a single token explains."""
         b = self.batch
         for spec, corrected in self.corrected:
             b = b.with_loss_mask(b.loss_mask & corrected.keep) if spec.rejected == "drop" else b
@@ -74,12 +73,12 @@ class TokenReasons:
 
     @cached_property
     def band(self) -> Band | None:
-        """The surrogate's; None for one that does not say it."""
+        """The surrogate's band; None if it does not define one."""
         return band_of(self.surrogate, self.reduced)
 
     @cached_property
     def keep(self) -> Tensor:
-        """[N] bool: what the rules say, which is what the trainer recorded."""
+        """[N] bool, the tokens that the rules keep, as the trainer recorded them."""
         keep = self.accepted if self.band is None else self.accepted & self.band.keep
         of_batch = any(isinstance(spec, OF_BATCH) for spec in self.corrections)
         return keep & self.recorded if of_batch and self.recorded is not None else keep
@@ -101,7 +100,7 @@ class TokenReasons:
         return torch.where(advantage == 0, torch.nan, -gradient / advantage)
 
     def reason(self, token: int) -> str:
-        """One token in words: every rule that dropped it, or why the surrogate kept it."""
+        """Explain one token in words: every rule that dropped it, or why the surrogate kept it."""
         if not bool(self.batch.loss_mask[token]):
             return "not in the loss"
         rejections = [self._rejection(spec, token) for spec, result in self.corrected if not bool(result.keep[token])]
@@ -119,7 +118,7 @@ class TokenReasons:
         return "kept" if self.band is None else self.band.reason(token)
 
     def _disagreement(self, token: int) -> str:
-        """A token that the trainer masked and the rules, on what is stored, keep: rounding, at a bound."""
+        """Describe a token that the trainer masked but the rules keep on the stored figures: rounding, at a bound."""
         words = "" if self.band is None else f", which the stored figures put at the bound: {self.band.reason(token)}"
         return f"masked: the trainer recorded so{words}"
 
@@ -134,7 +133,7 @@ class TokenReasons:
         return "decided over the whole batch"
 
     def _rejection(self, spec: Correction, token: int) -> str:
-        """The reason why a correction rejected a token."""
+        """Explain why a correction rejected the token."""
         b, at = self.batch, int(self.batch.sequence_index[token])
         name = type(spec).__name__
         if "next_log_prob" in spec.needs and b.next_log_prob is not None and bool(b.next_log_prob[token].isnan()):

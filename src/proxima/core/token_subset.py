@@ -8,8 +8,8 @@ from proxima.data.random import finalize
 
 
 def value_hash(*values: Tensor) -> Tensor:
-    """[N] int64, a pseudo-random function of the values alone, of the bits of each through `finalize`. Sorting by it
-    is a shuffle that does not depend on the order of the tokens."""
+    """[N] int64, a pseudo-random function of the values alone: the bits of each, mixed by `finalize`. Sorting by it is
+    a shuffle that does not depend on the order of the tokens."""
     mixed = torch.zeros(values[0].shape, dtype=torch.int64, device=values[0].device)
     for value in values:
         mixed = finalize(mixed ^ value.detach().double().contiguous().view(torch.int64))
@@ -26,8 +26,8 @@ def smallest_tokens(keys: Tensor, mask: Tensor, count: Tensor, ties: Tensor | No
 
 
 def second_moment_keep(squares: Tensor, mask: Tensor, threshold: float) -> Tensor:
-    """[N] bool: without the tokens of the largest `squares`, until the mean of the rest is below `threshold`; at least
-    one is kept."""
+    """[N] bool: the tokens of the mask without the largest `squares`, so many that the mean of the rest is below
+    `threshold`; at least one is kept."""
     ordered, order = torch.where(mask, squares.detach().double(), torch.inf).sort(stable=True)
     place = torch.arange(len(mask), device=mask.device)
     inside = place < mask.sum()

@@ -27,7 +27,7 @@ class ValueLoss:
         delta: of `huber`, value units, > 0.
     Source: PPO implementations since OpenAI baselines. verl `compute_value_loss`, TRL PPO (vf_coef there multiplies the
         half), AReaL `ppo_critic_loss_fn`. Differs: verl takes the half after aggregation, the same number. A NaN
-        outside the mask stays out.
+        outside the mask has no effect.
     """
 
     epsilon: float = 0.2
@@ -74,12 +74,12 @@ def explained_variance(prediction: Tensor, target: Tensor, mask: Tensor) -> floa
 
 
 def value_metrics(rewards: TokenRewards, returns: Tensor, gamma: float = 1.0) -> dict[str, float]:
-    """Metrics of how well the values predicted the actual rewards, compared with predictors that need no critic.
+    """Measure how well the values predicted the actual rewards, compared with a baseline that needs no critic.
 
         target G_t = Σ_{k ≥ t} γ^(k-t) r_k, without any bootstrapped value: λ-returns contain the critic's own estimates
 
     Args:
-        rewards: with `value` and `group`. returns: [N], what the critic is trained towards.
+        rewards: with `value` and `group`. returns: [N], the critic's targets.
     Returns: by name, NaN left out: `value/explained_variance` of V_t;
         `value/explained_variance_prompt_mean` of the mean reward of the *other* completions of the prompt, which has
         not seen the completion either (the baseline of `rloo`); `returns/mean` over the loss tokens.

@@ -5,22 +5,22 @@
     pairs          pairs of completions, one preferred, and completions with a label
     columns        the numpy columns that these hold, one value per token
     episode        the messages of an episode as spans of its tokens
-    sampling_mask  the ragged one among them: the tokens that could be sampled
+    sampling_mask  the ragged column: the tokens that could be sampled
     routed_experts the experts of a mixture that each token was sent to
     outcomes       tensors, one entry per completion: the input of advantages and selections
     packed_batch   tensors, the input of the model               policy_batch   tensors, the input of the loss
     errors         UserError, FieldError                         random         all random draws
     jsonl          JSON lines that survive a kill                atomic_files   atomic writes
-    full_disk      recognises one                         recipe_files   recipes by name
-    machine        its processor, compiler and cache folder
+    full_disk      recognises a full disk                 recipe_files   recipes by name
+    machine        this machine's processor, compiler and cache folder
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
     user_code      imports what a recipe names                     text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use
-    worker         processes that can be killed, for what may hang or crash; `fork_server` is their side
-    code_process   the process that runs code of a model, which `code_runner` starts
+    worker         killable processes for code that may hang or crash; `fork_server` is their side
+    code_process   the process that runs model-written code; `code_runner` starts it
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
-construction. Nothing is padded. Classes are imported on first use: a command without torch or numpy does not load it.
+construction. Nothing is padded. Classes are imported on first use, so that torch and numpy load only when needed.
 Imports: torch, numpy, stdlib. Imported by every other room.
 To add a field: give it a default of None, an annotation (`Floats`, or "dtype axes" of a tensor) and a line in the
 class docstring; conversion and checks follow from those, and `pack` passes on columns that trajectory and batch share.

@@ -1,4 +1,4 @@
-"""Atomic writes: a reader, or a resume after a kill, sees the former content of a file or the new one."""
+"""Atomic writes: a reader, or a resume after a kill, sees either the old content of a file or the new one."""
 
 import errno
 import os
@@ -10,11 +10,12 @@ from typing import BinaryIO
 
 @contextmanager
 def atomic_writer(path: Path) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path` and rename it to `path` when the block ends without an error.
+    """Open a temporary file in the folder of `path` and rename it to `path` when the block ends without an error.
 
     The data reach the disk (fsync) before the rename, and the rename before this returns. An error inside, such as a
-    full disk, removes the temporary file, leaves `path` as it was and is raised; a kill leaves at most a stray
-    `.NAME.part`, which the next write of the same file replaces. A device or a pipe, `/dev/stdout`, is written to.
+    full disk, removes the temporary file, leaves `path` unchanged and is re-raised; a kill leaves at most a stray
+    `.NAME.part`, which the next write of the same file replaces. A device or a pipe, such as `/dev/stdout`, is written
+    to directly.
     """
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
@@ -45,7 +46,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def flush_to_disk(path: Path) -> None:
-    """Make a file, or the renames and new files in a folder, survive a power failure; does nothing if the path can't be
+    """Make a file, or the renames and new files in a folder, survive a power failure; do nothing if the path can't be
     opened (a folder on Windows)."""
     try:
         handle = os.open(path, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Reads what another process sends, up to a limit: HTTP bodies, streamed lines, and their JSON.
+"""Reads data from other processes, up to a limit: HTTP bodies, streamed lines, and their JSON.
 
 Responses are duck-typed over `httpx.Response`: `headers` and `aiter_raw()`. Requests ask for
 `Accept-Encoding: identity`; a compressed body is refused, because a small one can hold gigabytes. JSON is counted
@@ -11,32 +11,33 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from typing import Any
 
 MAX_DEPTH = 64  # objects and lists inside one another
-MAX_CONTAINERS = 200_000  # objects and lists in all
+MAX_CONTAINERS = 200_000  # objects and lists in total
 MAX_STRINGS = 1_000_000
 _NOT_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 
 
 class TooLargeError(ValueError):
-    """More bytes arrived, or were announced, than the response may have, or its JSON exceeds a bound."""
+    """The response has, or announces, more bytes than allowed, or its JSON exceeds a bound."""
 
 
 class UnreadableError(ValueError):
     """The response is compressed, or not JSON."""
 
 
-IDENTITY = {"Accept-Encoding": "identity"}  # what a request must say whose answer is read here
+IDENTITY = {"Accept-Encoding": "identity"}  # requests whose responses are read here must send it
 
 
 async def read_body(response: Any, limit: int, *, cut: bool = False) -> bytes:
     """The body of a streamed response.
 
     Args:
-        limit: of its bytes.
-        cut: return the first `limit` bytes of a longer one, in place of an error.
+        limit: the most bytes to accept.
+        cut: return the first `limit` bytes of a longer body instead of raising an error.
 
     Raises:
-        TooLargeError: it is longer, or is announced to be; no more than `limit` and one network read were taken.
-        UnreadableError: it is compressed.
+        TooLargeError: the body is longer, or is announced to be; no more than `limit` bytes and one network read were
+            taken.
+        UnreadableError: the body is compressed.
     """
     announced = response.headers.get("Content-Length", "")
     if not cut and announced.isascii() and announced.isdigit() and int(announced[:20]) > limit:
@@ -48,7 +49,7 @@ async def read_at_most(parts: AsyncIterable[bytes], limit: int, *, cut: bool = F
     """The parts of a body, joined.
 
     Raises:
-        TooLargeError: more than `limit` bytes, unless `cut`; the rest is not read.
+        TooLargeError: there are more than `limit` bytes, and `cut` is False; the rest is not read.
     """
     body = bytearray()
     async for part in parts:
@@ -61,14 +62,14 @@ async def read_at_most(parts: AsyncIterable[bytes], limit: int, *, cut: bool = F
 
 
 async def stream_lines(response: Any, *, line: int, total: int) -> AsyncIterator[bytes]:
-    """The lines of a streamed response, without their ends; the last one may lack its end.
+    """The lines of a streamed response, without line endings; the last one may lack its ending.
 
     Args:
-        line, total: most bytes of one line, and of all.
+        line, total: the most bytes of one line, and of the whole stream.
 
     Raises:
-        TooLargeError: a line, ended or not, or the whole is longer.
-        UnreadableError: it is compressed.
+        TooLargeError: a line, complete or not, or the stream is longer.
+        UnreadableError: the response is compressed.
     """
     rest, taken = bytearray(), 0
     async for part in _parts(response):
@@ -109,14 +110,14 @@ def parse_json(
     """The value of a JSON text, in UTF-8 if bytes; time and memory are linear in its length, which the caller bounds.
 
     Args:
-        depth: most levels of objects and lists.
-        containers: most objects and lists in all.
-        strings: most texts and keys in all.
+        depth: the most levels of objects and lists.
+        containers: the most objects and lists in total.
+        strings: the most strings and keys in total.
         parse_int: as in `json.loads`.
 
     Raises:
-        TooLargeError: it is over a bound.
-        UnreadableError: it is not JSON, or not UTF-8; or it holds a number of thousands of digits.
+        TooLargeError: it exceeds a bound.
+        UnreadableError: it is not JSON or not UTF-8, or it contains a number with thousands of digits.
     """
     data = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     plain = data.replace(rb"\\", b"").replace(rb"\"", b"")  # the remaining quotes begin and end strings

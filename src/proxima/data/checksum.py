@@ -1,4 +1,4 @@
-"""CRC-32: finds the bit that a disk or a copy has flipped."""
+"""CRC-32 checksums: they detect bits flipped on disk or in a copy."""
 
 import zlib
 from dataclasses import dataclass
@@ -7,14 +7,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Checksum:
-    """Of a file, or of a text."""
+    """Size and CRC-32 of a file or of bytes."""
 
     size: int  # bytes
     crc32: str
 
     @classmethod
     def of(cls, path: Path) -> "Checksum":
-        """The checksum of a file, which is read."""
+        """Read a file and return its checksum."""
         crc = size = 0
         with path.open("rb") as file:
             while chunk := file.read(1 << 20):

@@ -1,11 +1,12 @@
-"""The process that runs the code of a completion: `python -I code_process.py FD SECONDS MEMORY_MB`, in a folder with
+"""The process that runs the code from a completion: `python -I code_process.py FD SECONDS MEMORY_MB`, in a folder with
 `setup.py` and `solution.py`. Standard library only.
 
-It knows no test. With FD -1 the code is a program that reads standard input. Otherwise it is a module, whose functions
-are called through the socket FD: one line of JSON a request, one a reply. So all that the code can do to pass a test is
-to return the right values; the tests, their asserts and their builtins are in another process.
+It does not know the tests. With FD -1 the code is a program that reads standard input. Otherwise it is a module, whose
+functions are called through the socket FD: one line of JSON per request, one per reply. So the code can pass a test
+only by returning the right values; the tests, their asserts and their builtins are in another process.
 
-The limits contain accidents: endless loops, memory, files, processes. They are no sandbox against hostile code.
+The limits contain accidents: endless loops, runaway memory, files and processes. They are not a sandbox against hostile
+code.
 """
 
 import builtins
@@ -39,7 +40,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
 
 
 def encode(value: Any, other: Callable[[Any], Any]) -> Any:
-    """Plain data as JSON, subclasses as their base; `other` makes the JSON of anything else."""
+    """Encode plain data as JSON, subclasses as their base type; `other` encodes anything else."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     for tag, kind in _CONTAINERS.items():
@@ -55,7 +56,7 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
-    """Decode what `encode` wrote; `other` gets tag and contents of anything else."""
+    """Decode the output of `encode`; `other` gets the tag and the contents of anything else."""
     if not isinstance(value, list):
         return value
     tag, inside = value
@@ -69,7 +70,7 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
 
 
 def limit_process(seconds: int, memory_mb: int) -> None:
-    """Set the limits of this process, irrevocably unless it belongs to root."""
+    """Set the limits of this process; they are permanent unless it runs as root."""
     limits = {
         "AS": memory_mb << 20,
         "CPU": seconds,
@@ -119,7 +120,7 @@ def confine(event: str, arguments: tuple[Any, ...], folder: str) -> None:
 
 
 def run_files(name: str) -> dict[str, Any]:
-    """The names that `setup.py` and `solution.py` define, run as one module."""
+    """Run `setup.py` and `solution.py` as one module and return the names that they define."""
     module = types.ModuleType(name)
     sys.modules[name], sys.argv = module, ["solution.py"]
     for file in ("setup.py", "solution.py"):
@@ -134,7 +135,7 @@ def serve_objects(channel: socket.socket) -> None:
     kept: dict[int, Any] = {}
 
     def keep(value: Any) -> Any:
-        if getattr(value, "shape", None) == ():  # a number of numpy
+        if getattr(value, "shape", None) == ():  # a numpy scalar
             return value.item()
         kept[id(value)] = value
         return ["object", id(value)]
@@ -162,7 +163,7 @@ def serve_objects(channel: socket.socket) -> None:
 
 if __name__ == "__main__":
     fd, *numbers = map(int, sys.argv[1:])
-    own_module = sys.modules["__main__"]  # stays alive: the code gets a module of that name
+    own_module = sys.modules["__main__"]  # kept alive: the code gets its own module of that name
     limit_process(*numbers)
     if fd < 0:
         run_files("__main__")

@@ -1,4 +1,4 @@
-"""Starts and ends the process that runs code of a model, `code_process`."""
+"""Starts and kills the process that runs model-written code, `code_process`."""
 
 import os
 import signal
@@ -21,8 +21,8 @@ def start_code(
     stdout: Any = subprocess.DEVNULL,
     stderr: Any = subprocess.DEVNULL,
 ) -> "subprocess.Popen[bytes]":
-    """The process of the code in `folder`, in a session of its own and without the environment of this one. `limits`
-    are seconds and MiB; `fd` as in `code_process`."""
+    """Start the code in `folder` in a new session, without this process's environment. `limits` are seconds and MiB;
+    `fd` is as in `code_process`."""
     return subprocess.Popen(
         [sys.executable, "-I", code_process.__file__, str(fd), *map(str, limits)],
         cwd=folder,
@@ -36,7 +36,7 @@ def start_code(
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """Kill the process and its whole group, unless it was waited for."""
+    """Kill the process and its whole group, unless its exit was already collected."""
     if process.returncode is None:
         with suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)

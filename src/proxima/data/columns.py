@@ -1,4 +1,4 @@
-"""Per-token columns: numpy arrays of one dtype and length, made from any sequence and compared exactly."""
+"""Per-token columns: numpy arrays of one dtype and length, built from any sequence and compared exactly."""
 
 from dataclasses import fields
 from functools import cache
@@ -11,14 +11,14 @@ Ints = NDArray[np.int32]
 Floats = NDArray[np.float32]
 Bools = NDArray[np.bool_]
 ExpertIds = NDArray[np.int8] | NDArray[np.int16]
-LARGEST = float(np.finfo(np.float32).max)  # of a column of floats
+LARGEST = float(np.finfo(np.float32).max)  # in a column of floats
 
 _DTYPES: dict[Any, np.dtype[Any]] = {Ints: np.dtype("int32"), Floats: np.dtype("float32"), Bools: np.dtype("bool")}
 
 
 def as_column(values: ArrayLike, dtype: np.dtype[Any], *, name: str = "column") -> NDArray[Any]:
-    """The values as an array of `dtype`; an array that has it already is shared, not copied. ValueError if they are not
-    numbers, or if a conversion would lose more than precision (float to int, int to bool)."""
+    """The values as an array of `dtype`; an array that already has this dtype is shared, not copied. ValueError if they
+    are not numbers, or if a conversion would lose more than precision (float to int, int to bool)."""
     array = np.asarray(values)
     if array.dtype == dtype:
         return array
@@ -39,10 +39,10 @@ class Columns:
     """
 
     other_length: ClassVar[tuple[str, ...]] = ()  # columns that do not have one entry per token
-    not_json: ClassVar[tuple[str, ...]] = ()  # columns that nobody reads as text
+    not_json: ClassVar[tuple[str, ...]] = ()  # columns left out of the JSON
 
     def __post_init__(self) -> None:
-        """Convert the columns and check their lengths; ValueError with class, column and problem."""
+        """Convert the columns and check their lengths; ValueError names the class, the column and the mismatch."""
         cls: type = type(self)
         length = None
         for name, dtype in column_dtypes(cls).items():
@@ -59,7 +59,7 @@ class Columns:
             object.__setattr__(self, name, column)
 
     def check_experts(self, **rows: int | None) -> None:
-        """ValueError unless these columns of experts, where they are not None, have as many rows (None: any)."""
+        """Raise ValueError unless each expert column that is not None has the given number of rows (None: any)."""
         for name, count in rows.items():
             if (ids := getattr(self, name)) is not None:
                 from proxima.data.routed_experts import check_expert_ids
@@ -74,7 +74,7 @@ class Columns:
     __hash__ = None  # type: ignore[assignment]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, columns as lists; those of `not_json` are None."""
+        """The fields by name, columns as lists; the fields in `not_json` are None."""
         values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
         kept = ((name, None if name in self.not_json else value) for name, value in values)
         return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in kept}

@@ -1,4 +1,4 @@
-"""Record of an episode: its messages as spans of tokens, the rewards of its turns, and how it ended."""
+"""The record of an episode: its messages as spans of tokens, the rewards of its turns, and how it ended."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ class ToolCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """A part of a response that one message gave, or several between two turns: one span, with the role of the
-    first and the texts joined by line ends.
+    """The part of a response that comes from one message. Several messages between two turns form one span, with the
+    role of the first and their texts joined by newlines.
 
     Args:
-        role: whose message: `assistant`, `user`, `tool`, `system`.
-        tokens: how many tokens of the response it has; the spans of a path, in order, have all of them.
-        text: the message's content; of the model, its tokens decoded.
+        role: the author of the message: `assistant`, `user`, `tool`, `system`.
+        tokens: the number of response tokens in the span; the spans of a path, in order, cover all of them.
+        text: the message's content; for the model's messages, the decoded tokens.
         sampled: the model wrote it in this path, and it is trained on here.
-        turn: number of the model's turn, from 0; of an observation, the turn that it answers.
-        reward: of this turn by the environment, in reward units; 0 for an observation.
-        calls: those that could be read in the model's message.
-        unreadable: why a call could not be read, one line each.
-        error: of an observation: a tool raised, or a call could not be read.
-        state: what the environment calls its state before this turn, for advantages that compare turns of one state;
-            None: it gives none, and the last observation stands for it.
+        turn: number of the model's turn, from 0; for an observation, the turn that it answers.
+        reward: the environment's reward for this turn, in reward units; 0 for an observation.
+        calls: the tool calls that could be parsed from the model's message.
+        unreadable: why each remaining call could not be parsed, one line each.
+        error: for an observation: a tool raised, or a call could not be parsed.
+        state: the environment's name for its state before this turn, for advantages that compare turns of one state;
+            None: no name is given, and the last observation is used instead.
     """
 
     role: str
@@ -49,16 +49,16 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A path of an episode, with facts about the whole episode.
+    """A path of an episode, and facts about the whole episode.
 
     Args:
-        spans: the messages after the opening, in order; see `Span`.
-        reward: reward units, the sum over the turns and what the environment gave at the end; None: it gives none, or
-            this path is not the last one.
-        cut: the limit that ended it; empty: it ended by itself.
-        failure: why there is no result, one line; such an episode has no valid score. Empty: none.
-        attempts: how many times it was started.
-        forks: paths that the episode has in addition to this one.
+        spans: the messages after the initial prompt, in order; see `Span`.
+        reward: reward units, the sum over the turns plus the environment's final reward; None: the environment gives no
+            reward, or this path is not the last one.
+        cut: the limit that ended the episode; empty: it ended by itself.
+        failure: why there is no result, one line; such an episode has no valid score. Empty: no failure.
+        attempts: how many times the episode was started.
+        forks: the number of other paths of the episode.
     """
 
     spans: tuple[Span, ...] = ()
@@ -74,7 +74,7 @@ class Episode:
         return tuple(span for span in self.spans if span.sampled)
 
     def to_json(self) -> str:
-        """The record as one line of JSON, read by `from_json`."""
+        """Serialise as a line of JSON, which `from_json` reads."""
         return json.dumps(asdict(self), ensure_ascii=True)
 
     @classmethod
@@ -90,8 +90,8 @@ def _span(values: Mapping[str, Any]) -> Span:
 
 
 class EpisodeLife(NamedTuple):
-    """The times between which an episode was played, over all attempts, and waited for each turn of the model; the
-    remaining time was its environment's. Seconds of the event loop's clock."""
+    """The start and end of an episode, over all attempts, and of its wait for each turn of the model; the remaining
+    time was spent in its environment. Seconds on the event loop's clock."""
 
     uid: int
     sample: int

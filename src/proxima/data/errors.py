@@ -1,4 +1,4 @@
-"""Errors that the user can fix. Everything else that is raised is a bug in proxima.
+"""Errors that the user can fix. Any other exception is a bug in proxima.
 
     UserError     the command line prints it as one line and exits with 2
     NotFiniteError   the model computes NaN or infinity
@@ -6,7 +6,7 @@
     FieldError    one field of a spec, a config or a file holds a bad value; the config adds where it was written
     OverLengthError  the same for a row that is too long
 
-No code parses a message: what a handler needs is an attribute.
+No code parses a message: everything a handler needs is an attribute.
 """
 
 import difflib
@@ -18,14 +18,14 @@ LONGEST_VALUE, LONGEST_LINE = 300, 2_000  # characters
 
 
 def abbreviated(text: str, longest: int) -> str:
-    """The text, or its beginning and its end: a value may be a file that was passed by mistake."""
+    """The text, or its beginning and end if it is longer: a value may be a file that was passed by mistake."""
     if len(text) <= longest:
         return text
     return f"{text[: longest // 2]} … {text[-longest // 3 :]} ({len(text):,} characters)"
 
 
 class UserError(ValueError):
-    """Something the user can fix. Its lines and the values in them are abbreviated, whoever writes them.
+    """Something the user can fix. Long lines and values in the message are abbreviated.
 
     Args:
         message: what is wrong, with the offending value; one line.
@@ -38,7 +38,7 @@ class UserError(ValueError):
 
     @property
     def reason(self) -> str:
-        """The problem, without the remedy."""
+        """The message without the remedy."""
         return str(self.args[0])
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class NoFieldError(ValueError):
 
 
 class FieldError(UserError):
-    """A field holds a value that it may not hold.
+    """A field holds an invalid value.
 
     Args:
         field: name of the field, or its dotted path below the object that raised; `within` prefixes it.
@@ -66,7 +66,7 @@ class FieldError(UserError):
 
     def __init__(self, field: str, value: Any, bound: str, *, remedy: str = "") -> None:
         super().__init__("", remedy=remedy)
-        self.args = (field, value, bound)  # what pickle passes to __init__
+        self.args = (field, value, bound)  # pickle passes these to __init__
         self.field, self.value, self.bound = field, value, bound
 
     @property
@@ -75,12 +75,12 @@ class FieldError(UserError):
 
     @property
     def requirement(self) -> str:
-        """Bound and remedy, for a reader who is shown field and value already."""
+        """Bound and remedy, for a reader who already sees the field and the value."""
         return f"{self.bound}; {self.remedy}" if self.remedy else self.bound
 
 
 class FieldErrors(UserError):
-    """Several `FieldError`s found together; one line each."""
+    """Several field errors, found in one pass; one line each."""
 
     def __init__(self, *errors: FieldError) -> None:
         super().__init__("")
@@ -92,7 +92,7 @@ class FieldErrors(UserError):
 
 
 class OverLengthError(FieldError):
-    """A row has more tokens than the model may be fed."""
+    """A row has more tokens than the model accepts."""
 
 
 def require(condition: bool, field: str, value: object, bound: str, *, remedy: str = "") -> None:
@@ -102,7 +102,7 @@ def require(condition: bool, field: str, value: object, bound: str, *, remedy: s
 
 
 def require_threads(threads: int, remedy: str) -> None:
-    """Raise `FieldError` for a number of threads that no machine has; `remedy` says what 0 means."""
+    """Raise `FieldError` for an impossible number of threads; `remedy` says what 0 means."""
     require(0 <= threads <= 1024, "threads", threads, "must be in [0, 1024]", remedy=remedy)
 
 
@@ -119,8 +119,8 @@ def within(section: str) -> Iterator[None]:
 
 @contextmanager
 def renamed(field: str, other: str) -> Iterator[None]:
-    """Let each `FieldError` of `field` raised inside be one of `other`: what loads a model names `model.path`, and this
-    model has its path elsewhere."""
+    """Rename `field` to `other` in each `FieldError` raised inside: the model loader names `model.path`, but some
+    models have their path in another field."""
     try:
         yield
     except FieldError as error:
@@ -130,26 +130,26 @@ def renamed(field: str, other: str) -> Iterator[None]:
 
 
 def raise_together(errors: Sequence[FieldError]) -> None:
-    """Raise several errors together, a single one unchanged, and nothing if there is none."""
+    """Raise the errors together; a single error is raised unwrapped, and an empty sequence raises nothing."""
     if errors:
         raise errors[0] if len(errors) == 1 else FieldErrors(*errors)
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The entry of `names` that `name` is most likely a typo of; None if none is close."""
+    """The entry of `names` of which `name` is probably a typo; None if none is close."""
     near = difflib.get_close_matches(name, sorted(names), n=5, cutoff=0.65)
     near = near or [other for other in names if len(name) > 3 and other.startswith(name)]  # finish is finish_reason
     return min(near, key=lambda other: sorted(other) != sorted(name), default=None)  # gpro is grpo, not gspo
 
 
 def nearest_divisor(value: int, number: int) -> int:
-    """The divisor of a number that is nearest to a value, the larger of two; any number divides 0."""
+    """The divisor of a number that is nearest to a value, the larger of two; every value divides 0."""
     divisors = (d for d in range(1, number + 1) if number % d == 0)
     return min(divisors, key=lambda d: (abs(d - value), -d), default=value)
 
 
 def suggestion(name: str, names: Iterable[str], also: str = "") -> str:
-    """`did you mean 'delta'?`, or, when nothing is near, `known: delta, delta_b, w_min, or `, and the form `also`."""
+    """`did you mean 'delta'?`, or, when nothing is close, `known: delta, delta_b, w_min, or `, and the form `also`."""
     ordered = sorted(names)
     if (near := nearest(name, ordered)) is not None:
         return f"did you mean {near!r}?"

@@ -1,4 +1,4 @@
-"""Checks tensor fields; the message names the field, the dtype or shape found, and the one expected."""
+"""Checks tensor fields; the error names the field, the dtype or shape found, and the one expected."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import MISSING, fields
@@ -19,7 +19,7 @@ def check_fields(instance: object) -> dict[str, int]:
 
     An axis gets its size from the first field that uses it; the others must match. `"float N"` is float32 or
     float64 of shape [N]; `"int S+1"` is one longer than axis S; `"int N K"` has two axes. A field that is None is
-    skipped. ValueError names class and field, the dtype or shape found, and the field that set the expected size.
+    skipped. The error names class and field, the dtype or shape found, and the field that set the expected size.
     """
     sizes: dict[str, tuple[int, str]] = {}
     cls: type = type(instance)
@@ -31,10 +31,10 @@ def check_fields(instance: object) -> dict[str, int]:
 
 
 def check_names(cls: type[Any], given: Collection[str], label: str, *, without: Collection[str] = ()) -> None:
-    """Check names that become fields of a dataclass, some of which the caller makes himself (`without`).
+    """Check names that become fields of a dataclass, except those that the caller fills in (`without`).
 
     Raises:
-        NoFieldError: names one that is no field, with the nearest, or a field that must be given.
+        NoFieldError: a name is not a field (the message suggests the nearest), or a required field is missing.
     """
     by_name = {f.name: f for f in fields(cls) if f.init and f.name not in without}
     for name in given:
@@ -60,7 +60,7 @@ def _choices(cls: type) -> dict[str, tuple[str, ...]]:
 
 @cache
 def tensor_hints(cls: type) -> dict[str, str]:
-    """Of each tensor field of a dataclass its "dtype axes"."""
+    """The "dtype axes" of each tensor field of a dataclass, by name."""
     hints = get_type_hints(cls, include_extras=True).items()
     annotated = ((name, *get_args(hint)) for name, hint in hints if get_origin(hint) is Annotated)
     return {name: str(spec) for name, inner, spec, *_ in annotated if Tensor in (get_args(inner) or (inner,))}
@@ -83,8 +83,8 @@ def _check_tensor(label: str, value: object, hint: str, sizes: dict[str, tuple[i
 
 
 def check_shape(label: str, value: Tensor, axes: Sequence[str], sizes: dict[str, tuple[int, str]]) -> None:
-    """Check the shape of one field as `check_fields` does; `sizes` maps each axis to its size and the field that set
-    it, and new axes are added to it."""
+    """Check a shape as `check_fields` does; `sizes` maps axes to their size and the field that set it, and is
+    updated."""
     if value.dim() != len(axes):
         raise ValueError(f"{label}: shape {list(value.shape)}, expected [{', '.join(axes)}].")
     for size, axis in zip(value.shape, axes, strict=True):

@@ -24,13 +24,13 @@ class Prompt(Columns):
 
     Args:
         uid: unique in a run and a function of the data order alone (epoch x size + position), so that random draws
-            keyed by it survive a resume.
+            keyed by it are the same after a resume.
         messages: the chat before the chat template.
         tokens: [P] int32, token ids after the chat template, generation prompt included.
-        answer: the reference answer; any JSON value, None where no reward needs one.
+        answer: the reference answer; any JSON value, None if no reward needs one.
         metadata: the other columns of the data (difficulty, source …), JSON values; rewards may read them.
-        chat: whether the data holds the prompt as a list of messages, not as a text.
-        opening: how many of its first tokens other prompts of the data have as well; 0 where that is not looked for.
+        chat: the data holds the prompt as a list of messages, not as a text.
+        opening: how many of its first tokens other prompts of the data share; 0 where this is not computed.
     """
 
     not_json: ClassVar[tuple[str, ...]] = ("opening",)
@@ -51,39 +51,39 @@ class Prompt(Columns):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Completion(Columns):
-    """A completion that an engine generated for a prompt; `Columns` describes what a column accepts.
+    """An engine's output for a prompt; see `Columns` for what a column accepts.
 
     Args:
         prompt_uid: the `uid` of the prompt.
         sample: 0 … G-1 within the prompt's group.
         turn: 0 for the first completion of a conversation, counting up.
         tokens: [T] int32, generated ids, the stop token included when one was sampled. T may be 0 (aborted at once).
-        text: `tokens` decoded without special tokens, and without the stop string that ended it.
-        sampled_log_prob: [T] float32, nats, of each token under the distribution really sampled (temperature and
-            truncation applied).
-        untruncated_log_prob: [T] float32, the same at the temperature alone, before top-k, top-p and min-p. Equal to
-            `sampled_log_prob`, and then the same array, when nothing is truncated.
+        text: `tokens` decoded without special tokens, and without the stop string that ended the completion.
+        sampled_log_prob: [T] float32, nats, of each token under the distribution that was actually sampled (temperature
+            and truncation applied).
+        untruncated_log_prob: [T] float32, the same with only the temperature applied, before top-k, top-p and min-p.
+            The same array as `sampled_log_prob` when nothing is truncated.
         policy_version: [T] int32, the version of the weights that sampled each token.
         finish_reason: `stop` (stop token or string), `length` (`max_tokens` or the context is full), `abort`.
-        temperature: the sampling temperature. The trainer divides its logits by this very number. 0 is greedy; greedy
-            log-probs are reported at temperature 1 and such completions are not for training.
+        temperature: the sampling temperature. The trainer divides its logits by this number. 0 is greedy; greedy
+            log-probs are reported at temperature 1 and such completions are not used for training.
         top_k, top_k_log_prob: [T, K] int32 and float32, the K most probable tokens at each position and their
-            untruncated log-probs, nats; None unless asked for.
-        sampling_mask: the tokens that could be sampled at each position, T sets, empty ones for tokens that are not
-            `sampled`; None unless asked for, and where nothing is truncated. Rewards do not get it.
-        routed_experts: [T, M, K] int8, or int16 for more than 128 experts: those that each of the M mixtures of the
-            model chose, at the position whose state predicted the token, whether it was sampled or not; -1 where the
-            engine can't tell. None unless asked for. Rewards do not get them.
+            untruncated log-probs, nats; None unless requested.
+        sampling_mask: the tokens that could be sampled at each position, T sets, empty for tokens that are not
+            `sampled`; None unless requested, and where nothing is truncated. Not passed to rewards.
+        routed_experts: [T, M, K] int8, or int16 for more than 128 experts: the experts that each of the M mixtures of
+            the model chose at the position whose state predicted the token, whether it was sampled or not; -1 where the
+            engine can't tell. None unless requested. Not passed to rewards.
         prompt_routed_experts: [P, M, K], the same at the positions of the prompt.
-        sampled: [T] bool, False for the tokens of an episode that the model did not write; None: it wrote all of them.
-            The log-probs of the others are 0.
+        sampled: [T] bool, False for the tokens of an episode that the model did not write, whose log-probs are 0; None:
+            it wrote all of them.
         episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
-            message, and `turn` numbers the path by the first turn that it has as sampled.
-        earlier: the other paths of the episode, oldest first: its template rewrote what the model had seen. Together
-            with this one each sampled token is in exactly one path as `sampled`.
-        opening: the prompt that this path begins with: what an environment wrote in place of the row's, or what the
-            template made of it after a turn, or an agent's other conversation. None: that of the request, and in a
-            `Group` that of the group, which is what the first turn saw.
+            message, and `turn` is the number of the first turn that is sampled in this path.
+        earlier: the other paths of the episode, oldest first; a new path begins when the template rewrites what the
+            model has seen. Each sampled token is marked `sampled` in exactly one of all these paths.
+        opening: the prompt that this path begins with, if it is another one: written by an environment in place of the
+            row's, rewritten by the template after a turn, or of an agent's other conversation. None: the prompt of the
+            request (in a `Group`, that of the group), which is what the first turn saw.
     """
 
     not_json: ClassVar[tuple[str, ...]] = (
@@ -111,9 +111,8 @@ class Completion(Columns):
     opening: Prompt | None = None
 
     def __post_init__(self) -> None:
-        """Check the columns; a UserError names the completion, because an engine that returns a bad one will do so
-        again."""
-        object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # lists and None: of JSON
+        """Validate as in `Columns`, with a UserError that names the completion: a faulty engine would repeat it."""
+        object.__setattr__(self, "earlier", tuple(self.earlier or ()))  # JSON gives a list or None
         try:
             super().__post_init__()
             for name in ("sampled_log_prob", "untruncated_log_prob", "policy_version"):
@@ -130,7 +129,7 @@ class Completion(Columns):
     def of_text(
         cls, uid: int, sample: int, text: str, tokens: Sequence[int] = (), finish_reason: FinishReason = "stop"
     ) -> "Completion":
-        """A text that no engine sampled, to be scored: log-probs 0, version 0, temperature 1."""
+        """A completion for scoring a text that no engine sampled: log-probs 0, version 0, temperature 1."""
         certain = np.zeros(len(tokens), np.float32)
         return cls(
             prompt_uid=uid,
@@ -145,7 +144,7 @@ class Completion(Columns):
         )
 
     def check_version(self, newest: int | None = None) -> None:
-        """UserError with the completion if a token is of a version below 0 or after the newest."""
+        """Raise a UserError that names the completion if a token's version is below 0 or above `newest`."""
         if not len(self.tokens):
             return
         first, last = int(self.policy_version.min()), int(self.policy_version.max())
@@ -166,12 +165,12 @@ class Completion(Columns):
 
     @property
     def paths(self) -> tuple["Completion", ...]:
-        """The paths of the episode, oldest first, this one last; without forks this one alone."""
+        """The paths of the episode, oldest first, this one last; without forks, only this one."""
         return (*self.earlier, self)
 
     @property
     def generated(self) -> int:
-        """The number of tokens that the model wrote on all paths, without observations."""
+        """The number of tokens that the model wrote, over all paths; observations are not counted."""
         return sum(len(path.tokens) if path.sampled is None else int(path.sampled.sum()) for path in self.paths)
 
     @property
@@ -188,10 +187,10 @@ class Score:
 
     Args:
         value: the weighted sum of the parts; NaN when `valid` is False.
-        valid: False when a scorer failed or timed out; such a completion enters no statistics and no batch.
+        valid: False when a scorer failed or timed out; such a completion is left out of statistics and batches.
         parts: the value of each reward by name, before its weight.
         error: why `valid` is False, one line.
-        correct: whether the answer is right, where a reward tells; accuracy is its mean.
+        correct: whether the answer is right, if a reward can tell; accuracy is the mean.
     """
 
     value: float
@@ -202,7 +201,7 @@ class Score:
 
     @classmethod
     def failed(cls, error: str) -> "Score":
-        """An invalid score, which is not a reward of 0."""
+        """An invalid score, as opposed to a reward of 0."""
         return cls(value=float("nan"), valid=False, error=error)
 
 
@@ -232,5 +231,5 @@ class Group:
 
     @cached_property
     def oldest_version(self) -> int | None:
-        """The oldest policy version among the tokens of the completions; None where there is no token."""
+        """The oldest policy version among the tokens that the model wrote; None if it wrote none."""
         return min((int(c.versions.min()) for c in self.completions if c.generated), default=None)

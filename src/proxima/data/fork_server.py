@@ -1,15 +1,14 @@
-"""The other side of `data.worker`, run as a script. Standard library only.
+"""The counterpart of `data.worker`, run as a script. Standard library only.
 
 One parent process, the fork server, loads what the jobs need and forks workers on request, so that a new worker
-costs milliseconds. A worker reads lines of JSON, each a job, and replies to each with a line, until its socket closes.
-That line holds the job's id, a secret: what anybody else writes into the socket can't pass for a reply. The fork server
-kills all workers when its own socket closes, that is, when the run ends, however it ends. What a job has started
-ends with its worker: the kernel hands orphans to the fork server, which kills them. Above it is a process that does
-nothing but wait: when the fork server itself is killed, the kernel hands everything below it to that process, which
-kills it.
+costs milliseconds. A worker reads one job per line of JSON and replies to each with a line, until its socket closes.
+That line holds the job's id, a secret, so nothing else written into the socket can pass for a reply. The fork server
+kills all workers when its own socket closes, that is, when the run ends, however it ends. Processes that a job started
+end with its worker: the kernel hands orphans to the fork server, which kills them. The fork server's parent only waits:
+when the fork server itself is killed, the kernel hands all its descendants to that parent, which kills them.
 
-The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are no
-sandbox against somebody who can choose the code.
+The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are not a
+sandbox against someone who can choose the code.
 """
 
 import ctypes
@@ -28,7 +27,7 @@ from typing import Any
 
 
 def load_jobs(file: str) -> Any:
-    """The module with the functions that workers run, loaded by path: importing its package might load torch."""
+    """The module with the functions that workers run, loaded by path, as importing its package might load torch."""
     spec = importlib.util.spec_from_file_location(f"proxima_{Path(file).stem}", file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -38,7 +37,8 @@ def load_jobs(file: str) -> Any:
 
 
 def fork_server(control: socket.socket) -> None:
-    """Reply to `fork` (with a socket) by a process id and to `kill` by the signal that ended the worker."""
+    """Serve `fork` requests (which pass a socket) with a process id, and `kill` with the signal that ended the
+    worker."""
     setup = json.loads(control.makefile("rb", buffering=0).readline())
     sys.path[:] = setup["path"]
     try:
@@ -67,19 +67,19 @@ def fork_server(control: socket.socket) -> None:
 
 
 def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: Any) -> int:
-    """A new worker that serves the socket `fd`; its process id."""
+    """Fork a worker that serves the socket `fd` and return its process id."""
     pid = os.fork()
     if pid:
         os.close(fd)
         return pid
     try:
         control.close()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # when the fork server is killed, nobody else would end this worker
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # if the fork server is killed, nothing else would end this worker
         prefer_oom_kill()
         if setup["restricted"]:
             limit_memory(resource.RLIMIT_AS, 0, setup["memory_mb"])
             forbid_side_effects()
-        elif setup["memory_mb"]:  # libraries reserve address space that they never use: what counts is what they write
+        elif setup["memory_mb"]:  # libraries reserve address space that they never use, so limit the data segment
             limit_memory(resource.RLIMIT_DATA, 5, setup["memory_mb"])
         serve(socket.socket(fileno=fd), jobs)
     finally:
@@ -87,30 +87,30 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: An
 
 
 def prefer_oom_kill() -> None:
-    """Make the kernel kill this worker, not the run, when the machine is out of memory."""
+    """Make the kernel kill this worker, not the run, when the machine runs out of memory."""
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")
 
 
 def kill(pid: int) -> int:
     """Kill a worker if it still runs. Returns the signal that ended it, or 0."""
-    os.kill(pid, signal.SIGKILL)  # nobody has waited for it yet, so the id is still its own
+    os.kill(pid, signal.SIGKILL)  # nothing has waited for it yet, so the id can't have been reused
     _, status = os.waitpid(pid, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
 
 
 PR_SET_PDEATHSIG = 1  # the signal that this process gets when its parent ends
-PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of processes below it whose own parent has ended
+PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
 
 
 def prctl(option: int, value: int) -> None:
-    """Call `prctl` on Linux; do nothing elsewhere."""
+    """Call Linux's `prctl`; do nothing elsewhere."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
 def kill_children(besides: set[int]) -> None:
-    """Kill every child of this process except the workers `besides`, and the orphans that it inherits from them."""
+    """Kill every child of this process except the workers `besides`, then the orphans that this leaves."""
     while orphans := children() - besides:
         for pid in orphans:
             with suppress(OSError):
@@ -119,14 +119,14 @@ def kill_children(besides: set[int]) -> None:
 
 
 def children() -> set[int]:
-    """The process ids of the children, zombies included; none where the kernel does not list them."""
+    """The process ids of the children, zombies included; empty if the kernel does not list them."""
     with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
         return {int(word) for word in file.read().split()}
     return set()
 
 
 def limit_memory(kind: int, column: int, memory_mb: int) -> None:
-    """Allow `memory_mb` MiB more than the present use, which `/proc/self/statm` has in its `column`."""
+    """Allow `memory_mb` MiB more than the current use, read from `column` of `/proc/self/statm`."""
     with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else open(os.devnull) as statm:
         pages = statm.read().split()
     if pages:
@@ -135,7 +135,7 @@ def limit_memory(kind: int, column: int, memory_mb: int) -> None:
 
 
 def forbid_side_effects() -> None:
-    """Forbid writing files, connections and processes."""
+    """Forbid writing files, opening connections and starting processes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sys.addaudithook(refuse)
@@ -149,7 +149,7 @@ REFUSED = (
 
 
 def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: refuse what no grader does and an evaluated text might."""
+    """Audit hook: refuse operations that no grader performs but an evaluated text might."""
     flags = arguments[2] if event == "open" and len(arguments) == 3 else 0
     writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
     if writes or event.startswith(REFUSED):
@@ -157,8 +157,8 @@ def refuse(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def serve(channel: socket.socket, jobs: Any) -> None:
-    """Run jobs until the socket closes, or until one exhausts memory, recursion or the number of open files: the state
-    is then not trusted."""
+    """Run jobs until the socket closes, or until one exhausts memory, the recursion limit or the number of open files:
+    the worker's state is then not trusted."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     os.register_at_fork(after_in_child=lambda: hang_up(channel))
     pid = os.getpid()
@@ -172,17 +172,18 @@ def serve(channel: socket.socket, jobs: Any) -> None:
 
 
 def hang_up(channel: socket.socket) -> None:
-    """Close the socket in a process that a job forked: it must not stay open when the worker ends."""
+    """Close the socket in a process that a job forked: the socket must not stay open when the worker ends."""
     with suppress(OSError):
         os.close(channel.detach())
 
 
 def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
-    """The reply to one job, and whether the worker must end. The kernel kills it when the CPU time is used up."""
+    """The reply to one job, and whether the worker must exit. The kernel kills the worker when its CPU time is used
+    up."""
     try:
         signal.setitimer(signal.ITIMER_PROF, job["cpu_seconds"] or 0.0)
         result = jobs.JOBS[job["job"]](**job["arguments"])
-        line = json.dumps({"id": job["id"], "result": result})  # looked up after the job: one that breaks it fails
+        line = json.dumps({"id": job["id"], "result": result})  # looked up after the job: a job that breaks it fails
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         return line.encode() + b"\n", False
     except BaseException as error:
@@ -192,7 +193,7 @@ def run(job: dict[str, Any], jobs: Any) -> tuple[bytes, bool]:
         message = " ".join(f"{type(error).__name__[:100]}: {why}".split())[:300]
         notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
         message += " ".join(["", *notes.split()])[:300]
-        message = message.encode(errors="backslashreplace").decode()  # no file takes half a surrogate pair
+        message = message.encode(errors="backslashreplace").decode()  # a lone surrogate can't be encoded
         return json.dumps({"id": job["id"], "error": message, "last": last}).encode() + b"\n", last
 
 
@@ -202,8 +203,8 @@ def reply(control: socket.socket, message: dict[str, Any]) -> None:
 
 
 def outlive_fork_server(control: socket.socket) -> None:
-    """Return in a child, which becomes the fork server; this process waits until that has ended, and kills what it left
-    behind. Without the fork server's memory, it is not what the kernel kills when memory runs out."""
+    """Return in a child, which becomes the fork server; this process waits for it to end and kills what it left behind.
+    Because it does not hold the fork server's memory, the kernel does not choose it when memory runs out."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     if pid := os.fork():
         control.close()

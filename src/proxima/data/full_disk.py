@@ -1,4 +1,4 @@
-"""A full disk: how it is recognised, whoever reports it."""
+"""Recognises a full disk in the errors of the system and of libraries."""
 
 import errno
 import os
@@ -8,19 +8,19 @@ from typing import TypeGuard
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _TEXTS = tuple(os.strerror(number) for number in DISK_FULL)
-_PROBE = 1 << 16  # bytes: more than what a file system gives without a new block
+_PROBE = 1 << 16  # bytes: more than a file system can store without a new block
 
 
 def is_disk_full(error: BaseException) -> TypeGuard[OSError]:
-    """True for an error of the system that says so: no space left, or the user's quota is spent."""
+    """True for a system error that reports a full disk: no space left, or the user's quota is used up."""
     return isinstance(error, OSError) and error.errno in DISK_FULL
 
 
 def as_disk_full(error: BaseException, path: Path) -> OSError | None:
-    """The system's error behind an error without a number of a library (safetensors, tokenizers, SQLite) that was
-    raised while `path` was written; None if the disk was not the cause.
+    """The system error behind a library error without an errno (safetensors, tokenizers, SQLite) that was raised while
+    `path` was written; None if a full disk was not the cause.
 
-    Call it before what was written is deleted: where the text does not tell, the folder is tried.
+    Call it before deleting the partial output: if the error's text does not tell, a small write to the folder is tried.
     """
     if is_disk_full(error):
         error.filename = error.filename or str(path)
@@ -32,12 +32,12 @@ def as_disk_full(error: BaseException, path: Path) -> OSError | None:
 
 
 def _probe(folder: Path) -> int | None:
-    """The number of the error when a small file can't be written to the folder because there is no space."""
+    """The errno if a small file can't be written to the folder because there is no space; otherwise None."""
     file = folder / ".space.part"
     try:
         with file.open("wb", buffering=0) as probe:
             written = 0
-            while written < _PROBE:  # a nearly full disk takes a part without an error
+            while written < _PROBE:  # a nearly full disk accepts part of it without an error
                 written += probe.write(bytes(_PROBE - written))
             os.fsync(probe.fileno())
         return None

@@ -1,4 +1,4 @@
-"""JSON of the run folder: strict (no NaN), UTF-8, and JSON lines that stay readable after a kill in mid-line."""
+"""JSON of the run folder: strict (no NaN), UTF-8, and JSON lines that stay readable after a kill mid-line."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def _jsonable(value: Any) -> Any:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The records of a `.jsonl` file; empty if the file is missing. An incomplete last line is skipped; UserError,
-    with file and line, if one before it is no JSON object."""
+    with file and line, if an earlier line is not a JSON object."""
     return [record for record, _ in lines_from(path)]
 
 
@@ -56,14 +56,15 @@ def complete_length(path: Path) -> int:
 
 
 def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
-    """The records from byte `start`, where a line begins, each with the byte after its line; else as `read_lines`."""
+    """The records from byte `start`, where a line begins, each with the byte offset after its line; otherwise as in
+    `read_lines`."""
     if not path.exists():
         return
     with path.open("rb") as file:
         file.seek(start)
         content = file.read()
     done = 0
-    while (end := content.find(b"\n", done) + 1) > 0:  # 0: no newline, so nothing more or torn
+    while (end := content.find(b"\n", done) + 1) > 0:  # 0: no newline, so the rest is empty or torn
         line, done = content[done:end], end
         try:
             record = json.loads(line)

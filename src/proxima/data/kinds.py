@@ -1,5 +1,5 @@
-"""Tables of kinds, and packages whose names are imported at their first use: a run loads the specs that its recipe
-names, and none of the others."""
+"""Tables of kinds, and packages whose names are imported at first use: a run loads only the specs that its recipe
+names."""
 
 import dis
 import importlib
@@ -39,8 +39,8 @@ class Kinds(Mapping[str, type]):
         return next((kind for kind, listed in self.references.items() if listed == reference), None)
 
     def holds(self, value: object, *kinds: str) -> bool:
-        """True if a value is an instance of one of the kinds. Imports nothing: a class that has not been imported has
-        no instances."""
+        """Return True if the value is of one of the kinds. Imports nothing: a class not yet imported has no
+        instances."""
         references = (self.references[kind].partition(":") for kind in kinds)
         classes = (getattr(sys.modules.get(module), name, None) for module, _, name in references)
         return isinstance(value, tuple(cls for cls in classes if cls is not None))
@@ -50,12 +50,12 @@ class Kinds(Mapping[str, type]):
 
 
 def lazy_imports(room: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """`__getattr__` and `__dir__` of a package that loads, at first use, its modules and the names imported under `if
-    TYPE_CHECKING:`.
+    """`__getattr__` and `__dir__` of a package: the names that its `if TYPE_CHECKING:` block imports, and its modules,
+    are imported at first use.
 
     Type checkers read the same block, so a name can't be in one place and not in the other. The block is read from the
-    compiled module, which an installation without sources has too. A name that a module of the package has too must be
-    imported outside the block: importing the module would put it in the name's place.
+    compiled module, which also exists in an installation without sources. A name that is also the name of a module of
+    the package must be imported outside the block: importing the module would overwrite it.
     """
 
     @cache

@@ -1,4 +1,4 @@
-"""The capabilities of this machine: its processor, a C++ compiler, a web server, and a cache folder."""
+"""This machine's processor, C++ compiler, web server packages, and a cache folder."""
 
 import importlib.util
 import os
@@ -11,7 +11,8 @@ SERVER_REMEDY = "pip install 'proxima-rl[serve]'"
 
 
 def compiler() -> tuple[str, ...]:
-    """The words of $CXX, a path or a command such as `ccache g++`, or of g++; empty if it is not installed."""
+    """The words of $CXX (a path, or a command such as `ccache g++`), or of g++, with the full path; empty if not
+    found."""
     named = os.environ.get("CXX") or "g++"
     words = [named] if shutil.which(named) else named.split()
     place = shutil.which(words[0]) if words else None
@@ -19,7 +20,8 @@ def compiler() -> tuple[str, ...]:
 
 
 def missing_for_server() -> str:
-    """The packages of a web server that are not installed, for a message with `SERVER_REMEDY`; empty if none is."""
+    """The packages of a web server that are not installed, for a message with `SERVER_REMEDY`; empty if all are
+    installed."""
     return " and ".join(name for name in ("uvicorn", "starlette") if importlib.util.find_spec(name) is None)
 
 
@@ -38,12 +40,12 @@ def processor_name() -> str:
 
 
 def processor_flags() -> frozenset[str]:
-    """The processor's feature flags as Linux names them; empty on other systems."""
+    """The processor's features, by their names in Linux; empty on other systems."""
     return frozenset(_said("flags").split())
 
 
 def _said(field: str) -> str:
-    """A field of the first core in /proc/cpuinfo; empty on other systems."""
+    """The value of a field of `/proc/cpuinfo` for the first core; empty on other systems."""
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:

@@ -12,24 +12,25 @@ from torch import Tensor
 from proxima.data.field_checks import check_fields
 from proxima.data.flow import Group
 
-METRICS = ("reward", "accuracy", "length", "truncated")  # beside the parts
+METRICS = ("reward", "accuracy", "length", "truncated")  # in addition to the parts
 METRIC_ALIASES = {"score": "reward", "acc": "accuracy"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcomes:
-    """Rewards, lengths and other facts about S completions, without their tokens.
+    """The facts about S completions other than their tokens.
 
     Args:
-        reward: [S] float32 or float64, in reward units; anything (NaN) where `valid` is False.
+        reward: [S] float32 or float64, in reward units; any value, such as NaN, where `valid` is False.
         valid: [S] bool; False where a scorer failed.
         group: [S] int, the same number for completions of the same prompt; any order, any numbers.
-        length: [S] int, tokens that the model wrote; of an episode in all its turns and paths, and no observation.
-        loss_tokens: [S] int, those of them that are in the loss; omitted: all. The weight of a completion where an
-            advantage counts tokens.
+        length: [S] int, the number of tokens that the model wrote; for an episode, over all turns and paths, without
+            observations.
+        loss_tokens: [S] int, how many of them are in the loss; omitted: all. The weight of a completion in advantages
+            that count tokens.
         truncated: [S] bool, ended by the length limit.
         parts: [S, R] float, the rewards that `reward` was summed from, one column each, unweighted; for advantages that
-            normalise each.
+            normalise each one.
         part_names: names of the columns of `parts`.
         correct: [S] float, 1 or 0, NaN where no reward says whether the answer is right.
         baseline: [S] float, the reward of the prompt's greedy completion; for `remax`.
@@ -64,8 +65,8 @@ class Outcomes:
         """[S] float64: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a part by its name; NaN
         where unknown.
 
-        A name that no completion has gives NaN throughout, because a scorer that failed leaves its part out. That a
-        recipe names one of its rewards is checked before the run.
+        A name that no completion has gives NaN everywhere, because a failed scorer leaves its part out. Whether a
+        recipe's name is one of its rewards is checked before the run.
         """
         parts = [] if self.parts is None else self.parts.unbind(1)
         values: dict[str, Tensor | None] = dict(zip(self.part_names, parts, strict=False))
@@ -75,7 +76,7 @@ class Outcomes:
 
     @classmethod
     def of(cls, reward: Tensor, group: Tensor, valid: Tensor | None = None) -> "Outcomes":
-        """All valid unless `valid` is given, nothing truncated, length 1."""
+        """Outcomes of these rewards: all valid unless `valid` is given, none truncated, length 1."""
         ones = torch.ones_like(group, dtype=torch.long)
         return cls(
             reward=reward,
@@ -87,14 +88,14 @@ class Outcomes:
 
     @classmethod
     def from_groups(cls, groups: Sequence[Group], rewards: Sequence[str] = ()) -> "Outcomes":
-        """In the order of the groups and of their completions; `group` is the position in `groups`.
+        """The outcomes of the groups' completions, in order; `group` is the position in `groups`.
 
         Args:
-            groups: scored.
-            rewards: the names of the recipe's rewards, in its order; empty: those that any score has.
+            groups: the scored groups.
+            rewards: the names of the recipe's rewards, in its order; empty: all names that occur in a score.
 
         `parts` has a column for each reward; NaN where its scorer failed or it does not apply to the row. Details of a
-        reward (`name/detail`) have none.
+        reward (`name/detail`) have no column.
         """
         rows = [(i, g, c, s) for i, g in enumerate(groups) for c, s in zip(g.completions, g.scores, strict=True)]
         fullest = sorted((s.parts for *_, s in rows), key=len, reverse=True)  # most likely in the recipe's order

@@ -1,19 +1,19 @@
-"""Trajectories laid out for one forward pass: no padding, and what neighbours begin with only once.
+"""Trajectories laid out for one forward pass: without padding, and with prefixes that neighbours share stored once.
 
-    tokens   | prompt 0 | response 0.0 | response 0.1 | prompt 1 | response 1.0 | …        axis L, what the model is fed
+    tokens   | prompt 0 | response 0.0 | response 0.1 | prompt 1 | response 1.0 | …        axis L, the model's input
     segment  |    0     |      1       |      2       |    3     |      4       | …
     axis G; a response's parent is its prompt
     targets        | response 0.0 | response 0.1 | response 1.0 | …
-    axis N, what the loss is about
+    axis N, the tokens of the loss
 
 A response token attends to its prompt and to its own segment up to itself. Its position continues from the prompt's
-length, so the model computes what it would for the sequence alone. The last token of a response predicts nothing and is
+length, so the model computes the same as for the sequence alone. The last token of a response predicts nothing and is
 not fed.
 
-The prompts of neighbouring groups share what they begin with, such as a long system prompt: one is fed from where it
-leaves its neighbour, its parent, and attends to the tokens before. So do the responses of the paths of an episode. Axis
-N has all tokens of every response all the same: several targets may be predicted by one hidden state, each with its own
-place in the loss.
+The prompts of neighbouring groups share a common beginning, such as a long system prompt: a prompt is fed from where it
+diverges from its neighbour, its parent, and attends to the shared tokens. The same holds for the responses of the paths
+of an episode. Axis N still has all tokens of every response: one hidden state may predict several targets, each with
+its own place in the loss.
 """
 
 from collections.abc import Sequence
@@ -40,24 +40,24 @@ class PackedBatch:
     """The model's input (axis L, in G segments) and the tokens of the loss (axis N, in S sequences).
 
     Args:
-        tokens, position: [L] int64, ids and positions in their own sequence.
+        tokens, position: [L] int64, token ids, and their positions in their own sequence.
         predict: [N] int64, index in L of the hidden state that predicts response token n (law: log_prob[t] is of token
-            t given all before).
+            t given all tokens before it).
         target: [N] int64, the response token ids.
         temperature: [N] float32.
         reward, returns, value, score_variance: [N] float32, see `Trajectory`.
         sampling_mask, sampling_mask_cu: [M] and [N+1] int64, token n was drawn from
             `sampling_mask[sampling_mask_cu[n]:sampling_mask_cu[n+1]]`, see `SamplingMask`; None: from the vocabulary.
         routed_experts: [L, M, K] int8 or int16, the experts that each token is sent to, -1 where the routers choose; a
-            shared prompt has those of its first response. None: they choose everywhere.
-        tokens_of, sampled_of, in_loss_of: of each sequence, how many response tokens it has, how many of them are
-            sampled, and how many are in the loss; on the host.
+            shared prompt has the experts of its first response. None: the routers choose everywhere.
+        tokens_of, sampled_of, in_loss_of: for each sequence, the number of its response tokens, of those sampled, and
+            of those in the loss; on the host.
         edges: on the host, 0 … L; segment g is `edges[g]:edges[g+1]`. Segments may be empty.
-        parents: of each segment, the one that it continues, or -1 for a whole prompt; see `contexts`.
-        responses: of each sequence, the segment of its response; the others are of prompts.
-        seen: of each segment, how many tokens come before it in its sequence.
+        parents: for each segment, the segment that it continues, or -1 for a whole prompt; see `contexts`.
+        responses: for each sequence, the segment of its response; the other segments are of prompts.
+        seen: for each segment, how many tokens precede it in its sequence.
         sampling_mask_edges: `sampling_mask_cu`, on the host.
-        newest_version: the largest of `policy_version`, on the host; -1 without one.
+        newest_version: the largest `policy_version`, on the host; -1 if there is none.
         the rest: see `PolicyBatch`.
     """
 
@@ -109,7 +109,7 @@ class PackedBatch:
     @property
     def prompts(self) -> list[list[tuple[int, int]]]:
         """For each sequence, the spans of L that hold its prompt, in order: the context of its response begins with
-        these."""
+        them."""
         contexts, responses = self.contexts(), set(self.responses)
         out: list[list[tuple[int, int]]] = []
         for segment in self.responses:
@@ -119,8 +119,8 @@ class PackedBatch:
         return out
 
     def contexts(self) -> list[list[tuple[int, int]]]:
-        """For each segment, the spans of L with the tokens before it, in order: the first `seen` of its parent's
-        sequence. A whole prompt has none, a response that shares its prompt alone has that."""
+        """For each segment, the spans of L with the tokens before it, in order: the first `seen` tokens of its parent's
+        sequence. A whole prompt has no spans; a response that shares only its prompt has those of the prompt."""
         out: list[list[tuple[int, int]]] = []
         for parent, left in zip(self.parents, self.seen, strict=True):
             out.append([])
@@ -131,7 +131,7 @@ class PackedBatch:
         return out
 
     def to(self, device: torch.device | str) -> "PackedBatch":
-        """Every tensor on `device`; the batch itself if it is there."""
+        """The batch with every tensor on `device`; the batch itself if it is already there."""
         if self.tokens.device == torch.device(device):
             return self
         values = ((f.name, getattr(self, f.name)) for f in fields(self))
@@ -162,17 +162,17 @@ class PackedBatch:
 
 
 def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, routes: bool = False) -> PackedBatch:
-    """Lay trajectories out in their order; neighbours of the same group share their prompt when `share_prompt`, and
-    what `shared_response` counts; those of two groups share what `common_opening` counts.
-    `routes`: with the `routed_experts` of those that have some.
+    """Lay trajectories out in their order; if `share_prompt`, neighbours of the same group share their prompt and the
+    tokens that `shared_response` counts, and neighbours of two groups share those that `common_opening` counts.
+    `routes`: include the `routed_experts` of the trajectories that have them.
 
-    ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a token in
-    the loss that is not sampled."""
+    Raises ValueError for one group with different prompts, a per-token fact that only some trajectories have, or a
+    token in the loss that is not sampled."""
     lengths = np.array([len(item.tokens) for item in trajectories], np.int64)
     group = np.array([item.group for item in trajectories], np.int64)
     opens, opened, shared = _shared(trajectories, group, share_prompt)
 
-    # segments: the rest of each response, with the rest of its prompt before it where the prompt is laid out
+    # segments: the unshared rest of each response, after the rest of its prompt where that is laid out
     pieces: list[NDArray[Any]] = []
     for item, own_prompt, begin, start in zip(trajectories, opens, opened, shared, strict=True):
         pieces += [item.prompt_tokens[begin:], item.tokens[:-1]] if own_prompt else [item.tokens[start:-1]]
@@ -186,10 +186,10 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     seen[prompt[opens]] = opened[opens]
     seen[response] = shared + [len(item.prompt_tokens) for item in trajectories]
     cu_seqlens = _prefix_sum(lengths)
-    # token t of a response is predicted at t - 1 of its segment, the first at the end of its prompt
+    # token t of a response is predicted at t - 1 of its segment, token 0 at the end of its prompt
     predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - shared - cu_seqlens[:-1], lengths)
     predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
-    for i in shared.nonzero()[0]:  # in order: the neighbour's may be those of the one before
+    for i in shared.nonzero()[0]:  # in order: the neighbour's entries may be copies too
         own, neighbour = (slice(at, at + shared[i] + 1) for at in (cu_seqlens[i], cu_seqlens[i - 1]))
         predict[own] = predict[neighbour]
     columns = {
@@ -229,18 +229,18 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
 
 
 def indices_of(spans: Sequence[tuple[int, int]]) -> Tensor:
-    """[T] the numbers in these spans, in order."""
+    """[T] the indices in these spans, in order."""
     return torch.cat([torch.arange(0), *(torch.arange(start, end) for start, end in spans)])
 
 
 def _shared(
     trajectories: Sequence[Trajectory], group: NDArray[np.int64], share_prompt: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64], NDArray[np.int64]]:
-    """[S] bool: the sequences that lay out their prompt, because their neighbour is of another group; [S]
-    `common_opening` for these, and [S] `shared_response` for the others."""
+    """[S] True for those that lay out their prompt: the first of a group, or all without `share_prompt`; [S] their
+    `common_opening`; [S] the `shared_response` of the others."""
     opens = np.append(True, group[1:] != group[:-1])[: len(group)]
     opened, shared = np.zeros((2, len(group)), np.int64)
-    opener = 0  # whose prompt is the last that was laid out, with its routes
+    opener = 0  # index of the trajectory whose prompt was laid out last, with its routes
     for i, (before, item) in enumerate(pairwise(trajectories), 1):
         if opens[i]:
             opened[i], opener = common_opening(trajectories[opener], item), i
@@ -254,7 +254,7 @@ def _shared(
 
 
 def shared_response(before: Trajectory, item: Trajectory) -> int:
-    """`common_beginning` of two responses of one group, where they are paths of episodes; otherwise 0."""
+    """`common_beginning` of two responses of one group if they are paths of episodes; otherwise 0."""
     if before.sampled is None or item.sampled is None:
         return 0
     return common_beginning(before, item)
@@ -279,7 +279,7 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
 
 
 def _sampling_mask(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
-    """All trajectories have one, or none has; one without a token needs none."""
+    """The joined masks: all trajectories must have one or none; a trajectory without tokens needs none."""
     masks = [item.sampling_mask for item in trajectories]
     if all(mask is None for mask in masks):
         return {}

@@ -1,4 +1,4 @@
-"""Training items of preference learning: pairs of completions, and completions with a label."""
+"""The data of preference learning: pairs of completions, and completions with a label."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,9 +11,9 @@ class PreferencePair:
     """Two completions of one prompt, one preferred to the other.
 
     Args:
-        row: its number in the data, for messages; also the `group` of both sides, so that they share their prompt.
+        row: the row number in the data, for messages; also the `group` of both sides, so that they share their prompt.
         chosen, rejected: each ends with the end-of-turn token; `sample` 0 and 1.
-        margin: by how much `chosen` is better, reward units; None where the data does not say.
+        margin: how much better `chosen` is, reward units; None if the data does not say.
     """
 
     row: int
@@ -31,7 +31,7 @@ class PreferencePair:
         return self.chosen, self.rejected
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "PreferencePair":
-        """With these, which have further columns, in place of `sides`."""
+        """A copy with `sides`, which have further columns, in place of its own."""
         chosen, rejected = sides
         return replace(self, chosen=chosen, rejected=rejected)
 
@@ -42,8 +42,8 @@ class LabeledCompletion:
 
     Args:
         row, completion: as in `PreferencePair`.
-        mismatched: the same prompt with the completion of another row, from which KTO estimates its z; None before it
-            is found.
+        mismatched: the same prompt with the completion of another row, from which KTO estimates its z; None until it is
+            assigned.
     """
 
     row: int
@@ -57,5 +57,5 @@ class LabeledCompletion:
         return (self.completion,) if self.mismatched is None else (self.completion, self.mismatched)
 
     def with_sides(self, sides: Sequence[Trajectory]) -> "LabeledCompletion":
-        """With these, which have further columns, in place of `sides`."""
+        """A copy with `sides`, which have further columns, in place of its own."""
         return replace(self, completion=sides[0], mismatched=sides[1] if len(sides) > 1 else None)

@@ -15,12 +15,12 @@ from proxima.data.transfer import to_device
 
 @dataclass(frozen=True, eq=False)
 class HostCounts:
-    """Counts of a batch's sequences on the host, so that reading them does not synchronise with the device.
+    """Counts of a batch's sequences on the host, which save a device sync.
 
     Args:
-        tokens, sampled, in_loss: of each sequence, how many; `in_loss` is None where only the device knows.
+        tokens, sampled, in_loss: the number of each per sequence; `in_loss` is None if only the device knows it.
         edges, sampled_mask, loss_mask: the tensors `cu_seqlens`, `sampled` and `loss_mask` that were counted; a batch
-            with others is validated again.
+            with other tensors is validated again.
     """
 
     tokens: tuple[int, ...]
@@ -46,7 +46,7 @@ class PolicyBatch:
         loss_mask: [N] bool, the token enters the loss. Implies `sampled`.
         cu_seqlens: [S+1] int, 0 … N ascending; sequence s is `cu_seqlens[s]:cu_seqlens[s+1]`. A sequence may be empty.
         advantage: [N] float, reward units. Any value, NaN included, outside the loss.
-        behavior_log_prob: [N] float, nats, policy μ that sampled the token; any value where not `sampled`.
+        behavior_log_prob: [N] float, nats, policy μ that sampled the token; any value where `sampled` is False.
         proximal_log_prob: [N] float, nats, centre of the trust region π_prox. Omitted: the behavior policy (`proximal:
             behavior`).
         next_log_prob: [N] float, nats, the version right after the one that sampled the token; NaN where it is
@@ -58,16 +58,17 @@ class PolicyBatch:
         token: [N] int, id of the token.
         top_k: [N, K] int, ids of the behavior policy's most probable tokens, with `behavior_top_k_log_prob` and
             `top_k_log_prob` [N, K] float, nats, their log-probs under μ and, with gradient, under π.
-        top_k_divergence: [N] float, the surrogate's divergence, if it was measured already: it stands for all of these.
-        teacher_log_prob: [N] float, nats, of a teacher whose distribution the policy is distilled from.
-        bucket_log_prob, teacher_bucket_log_prob: [N, J] float, nats, of the tokens that have a bucket of their own in
+        top_k_divergence: [N] float, the surrogate's divergence if it was measured already; it replaces the three
+            `top_k` fields above.
+        teacher_log_prob: [N] float, nats, of the teacher from which the policy is distilled.
+        bucket_log_prob, teacher_bucket_log_prob: [N, J] float, nats, of the tokens that each have their own bucket in
             the divergence from the teacher: under π, with gradient, and under the teacher.
-        selected: [N] bool, the tokens that a surrogate looking at the whole optimizer batch has selected; see
+        selected: [N] bool, the tokens selected by a surrogate that looks at the whole optimizer batch; see
             `proxima.core.precompute`.
         weight: [N] float, the correction's weights when they were computed over the whole optimizer batch, 0 where
-            rejected; likewise.
-        group: [S] int, the same number for completions of one prompt. Omitted: each sequence its own.
-        host_counts: lengths on the host, by whoever has validated the batch there. Omitted: read from the device.
+            rejected; see `proxima.core.precompute`.
+        group: [S] int, the same number for completions of one prompt. Omitted: each sequence has its own group.
+        host_counts: `HostCounts` of a batch that was validated on the host. Omitted: read from the device.
 
     Raises:
         ValueError: names the field, its shape or dtype, what was expected and which field set it.
@@ -110,7 +111,7 @@ class PolicyBatch:
             put(self, "host_counts", self._counted(sizes["N"]))
 
     def _counted(self, tokens: int) -> HostCounts:
-        """Validates edges and masks; two device syncs."""
+        """Validate edges and masks; this takes two device syncs."""
         cut: list[int] = self.cu_seqlens.tolist()
         lengths = tuple(end - start for start, end in pairwise(cut))
         if not cut or cut[0] != 0 or cut[-1] != tokens or min(lengths, default=0) < 0:
@@ -133,7 +134,7 @@ class PolicyBatch:
         return counts
 
     def with_loss_mask(self, loss_mask: Tensor) -> "PolicyBatch":
-        """The batch with fewer loss tokens, all of them loss tokens already: nothing has to be validated."""
+        """The batch with fewer loss tokens, a subset of the current ones: nothing has to be validated."""
         return replace(self, loss_mask=loss_mask, host_counts=replace(self.counts, in_loss=None, loss_mask=loss_mask))
 
     def __len__(self) -> int:
@@ -156,7 +157,8 @@ class PolicyBatch:
         return torch.repeat_interleave(index, self.lengths, output_size=len(self))
 
     def masked(self, name: str, fill: float = 0.0) -> Tensor:
-        """The field with `fill` outside the loss mask, by selection: NaN there leaks into no value and no gradient."""
+        """The field with `fill` outside the loss mask, by selection: NaN outside it leaks into no value and no
+        gradient."""
         value = getattr(self, name)
         if value is None:
             raise ValueError(f"PolicyBatch.{name} is missing.")
@@ -204,10 +206,10 @@ class PolicyBatch:
 
         Args:
             mask: [B, T], bool or 0/1 of any dtype: the loss mask. A False inside a sequence is a token that is not in
-                the loss; padding is what follows the last True, or the last True of `sampled` when that is given.
+                the loss; padding is everything after the last True, or the last True of `sampled` when that is given.
             tensors: any field of the batch as [B, T] (`[B, T, K]` for top-k); `advantage` also as [B]; `group` as [B].
 
-        Returns: a batch with S = B sequences; where all is False the sequence is empty.
+        Returns: a batch with S = B sequences; a row that is all False is an empty sequence.
         Raises: ValueError naming the field: one that doesn't exist (with the nearest) or is missing, its shape and what
             set the expected one, or its dtype.
 

@@ -5,10 +5,10 @@
     server_seed                                     splitmix64: the tokens of a completion that a server draws
     normals                                         Philox: the weights of a new layer
     finalize                                        splitmix64's mixing step on int, numpy and torch: hashes of values
-    share_of                                        BLAKE2: which side of a split a text is on
+    share_of                                        BLAKE2: the side of a split for a text
 
-The first key of a new use is its purpose, one of the constants here, so that no two uses share a stream. Uses without
-one are older; their draws keep their bits.
+The first key of a new use is its purpose, one of the constants here, so that no two uses share a stream. Older uses
+have no such constant, so that their draws keep their bits.
 """
 
 from hashlib import blake2b
@@ -47,7 +47,7 @@ def finalize(state: Word) -> Word:
 
 
 def mix(*keys: int) -> int:
-    """A well-mixed 64-bit number of the keys, in [0, 2^64): splitmix64 applied after each key."""
+    """A well-mixed 64-bit hash of the keys, in [0, 2^64): splitmix64 applied after each key."""
     state = 0
     for key in keys:
         state = finalize((state + (key & _MASK) + _GOLDEN) & _MASK)
@@ -55,13 +55,13 @@ def mix(*keys: int) -> int:
 
 
 def permutation(size: int, *keys: int) -> NDArray[np.int64]:
-    """[size] the numbers 0 … size-1 in an order that depends on the keys: sorted by a mixed 64-bit number each."""
+    """[size] the numbers 0 … size-1 in a key-dependent order: each is sorted by its own mixed 64-bit number."""
     mixed = finalize(np.arange(size, dtype=np.uint64) + np.uint64((mix(*keys) + _GOLDEN) & _MASK))
     return np.argsort(mixed.view(np.int64), kind="stable")
 
 
 def sample_without_replacement(size: int, count: int, *keys: int) -> NDArray[np.int64]:
-    """[count] different numbers below `size`, in ascending order."""
+    """[count] distinct numbers below `size`, in ascending order."""
     return np.sort(permutation(size, *keys)[:count])
 
 
@@ -72,26 +72,26 @@ def completion_uniforms(seed: int, uid: int, sample: int, count: int, *, turn: i
 
 
 def server_seed(seed: int, uid: int, sample: int, at: int, *, turn: int = 0) -> int:
-    """In [0, 2^63): the seed that a server gets for a completion from its token `at` on. Another `at` is another seed,
-    for a server begins its draws again with each request."""
+    """The seed, in [0, 2^63), that a server gets for a completion from its token `at` on. Each `at` has its own seed,
+    because a server restarts its draws with each request."""
     return mix(SERVER_SEED, seed, uid, sample, turn, at) >> 1
 
 
 def random_bits(seed: int, start: int, stop: int, columns: int) -> NDArray[np.uint32]:
-    """[stop - start, columns] uint32: rows of a table of `seed` and `columns` alone, whichever rows are computed."""
-    blocks = -(-columns // 8)  # Philox makes 4 x 64 bits for each count of its counter
+    """[stop - start, columns] uint32: rows of a table that depends only on `seed` and `columns`, not on the range."""
+    blocks = -(-columns // 8)  # Philox generates 4 x 64 bits per counter value
     raw = _philox(seed, _GOLDEN, start * blocks).random_raw((stop - start) * blocks * 4).view(np.uint32)
     table: NDArray[np.uint32] = raw.reshape(stop - start, blocks * 8)[:, :columns]
     return table
 
 
 def normals(count: int, *keys: int) -> NDArray[np.float32]:
-    """[count] float32 of the standard normal distribution, by the keys."""
+    """[count] float32 draws from the standard normal distribution, determined by the keys."""
     return np.random.Generator(_philox(mix(*keys), _GOLDEN)).standard_normal(count, dtype=np.float32)
 
 
 def share_of(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone: which side of a split it is on."""
+    """A number in [0, 1) that depends only on the text: it decides on which side of a split the text is."""
     return int.from_bytes(blake2b(text.encode(), digest_size=6).digest(), "big") / 2**48
 
 

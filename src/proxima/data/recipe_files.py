@@ -1,26 +1,26 @@
-"""Finds recipes by name: those that come with proxima, and files of the user's."""
+"""Finds recipes by name: those shipped with proxima, and the user's files."""
 
 from pathlib import Path
 
-FILE = "@"  # begins a word of the command line that names a recipe over the first
+FILE = "@"  # prefix of a command-line word that names a recipe laid over the first one
 LAYOUTS = "layouts/"
 
 
 def shipped_folder() -> Path:
-    """The folder of the recipes that come with proxima: in the package of a wheel, at the top of a checkout."""
+    """The folder of the recipes shipped with proxima: inside the package of a wheel, at the top of a checkout."""
     package = Path(__file__).resolve().parents[1]
     installed = package / "recipes"
     return installed if installed.is_dir() else package.parents[1] / "recipes"
 
 
 def shipped_recipes() -> dict[str, Path]:
-    """Recipes and sweeps that come with proxima by name, `quickstart` or `cpu/dapo`; those of the top folder first."""
+    """The shipped recipes and sweeps by name, such as `quickstart` or `cpu/dapo`; those of the top folder first."""
     return {name: file for name, file in _shipped().items() if not name.startswith(LAYOUTS)}
 
 
 def shipped_layouts() -> dict[str, Path]:
-    """The layouts shipped with proxima, such as `layouts/qwen3_4b_8xH100`, which place a recipe on a cluster and have
-    no task."""
+    """The shipped layouts by name, such as `layouts/qwen3_4b_8xH100`: laid over a recipe, they set its placement on a
+    cluster and no task."""
     return {name: file for name, file in _shipped().items() if name.startswith(LAYOUTS)}
 
 
@@ -31,10 +31,10 @@ def _shipped() -> dict[str, Path]:
 
 
 def find_recipe(name: str | Path) -> Path:
-    """The file, or run folder, that a user means by `name`.
+    """The file or run folder that a user means by `name`.
 
-    A file or a run folder of that path, else the file `NAME.yaml`, else the recipe or layout that comes with proxima,
-    else the path as it is, where nothing may be.
+    A file or run folder at that path, else the file `NAME.yaml`, else the shipped recipe or layout, else the path
+    itself, which may not exist.
     """
     path = Path(name)
     if path.is_file() or (path / "config.yaml").is_file():

@@ -1,4 +1,4 @@
-"""The experts that each token of a mixture was sent to: columns of [tokens, mixtures, experts a token]."""
+"""The experts that each token of a mixture was sent to: columns of [tokens, mixtures, experts per token]."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 
 def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
-    """ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: of any length."""
+    """Raise ValueError unless `ids` are [rows, layers, K], int8 or int16; `rows` None: any number of rows."""
     kind, shape = getattr(ids, "dtype", type(ids).__name__), list(np.shape(ids))
     if kind not in (np.int8, np.int16) or len(shape) != 3 or (rows is not None and shape[0] != rows):
         count = "rows" if rows is None else rows
@@ -18,9 +18,9 @@ def check_expert_ids(ids: Any, rows: int | None, name: str) -> None:
 def packed_experts(
     trajectories: Sequence[Any], opens: NDArray[Any], opened: NDArray[Any], shared: NDArray[Any]
 ) -> dict[str, NDArray[Any]]:
-    """The column of `pack` for trajectories, of which those that `opens` [S] bool marks lay out their prompt without
-    the first `opened` [S] tokens, and each its response without the first `shared` [S]: the experts of every token that
-    is fed, -1 for those of a trajectory without. A response token is fed where the next one is predicted."""
+    """The `routed_experts` column of `pack`: the experts of every token that is fed, -1 for trajectories without
+    experts. Trajectories marked in `opens` [S] bool lay out their prompt without its first `opened` [S] tokens; all lay
+    out their response without its first `shared` [S]. A response token is fed where the next one is predicted."""
     given = [item.routed_experts for item in trajectories if item.routed_experts is not None]
     if not given:
         return {}

@@ -1,4 +1,4 @@
-"""The tokens that truncated sampling could choose from at each position, as a ragged column."""
+"""The tokens that could be sampled at each position under truncated sampling: a ragged column."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class SamplingMask:
 
     Args:
         ids: [M] int32, token ids, ascending and without duplicates within a set.
-        offsets: [T+1] int64, 0 … M; token t was drawn from `ids[offsets[t]:offsets[t+1]]`. An empty set stands for a
-            token that nobody sampled.
+        offsets: [T+1] int64, 0 … M; token t was drawn from `ids[offsets[t]:offsets[t+1]]`. An empty set marks a token
+            that was not sampled.
 
     Raises:
-        ValueError: these do not hold.
+        ValueError: these conditions do not hold.
 
     Arrays are shared with the caller: treat them as immutable.
     """
@@ -37,18 +37,18 @@ class SamplingMask:
         if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(ids) or (counts < 0).any():
             raise ValueError(f"sampling_mask.offsets: {offsets[:8].tolist()}, expected 0 … {len(ids)}, ascending.")
         rises = np.diff(ids) > 0
-        rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(ids))] - 1] = True  # from one set to the next
+        rises[offsets[1:-1][(offsets[1:-1] > 0) & (offsets[1:-1] < len(ids))] - 1] = True  # set boundaries
         if not rises.all() or (len(ids) and ids.min() < 0):
             raise ValueError("sampling_mask.ids: must be >= 0, ascending and without duplicates within each set.")
 
     @classmethod
     def of_counts(cls, ids: Ints, counts: NDArray[Any]) -> "SamplingMask":
-        """From the number of ids of each set."""
+        """Build the sets from the number of ids in each."""
         return cls(ids, np.concatenate([[0], np.cumsum(counts, dtype=np.int64)]))
 
     @classmethod
     def of_sets(cls, sets: Sequence[Sequence[int]]) -> "SamplingMask":
-        """From a list of ids for each token, in any order, as servers give it."""
+        """Build the sets from a list of ids for each token, in any order, as servers return them."""
         arrays = [np.sort(np.asarray(ids, np.int32)) for ids in sets]
         return cls.of_counts(np.concatenate([np.empty(0, np.int32), *arrays]), np.array([len(ids) for ids in arrays]))
 
@@ -80,7 +80,7 @@ class SamplingMask:
     __hash__ = None  # type: ignore[assignment]
 
     def check(self, tokens: Ints, sampled: Bools | None = None) -> None:
-        """ValueError unless every sampled token is in its set.
+        """Raise ValueError unless every sampled token is in its set.
 
         Args:
             tokens: [T].

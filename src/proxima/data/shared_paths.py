@@ -1,4 +1,4 @@
-"""Prefixes that episode paths, or prompts, have in common: a packed batch stores them once for neighbours."""
+"""Common beginnings of episode paths and of prompts: a packed batch stores them once for neighbours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 
 from proxima.data.trajectory import Trajectory
 
-LEAST_SHARED = 16  # tokens below which a path is fed from its prompt on
-LEAST_OPENING = 64  # tokens below which a prompt is fed whole
+LEAST_SHARED = 16  # with fewer shared tokens, a path is fed from its prompt on
+LEAST_OPENING = 64  # with fewer shared tokens, a prompt is fed whole
 
 
 def common_beginning(before: Trajectory, item: Trajectory) -> int:
-    """Length of the common prefix of two responses that is also routed to the same experts; 0 below `LEAST_SHARED`. The
-    last token of a response, which is not fed, is not counted."""
+    """Count the leading tokens that two responses share and send to the same experts; 0 if fewer than `LEAST_SHARED`.
+    The last token of a response, which is not fed, is not counted."""
     length = max(0, min(len(before.tokens), len(item.tokens)) - 1)
     same = before.tokens[:length] == item.tokens[:length]
     count = _agreeing(same, before.routed_experts, item.routed_experts, 1)
@@ -22,9 +22,9 @@ def common_beginning(before: Trajectory, item: Trajectory) -> int:
 
 
 def common_opening(before: Trajectory, item: Trajectory) -> int:
-    """Length of the common prefix of two prompts that is also routed to the same experts, usually a system prompt or
-    examples; 0 below `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is not
-    counted."""
+    """Count the leading tokens that two prompts share and send to the same experts, usually a system prompt or
+    examples; 0 if fewer than `LEAST_OPENING`. The last token of a prompt, which predicts the first of its response, is
+    not counted."""
     length = max(0, min(len(before.prompt_tokens), len(item.prompt_tokens) - 1))
     if length < LEAST_OPENING:
         return 0
@@ -34,8 +34,7 @@ def common_opening(before: Trajectory, item: Trajectory) -> int:
 
 
 def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDArray[Any] | None, first: int) -> int:
-    """Number of leading tokens that are the `same` and routed to the same experts; routes are compared from index
-    `first` on."""
+    """Count the leading tokens that are the `same` and go to the same experts, whose rows start at `first`."""
     if (routes is None) != (others is None):
         return 0
     if routes is not None and others is not None:
@@ -45,8 +44,8 @@ def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDAr
 
 
 def sharing_order(trajectories: Sequence[Trajectory]) -> list[int]:
-    """Indices that make neighbours of the paths that share most: by group, in the order of their first, and by their
-    tokens in it."""
+    """Indices that place paths with the longest common beginnings next to each other: by group, in order of first
+    appearance, then by tokens."""
     place: dict[int, int] = {}
     keys = [(place.setdefault(item.group, i), item.tokens.tobytes()) for i, item in enumerate(trajectories)]
     return sorted(range(len(trajectories)), key=keys.__getitem__)

@@ -1,4 +1,4 @@
-"""Declares that a field of a config or a spec holds specs."""
+"""The annotation of config and spec fields that hold specs."""
 
 from dataclasses import dataclass
 
@@ -10,10 +10,10 @@ class Slot:
     Args:
         table: the dict of kinds; imported when a recipe is resolved, never before.
         many: the field holds a tuple of specs.
-        default: the kind of a recipe that names none, of a list the kind of each entry that names none; None leaves the
+        default: the kind if a recipe names none, and for a list the kind of each entry that names none; None keeps the
             field's own default.
-        aliases: table of other names for the kinds, what the peers call them.
-        presets: table of names that each stand for several specs; needs `many`.
+        aliases: table of other names for the kinds, as used by the peers.
+        presets: table of names that each expand to several specs; needs `many`.
     """
 
     table: str

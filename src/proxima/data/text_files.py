@@ -12,8 +12,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     """The text of a file or a pipe; newlines become `\\n`.
 
     Raises:
-        OSError: it can't be read, is a device, or is larger than `LARGEST`; with the path.
-        UnicodeDecodeError: it is not a text in this encoding.
+        OSError: it can't be read, is a device, or is larger than `LARGEST`; the error has the path.
+        UnicodeDecodeError: it is not text in this encoding.
     """
     try:
         with path.open("rb") as file:

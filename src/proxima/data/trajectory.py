@@ -17,28 +17,28 @@ class Trajectory(Columns):
     accepts.
 
     Args:
-        uid, sample, turn: the completion, or the path of an episode, that the response is; uid -1 for a trajectory that
-            no engine made.
+        uid, sample, turn: the completion, or the path of an episode, that is the response; uid -1 for a trajectory that
+            no engine generated.
         group: the same number for completions of one prompt. Trajectories of a group have equal `prompt_tokens`.
         prompt_tokens: [P] int32, token ids the response is conditioned on; at least one.
         tokens: [T] int32, response token ids; T may be 0.
         temperature: the sampling temperature; the trainer divides its logits by it; > 0.
-        behavior_log_prob: [T] float32, nats, the policy μ that the algorithm chose of the engine's two.
+        behavior_log_prob: [T] float32, nats, of policy μ: whichever of the engine's two log-probs the algorithm uses.
         policy_version: [T] int32, the version of the weights that sampled each token.
         truncated: the length limit ended the completion; the state after its last token is not terminal.
-        advantage, reward, returns, value: [T] float32, reward units; `returns` is what a value is trained towards.
+        advantage, reward, returns, value: [T] float32, reward units; `returns` is the target of the value.
         bootstrap: reward units, the value of the state after the last token; 0 where that state is terminal.
-        score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², where a forward was run for it.
+        score_variance: [T] float32, 1 − 2 π_t + Σ_v π_v², if a forward pass was run for it.
         loss_mask, sampled: [T] bool; None is all True.
-        proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, where a forward was run for them.
-        top_k, behavior_top_k_log_prob: [T, K] int32 and float32, from an engine that was asked for them.
-        teacher_log_prob: [T] float32, nats, where a teacher was asked for it.
-        bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have a bucket of their own in
-            the divergence from the teacher, and the teacher's log-probs of them.
+        proximal_log_prob, next_log_prob, reference_log_prob: [T] float32, nats, if forward passes were run for them.
+        top_k, behavior_top_k_log_prob: [T, K] int32 and float32, if they were requested from the engine.
+        teacher_log_prob: [T] float32, nats, if it was requested from a teacher.
+        bucket_token, teacher_bucket_log_prob: [T, J] int32 and float32, the tokens that have their own bucket in the
+            divergence from the teacher, and the teacher's log-probs of them.
         routed_experts, prompt_routed_experts: [T, M, K] and [P, M, K], see `Completion`: the experts to which a policy
-            that replays them sends each token; None, and where they are -1: those that its routers choose.
+            that replays routing sends each token; where they are None or -1, its routers choose.
         sampling_mask: the tokens that could be sampled at each position. With it every log-prob of the response is of
-            the distribution over these alone, see `proxima.model.log_prob`; None: over the vocabulary.
+            the distribution over these tokens only, see `proxima.model.log_prob`; None: over the whole vocabulary.
     """
 
     other_length: ClassVar[tuple[str, ...]] = ("prompt_tokens",)
@@ -93,11 +93,11 @@ class Trajectory(Columns):
         return self.uid, self.sample, self.turn
 
     def bare(self) -> "Trajectory":
-        """Prompt and response, and no other column but `sampled`, by which paths are known."""
+        """A copy with prompt, response and no other column but `sampled`, which marks the paths of episodes."""
         return self._of_tokens(self.tokens, self.sampled)
 
     def with_sentinel(self) -> "Trajectory":
-        """The `bare` trajectory with one more token. The last token of a packed response is not fed, so the state that
+        """A copy as from `bare`, with one more token. The last token of a packed response is not fed, so the state that
         predicts the sentinel is the one after the response's last token; the sentinel's id (0) means nothing."""
         sampled = None if self.sampled is None else np.append(self.sampled, False)
         return self._of_tokens(np.append(self.tokens, np.int32(0)), sampled)
@@ -118,8 +118,8 @@ class Trajectory(Columns):
         routes: bool = False,
     ) -> "Trajectory":
         """A completion, or one path of an episode, trained on what the model wrote; `behavior` says which of the
-        engine's two log-probs is μ, `untruncated` or `sampled`, which adds the completion's `sampling_mask`; `routes`
-        adds its `routed_experts`. No column is copied."""
+        engine's two log-probs is μ, `untruncated` or `sampled`, which includes the completion's `sampling_mask`;
+        `routes` includes its `routed_experts`. No column is copied."""
         untruncated = behavior == "untruncated"
         return cls(
             uid=completion.prompt_uid,

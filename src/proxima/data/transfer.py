@@ -1,4 +1,4 @@
-"""Copies between the host and a device that wait for nothing in between."""
+"""Asynchronous copies between the host and a device."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ ALONE = ("cpu", "meta", "mps")  # devices without pinned memory
 
 
 def to_device(value: Tensor, device: torch.device | str) -> Tensor:
-    """The tensor on `device`; from the host through pinned memory, so that the host does not wait for what the device
-    is doing."""
+    """The tensor on `device`; copied from the host through pinned memory, so that the host does not wait for the
+    device."""
     device = torch.device(device)
     if value.device.type != "cpu" or device.type in ALONE:
         return value.to(device)
@@ -18,7 +18,7 @@ def to_device(value: Tensor, device: torch.device | str) -> Tensor:
 
 
 class HostCopies:
-    """Copies to the host that are started one by one and awaited together.
+    """Copies to the host that are started one by one and waited for once.
 
     copies = HostCopies(); on_host = copies.begin(tensor); …; copies.wait()     on_host may be read from here on
     """
@@ -27,7 +27,7 @@ class HostCopies:
         self._device: torch.device | None = None
 
     def begin(self, value: Tensor) -> Tensor:
-        """The tensor on the host, detached; its data are there after `wait`."""
+        """Start copying the tensor to the host and return the detached copy; its data are valid after `wait`."""
         value = value.detach()
         if value.device.type in ALONE:
             return value.cpu()
@@ -36,7 +36,7 @@ class HostCopies:
         return host.copy_(value, non_blocking=True)
 
     def wait(self) -> None:
-        """Wait for all copies that were started."""
+        """Wait for all started copies."""
         if self._device is not None:
             module: Any = torch.get_device_module(self._device)
             module.current_stream(self._device).synchronize()

@@ -1,4 +1,4 @@
-"""Imports modules that a recipe or a command line names, which runs what is in them."""
+"""Imports modules named by a recipe or a command line, which runs their code."""
 
 import importlib
 import os
@@ -10,8 +10,8 @@ from types import ModuleType
 
 
 def import_user_module(name: str) -> ModuleType:
-    """The module `name`, which may be in the current folder. That folder is searched last, and only from the first such
-    import on: proxima's own imports must never find a file next to a recipe."""
+    """Import the module `name`, which may be in the current folder. That folder is searched last, and only from the
+    first such import on: proxima's own imports must never pick up a file in the folder of a recipe."""
     folder = os.getcwd()
     if name.partition(".")[0] != "proxima" and folder not in sys.path:
         sys.path.append(folder)
@@ -19,7 +19,7 @@ def import_user_module(name: str) -> ModuleType:
 
 
 def user_module_file(name: str) -> Path | None:
-    """The file of a module, which is not imported, and neither are its packages; None: there is none."""
+    """The file of a module, found without importing the module or its packages; None if there is none."""
     places: Sequence[str] | None = [*sys.path, os.getcwd()]
     spec: ModuleSpec | None = None
     for part in name.split("."):

@@ -1,8 +1,8 @@
-"""Worker processes that can be killed, as rewards and environments have them: the side of the run.
+"""Worker processes that can be killed, used by rewards and environments: the run's side.
 
 A worker gets one job at a time. The reply to a job must hold the job's random id: a worker whose socket delivers
-anything else is killed, and its job fails. No worker outlives the run: when this process ends, however it ends, the
-workers end.
+anything else is killed, and its job fails. No worker outlives the run: when this process ends, for whatever reason, so
+do the workers.
 """
 
 import json
@@ -34,11 +34,11 @@ class JobResult:
 
 
 class ForkServer:
-    """The process that forks the workers (`fork_server.fork_server`), below one that outlives it.
+    """The process that forks the workers (`fork_server.fork_server`), whose parent outlives it.
 
     Args:
-        jobs: the file with the functions that workers run, in a table `JOBS`, and with `WARM_UPS`.
-        who: what the workers are for, as in "reward workers can't start".
+        jobs: the file with the functions that workers run, in a table `JOBS`, and a table `WARM_UPS`.
+        who: the workers' purpose, as in "reward workers can't start".
         options: `warm_ups`, keys of `WARM_UPS`, which run once before workers are forked; `restricted` and `memory_mb`,
             the limits of a worker.
     """
@@ -56,7 +56,7 @@ class ForkServer:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal reaches the run alone, which then ends the workers
+            start_new_session=True,  # Ctrl-C in the terminal reaches only the run, which then stops the workers
             env={**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"},
         )
         theirs.close()
@@ -76,7 +76,7 @@ class ForkServer:
         return not self._gone and self._process.poll() is None
 
     def fork(self, **limits: Any) -> "Worker":
-        """A worker; `limits` are options that differ for it alone."""
+        """Start a worker; `limits` override the options for this worker only."""
         ours, theirs = socket.socketpair()
         try:
             reply = self._call({"do": "fork", **limits}, theirs.fileno())
@@ -104,7 +104,7 @@ class ForkServer:
             self._process.wait()
 
     def _call(self, request: Mapping[str, Any], fd: int | None = None) -> dict[str, Any]:
-        """The reply to a request, with which the server gets a file; RuntimeError if it is gone."""
+        """Send a request, and `fd` if given, and return the reply; RuntimeError if the server is gone."""
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             try:
@@ -114,18 +114,18 @@ class ForkServer:
                     socket.send_fds(self._control, [line], [fd])
                 reply: dict[str, Any] = json.loads(self._replies.readline())
             except (OSError, ValueError) as error:
-                self._gone = True  # the process above it may still be killing what it left behind
+                self._gone = True  # its parent may still be killing the processes it left behind
                 late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
                 raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
         return reply
 
 
 def living(server: ForkServer | None, jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
-    """`server`, or another in its place where there is none or it died."""
+    """`server`, or a new one if it is None or has died."""
     if server is not None and server.alive:
         return server
     if server is not None:
-        server.close()  # where the process above it was killed, it still has its workers
+        server.close()  # if its parent was killed, it still has its workers
     return ForkServer(jobs, who, options)
 
 
@@ -139,7 +139,7 @@ class Worker:
     def run(
         self, job: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None = None
     ) -> JobResult | None:
-        """The result of a job of the table `JOBS`, within `seconds`; None if the worker had died before."""
+        """Run a job of the table `JOBS` within `seconds` and return its result; None if the worker had already died."""
         job_id = secrets.token_hex(8)
         request = {"id": job_id, "job": job, "arguments": arguments, "cpu_seconds": cpu_seconds}
         try:
@@ -170,8 +170,7 @@ class Worker:
         return JobResult(value=reply.get("result"), error=reply.get("error"))
 
     def _line(self, deadline: float) -> bytes | None:
-        """The next line, or its beginning where it is too long; empty if the worker is gone, None after the
-        deadline."""
+        """The next line, or its beginning if it is too long; empty if the worker is gone, None after the deadline."""
         while b"\n" not in self._buffer and len(self._buffer) <= REPLY_BYTES:
             remaining = deadline - time.monotonic()
             if remaining <= 0 or not select.select([self._channel], [], [], remaining)[0]:
@@ -187,7 +186,7 @@ class Worker:
         return bytes(line) or b"\n"
 
     def kill(self) -> int:
-        """Kill the worker if it still runs. Returns the signal that ended it, 0 if it exited by itself."""
+        """Kill the worker if it is still running. Returns the signal that ended it, 0 if it exited by itself."""
         if not self.alive:
             return 0
         self.alive = False
@@ -196,7 +195,7 @@ class Worker:
 
 
 def _reply(line: bytes, job_id: str) -> dict[str, Any] | None:
-    """A worker's report on the job; None if the line is none."""
+    """A worker's reply to the job; None if the line is not one."""
     try:
         reply = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,5 +1,5 @@
 // AdamW's step on float32 weights, with clipping before it and the norms of the weights on the way: one pass over memory,
-// and one more over the gradients for their norm. `adamw.py` says what the arguments are. The weights and moments get the
+// and one more over the gradients for their norm. `adamw.py` documents the arguments. The weights and moments get the
 // bits that torch's fused AdamW gives them: the same operations in the same order, none of them contracted. A sum has one
 // order, whatever the number of threads.
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from proxima.kernels.compiled import functions, library, unavailable
 
-EXACT = ("-ffp-contract=off", "-fno-math-errno")  # no other roundings than those that are written
-Slots = tuple[Tensor, Tensor, Tensor, Tensor, float]  # weight, gradient, both moments, the number of the step
+EXACT = ("-ffp-contract=off", "-fno-math-errno")  # no roundings other than those written
+Slots = tuple[Tensor, Tensor, Tensor, Tensor, float]  # weight, gradient, both moments, step number
 
 
 class AdamWKernels:
@@ -22,7 +22,8 @@ class AdamWKernels:
         self._calls = functions(compiled, {"squares": "ppn", "adamw": "ppdddddfn"})
 
     def gradient_norm(self, weights: Sequence[Slots]) -> float:
-        """The 2-norm of all gradients, summed in float64 but for runs of 16,384 numbers."""
+        """The 2-norm of all gradients, summed in float64, except for runs of 16,384 numbers, which are summed in
+        float32."""
         total = torch.empty(1, dtype=torch.float64)
         self._calls["squares"](_table(weights), total, len(weights))
         return math.sqrt(total)
@@ -31,8 +32,9 @@ class AdamWKernels:
         self, weights: Sequence[Slots], factor: float, *, lr: float, beta1: float, beta2: float, eps: float,
         weight_decay: float,
     ) -> tuple[float, float]:  # fmt: skip
-        """Update weights and moments in place from `factor` times the gradients: torch's bits, but for the last numbers
-        of a size that is no multiple of 16. Returns the sums of the squares of the weights before and after."""
+        """Update weights and moments in place from `factor` times the gradients: with torch's bits, except for the last
+        numbers of a tensor whose size is not a multiple of 16. Returns the sums of the squares of the weights before
+        and after."""
         totals = torch.empty(2, dtype=torch.float64)
         self._calls["adamw"](_table(weights), totals, lr, beta1, beta2, eps, weight_decay, factor, len(weights))
         before, after = totals.tolist()
@@ -40,11 +42,11 @@ class AdamWKernels:
 
 
 def _table(weights: Sequence[Slots]) -> Tensor:
-    """[n, 6] int64, as `Tensors` of `adamw.cpp`."""
+    """[n, 6] int64, the layout of `Tensors` in `adamw.cpp`."""
     return torch.tensor([[*(each.data_ptr() for each in own[:4]), own[0].numel(), int(own[4])] for own in weights])
 
 
 @cache
 def adamw_kernels() -> AdamWKernels | None:
-    """None where the machine has no kernels."""
+    """The kernels; None if the machine has none."""
     return None if unavailable() else AdamWKernels()

@@ -1,5 +1,5 @@
-// Attention of packed segments for one head dimension (HEAD_DIM), with the norm and the turn of queries and keys.
-// `train_pass.py` compiles it, and says what the arguments are. A task is a prompt, its responses, and a key head; scores are
+// Attention of packed segments for one head dimension (HEAD_DIM), with the norm and the rotation of queries and keys.
+// `train_pass.py` compiles it, and documents the arguments. A task is a prompt, its responses, and a key head; scores are
 // kept transposed, keys in rows and queries in lanes, so that softmax needs no sum within a vector. Products are bf16
 // with float32 sums, by AMX where the processor has it. No result depends on the number of threads.
 

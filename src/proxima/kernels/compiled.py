@@ -1,8 +1,8 @@
-"""Compiles a C++ file once a machine, and keeps the library in the user's cache folder.
+"""Compiles a C++ file once per machine, and keeps the library in the user's cache folder.
 
-It takes half a second to a second and a half a file, on the first use. Whether a machine has kernels depends on its
-processor and compiler, never on whether they have been compiled before: a run that resumes takes the path that it took.
-`CXX=none` switches them off.
+A file takes half a second to a second and a half, on first use. Whether a machine has kernels depends on its processor
+and compiler, never on whether they have been compiled before: a resumed run takes the same path as before. `CXX=none`
+switches them off.
 """
 
 import ctypes
@@ -26,15 +26,14 @@ from proxima.data.machine import cache_folder, compiler, processor_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
-OLDEST = 12  # GCC, that knows the vectors used here
+OLDEST = 12  # the oldest GCC that supports the vectors used here
 PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
 TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": ctypes.c_double}
 
 
 @cache
 def unavailable(instructions: str | None = None) -> str | None:
-    """The reason why this machine can't compile or run kernels with these instructions, as Linux names them; None if it
-    can."""
+    """The reason why this machine has no kernels, or none with these instructions (Linux names); None if it has."""
     command = compiler()
     if not command:
         named = os.environ.get("CXX") or "g++"
@@ -60,7 +59,7 @@ def unavailable(instructions: str | None = None) -> str | None:
 
 
 def kernels_in_words() -> str:
-    """Describe what a bfloat16 run on this CPU computes with."""
+    """Describe in words what a bfloat16 run on this CPU computes with."""
     if (reason := unavailable()) is not None:
         return f"eager torch ({reason})"
     place, *more = compiler()
@@ -72,17 +71,17 @@ def kernels_in_words() -> str:
 
 @cache
 def library(source: Path, *more: str) -> ctypes.CDLL:
-    """`source`, compiled with FLAGS and `more` of them; by its text, the headers beside it, compiler and processor.
-    Only where `unavailable()` is None.
+    """Compile `source` with FLAGS and `more`, or load it from the cache, keyed by its text, the headers in its folder,
+    flags, compiler and processor. To be called only if `unavailable()` is None.
 
     Raises:
-        UserError: it does not compile, with what the compiler says; or what it makes can't be loaded.
+        UserError: it does not compile (the compiler's message is included), or the result can't be loaded.
     """
     command = compiler()
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
     facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()))
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
-    with suppress(OSError):  # it is not there, or damaged, as by a machine that went down
+    with suppress(OSError):  # missing, or damaged, for example by a crash of the machine
         return ctypes.CDLL(str(held))
     held.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder()) as scratch:
@@ -94,7 +93,7 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
                 f"{' '.join(command)} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
             )
             raise UserError(failed)
-        made.replace(held)  # at once: another process may do the same
+        made.replace(held)  # atomic: another process may do the same
     try:
         return ctypes.CDLL(str(held))
     except OSError as error:
@@ -102,10 +101,10 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
 
 
 def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callable[..., None]]:
-    """The functions of a library by name. They run on as many threads as torch does, which is their last argument.
+    """The functions of a library by name. They run on as many threads as torch; the number is their last argument.
 
     Args:
-        arguments: of each function, the others: p a tensor or None, n a number, f a float, d a double.
+        arguments: the types of each function's other arguments: p a tensor or None, n a number, f a float, d a double.
     """
 
     def bound(name: str, kinds: str) -> Callable[..., None]:
@@ -123,13 +122,13 @@ def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callab
 
 @cache
 def has_tiles() -> bool:
-    """True if this process may use the tiles of AMX; requests permission from Linux."""
+    """Return True if this process may use the tiles of AMX; asks Linux for permission."""
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return "amx_bf16" in processor_flags() and not ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data)
 
 
 def folder() -> Path:
-    """Of the libraries."""
+    """The folder of the compiled libraries."""
     return cache_folder("kernels")
 
 

@@ -1,5 +1,5 @@
-// What a training pass does between its matrix products: norms, SwiGLU, log-probs, transposes. `train_pass.py` compiles it,
-// and says what the arguments are. Values are bf16 in memory and float32 in registers, weights and their gradients
+// The operations of a training pass between its matrix products: norms, SwiGLU, log-probs, transposes. `train_pass.py`
+// compiles it and documents the arguments. Values are bf16 in memory and float32 in registers, weights and their gradients
 // float32. No result depends on the number of threads.
 
 #include <algorithm>

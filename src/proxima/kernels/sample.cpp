@@ -1,5 +1,5 @@
-// One token a row from logits, without truncation, in three passes over the row while it is in the cache: the largest
-// logit, sums of e^x by blocks, and the one block that the draw falls into. `sample.py` says what the arguments are.
+// One token per row from logits, without truncation, in three passes over the row while it is in the cache: the largest
+// logit, sums of e^x by blocks, and the one block that the draw falls into. `sample.py` documents the arguments.
 
 #include "vectors.h"
 

@@ -1,4 +1,4 @@
-"""One token a row from bf16 logits, by `sample.cpp`."""
+"""Samples one token per row from bf16 logits, by `sample.cpp`."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,8 +14,8 @@ Draw = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @cache
 def sample_kernel() -> Draw | None:
-    """draw(logits [n, V] bf16, temperature [n], uniform [n]) gives tokens [n] int64 and their log-probs [n] float32, as
-    `sampler.sample_tokens` without truncation; V is a multiple of 32. The cumulative sums are float64. None where the
+    """draw(logits [n, V] bf16, temperature [n], uniform [n]) returns tokens [n] int64 and their log-probs [n] float32,
+    as `sampler.sample_tokens` without truncation; V is a multiple of 32. The cumulative sums are float64. None if the
     machine has no kernels."""
     if unavailable(PRODUCTS):
         return None

@@ -1,5 +1,5 @@
-// What a decode step does between its matrix products, for one size of head (HEAD_DIM) and of group (GROUP: query heads
-// a key head). `step.py` says what the arguments are. Values are bf16 in memory and float32 in registers. A row's
+// The operations of a decode step between its matrix products, for one head size (HEAD_DIM) and group size (GROUP: query
+// heads per key head). `step.py` documents the arguments. Values are bf16 in memory and float32 in registers. A row's
 // arithmetic is a fixed order of operations on that row alone: neither other rows nor threads change its bits.
 
 #include "vectors.h"

@@ -17,14 +17,14 @@ class StepKernels:
     A row's bits depend on that row alone.
 
     Args:
-        compiled: `step.cpp`, for this size of the heads.
+        compiled: the library of `step.cpp`, for this head size.
     """
 
     def __init__(self, compiled: ctypes.CDLL) -> None:
         self._calls = functions(compiled, ARGUMENTS)
 
     def norm(self, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, out: Tensor) -> Tensor:
-        """x [n, D] float32 += delta [n, D], in place; its RMS norm [n, D]. `weight` [D] float32."""
+        """Add delta [n, D] to x [n, D] float32 in place and return its RMS norm [n, D]. `weight` [D] float32."""
         self._calls["norm"](x, delta, weight, eps, out, *x.shape)
         return out
 
@@ -40,17 +40,17 @@ class StepKernels:
         out: Tensor,
         drafts: Tensor | None = None,
     ) -> Tensor:
-        """Norm and turn queries and keys, write keys and values into the cache, and attend to it: [n, H * D].
+        """Normalise and rotate queries and keys, write keys and values into the cache, and attend to it: [n, H * D].
 
         Args:
             qkv: [n, (H + 2 H_kv) * D], queries, keys, values.
-            norms: [D] float32 of queries and keys, or None; `eps` is theirs.
+            norms: [D] float32, the norm weights of queries and keys, or None; `eps` is for these.
             turns: [length, D / 2] complex64, the rotary embedding of each position; pairs are neighbours.
             position: [n] int64, of each row's token.
             layer: [2, slots, H_kv, capacity, D] of `KVCache`; row r is slot r.
             leaders: [2, slots] int64 of `KVCache`.
-            drafts: [slots + 1] int64, of each slot the rows after the first `slots` that are its next tokens: from
-                slots + drafts[s] to slots + drafts[s + 1] - 1; None: there are none. Rows beyond are left out.
+            drafts: [slots + 1] int64, for each slot the rows after the first `slots` that are its next tokens: from
+                slots + drafts[s] to slots + drafts[s + 1] - 1; None: no such rows. Rows beyond are left out.
         """
         keys, values = layer
         _, kv_heads, capacity, dim = keys.shape
@@ -68,7 +68,7 @@ class StepKernels:
 
 @cache
 def step_kernels(head_dim: int, group: int) -> StepKernels | None:
-    """For heads of `head_dim` and `group` query heads a key head; None where the machine has no kernels.
+    """The kernels for heads of `head_dim` and `group` query heads per key head; None if the machine has none.
     Sizes are multiples of 32."""
     if unavailable(PRODUCTS):
         return None

@@ -13,7 +13,7 @@ from proxima.kernels.compiled import functions, has_tiles, library, unavailable
 
 HERE = Path(__file__).parent
 LANES, HEAD = 16, 32
-PARTS = 16  # in which the gradient of a norm's weight is summed
+PARTS = 16  # parts in which the gradient of a norm's weight is summed
 BF16 = torch.bfloat16
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 MAPPED, TRIMMED = 1 << 27, (1 << 31) - 1
@@ -30,8 +30,8 @@ ATTENTION = {"attention": "pppppfppppfnnn", "attention_backward": "pppppfppppppp
 
 
 class Turns(NamedTuple):
-    """Normalisation and rotation of queries and keys: cos, sin [L, D / 2] float32; the weights of their norms, [D]
-    float32 or None."""
+    """Rotation and norms of queries and keys: cos, sin [L, D / 2] float32; the weights of the norms, [D] float32 or
+    None."""
 
     cos: Tensor
     sin: Tensor
@@ -41,8 +41,7 @@ class Turns(NamedTuple):
 
 
 class PackedSegments(NamedTuple):
-    """The positions of the segments (`PackedBatch.edges` and `parents`, int64), the heads, and the scale of the
-    scores."""
+    """The segments, `PackedBatch.edges` and `parents`, int64; the numbers of heads, and the scale of scores."""
 
     edges: Tensor
     parents: Tensor
@@ -52,7 +51,7 @@ class PackedSegments(NamedTuple):
 
 
 class TrainKernels:
-    """The functions. They allocate what they return, bf16 unless said otherwise."""
+    """The functions. They allocate their results, bf16 unless said otherwise."""
 
     def __init__(self, layer: ctypes.CDLL, attention: ctypes.CDLL | None = None) -> None:
         self._calls = functions(layer, LAYER)
@@ -82,7 +81,7 @@ class TrainKernels:
         return out
 
     def swiglu_backward(self, gate_up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """The gradient [n, 2 F], and `swiglu` itself once more."""
+        """The gradient [n, 2 F], and the result of `swiglu`, recomputed."""
         grad_gate_up, out = torch.empty_like(gate_up), torch.empty_like(grad)
         self._calls["swiglu_backward"](gate_up, grad, grad_gate_up, out, *grad.shape)
         return grad_gate_up, out
@@ -97,7 +96,7 @@ class TrainKernels:
         self, logits: Tensor, temperature: Tensor, target: Tensor, log_z: Tensor, grad: Tensor,
         entropy: Tensor | None, grad_entropy: Tensor | None, first: int,
     ) -> None:  # fmt: skip
-        """Turn the logits [n, w] of the tokens from `first` on into their gradient."""
+        """Turn the logits [n, w] of the vocabulary from token `first` on into their gradient, in place."""
         args = (logits, temperature, target, log_z, grad, entropy, grad_entropy)
         self._calls["log_prob_backward"](*args, first, *logits.shape)
 
@@ -138,7 +137,7 @@ class TrainKernels:
 
 @cache
 def train_kernels(head_dim: int | None = None, flags: tuple[str, ...] = ()) -> TrainKernels | None:
-    """The kernels, those of attention for heads of `head_dim`; None where the machine can't compile them."""
+    """The kernels, those of attention for heads of `head_dim`; None if the machine can't compile them."""
     if unavailable():
         return None
     keep_freed_memory()
@@ -151,8 +150,9 @@ def train_kernels(head_dim: int | None = None, flags: tuple[str, ...] = ()) -> T
 
 
 def keep_freed_memory() -> None:
-    """Have the C library keep what tensors free up to MAPPED bytes each, for the next ones: otherwise it goes back to
-    the system, and a pass waits for new pages a fifth of its time. A library other than glibc is left alone."""
+    """Make the C library keep the freed memory of tensors, up to MAPPED bytes each, for reuse: otherwise it goes back
+    to the system, and a pass spends a fifth of its time waiting for new pages. Libraries other than glibc are left
+    alone."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, MAPPED)

@@ -61,8 +61,8 @@ def zero_if_uniform(outcomes: Outcomes, group: GroupStatistics, advantage: Tenso
 
 
 def token_weight(outcomes: Outcomes) -> Tensor:
-    """[S] int, the loss tokens of each valid completion, 0 where invalid. Tokens without a gradient (tool output) count
-    nowhere."""
+    """[S] int, the loss tokens of each valid completion, 0 where invalid. Tokens without a gradient (tool output) are
+    not counted."""
     return torch.where(outcomes.valid, outcomes.length if outcomes.loss_tokens is None else outcomes.loss_tokens, 0)
 
 
@@ -83,7 +83,7 @@ def whitened_over_tokens(advantage: Tensor, outcomes: Outcomes, epsilon: float =
 
 
 class Scaled(GroupAdvantage):
-    """With an `epsilon` that is added to the standard deviation."""
+    """Base of advantages with an `epsilon` that is added to the standard deviation."""
 
     epsilon: float
 

@@ -1,4 +1,4 @@
-"""Group advantages beside GRPO and RLOO."""
+"""Group advantages other than GRPO and RLOO."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -31,8 +31,8 @@ class Opo(GroupAdvantage):
     Args:
         outcomes: rewards, validity, groups, `loss_tokens` (`length` if omitted).
     Returns: [S] in the rewards' dtype. Edge cases: as `Grpo`; a group without a loss token gives 0.
-    Source: arXiv 2505.23585, where len is the response length, as the gradient's squared norm is taken to grow with it:
-        so only tokens with a gradient count, as in verl `opo` (sums of `response_mask`).
+    Source: arXiv 2505.23585, where len is the response length, because the gradient's squared norm is assumed to grow
+        with it: so only tokens with a gradient count, as in verl `opo` (sums of `response_mask`).
     Differs: verl gives a group of one its raw reward (P16).
     """
 
@@ -54,9 +54,8 @@ class GrpoPassk(Scaled):
     Args:
         scale: `group` divides by the group's standard deviation (ddof = 1), `none` does not.
         epsilon: added to the standard deviation, > 0.
-    Returns: [S] in the rewards' dtype. Edge cases: 0 throughout in a tie for the best, and in a group of one (verl
-        raises).
-    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in nothing; a tie gives (r - r) / std = 0 in verl.
+    Returns: [S] in the rewards' dtype. Edge cases: all 0 in a tie for the best, and in a group of one (verl raises).
+    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: only in ties, where verl's (r - r) / std is 0.
     """
 
     scale: Literal["none", "group"] = "group"
@@ -103,8 +102,8 @@ class Remax(GroupAdvantage):
     Args:
         outcomes: rewards, validity, and `baseline` [S], the greedy completion's reward; NaN there gives 0.
     Returns: [S] in the rewards' dtype. Edge cases: invalid: 0. A group of one is fine.
-    Source: arXiv 2310.10505. verl `remax`. Differs: in nothing; with per-token rewards verl's is a reward-to-go, see
-        `ReinforcePp`.
+    Source: arXiv 2310.10505. verl `remax`. Differs: only with per-token rewards, where verl's is a
+        reward-to-go, see `ReinforcePp`.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"baseline"})

@@ -24,8 +24,8 @@ class TokenRewards:
     episode: the paths that it was forked into, one after the other.
 
     Args:
-        reward: [N] float, reward units; the score of the completion is on its last loss token, see `place_scores`, but
-            for the rewards of turns, each on the last token of its turn. Values outside the loss are ignored.
+        reward: [N] float, reward units; the score of the completion is on its last loss token, see `place_scores`,
+            except for the rewards of turns, each on the last token of its turn. Values outside the loss are ignored.
         loss_mask: [N] bool; other tokens (observations) are skipped and do not count as time steps.
         cu_seqlens: [S+1] int.
         value: [N] float, the critic's estimate before the token; for `gae`.
@@ -34,8 +34,8 @@ class TokenRewards:
         group: [S] int, the same number for the completions of a prompt.
         score_variance: [N] float, 1 − 2 π_t + Σ_v π_v², the squared norm of the softmax score; for
             `optimal_token_baseline`.
-        turn: [N] int, the number of the model's turn that the token is of, from 0 and ascending in a sequence; 0 where
-            there is one turn. Anything outside the loss, as for `state`.
+        turn: [N] int, the number of the model's turn to which the token belongs, from 0 and ascending in a sequence; 0
+            if there is one turn. Any value outside the loss, as for `state`.
         state: [N] int, the same number for turns of a group that began in the same state, see `Span.state`.
     """
 
@@ -57,14 +57,14 @@ class Advantage(Spec, Protocol):
     """Subclass `GroupAdvantage` or `TokenAdvantage`.
 
     needs: what must be computed before the call, names of `ADVANTAGE_NEEDS`: fields of `Outcomes` or `TokenRewards`.
-    per_token: it takes `TokenRewards` and gives [N]; otherwise it takes `Outcomes` and gives [S].
+    per_token: it takes `TokenRewards` and returns [N]; otherwise it takes `Outcomes` and returns [S].
     """
 
     per_token: ClassVar[bool]
 
 
 class GroupAdvantage(Advantage, Protocol):
-    """Gives [S] advantages, 0 where `valid` is False."""
+    """Returns [S] advantages, 0 where `valid` is False."""
 
     per_token: ClassVar[bool] = False
 
@@ -72,9 +72,9 @@ class GroupAdvantage(Advantage, Protocol):
 
 
 class TokenAdvantage(Advantage, Protocol):
-    """Gives [N] advantages, 0 outside the loss.
+    """Returns [N] advantages, 0 outside the loss.
 
-    One that needs `value` also has `returns(rewards)`, [N], what the critic is trained towards.
+    One that needs `value` also has `returns(rewards)`, [N], the critic's targets.
     """
 
     per_token: ClassVar[bool] = True
@@ -83,7 +83,7 @@ class TokenAdvantage(Advantage, Protocol):
 
 
 def required(spec: Advantage, name: str, value: Tensor | None) -> Tensor:
-    """`value`; raises NoFieldError naming what would supply it when it is None."""
+    """Return `value`; raise NoFieldError naming what would supply it if it is None."""
     if value is None:
         raise NoFieldError(f"{type(spec).__name__} needs `{name}`: {ADVANTAGE_NEEDS[name]}.")
     return value

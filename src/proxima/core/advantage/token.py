@@ -65,7 +65,8 @@ def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float =
 
 
 def place_scores(score: Tensor, mask: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """[N] zeros, with each sequence's score [S] on its last loss token; without a loss token the score is lost."""
+    """[N] zeros, with each sequence's score [S] on its last loss token; the score of a sequence without one is
+    dropped."""
     index = segment_index(cu_seqlens, len(mask))
     last = torch.full((len(score),), -1, dtype=torch.long, device=mask.device)
     position = torch.arange(len(mask), device=mask.device)
@@ -96,7 +97,7 @@ class Gae(TokenAdvantage):
     Raises: ValueError if `value` is missing.
     Edge cases: tokens outside the loss are skipped. A truncated completion bootstraps from `bootstrap`, others from 0.
     Source: arXiv 1506.02438, Eq. 16. verl `gae`, TRL PPOTrainer, AReaL.
-    Differs: verl and TRL bootstrap 0 always; verl whitens always and leaves garbage at masked positions (P18); TRL's
+    Differs: verl and TRL always bootstrap 0; verl whitens always and leaves garbage at masked positions (P18); TRL's
         recursion runs over padding (T20); AReaL works on masks shifted by one (A7).
     """
 
@@ -141,7 +142,8 @@ class ReinforcePp(TokenAdvantage):
         gamma: discount, in [0, 1].
         rewards: `reward` [N], in the paper including −β KL; `loss_mask`, `cu_seqlens`.
     Returns: [N] in the rewards' dtype, 0 outside the loss.
-    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are of the step; verl's of a rank.
+    Source: arXiv 2501.03262. verl `reinforce_plus_plus` (P19). Differs: statistics are over the step, verl's over a
+        rank.
     """
 
     gamma: float = 1.0

@@ -15,7 +15,7 @@ from proxima.data import Outcomes, check_choices, require
 
 @dataclass(frozen=True)
 class _TurnTable:
-    """The turns of S episodes as a table [S, K], K the most turns of one.
+    """The turns of S episodes as a table [S, K], K the largest number of turns.
 
     Args:
         reward: [S, K] reward units, of each turn; 0 where there is none.
@@ -44,7 +44,7 @@ class _TurnTable:
         return cls(reward, reached, group.long(), tokens, row, column)
 
     def returns(self, gamma: float) -> Tensor:
-        """[S, K] Σ_{l ≥ k} γ^(l−k) r_l; of an episode that has ended, what its last turn has."""
+        """[S, K] Σ_{l ≥ k} γ^(l−k) r_l; after an episode has ended, the value of its last turn."""
         width = self.reward.shape[1]
         if not width:
             return self.reward
@@ -53,7 +53,7 @@ class _TurnTable:
         return suffix_sums(self.reward, gamma).gather(1, torch.minimum(column, last))
 
     def compared(self, values: Tensor, valid: Tensor) -> Outcomes:
-        """`values` [S, K] as outcomes [S · K]: a turn is compared with that turn of its group's other episodes."""
+        """`values` [S, K] as outcomes [S · K]: a turn is compared with the same turn of its group's other episodes."""
         label = self.group.unique(return_inverse=True)[1][:, None] * values.shape[1]
         index = label + torch.arange(values.shape[1], device=values.device)
         return Outcomes.of(values.flatten(), index.flatten(), valid.flatten())
@@ -71,23 +71,23 @@ class TurnReturns(TokenAdvantage):
 
         G_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}        A_{i,k} = G_{i,k} - mean_{j != i} G_{j, min(k, K_j)}
 
-    r_{i,l} is the reward of turn l of episode i, K_j the last turn of episode j. The baseline of a turn is made of
-    other episodes alone, whose last return stands for those that have ended. So it adds no bias, whoever decides when
-    to stop. The biased form compares the reward of each turn with the mean of those that the others have there, and
-    then adds up what is left:
+    r_{i,l} is the reward of turn l of episode i, K_j the last turn of episode j. The baseline of a turn is computed
+    from other episodes alone; those that have ended contribute their last return. So it adds no bias, whoever decides
+    when to stop. The biased form compares the reward of each turn with the mean reward of the other episodes at that
+    turn, and then adds up the differences:
 
         biased_per_turn:  A_{i,k} = sum_{l >= k} gamma^(l-k) (r_{i,l} - mean_{j != i, K_j >= l} r_{j,l})
 
     An episode subtracts as many means as it has turns, so that each further turn costs the mean reward of that turn,
     which a policy that chooses when to stop learns to avoid. With p_l the probability that turn l is reached, m_l its
-    mean reward, and many episodes, the gradient is that of J minus sum_{l >= 1} m_l grad p_l; docs/bias.md enumerates.
+    mean reward, and many episodes, the gradient is that of J minus sum_{l >= 1} m_l grad p_l; docs/bias.md has numbers.
 
     Args:
         gamma: discount of a turn, in [0, 1].
-        baseline: `leave_one_out`, which is unbiased; or `biased_per_turn`, to compare with.
+        baseline: `leave_one_out`, which is unbiased; or `biased_per_turn`, for comparison.
         rewards: `reward`, `turn` [N], `group` [S].
     Returns: [N] in the rewards' dtype, reward units, 0 outside the loss. Raises: ValueError if a tensor is missing.
-    Edge cases: episodes of one turn: `rloo`, to the bit; so it is for gamma 1 and a reward at the end alone. A group of
+    Edge cases: episodes of one turn: `rloo`, to the bit; so it is for gamma 1 and a reward only at the end. A group of
         one episode, or of equal returns from a turn on: 0. An episode without a loss token is in no mean.
     Source: the leave-one-out baseline (RLOO, arXiv 2402.14740) for the return from a turn on. `biased_per_turn` is the
         comparison per turn of MT-GRPO, arXiv 2505.11821, added up over turns; its bias: verl issue 7244.
@@ -115,26 +115,24 @@ class TurnReturns(TokenAdvantage):
 
 @dataclass(frozen=True)
 class Gigpo(TokenAdvantage):
-    """Advantage of an episode over its group, plus that of each of its turns over the turns that began in the same
-    state.
+    """Compare an episode with its group, and each of its turns with those that began in the same state.
 
         A_{i,k} = A^E_i + weight A^S_{i,k}        A^E = (R_i - mean_group R) / F        R_i = sum_k r_{i,k}
         A^S = (G_{i,k} - mean_state G) / F        G_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}
 
-    The turns of a state are those of all episodes of the group, whichever number they have. F is 1, or the standard
-    deviation of what the mean is of.
+    The turns of a state are those of all episodes of the group, whatever their number. F is 1, or the standard
+    deviation of the returns that the mean is over.
 
     Args:
         gamma: discount of a turn, in [0, 1].
         weight: of A^S, >= 0; omega in the paper.
         scale: F is 1 for `none`, and the standard deviation (ddof = 1) plus epsilon for `group`.
         epsilon: added to the standard deviation, > 0.
-        rewards: `reward`, `turn`, `state` [N], `group` [S]. A state is what the environment calls it
-            (`Reply.state`), or else the tokens of the last observation; before the first turn it is the prompt.
+        rewards: `reward`, `turn`, `state` [N], `group` [S]. A state is the environment's name for it (`Reply.state`),
+            or else the tokens of the last observation; before the first turn it is the prompt.
     Returns: [N] in the rewards' dtype, 0 outside the loss. Raises: ValueError if a tensor is missing.
-    Edge cases: a turn that is alone in its state has A^S = 0, and so have turns of a state that return the same.
-        Weight 0: `grpo`, to the bit. Episodes of one turn: 1 + weight times `grpo`. One without a loss token is in no
-        mean.
+    Edge cases: a turn that is alone in its state has A^S = 0, and so have turns of a state with equal returns. Weight
+        0: `grpo`, to the bit. Episodes of one turn: 1 + weight times `grpo`. One without a loss token is in no mean.
     Source: GiGPO, arXiv 2505.10978, Eq. 3 to 8; gamma .95, weight 1 and `scale: none` as in its code (verl-agent).
     Differs: verl-agent takes the mean of A^E over turns, so that a long episode counts for more, and gives a group of
         one its raw return (P16); it can also merge states that are similar.

@@ -7,12 +7,12 @@ starts from.
     weight_statistics  statistics of weights, and of the two policies behind them
     presets            verl's names (`decoupled_token_is` …) as lists of these
     mismatch           the same statistics of engine and trainer, measured in every run, corrected or not
-    guard, health      what a run does about them, and what they mean in a sentence
+    guard, health      the reaction of a run to them, and their meaning in a sentence
 
 A correction is a frozen dataclass with `needs` and `__call__(PolicyBatch) -> Corrected(weight, keep, metrics)`, all
 detached. Several compose: their weights multiply, their rejections add up. Every surrogate composes with every
-correction: one whose loss is its sequence's takes the geometric mean of the weights. What a rejection does to the
-denominator is the field `rejected`: `count` (stays in it) or `drop`.
+correction: one with a loss per sequence takes the geometric mean of the weights. The field `rejected` says whether
+    rejected tokens stay in the denominator (`count`) or leave it (`drop`).
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.
 To add one: a dataclass, a line in `CORRECTIONS`, a golden file. Out of tree: `{kind: my_lab.weights:Soft}`.
 """

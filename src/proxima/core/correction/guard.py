@@ -13,32 +13,33 @@ from proxima.core.metrics import k3
 from proxima.data import PolicyBatch, UserError, check_choices, require
 
 OnMismatch = Literal["auto", "warn", "reject", "stop"]
-FEWEST = 32  # fresh tokens: the mean of fewer may be far off for one rare token
+FEWEST = 32  # fresh tokens: one rare token can dominate the mean of fewer
 
 
 class MismatchError(UserError):
-    """The engine's log-probs of tokens that the present weights sampled are not those of the present weights."""
+    """The engine's log-probs of tokens sampled by the current weights are not those of the current weights."""
 
 
 @dataclass(frozen=True)
 class MismatchGuard:
-    """Measures rollout engine against trainer at each step's first forward, and acts when they are too far apart.
+    """Compares rollout engine and trainer at each step's first forward pass, and acts if they are too far apart.
 
         exceeded  iff  mismatch/k3_kl > max_k3_kl  or  mismatch/rollout_is_catastrophic_seq_fraction > max_catastrophic
 
     Args:
-        measure: report the `mismatch/` metrics of the first forward; False also turns the guard off.
-        on_mismatch: `auto` is `warn`, and ends the run before a step's first update if its fresh tokens are too far
-            apart (`max_fresh`), for then the engine reports something else; `warn` writes a line; `reject` leaves the
-            offending sequences of such a step out of its loss, at the cost of one extra forward pass per step; `stop`
-            ends the run after such a step, with a checkpoint.
-        max_k3_kl: k3 of KL(mu || pi), nats a token, mean over the step's loss tokens; > 0.
+        measure: report the `mismatch/` metrics of the first forward pass; False also turns the guard off.
+        on_mismatch: `auto` is `warn`, and stops the run before a step's first update if its fresh tokens are too far
+            apart (`max_fresh`), because the engine then reports another distribution; `warn` writes a line; `reject`
+            leaves the offending sequences of such a step out of its loss, at the cost of one extra forward pass per
+            step; `stop` stops the run after such a step, with a checkpoint.
+        max_k3_kl: k3 of KL(mu || pi), nats per token, mean over the step's loss tokens; > 0.
         max_catastrophic: share of sequences that hold a token with pi / mu < 1e-4, in [0, 1].
-        max_fresh: mean of |log pi - log mu|, nats a token, over the step's loss tokens that the present weights
-            sampled, so that no age is in it; > 0. Sound engines are at 1e-5 (float32) to 0.05 (bfloat16).
+        max_fresh: mean of |log pi - log mu|, nats per token, over the step's loss tokens that the current weights
+            sampled, so that the age of data plays no part; > 0. Correct engines are at 1e-5 (float32) to 0.05
+            (bfloat16).
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: `reject` drops nothing in a step that is not exceeded; in one that is, it drops each sequence whose own
-        mean k3 is above max_k3_kl or that holds such a token, so that what is left is within both limits. Rejected
+        mean k3 is above max_k3_kl or that holds such a token, so that the rest is within both limits. Rejected
         sequences leave the denominators.
     """
 
@@ -58,15 +59,15 @@ class MismatchGuard:
 
     @property
     def judges_fresh(self) -> bool:
-        """True if `check_fresh` must be called."""
+        """True if `check_fresh` is to be called."""
         return self.measure and self.on_mismatch == "auto"
 
     def check_fresh(self, distances: Tensor) -> None:
         """Raise `MismatchError` if the log-probs can't be those of the engine's own tokens.
 
         Args:
-            distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST`, and NaN, which an
-                engine gives that does not know a log-prob, prove nothing.
+            distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST` prove nothing; nor
+                does NaN, which means that the engine does not know a log-prob.
         """
         gaps = distances[~distances.isnan()].double()
         if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
@@ -94,8 +95,8 @@ class MismatchGuard:
         """The sequences that `reject` leaves out of the step.
 
         Args:
-            b: all tokens of the step; `log_prob` of its first forward and `behavior_log_prob` [N], nats.
-        Returns: [S] bool, False everywhere where the step is within the limits.
+            b: all tokens of the step; `log_prob` of its first forward pass and `behavior_log_prob` [N], nats.
+        Returns: [S] bool, all False if the step is within the limits.
         """
         if b.behavior_log_prob is None:
             raise ValueError("on_mismatch=reject needs `behavior_log_prob`, which the batch lacks.")

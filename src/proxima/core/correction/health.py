@@ -83,7 +83,7 @@ def rules(guard: MismatchGuard) -> tuple[HealthRule, ...]:
 
 
 MEAN = "mismatch/rollout_is_mean"
-# Rejections that `top_entropy` was asked for are no sign of a mismatch.
+# Rejections that `top_entropy` makes on purpose are no sign of a mismatch.
 ON_PURPOSE = {"correction/rejected_fraction": "correction/top_entropy_masked_fraction"}
 
 

@@ -57,10 +57,10 @@ class Importance(Correction):
             sequences). Needs `core.precompute` to be exact over micro-batches.
         rejected: tokens of weight 0 by clip or veto stay in the denominator (`count`), or leave the loss mask (`drop`,
             needs `core.precompute`).
-        apply: False: weights stay 1 and nothing is rejected; the metrics are reported all the same.
-        towards: the numerator. `proximal`; `current`, for a surrogate without a ratio of its own (verl's bypass mode
-            with REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO), where a
-            token whose `next_log_prob` is NaN is rejected and enters no statistic.
+        apply: False: weights stay 1 and nothing is rejected; the metrics are still reported.
+        towards: the numerator. `proximal`; `current`, for a surrogate without its own ratio (verl's bypass mode with
+            REINFORCE); or `next`, the version right after the sampling one (segment-wise decoupled PPO), where a token
+            whose `next_log_prob` is NaN is rejected and enters no statistic.
         b: `behavior_log_prob` and the numerator's log-prob [N], nats; `loss_mask` [N] bool.
     Returns: Corrected: `weight` [N] detached in the batch's dtype, 0 outside the loss; `keep` [N] bool; `metrics` under
         `correction/`.
@@ -70,8 +70,8 @@ class Importance(Correction):
     Source: truncated importance sampling, Ionides 2008; Yao et al. 2025; IcePop (clip at token level); verl rollout
         correction.
     Differs: metrics are of the unbounded weights (verl 0.9.1: of the truncated ones, P28; PR 3694: std and ESS of
-        bounded ones, P32); the bounded ones carry `_bounded` or `_applied`. Sequences without loss tokens count nowhere
-        (P27, P35).
+        bounded ones, P32); the bounded ones carry `_bounded` or `_applied`. Sequences without loss tokens are not
+        counted (P27, P35).
     """
 
     level: WeightLevel = "token"

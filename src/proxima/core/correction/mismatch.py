@@ -33,7 +33,7 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
 
     Args:
         b: `log_prob`, `behavior_log_prob` [N], nats, at the sampling temperature; `loss_mask` [N] bool. No other
-            log-prob is read, so it is all the same whether there is a correction and what the proximal policy is.
+            log-prob is read, so neither corrections nor the proximal policy have an effect.
     Returns: over the loss tokens, under `mismatch/`:
         `rollout_is_{mean,std,min,max,eff_sample_size}` and `_p25` … `_p99` (to 1 % of rho) of the token weights;
         `rollout_is_seq_{mean,std,min,max,max_deviation}` of each sequence's mean token weight;
@@ -44,8 +44,8 @@ def mismatch_metrics(b: PolicyBatch) -> Metrics:
         `position_<i>_of_4/{k3_kl,log_prob_absdiff}` by relative position in the completion;
         `probability_<low>_<high>/{k3_kl,log_prob_absdiff,token_fraction}` by low <= mu < high.
     Raises: ValueError: the batch lacks `behavior_log_prob`.
-    Edge cases: weights are clamped at exp(+-20). A batch without loss tokens gives every key, with nothing in it. After
-        an update on the same data, rho also holds what the update has moved: measure the first forward.
+    Edge cases: weights are clamped at exp(+-20). A batch without loss tokens gives every key, without values. After an
+        update on the same data, rho also includes the effect of the update: measure at the first forward pass.
     Source: verl's rollout correction metrics; UniRL's `rollout_replay_logp_absdiff_mean` is `log_prob_absdiff_mean`.
     Differs: verl reports bounded weights (P28, P29).
     """

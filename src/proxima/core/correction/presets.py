@@ -1,4 +1,4 @@
-"""verl's rollout corrections by the names it gives them, as lists of ours, with its default bounds.
+"""verl's rollout corrections by verl's names, as lists of our specs, with verl's default bounds.
 
 `decoupled_*` are for `proximal: recompute`, `bypass_ppo_clip*` and `bypass_pg*` for `proximal: behavior` (the latter
 with the surrogate `reinforce`): there the numerator is the current policy. verl takes rejected tokens out of the

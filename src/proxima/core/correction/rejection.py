@@ -90,7 +90,7 @@ class Rejection(Correction):
 
     @property
     def name(self) -> str:
-        """verl's name of the option."""
+        """verl's name for the option."""
         kind = "k1" if self.statistic == "ratio" else self.statistic
         return f"token_{kind}" if self.level == "token" else f"seq_{self.reduce}_{kind}"
 
@@ -171,12 +171,12 @@ class OffPolicySequence(Correction):
         keep  iff  A >= 0  or  mean_t (log mu - log pi) <= threshold        mean over the loss tokens of the sequence
 
     Args:
-        threshold: nats a token, >= 0.
-        rejected: `count`; `drop` would need the current policy before the forward.
+        threshold: nats per token, >= 0.
+        rejected: `count`; `drop` would need the current policy before the forward pass.
         b: `log_prob`, `behavior_log_prob`, `advantage` [N]; `loss_mask` [N] bool.
     Returns: Corrected with weights 0 and 1. Raises: ValueError at construction.
-    Edge cases: the test is by token on A and by sequence on the divergence, as the peer's. The threshold itself is
-        kept.
+    Edge cases: the test is by token on A and by sequence on the divergence, as in TRL. A value equal to the threshold
+        is kept.
     Source: DeepSeek-V3.2, arXiv 2512.02556; TRL `off_policy_mask_threshold` (T8).
     """
 

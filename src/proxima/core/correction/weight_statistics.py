@@ -1,8 +1,8 @@
 """Statistics of importance weights and of the two policies behind them. All merge over micro-batches and ranks.
 
 Weights are unbounded (but for exp's safety clamp at ±20) unless the name ends in `_bounded` or `_applied`: an effective
-sample size of weights that were truncated first says little. Averages over sequences leave out those without a loss
-token; verl counts them as ratio 1 (P27, P35).
+sample size computed after truncation says little. Averages over sequences leave out those without a loss token; verl
+counts them as ratio 1 (P27, P35).
 """
 
 import math
@@ -25,7 +25,7 @@ CATASTROPHIC = 1e-4  # a ratio below this is a token that the other policy would
 
 def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
     """[N] the log-weight of each loss token at its level, from ρ [N] (0 outside the loss); the same within a sequence
-    but at token level."""
+    except at token level."""
     if level == "token":
         return rho
     reduce = segment_sum(rho, b.cu_seqlens) if level == "sequence" else segment_mean(rho, b.loss_mask, b.cu_seqlens)
@@ -33,19 +33,19 @@ def log_weight(rho: Tensor, b: PolicyBatch, level: WeightLevel) -> Tensor:
 
 
 def safe_exp(log_w: Tensor) -> Tensor:
-    """exp, its exponent clamped at ±20."""
+    """exp with its exponent clamped at ±20."""
     return log_w.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
 
 
 @dataclass(frozen=True)
 class LossTokens:
-    """The n loss tokens of a batch, alone, and the m sequences that have one. The device is not waited for where the
-    host knows their numbers (`HostCounts.in_loss`).
+    """The n loss tokens of a batch, and the m sequences that have one. There is no device sync if the host knows their
+    numbers (`HostCounts.in_loss`).
 
     Args:
         index: [n] int64, the loss tokens.
         sequences: [m] int64, the sequences that have a loss token.
-        lengths: [m] int64, how many each has.
+        lengths: [m] int64, the number of loss tokens of each.
     """
 
     index: Tensor
@@ -81,7 +81,7 @@ def mean_of(values: Tensor) -> SumCount:
 
 
 def peak_of(values: Tensor, *, largest: bool = True) -> Peak:
-    """The largest, or smallest, of all of `values`; there may be none."""
+    """The largest, or smallest, of all of `values`, which may be empty."""
     if not len(values):
         return Peak(values.new_full((), -math.inf if largest else math.inf), largest)
     return Peak(values.amax() if largest else values.amin(), largest)
@@ -102,14 +102,14 @@ def distribution(values: Tensor, *, sample: bool = False) -> dict[str, SumCount 
 
 
 def sequence_statistics(row: Tensor) -> Metrics:
-    """Of each sequence's mean token weight, [m], under verl's names."""
+    """Statistics of each sequence's mean token weight, [m], under verl's names."""
     statistics = distribution(row, sample=True)
     out: Metrics = {f"rollout_is_seq_{name}": statistics[name] for name in ("mean", "std", "min", "max")}
     return out | {"rollout_is_seq_max_deviation": peak_of((row - 1).abs())}
 
 
 def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: float, lower: float) -> Metrics:
-    """Distribution of the weights, from their logs [N], and how many are outside the bounds of the correction."""
+    """Distribution of the weights, from their logs [N], and the shares outside the bounds of the correction."""
     tokens = LossTokens.of(b)
     raw = safe_exp(tokens.select(log_w))
     bounded, row = distribution(raw.clamp(lower, upper)), tokens.means(raw)
@@ -130,7 +130,7 @@ def weight_statistics(log_w: Tensor, b: PolicyBatch, level: WeightLevel, upper: 
 
 
 def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics:
-    """Of the weights that are applied, [N], before normalisation; and how many a bound has changed."""
+    """Statistics of the applied weights, [N], before normalisation; and the shares that a bound has changed."""
     tokens = LossTokens.of(b)
     applied = tokens.select(weight)
     changed = applied != safe_exp(tokens.select(log_w))
@@ -145,10 +145,10 @@ def applied_statistics(weight: Tensor, log_w: Tensor, b: PolicyBatch) -> Metrics
 
 
 def policy_statistics(rho: Tensor, target: Tensor, tokens: LossTokens) -> Metrics:
-    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs, both [n], loss tokens
-    alone.
+    """Divergence and perplexity of the two policies, from ρ and the target policy's log-probs, both [n], over the loss
+    tokens.
 
-    `kl` is k1 and `k3_kl` k3 of KL(μ‖π), nats a token; χ² is mean(w²) − 1, per token and per sequence (its exponents
+    `kl` is k1 and `k3_kl` k3 of KL(μ‖π), nats per token; χ² is mean(w²) − 1, per token and per sequence (its exponents
     clamped at ±20, P30). Perplexities are of sequences, exp(−mean log-prob), averaged over sequences; `log_ppl_diff` is
     training minus rollout.
     """

@@ -3,7 +3,7 @@
     c = log π(chosen) − log π_ref(chosen)        r = log π(rejected) − log π_ref(rejected)        Δ = c − r
     nats, summed over completion tokens
 
-    protocol          what a loss takes and gives       summed_log_prob   `completion_log_prob`, and the weight of WPO
+    protocol          input and output of a loss        summed_log_prob   `completion_log_prob`, and the weight of WPO
     divergence_pair   of Δ: sigmoid (DPO), sigmoid_norm, ipo, hinge, exo_pair, robust, discopop
     two_sided         of c and r each: nca_pair, bco_pair, sppo_hard, apo_zero, apo_down
     transport         of sorted margins: aot, aot_unpaired

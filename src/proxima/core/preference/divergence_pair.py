@@ -19,9 +19,9 @@ class DivergencePair(Pairwise):
     """Losses of the difference Δ alone, where the β log Z of a general f-divergence cancels (arXiv 2309.16240).
 
     Args:
-        divergence: that defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
+        divergence: it defines Δ: `reverse_kl` the log-ratio; `forward_kl` −1/u; `js` log σ(log u); `alpha`
             (u^(α−1) − 1)/(α−1), u = π/π_ref.
-        alpha: of the divergence `alpha`; 1 is its limit log u, `reverse_kl`.
+        alpha: the parameter of the divergence `alpha`; 1 is its limit log u, `reverse_kl`.
     """
 
     divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = "reverse_kl"
@@ -82,7 +82,7 @@ class SigmoidNorm(DivergencePair):
 
 @dataclass(frozen=True)
 class Ipo(SigmoidNorm):
-    """(Δ̄ − 1/(2β))², Δ̄ of log-ratios per token. Source: arXiv 2310.12036, Eq. 17; the mean as its authors say (T13)."""
+    """(Δ̄ − 1/(2β))², Δ̄ of log-ratios per token. Source: arXiv 2310.12036, Eq. 17; the mean, per its authors (T13)."""
 
     def loss(self, c: Tensor, r: Tensor) -> Tensor:
         return (c - r - 1 / (2 * self.beta)).square()

@@ -19,8 +19,8 @@ class Kto:
 
     Args:
         beta: larger values stay closer to the reference, > 0.
-        good_weight, bad_weight: of the losses of either kind, >= 0 and not both 0.
-        anchor: what z is: `kl`, the formula above, or `zero`, z = 0, TRL's `apo_zero_unpaired`.
+        good_weight, bad_weight: weights of the losses of each kind, >= 0 and not both 0.
+        anchor: the choice of z: `kl`, the formula above, or `zero`, z = 0, TRL's `apo_zero_unpaired`.
     Source: arXiv 2402.01306. TRL KTOTrainer; z comes from mismatched prompts and completions of the same batch.
     """
 

@@ -16,5 +16,5 @@ class Sft(Pairwise):
         return -p.chosen * len(p.chosen) / p.chosen_length.sum().clamp(min=1)
 
     def denominator(self, chosen_length: Tensor) -> Tensor:
-        """Tokens of the chosen completions."""
+        """The number of tokens of the chosen completions."""
         return chosen_length.sum(dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The interface of a preference loss: pairs in, a loss for each pair out."""
+"""The protocol of preference losses: pairs in, a loss of each pair out."""
 
 import math
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Pairwise:
 
     Args:
         beta: larger values stay closer to the reference, > 0.
-        label_smoothing: ε, the share of flipped labels, in [0, .5); of the losses that have it.
+        label_smoothing: ε, the share of flipped labels, in [0, .5); only for losses that have it.
     """
 
     beta: float = 0.1
@@ -58,8 +58,8 @@ class Pairwise:
         return self.loss(*self.scores(p))
 
     def denominator(self, chosen_length: Tensor) -> Tensor:
-        """[] float64: what the sum of the losses is divided by, pairs; adds up over the parts of a batch. The mean over
-        a part's pairs times the part's denominator is the part's numerator."""
+        """[] float64, the divisor of the sum of the losses: the number of pairs. It adds up over the parts of a batch.
+        The mean over a part's pairs times the part's denominator is the part's numerator."""
         return chosen_length.new_full((), len(chosen_length), dtype=torch.float64)
 
     def scores(self, p: PreferencePairs) -> tuple[Tensor, Tensor]:

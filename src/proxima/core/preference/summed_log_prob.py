@@ -15,7 +15,8 @@ def completion_log_prob(
 
     Args:
         log_prob: [N] float, nats. mask: [N] bool, completion tokens. cu_seqlens: [S+1] int.
-        other_length: [S] int, tokens of the other completion of the pair; tokens beyond the shorter one weigh `alpha`.
+        other_length: [S] int, tokens of the other completion of the pair; tokens beyond the shorter one are weighted by
+            `alpha`.
         alpha: in [0, 1]; 1 is DPO, 0 truncates both to the same length. LD-DPO, arXiv 2409.06411; TRL `ld_alpha`.
     """
     require(0 <= alpha <= 1, "alpha", alpha, "must be in [0, 1]")

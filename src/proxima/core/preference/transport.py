@@ -32,7 +32,7 @@ class Aot(Pairwise):
 
 @dataclass(frozen=True)
 class AotUnpaired(Aot):
-    """`aot` for completions without a partner: sort(c) against sort(r). Source: arXiv 2406.05882."""
+    """`aot` for unpaired completions: sort(c) against sort(r). Source: arXiv 2406.05882."""
 
     def __call__(self, p: PreferencePairs) -> Tensor:
         c, r = self.scores(p)

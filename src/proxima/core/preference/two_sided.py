@@ -1,4 +1,4 @@
-"""Losses that move the chosen and the rejected completion each towards a place of its own."""
+"""Losses that move the chosen and the rejected completion each towards its own target."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ class BcoPair(Pairwise):
     """−log σ(β c − δ) − log σ(δ − β r).
 
     Args:
-        shift: δ, a fixed one; in the paper it is the running mean of the implicit rewards.
+        shift: δ, fixed; in the paper it is the running mean of the implicit rewards.
     Source: BCO, arXiv 2404.04656. Differs: TRL 1.16 leaves δ at 0.
     """
 

@@ -1,7 +1,8 @@
-"""Selections: which completions the update uses. One file a family; each spec sees only what the specs before it kept.
+"""Selections: the choice of completions for the update. One file per family; each spec sees only what the specs before
+it kept.
 
-    group_selection     `select`, the protocol, and what keeps or drops a group: drop_uniform_groups, drop_truncated
-    partial_selection   what keeps a part of a group: prune, balance, best_and_worst
+    group_selection     `select`, the protocol, and selections that drop: drop_uniform_groups, drop_truncated
+    partial_selection   selections that keep a part of a group: prune, balance, best_and_worst
 
 A selection is a frozen dataclass that subclasses `Selection`, with `__call__(Outcomes, advantage) -> [S] bool`.
 Imports: torch, stdlib, `proxima.data`, the rest of `proxima.core`. Imported by `train` and the rooms above.

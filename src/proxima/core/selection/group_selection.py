@@ -1,4 +1,4 @@
-"""Selection: which completions the update uses. Each spec sees only what the specs before it kept."""
+"""Selection: the choice of completions for the update. Each spec sees only what the specs before it kept."""
 
 import math
 from collections.abc import Sequence
@@ -19,9 +19,9 @@ class Selection(Spec, Protocol):
     defaults.
 
     needs: {"advantage"} if it reads the advantage; an advantage of tokens is unknown while a batch is being filled.
-    reason: names its drops in logs.
+    reason: the name of its drops in logs.
     local: the decision on a group depends on that group alone. While dynamic sampling fills a batch, it asks the local
-        specs before the first other one which groups are worth keeping.
+        specs that precede the first other one which groups are worth keeping.
     """
 
     reason: ClassVar[str]
@@ -31,7 +31,7 @@ class Selection(Spec, Protocol):
         return False
 
     def prompts_factor(self, size: int) -> int:
-        """Factor by which this spec multiplies the prompts of a step, for groups of `size`."""
+        """The factor by which this spec raises the number of prompts of a step, with groups of `size`."""
         return 1
 
     def __call__(self, outcomes: Outcomes, advantage: Tensor) -> Tensor: ...
@@ -42,9 +42,10 @@ class DropUniformGroups(Selection):
     """Drop the groups whose valid rewards are all equal: their group-relative advantages are 0.
 
     Args:
-        metric: what has to differ: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a reward by
-            name. With a shaped reward (accuracy plus a length penalty) `reward` differs in nearly every group;
-            `accuracy` is what DAPO means; a group of which no reward says what is right is compared by `reward`.
+        metric: the metric that has to differ: `reward` (or `score`), `accuracy` (or `acc`), `length`, `truncated`, or a
+            reward by name. With a shaped reward (accuracy plus a length penalty) `reward` differs in nearly every
+            group; `accuracy` is what DAPO means; a group in which no reward tells what is right is compared by
+            `reward`.
         outcomes: rewards, validity, groups.
         advantage: [S], ignored.
     Returns: [S] bool, False for every completion of such a group.
@@ -97,7 +98,7 @@ def select(
     """Apply the specs in order.
 
     Args:
-        specs: each sees only the completions that the former ones kept.
+        specs: each sees only the completions that the earlier ones kept.
         outcomes: S completions; invalid ones are dropped first, for the reason "invalid".
         advantage: [S].
         unscored: keep invalid ones too, until a spec drops them.
@@ -115,5 +116,5 @@ def select(
 
 
 def prompts_factor(specs: Sequence[Selection], size: int) -> int:
-    """Factor by which all specs together multiply the prompts of a step, for groups of `size`."""
+    """The factor by which all specs together raise the number of prompts of a step, with groups of `size`."""
     return math.prod(spec.prompts_factor(size) for spec in specs)

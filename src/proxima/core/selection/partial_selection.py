@@ -26,7 +26,7 @@ class Prune(Selection):
             `random`.
         scope: G counts a `group`, or the whole `batch`.
         count: `keep`, the k above, or `drop`: k = max(1, G - floor(G rate)), the original trainer's rule; they differ
-            if G rate is no integer (C2).
+            if G rate is not an integer (C2).
         allocate: dynamic completion allocation: a step takes floor(G / k) times as many prompts (scope `batch`:
             floor(1 / (1 - rate)) times), so that an update keeps its size in completions.
         outcomes: groups. advantage: [S], of the full group.
@@ -58,7 +58,7 @@ class Prune(Selection):
         return self.scope == "group"
 
     def kept(self, size: int) -> int:
-        """k, how many of `size` completions are kept."""
+        """k, the number of completions kept out of `size`."""
         if self.count == "drop":
             return max(1, size - math.floor(size * self.rate + 1e-9))
         return max(1, math.floor(size * (1 - self.rate) + 1e-9))
@@ -130,8 +130,8 @@ class BestAndWorst(Selection):
             In reward units where the advantage is a difference of rewards, as with `{kind: grpo, scale: none}`.
         outcomes: groups. advantage: [S].
     Returns: [S] bool, two or no completions of each group.
-    Edge cases: of equal advantages the first completion is taken; a group of equal ones (a tie) is dropped, which
-        `drop_uniform_groups` before it counts by name.
+    Edge cases: of equal advantages the first completion is taken; a group of equal ones (a tie) is dropped; a
+        `drop_uniform_groups` before it counts such groups under its own name.
     Source: online DPO with the best and the worst of n, as in RLHFlow, arXiv 2405.07863.
     """
 
@@ -152,7 +152,7 @@ class BestAndWorst(Selection):
 
 
 def group_index(outcomes: Outcomes, scope: Literal["group", "batch"]) -> Tensor:
-    """[S] int64, numbers the groups; all 0 in the scope of the batch."""
+    """[S] int64, the number of each completion's group; all 0 for the scope `batch`."""
     if scope == "group":
         return GroupStatistics.of(outcomes).index
     return torch.zeros_like(outcomes.group, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""Surrogates: per-token losses that bound how far one update moves the policy. One file a family.
+"""Surrogates: per-token losses that bound how far one update moves the policy. One file per family.
 
     clip         ppo_clip, gspo, luspo, and reinforce, which they bound       weight       cispo, sapo, vespo, geo_mean
     dppo, cppo   masks by divergence, of the token and of its prefix          whole_batch  clip_cov, kl_cov, m2po, dro

@@ -1,8 +1,8 @@
-"""The band of each surrogate: what it measures of a token, between which bounds, and in words why it kept it or not.
+"""The band of each surrogate: the quantity that it measures for a token, its bounds, and its decision in words.
 
-A band is the rule of the surrogate written once more for a reader, token by token; the tests hold it against the
-surrogate itself, on every kind and all of its `test_fields`. No training loads this module. A surrogate out of tree may
-have a method `band(b) -> Band`; one in tree has its function in `BANDS`.
+A band restates the rule of the surrogate for a reader, token by token; the tests compare it with the surrogate itself,
+on every kind and all of its `test_fields`. Training does not load this module. A surrogate out of tree may have a
+method `band(b) -> Band`; one in tree has its function in `BANDS`.
 """
 
 import math
@@ -29,18 +29,19 @@ Words = Callable[[int], str]
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
-    """The values that a surrogate measures for each token, [N] each, detached.
+    """The quantity that a surrogate measures for each token and its bounds, [N] each, detached.
 
     Args:
-        title: what is drawn, `weighted divergence and its threshold`.
-        value: what is measured; NaN where nothing is. lower, upper: the bounds that hold for the token; infinite where
-            nothing bounds it, because its update moves it back.
-        names: of value, lower and upper as columns; empty: not drawn.
-        columns: what else is drawn, by name: the bounds before the direction is looked at, the prefix.
+        title: the title of the plot, such as `weighted divergence and its threshold`.
+        value: the measured quantity; NaN where there is none. lower, upper: the bounds for the token; infinite where it
+            is not bounded, as when its update moves it back.
+        names: the column names of value, lower and upper; empty: not drawn.
+        columns: further columns to draw, by name: the bounds regardless of direction, the prefix.
         chosen: the tokens that the whole batch selected; None: no such rule. chosen_words says what that means.
-        verdict: what is out of the band: `masked`, or `clipped` where it still has a gradient.
-        cause: of a token out of the band, what the comparison leaves out. free: of one that nothing bounds, why.
-        note: what the band does not say.
+        verdict: the word for a token out of the band: `masked`, or `clipped` where it stays in the loss with a bounded
+            value.
+        cause: for a token out of the band, what the comparison leaves out. free: why a token is not bounded.
+        note: a remark on what the band does not show.
     """
 
     title: str
@@ -59,7 +60,7 @@ class Band:
 
     @property
     def keep(self) -> Tensor:
-        """[N] bool: what the surrogate's `keep` is."""
+        """[N] bool, equal to the surrogate's `keep`."""
         out = (self.value > self.upper) | (self.value < self.lower)
         return self.loss_mask & ~out & (True if self.chosen is None else ~self.chosen)
 
@@ -69,7 +70,7 @@ class Band:
         return {name: values for name, values in own if name} | dict(self.columns)
 
     def reason(self, token: int) -> str:
-        """The reason why the surrogate kept or dropped a token: `masked: 0.21 > 0.18 because …`."""
+        """Why the surrogate kept or dropped it: `masked: 0.21 > 0.18 because …`."""
         value, lower, upper = (float(column[token]) for column in (self.value, self.lower, self.upper))
         if not bool(self.loss_mask[token]):
             return "not in the loss"
@@ -86,7 +87,7 @@ class Band:
 
 
 def told(value: float, other: float) -> tuple[str, str]:
-    """Two numbers in as few digits as tell them apart."""
+    """Format two numbers with as few digits as tell them apart."""
     for digits in range(FEWEST_DIGITS, MOST_DIGITS):
         texts = f"{value:.{digits}g}", f"{other:.{digits}g}"
         if texts[0] != texts[1] or value == other:
@@ -95,11 +96,11 @@ def told(value: float, other: float) -> tuple[str, str]:
 
 
 def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
-    """The band of each token of a batch; None for a surrogate that does not say it.
+    """The band of each token of a batch; None for a surrogate that does not define one.
 
     Args:
-        b: as the surrogate reads it. `selected` is what the whole batch selected; without it the batch is taken for the
-            whole one.
+        b: the batch as the surrogate reads it, with the `selected` of the whole batch; without it, the batch is taken
+            for the whole one.
     """
     if own := getattr(surrogate, "band", None):
         band: Band = own(b)
@@ -110,7 +111,7 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
 
 
 def reads_proximal(surrogate: Surrogate) -> bool:
-    """True if the band needs the proximal policy."""
+    """Return True if the band needs the proximal policy."""
     kind = SURROGATES.name_of(type(surrogate))
     return kind != "reinforce" and not (kind in ("cppo", "dppo", "m2po") and "proximal" not in vars(surrogate).values())
 
@@ -121,7 +122,7 @@ def _unbounded(b: PolicyBatch) -> tuple[Tensor, Tensor]:
 
 
 def _shown(b: PolicyBatch, values: Tensor) -> Tensor:
-    """[N], NaN outside the loss."""
+    """[N] the values, NaN outside the loss."""
     return torch.where(b.loss_mask, values.detach(), torch.nan)
 
 
@@ -200,7 +201,7 @@ def _reinforce(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _moved(b: PolicyBatch, centre: str) -> Words:
-    """The reason why a token is kept regardless of its divergence."""
+    """Explain why a token is kept whatever its divergence is."""
     name = "μ" if centre == "behavior" else "π_prox"
 
     def words(token: int) -> str:
@@ -256,8 +257,8 @@ def _cppo(spec: Cppo, b: PolicyBatch) -> Band:
 
 
 def _prefix(spec: Cppo, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-    """S_{t-1} and budget W_{t-1}, [N] each: what the prefix of a token has spent, and what it was granted; 0 where not
-    sampled."""
+    """S_{t-1} and budget W_{t-1}, [N] each: the divergence that the prefix of a token has spent, and was granted; 0
+    where not sampled."""
     sampled = _SampledTokens.of(b)
     far = sampled.of_batch(divergence(b, spec.divergence, spec.centre))
 
@@ -293,7 +294,7 @@ def _cispo(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _weighted(b: PolicyBatch, title: str, names: Mapping[str, Tensor], words: Words) -> Band:
-    """A surrogate that drops no token."""
+    """The band of a surrogate that drops no token."""
     lower, upper = _unbounded(b)
     (name, value), *more = names.items()
     return Band(
@@ -372,7 +373,8 @@ def _topr(spec: Any, b: PolicyBatch) -> Band:
 
 
 def _pulled(b: PolicyBatch, name: str, far: Tensor, epsilon: float) -> Band:
-    """A pull that leaves no gradient to a token that moves away when it is `epsilon` far, and reverses it then."""
+    """The band of a pull that cancels the gradient of a token moving away at distance `epsilon`, and reverses it
+    beyond."""
     left = 1 - torch.sign(b.masked("advantage") * (masked_ratio(b) - 1)) * far / epsilon
     return _weighted(
         b,

@@ -152,8 +152,8 @@ class Reinforce(Surrogate):
         b: `log_prob` [N] with gradient, nats; `advantage` [N], reward units; `loss_mask` [N] bool.
     Returns: TokenLoss of unit "token"; `keep` is the loss mask.
     Edge cases: A = 0: loss and gradient 0. Without a proximal policy the ratio metrics are absent.
-    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: in
-        nothing.
+    Source: Williams, 1992; GPG, arXiv 2504.02546 (with its own advantage). verl `gpg`, `reinforce`. Differs: no
+        differences.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"advantage"})

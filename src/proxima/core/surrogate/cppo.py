@@ -18,7 +18,7 @@ from proxima.data import PolicyBatch, check_choices, require
 
 @dataclass(frozen=True)
 class Cppo(Surrogate):
-    """Bound each token's divergence by a threshold of its own and by the budget that its prefix has left.
+    """Bound each token's divergence by its own threshold and by the budget that its prefix has left.
 
         D_t = |pi - mu|        w_t = w_min + (1 - w_min)(T - t)/(T - 1)        Z_t = w_t D_t        t = 1 … T, sampled
         S_{t-1} = sum_{j<t} Z_j        W_{t-1} = sum_{j<t} w_j        budget = clamp(P90(D_1 … D_T), delta_b, 2 delta_b)
@@ -41,8 +41,8 @@ class Cppo(Surrogate):
             `loss_mask`, `sampled` [N] bool.
     Returns: TokenLoss of unit "token": `loss` [N], 0 where dropped; `keep` [N] bool. Metric `prefix_spend`: share of
         loss tokens for which the prefix term is the smaller one in c_t. `threshold(b)` gives Z and c.
-    Edge cases: every sampled token has a position and spends budget, also outside the loss and when dropped; tool
-        tokens do neither. c_t may be negative. A = 0 or r = 1 counts as moving back.
+    Edge cases: every sampled token has a position and spends budget, even outside the loss or when dropped; tool tokens
+        do neither. c_t may be negative. A = 0 or r = 1 counts as moving back.
         Limits: delta = delta_b = inf is -A r; delta_b = inf and w_min = 1 is `dppo`.
     Source: arXiv 2606.10968; UniRL `algorithms/cppo.py`. Differs: for T = 1 the paper's formula gives w = w_min, the
         authors' code and ours 1, see `single_token` (U1). The authors' README reverses "tight early". UniRL's masked
@@ -79,8 +79,8 @@ class Cppo(Surrogate):
 
     @torch.no_grad()
     def masks(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
-        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one. Beside
-        the results it needs the memory of one block."""
+        """[N] bool each: the loss tokens that are kept, and those for which the prefix term is the smaller one. Besides
+        the results, it needs only the memory of one block."""
         sampled = _SampledTokens.of(b)
         assert b.advantage is not None
 
@@ -144,7 +144,7 @@ class Cppo(Surrogate):
 
 @dataclass(frozen=True)
 class _SampledTokens:
-    """The sampled tokens as a packed axis of their own: tool tokens have no position and spend no budget."""
+    """The sampled tokens on their own packed axis: tool tokens have no position and spend no budget."""
 
     positions: Tensor | None  # [n] int64 on the batch's axis; None if every token is sampled
     rows: tuple[Tensor, Sequence[int]]  # `cu_seqlens` of this axis, and the lengths on the host

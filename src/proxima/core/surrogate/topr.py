@@ -20,7 +20,7 @@ class Topr(Surrogate):
     Args:
         upper: cap on the weight of a sequence with a negative advantage, > 0; 1 in the paper, inf allowed.
         b: as for `PpoClip`.
-    Returns: TokenLoss of unit "sequence"; `keep` [N] bool, False where the cap acts (the token teaches all the same).
+    Returns: TokenLoss of unit "sequence"; `keep` [N] bool, False where the cap acts (the token still has a gradient).
         Metric `weight_mean`.
     Raises: ValueError naming field, value and bound, at construction.
     Edge cases: A = 0: loss and gradient 0. r = 1 everywhere is `reinforce`. The log of the product is clamped to +-20.
@@ -28,7 +28,7 @@ class Topr(Surrogate):
     Differs: the paper decides by the sign of the reward; here it is that of the advantage, so the baseline decides.
     Name: TOPR, tapered off-policy REINFORCE.
     Use it: Batches are old or sampled by another model, and most completions are wrong.
-    Not: Single tokens go wrong. Positive sequences have no bound at all, and one ratio stands for all tokens of others.
+    Not: Single tokens go wrong. Positive sequences have no bound at all, and all tokens of the others share one ratio.
     """
 
     upper: float = 1.0

@@ -76,7 +76,7 @@ class Sapo(Surrogate):
 
     Args:
         tau_positive, tau_negative: sharpness of the gate, > 0; larger values keep the ratio closer to 1.
-        level: `token`, or `sequence`: r is the geometric mean over the sequence and A the mean advantage.
+        level: `token`, or `sequence`: r is the geometric mean, and A the mean advantage, over the sequence.
         b: as for `PpoClip`.
     Returns: TokenLoss of unit `level`; `keep` is the loss mask.
     Edge cases: A = 0: loss and gradient 0. At r = 1 the gradient is that of `reinforce`.

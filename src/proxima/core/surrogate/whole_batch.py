@@ -33,7 +33,7 @@ def selected_count(share: float, b: PolicyBatch) -> Tensor:
 
 
 def selected(b: PolicyBatch, spec: Surrogate) -> Tensor:
-    """[N] bool: what the whole batch has selected, or what this batch alone does."""
+    """[N] bool, the tokens selected over the whole batch if precomputed, else over this batch alone."""
     chosen = spec.select_tokens(b) if b.selected is None else b.selected
     return torch.zeros_like(b.loss_mask) if chosen is None else chosen
 
@@ -140,8 +140,8 @@ class M2po(Surrogate):
 
     Args:
         threshold: on the mean square, nats^2, > 0.
-        policy: compared with the behavior policy: `current` (the method), or `proximal`, whose mask is known before the
-            forward pass.
+        policy: the policy compared with the behavior policy: `current` (the method), or `proximal`, whose mask is known
+            before the forward pass.
         b: as for `PpoClip`, and `behavior_log_prob` [N]; `selected` [N] bool (True: dropped) when the whole batch has
             decided already.
     Returns: TokenLoss of unit "token"; `keep` [N] bool.
