@@ -55,7 +55,7 @@ class GrpoPassk(Scaled):
         scale: `group` divides by the group's standard deviation (ddof = 1), `none` does not.
         epsilon: added to the standard deviation, > 0.
     Returns: [S] in the rewards' dtype. Edge cases: all 0 in a tie for the best, and in a group of one (verl raises).
-    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: only in ties, where verl's (r - r) / std is 0.
+    Source: arXiv 2503.19595. verl `grpo_passk`. Differs: in a group of one; in a tie verl's (r - r) / std is 0 too.
     """
 
     scale: Literal["none", "group"] = "group"
