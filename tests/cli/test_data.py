@@ -136,11 +136,11 @@ def test_math_brings_math500(proxima, here):
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["math", "math500"]
     assert (
         "1 contaminated math500 1; contaminated.jsonl" in out
-        and "  compared with math500, its own test side" in out.splitlines()
+        and "  compared with math500, its own test split" in out.splitlines()
     )
     before = json.loads((here / "data/math/card.json").read_text())["overlap"]
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--overwrite")
-    assert code == 0 and "compared with math500, its own test side" in out  # what lies beside, as it was
+    assert code == 0 and "compared with math500, its own test split" in out  # what lies beside, as it was
     assert json.loads((here / "data/math/card.json").read_text())["overlap"] == before
 
 
@@ -268,4 +268,4 @@ def test_long_questions_of_one_wording(proxima, here):
     ]
     gsm8k_folder(here / "raw", train=train, test=[{"question": LONG.format(n=50), "answer": "#### 50"}])
     code, out, _ = proxima("data", "prepare", "gsm8k", "--from", "raw")
-    assert code == 0 and "3 contaminated its own test side 3; contaminated.jsonl" in out
+    assert code == 0 and "3 contaminated its own test split 3; contaminated.jsonl" in out

@@ -53,7 +53,7 @@ def test_several_samples_of_a_run_on_a_named_set(proxima, recipe, gsm8k):
     assert code == 0, err
     assert "temperature 1" in out.splitlines()[1]
     code, _, err = proxima("eval", "run", "--task", "gsm8k", "--samples", "2", "--temperature", "0", *SMALL)
-    assert code == 2 and "greedy answers are all the same" in err
+    assert code == 2 and "greedy answers are identical" in err
 
 
 def test_a_set_greedy(proxima, here, tiny_model, gsm8k):
@@ -291,7 +291,7 @@ def test_compare_refuses(proxima, here):
         (["--task", "gsm8k", "--k", "1,x"], "--k 1,x must be whole numbers with commas between them"),
         (
             ["--task", "gsm8k", "--samples", "4", "--temperature", "0"],
-            "must be 1 at temperature 0: greedy answers are all the same",
+            "must be 1 at temperature 0: greedy answers are identical",
         ),
         (["--task", "gsm8k", "--samples", "0"], "eval.samples=0 (command line): must be >= 1"),
         (["--task", "gsm8k", "--limit", "-1"], "eval.limit=-1 (command line): must be >= 0"),

@@ -48,7 +48,7 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
             file.seek(-1, 2)
             file.write(b"\x01")
         code, _, err = proxima(*command)
-        assert code == 2 and "was made for another base than" in err.splitlines()[-1], err
+        assert code == 2 and "was made for a different base than" in err.splitlines()[-1], err
         assert "model.safetensors differs; restore that file of" in err.splitlines()[-1]
     shutil.rmtree(here / "base")
     for command in (("eval", "run"), ("generate", "run", "hi"), ("export", "run", "out")):

@@ -303,8 +303,8 @@ def test_load_raises_what_check_finds(recipe):
 def test_a_placeholder_is_refused(recipe):
     name = recipe(BASE.replace("reward: number", "reward: math  # TO FILL IN: which one"))
     line = (
-        "reward.0.kind=math (run.yaml:3, TO FILL IN): stands in for a value that is still to fill in; set it and "
-        "remove the comment, or reward.0.kind=… on the command line"
+        "reward.0.kind=math (run.yaml:3, TO FILL IN): is a placeholder for a value that you have to fill in; set it "
+        "and remove the comment, or reward.0.kind=… on the command line"
     )
     resolved = resolve(name)
     assert [str(problem) for problem in check(resolved)] == [line]
@@ -386,7 +386,7 @@ def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, upda
         (["train.warmup_ratio=1.5"], "train.warmup_ratio=1.5 (command line): must be a share in [0, 1]"),
         (
             ["train.warmup_ratio=0.1", "train.warmup_steps=5"],
-            "train.warmup_ratio=0.1 (command line): must be 0 beside warmup_steps=5",
+            "train.warmup_ratio=0.1 (command line): must be 0 if warmup_steps is set (here 5",
         ),
         (
             ["train.final_lr_ratio=0.1"],

@@ -83,7 +83,7 @@ def test_the_coefficient_of_an_adaptive_run_stands_in_for_the_start_value():
         ({"estimator": "k4"}, "estimator='k4'"),
         ({"estimator": "k2", "limit": 10.0}, "limit=10.0 must be inf: only k3 has one; set estimator=k3"),
         ({"estimator": "k3", "limit": 0.0}, "limit=0.0 must be > 0"),
-        ({"coefficient": 0.0, "adaptive": AdaptiveCoefficient()}, "coefficient=0.0 must be > 0 beside adaptive"),
+        ({"coefficient": 0.0, "adaptive": AdaptiveCoefficient()}, "coefficient=0.0 must be > 0 if adaptive is set"),
     ],
 )
 def test_bad_fields(fields, message):

@@ -114,7 +114,7 @@ def test_ties_at_the_edge_of_top_k_all_stay():
 
 
 def test_rows_do_not_know_each_other():
-    """Every row with settings of its own, together and alone: the same tokens and the same bits."""
+    """Every row with its own settings, together and alone: the same tokens and the same bits."""
     n, vocabulary = 40, 200
     draw = torch.Generator().manual_seed(1)
     logits = 2 * torch.randn(n, vocabulary, generator=draw)

@@ -166,7 +166,7 @@ def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
         assert record["pass@4"] == sum(c > 0 for c in right.values()) / 5
         assert record["accuracy/low"] <= record["accuracy"] <= record["accuracy/high"] and record["time/score"] >= 0
     with pytest.raises(
-        ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are all the same"
+        ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are identical"
     ):
         resolve(tree | {"eval": tree["eval"] | {"sampling": {"temperature": 0}}})
 

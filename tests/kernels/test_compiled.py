@@ -42,7 +42,7 @@ def test_a_library_is_compiled_once_for_its_text_and_macros(tmp_path, capfd):
 def test_what_does_not_compile_says_why(tmp_path):
     source = tmp_path / "bad.cpp"
     source.write_text("not C++")
-    with pytest.raises(UserError, match=r"(?s)does not compile bad.cpp; set CXX=none .*error"):
+    with pytest.raises(UserError, match=r"(?s)can.t compile bad.cpp; set CXX=none .*error"):
         compiled.library(source)
 
 

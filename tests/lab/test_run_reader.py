@@ -63,7 +63,9 @@ def test_what_is_no_run_is_said(tmp_path):
         read_run(make_run(tmp_path / "a", []))
     damaged = make_run(tmp_path / "b", [step(1)])
     (damaged / "summary.json").write_text("{")
-    with pytest.raises(ValueError, match=r"b/summary.json can't be read .*restore it, or delete it to go on without"):
+    with pytest.raises(
+        ValueError, match=r"b/summary.json can't be read .*restore it, or delete it to continue without it"
+    ):
         read_run(damaged)
     (damaged / "summary.json").unlink()
     (damaged / "config.yaml").write_text("a: [")

@@ -93,7 +93,7 @@ def test_an_adapter_of_another_base_is_refused_by_name(adapter, base, tiny_model
     other = tiny_model("llama", seed=1)
     lora = Lora(rank=4, alpha=8, path=str(adapter))
     assert refusal(load, str(other), lora=lora, device="cpu") == (
-        f"model.lora.path={str(adapter)!r} was made for another base than {other}: model.safetensors differs; "
+        f"model.lora.path={str(adapter)!r} was made for a different base than {other}: model.safetensors differs; "
         f"restore that file of {base}, or use an adapter made for this model"
     )
     (adapter / "base.json").unlink()  # one that peft wrote knows a name alone
@@ -108,7 +108,7 @@ def test_a_base_that_changed_or_is_gone_is_refused(adapter, base):
     tensors["model.norm.weight"] += 1e-3
     save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
     assert refusal(load, str(adapter), device="cpu") == (
-        f"model.path={str(adapter)!r} was made for another base than {base}: model.safetensors differs; "
+        f"model.path={str(adapter)!r} was made for a different base than {base}: model.safetensors differs; "
         f"restore that file of {base}, or use an adapter made for this model"
     )
     shutil.rmtree(base)

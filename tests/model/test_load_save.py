@@ -281,7 +281,7 @@ def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch)
     words["auto_map"] = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
     monkeypatch.setattr("sys.stdin", io.StringIO("y\ny\n"))
-    with pytest.raises(FieldError, match="needs Python code of its own, which proxima does not run"):
+    with pytest.raises(FieldError, match="needs custom Python code, which proxima does not run"):
         read(str(folder))
     assert not (tmp_path / "ran").exists()
 

@@ -283,10 +283,10 @@ def test_no_rows(tmp_path):
 
 def test_held_out_where_there_is_a_test_side(tmp_path):
     gsm8k_folder(tmp_path / "raw")
-    with pytest.raises(ValueError, match="held_out=0.1: gsm8k from .* has a test side of its own; leave it out"):
+    with pytest.raises(ValueError, match="held_out=0.1: gsm8k from .* has its own test split; leave it out"):
         make("gsm8k", tmp_path / "raw", tmp_path / "out", held_out=0.1)
     only = make("gsm8k", tmp_path / "raw" / "train.jsonl", tmp_path / "out", held_out=0.5)
-    assert any("holds no test side; 50% of the questions are held out" in note for note in only.notes)
+    assert any("has no test split; 50% of the questions are held out" in note for note in only.notes)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_a_function_that_takes_them(file, name):
     [
         ("noargs", "name a parameter completion"),
         ("one", "name a parameter completion"),
-        ("before", "'gold' stands before '/', and columns are passed by name"),
+        ("before", "'gold' is positional-only, but columns are passed by name"),
         ("state", "'trainer_state' can't be passed, a reward depends on prompt and completion, .*; give it a default"),
     ],
 )

@@ -259,9 +259,9 @@ def test_calls_with_arguments_and_results(judged):
 
 
 UNREADABLE = {
-    "is no Python": ["assert f( == 1"],
+    "is not Python": ["assert f( == 1"],
     "asserts nothing": "print(f(1))",
-    "there is none": None,
+    "the row has no answer": None,
     "is not a list of assertions": 42,
     "has no lists of inputs": {"inputs": ["1"]},
     "that are not texts": {"inputs": [1], "outputs": [1]},

@@ -59,7 +59,7 @@ def poisoned(path, **how):
 @pytest.mark.parametrize(
     ("lr", "what"),
     [
-        (1, "the norm of the weights went from [0-9.]+ to [0-9.e+]+ in update 1"),
+        (1, "the norm of the weights rose from [0-9.]+ to [0-9.e+]+ in update 1"),
         (3e38, "the weights are NaN, infinite"),
     ],
 )

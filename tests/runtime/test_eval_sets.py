@@ -125,7 +125,7 @@ def test_questions_of_a_set_that_changed_are_found_at_a_resume(tiny_model, tmp_p
         ({"eval__sets": [SETS[0] | {"name": "reward"}]}, "none of accuracy"),
         ({"eval__sets": [SETS[0] | {"name": "a/b"}]}, "must be letters, digits"),
         ({"eval__sets": [{"task": SUMS}]}, "eval.sets.0.name: is missing"),
-        ({"eval__sets": SETS, "eval__task": None}, "must be set beside eval.sets"),
+        ({"eval__sets": SETS, "eval__task": None}, "must be set if eval.sets is set"),
         ({"eval__sets": [SETS[0] | {"samples": 2, "sampling": {"temperature": 0}}]}, "must be 1 at temperature 0"),
     ],
 )

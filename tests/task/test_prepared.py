@@ -44,7 +44,7 @@ def test_a_template_of_ones_own(folder):
         ("data/gsm8k", "train", r"path='data/gsm8k' no such folder; make it: proxima data prepare gsm8k"),
         ("data/aime24", "test", "make it: proxima data prepare aime24"),
         ("data/mine", "train", "no such folder; make it: proxima data prepare"),
-        ("made", "test", "has no test side, only train; set split: train, or name another folder"),
+        ("made", "test", "has no test split, only train; set split: train, or name another folder"),
         ("empty/math", "train", r"holds no train.parquet; make it: proxima data prepare math"),
     ],
 )

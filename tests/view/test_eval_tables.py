@@ -66,7 +66,7 @@ def test_episodes_have_turns_and_calls():
         "sums   200   0.125  0.086–0.178   181.4    2.5  1,204  0.0 %      0.0 %       2  1m 02s",
         "gsm8k  200   0.125  0.086–0.178   181.4      –      –  6.0 %      0.0 %       0  1m 02s",
     ]
-    assert "sums: 3 tool calls could not be read, and the model was told so" in lines
+    assert "sums: 3 tool calls could not be read, and the model was shown the error" in lines
     assert "gsm8k: 6.0 % of the answers reached the limit of 512 tokens; raise --max-tokens" in lines
     often = results_table(result(sums=facts(episodes=played, truncated=0.5)), {}, io.StringIO())
     assert "50.0 % of the episodes reached a limit; raise --max-tokens, episode.turns or episode.tokens" in often

@@ -620,7 +620,7 @@ def test_the_report_of_episodes_has_their_charts_and_links_to_each_in_the_viewer
     shown, _ = charts_of(folder, [record(step) | facts for step in (1, 2)])
     assert shown["Turns"][:2] == ([["2.5"] * 2, ["3.0"] * 2], ["mean", "longest"])
     assert shown["Tool calls"][:2] == ([["12"] * 2, ["1"] * 2], ["calls", "unreadable"])  # no line that is always 0
-    assert shown["Episodes that went wrong"][:2] == ([["4"] * 2], ["cut by a limit"])
+    assert shown["Failures in episodes"][:2] == ([["4"] * 2], ["cut by a limit"])
     assert shown["Where episodes wait"][0] == [["1m 30s"] * 2, ["6.0 s"] * 2]
     links = dict(
         re.findall(r'<h3>([^<]*)</h3>(?:(?!</figcaption>).)*href="([^"]*)"', folder.report.read_text(), re.DOTALL)

@@ -248,7 +248,7 @@ SERVER_LAWS = (
     server_law("token_ids", "the trainer reads wrong tokens", token_ids),
     server_law("tokenizer", "prompts and completions mean something else", vocabulary, applies=_tokenizes),
     server_law("stop_tokens", "completions run on after their end", stop_tokens),
-    server_law("abort", "work that nobody wants goes on, or work that is wanted is lost", aborts_of_server),
+    server_law("abort", "work that nobody wants continues, or work that is wanted is lost", aborts_of_server),
     server_law("seeds", "a completion that is asked for again is another one", seeds, applies=_has("seeds")),
     server_law("version_spans", "the age of the data is unknown", spans, applies=_has("version_spans")),
 )

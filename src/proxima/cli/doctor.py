@@ -132,7 +132,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         report.append(f"          bfloat16 is slower than float32 here: {remedy}")
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
-        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine beside another busy process")
+        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine while another process is busy")
     return report
 
 

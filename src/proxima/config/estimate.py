@@ -116,7 +116,7 @@ class Estimates:
         reason = not_here if is_downloadable(spec.path) else "its config.json can't be read here"
         self.notes = [f"known size: that of {Path(spec.path).name} as published; {reason}"]
         if spec.lora is not None:
-            self.notes.append("the adapter is not in the memory: its size can't be told before the model is here")
+            self.notes.append("the adapter is not in the memory: its size is not known until the model is downloaded")
         return published
 
     def _groups(self, config: RunConfig) -> StepSize:

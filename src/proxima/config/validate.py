@@ -58,7 +58,7 @@ def values_are_filled_in(r: Resolved[Any]) -> Findings:
     for entry in r.entries:
         if entry.where.endswith(FILL_IN):
             remedy = f"set it and remove the comment, or {entry.path}=… on the command line"
-            yield entry.path, f"stands in for a value that is still to fill in; {remedy}"
+            yield entry.path, f"is a placeholder for a value that you have to fill in; {remedy}"
 
 
 def trackers_are_ready(monitor: Sequence[Any]) -> Findings:

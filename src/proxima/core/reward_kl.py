@@ -104,7 +104,7 @@ class RewardKl:
         of_k3 = self.estimator == "k3" or self.limit == float("inf")
         require(of_k3, "limit", self.limit, "must be inf: only k3 has one", remedy="set estimator=k3")
         moves = self.coefficient > 0 or self.adaptive is None
-        require(moves, "coefficient", self.coefficient, "must be > 0 beside adaptive, which multiplies it")
+        require(moves, "coefficient", self.coefficient, "must be > 0 if adaptive is set, which multiplies it")
 
     @torch.no_grad()
     def __call__(

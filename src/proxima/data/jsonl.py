@@ -75,5 +75,5 @@ def lines_from(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int
                 return  # torn by a power cut that kept the length and lost the data
             remedy = "restore the file or delete the line"
             number = path.read_bytes().count(b"\n", 0, start + end)
-            raise UserError(f"{path}:{number} is no JSON object ({error})", remedy=remedy) from error
+            raise UserError(f"{path}:{number} is not a JSON object ({error})", remedy=remedy) from error
         yield record, start + end

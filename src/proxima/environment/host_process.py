@@ -201,7 +201,7 @@ def call_tool(*, number: int, tool: str, arguments: dict[str, Any]) -> dict[str,
         try:
             result = json.dumps(result, ensure_ascii=False)
         except (RecursionError, TypeError, ValueError) as error:
-            raise BadAnswer(f"{tool} returned a {type(result).__name__} that is no JSON: {error}") from error
+            raise BadAnswer(f"{tool} returned a {type(result).__name__} that is not JSON: {error}") from error
     elif result is None or isinstance(result, bool | int | float):
         result = str(result)
     return _answer(environment, result, tool)

@@ -46,7 +46,7 @@ class PythonCode(Environment):
         if len(printed) > self.characters:
             printed = f"{printed[: self.characters // 2]}\n...\n{printed[-self.characters // 2 :]}"
         if ended is None:
-            printed += f"\nerror: it was ended after {self.seconds} s"
+            printed += f"\nerror: timed out after {self.seconds} s"
         elif ended < 0:
             printed += f"\nerror: a signal ended it ({-ended})"
         return printed.strip() or "(it printed nothing)"

@@ -180,7 +180,7 @@ def _xml_call(part: str) -> ToolCall:
         if not bracket or not end:
             raise ValueError(f"<parameter={key[:40]}> of {name} is not closed")
         if key in arguments:
-            raise ValueError(f"the parameter {key[:40]} of {name} is there twice")
+            raise ValueError(f"the parameter {key[:40]} of {name} occurs twice")
         if after.strip():
             raise ValueError(f"there is text between the parameters of {name}")
         arguments[key] = value.removeprefix("\n").removesuffix("\n")
@@ -270,12 +270,12 @@ def _json_at(text: str, at: int) -> tuple[Any, int]:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise ValueError("a key is there twice")
+        raise ValueError("a key occurs twice")
     return made
 
 
 def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not valid JSON")
 
 
 def _finite(number: str) -> float:

@@ -90,14 +90,14 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
         done = subprocess.run([*command, *FLAGS, *more, str(source), "-o", made], capture_output=True, text=True)
         if done.returncode:
             failed = (
-                f"{' '.join(command)} does not compile {source.name}; set CXX=none to do without: {done.stderr[-2000:]}"
+                f"{' '.join(command)} can't compile {source.name}; set CXX=none to run without: {done.stderr[-2000:]}"
             )
             raise UserError(failed)
         made.replace(held)  # atomic: another process may do the same
     try:
         return ctypes.CDLL(str(held))
     except OSError as error:
-        raise UserError(f"{held} can't be loaded; set CXX=none to do without: {error}") from error
+        raise UserError(f"{held} can't be loaded; set CXX=none to run without: {error}") from error
 
 
 def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callable[..., None]]:

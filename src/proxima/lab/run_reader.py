@@ -200,9 +200,9 @@ def _content(path: Path, read: Callable[[], Any]) -> dict[str, Any]:
     try:
         value = read() if path.is_file() else {}
     except ConfigError as error:  # it names the file and the line
-        raise UserError(str(error), remedy="restore the file, or delete it to go on without") from error
+        raise UserError(str(error), remedy="restore the file, or delete it to continue without it") from error
     except ValueError as error:
-        remedy = "restore it, or delete it to go on without"
+        remedy = "restore it, or delete it to continue without it"
         raise UserError(f"{path} can't be read ({error})", remedy=remedy) from error
     return value if isinstance(value, dict) else {}
 

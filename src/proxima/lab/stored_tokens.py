@@ -142,7 +142,7 @@ class StoredTokens:
         if self.specs.problem:
             return self.specs.problem
         if self._column("log_prob") is None:
-            return "the trainer made no forward of it"
+            return "the trainer ran no forward pass of it"
         if self.specs.reads_proximal() and self.proximal_log_prob is None:
             return f"the proximal log-prob was recomputed and is not stored; {RECOMPUTE}"
         surrogate = self.specs.surrogate

@@ -55,7 +55,7 @@ def check_base(path: str, base: BaseModel, *, field_name: str) -> None:
     if wanted.files and base.files:
         changed = [name for name in {**wanted.files, **base.files} if wanted.files.get(name) != base.files.get(name)]
         if changed:
-            reason = f"was made for another base than {base.path}: {changed[0]} differs"
+            reason = f"was made for a different base than {base.path}: {changed[0]} differs"
             remedy = f"restore that file of {wanted.path}, or use an adapter made for this model"
             raise FieldError(field_name, path, reason, remedy=remedy)
     elif not _same_model(wanted.path, base.path):

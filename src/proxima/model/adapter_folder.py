@@ -42,7 +42,7 @@ def is_adapter(path: str) -> bool:
     if not (place / CONFIG).is_file():
         return False
     if weights := sorted(file.name for file in place.glob("model*.safetensors")):
-        remedy = "move one of them to a folder of its own"
+        remedy = "move one of them to a separate folder"
         raise FieldError(
             "model.path", path, f"has both an adapter ({CONFIG}) and a model ({weights[0]})", remedy=remedy
         )
@@ -85,5 +85,5 @@ def read_json(path: str, file: Path, field_name: str = "model.path") -> dict[str
     except (OSError, ValueError) as error:
         raise FieldError(field_name, path, f"has no readable {file.name} ({error})") from error
     if not isinstance(values, dict):
-        raise FieldError(field_name, path, f"has a {file.name} that is no JSON object")
+        raise FieldError(field_name, path, f"has a {file.name} that is not a JSON object")
     return values

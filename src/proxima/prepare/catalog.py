@@ -28,7 +28,7 @@ class Part:
         name: of the folder; evaluation looks for `data/<name>/test.parquet`.
         title: a one-line description.
         hubs: data sets that publish it; the first available one is used.
-        side: `train`: training questions, of which a test side is split off if the source has none; `test`: every row
+        side: `train`: training questions, of which a test split is split off if the source has none; `test`: every row
             is an evaluation question.
         answer: key in `ANSWERS`.
         template: key in `TEMPLATES`: the prompt unless `--template` names another.

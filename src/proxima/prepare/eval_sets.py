@@ -38,7 +38,7 @@ def load_eval_set(given: str) -> EvalSet:
 
 
 def sibling_eval_sets(out: Path) -> list[str]:
-    """Return the folders next to `out` with a `test.parquet`, except test sides that were split off a training set."""
+    """Return the folders next to `out` with a `test.parquet`, except test splits that were split off a training set."""
     if not out.parent.is_dir():
         return []
     siblings = (path for path in sorted(out.parent.iterdir()) if path != out and (path / "test.parquet").is_file())

@@ -21,9 +21,9 @@ from proxima.prepare.prompt_template import resolve_template
 from proxima.prepare.read_files import InputFile, inspect_file, iter_source_rows
 from proxima.prepare.write_files import ExclusionLists, SplitData, SplitWriter
 
-HELD_OUT = 0.02  # share of the questions for testing, if a source has no test side
+HELD_OUT = 0.02  # share of the questions for testing, if a source has no test split
 _REPORT_EVERY = 4096  # rows between two calls of the progress callback
-_OWN_TEST = "its own test side"  # name among the evaluation sets
+_OWN_TEST = "its own test split"  # name among the evaluation sets
 
 ProgressCallback = Callable[[str, int, int | None], None]  # stage, rows done, total rows or None
 
@@ -66,7 +66,7 @@ def prepare(
         source: its files.
         out: the folder to write.
         options: the user's options.
-        eval_sets: evaluation sets that must not be trained on; the part's own test side is always one.
+        eval_sets: evaluation sets that must not be trained on; the part's own test split is always one.
         command: for the card.
         overwrite: replace a prepared folder.
         dry_run: count everything, write nothing.
@@ -111,10 +111,10 @@ def prepare(
 
 
 def _held_out_share(part: Part, source: SourceFiles, options: PrepareOptions) -> float | None:
-    """Return the share to split off; None if the source has a test side or is one."""
+    """Return the share to split off; None if the source has a test split or is one."""
     if part.side == "test" or "test" in source.sides:
         if options.held_out:
-            message = f"held_out={options.held_out:g}: {part.name} from {source.name} has a test side of its own"
+            message = f"held_out={options.held_out:g}: {part.name} from {source.name} has its own test split"
             raise UserError(message, remedy="leave it out")
         return None
     return HELD_OUT if options.held_out is None else options.held_out
@@ -213,7 +213,7 @@ def _refuse_empty(part: Part, sides: dict[str, SplitData], files: dict[str, int]
 def _notes(part: Part, source: SourceFiles, card: dict[str, Any]) -> Iterator[str]:
     if part.side == "train" and "test" in part.published and "test" not in source.sides:
         share = f"{card['split']['held_out']:.0%} of the questions are held out"
-        yield f"{part.name}: {source.name} holds no test side; {share}, a test that nobody else has"
+        yield f"{part.name}: {source.name} has no test split; {share}, a split that no other work reports"
     for side, count in part.published.items():
         distinct = card["counts"].get(side, {}).get("questions", count)
         if distinct != count:

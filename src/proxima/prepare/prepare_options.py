@@ -15,7 +15,7 @@ class PrepareOptions:
         template: preset, text or `@file`; None: the part's.
         system: system prompt; empty: none; None: the preset's.
         held_out: share of the questions for testing, by a hash of the question, in [0, 1); None: .02 if the source has
-            no test side.
+            no test split.
         words: length of an n-gram that is evidence of contamination; 0: whole texts only.
         common: number of training questions above which an n-gram is a phrase, not evidence; 0: no n-gram is.
         conflicts: rule for questions with several answers: `drop`, `first` or `majority`.

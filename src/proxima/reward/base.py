@@ -242,7 +242,7 @@ def require_package(module: str, kind: str, extra: str) -> None:
 
 def missing_answer(answer: Any) -> str | None:
     """The reason why a row without an answer can't be scored; None if it has an answer."""
-    return "there is none; map the task's answer column" if answer is None else None
+    return "the row has no answer; map the task's answer column" if answer is None else None
 
 
 def required_answer(prompt: Prompt, kind: str) -> Any:

@@ -166,7 +166,7 @@ class Http(WeightedReward):
             except (httpx.ConnectError, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
                 failure = PostFailed(f"{url} can't be reached: {_reason(error)}")
             except httpx.TransportError as error:
-                failure = PostFailed(f"{url} broke off: {_reason(error)}")
+                failure = PostFailed(f"{url} closed the connection: {_reason(error)}")
             if failure.status is not None and failure.status not in RETRIED:
                 raise failure
             if attempt < retries:

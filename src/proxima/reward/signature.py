@@ -63,7 +63,7 @@ class CallShape:
         rest = [p for p in parameters if p.name not in leading]
         for p in rest:
             if p.kind == p.POSITIONAL_ONLY:
-                raise TypeError(f"{p.name!r} stands before '/', and columns are passed by name")
+                raise TypeError(f"{p.name!r} is positional-only, but columns are passed by name")
             if p.name in NOT_HERE and p.default is p.empty and style == "lists":
                 raise TypeError(f"{p.name!r} can't be passed, {NOT_HERE[p.name]}; give it a default")
         return cls(

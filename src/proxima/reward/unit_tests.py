@@ -118,7 +118,7 @@ def as_tests(answer: Any, entry_point: str | None) -> dict[str, Any]:
     try:
         nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
     except (MemoryError, RecursionError, SyntaxError, ValueError) as error:
-        raise ValueError(f"is no Python: {error}") from None
+        raise ValueError(f"is not Python: {error}") from None
     if not any(isinstance(node, ast.Assert | ast.Raise) for node in nodes):
         raise ValueError("asserts nothing")
     if entry_point is not None and not any(getattr(node, "name", None) == "check" for node in nodes):

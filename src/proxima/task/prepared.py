@@ -56,7 +56,7 @@ class PreparedTask(PlayedTask):
         if not (folder / f"{self.split}.parquet").is_file():
             other = "test" if self.split == "train" else "train"
             if (folder / f"{other}.parquet").is_file():
-                return f"has no {self.split} side, only {other}; set split: {other}, or name another folder"
+                return f"has no {self.split} split, only {other}; set split: {other}, or name another folder"
             return f"holds no {self.split}.parquet; make it: {command}"
         return None
 

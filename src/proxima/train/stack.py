@@ -419,7 +419,7 @@ class TrainStack:
             raise SharedProblem(f"the weights are NaN, infinite or too large to add up after update {self.updates}")
         if norm > EXPLODED * before > 0:
             grown = f"from {before:.3g} to {norm:.3g}"
-            raise SharedProblem(f"the norm of the weights went {grown} in update {self.updates}")
+            raise SharedProblem(f"the norm of the weights rose {grown} in update {self.updates}")
         return norm
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -179,7 +179,7 @@ def caveats(suites: Mapping[str, Any]) -> list[str]:
         if facts["invalid"]:
             texts.append(f"{name}: {facts['invalid']} scores failed and are left out; see `error` in {name}.parquet")
         if unreadable := (facts.get("episodes") or {}).get("episode/unreadable"):
-            texts.append(f"{name}: {count(unreadable)} tool calls could not be read, and the model was told so")
+            texts.append(f"{name}: {count(unreadable)} tool calls could not be read, and the model was shown the error")
         if facts["data"]["skipped"]:
             texts.append(f"{name}: {facts['data']['skipped']} questions fill the context and were skipped")
     return texts

@@ -48,7 +48,7 @@ def held_out_questions(folder: RunFolder) -> dict[str, Any] | None:
     summary = f"{len(gained)} {up} and {len(lost)} {down}; these come first."
     summary = summary if gained or lost else f"No {'verdict' if judged else 'reward'} of a question changed."
     if not any(map(_scored, (row for s in sets for row in s.values()))):
-        summary = "Greedy completions, before training and of the last evaluation; nobody judges them."
+        summary = "Greedy completions, before training and of the last evaluation; they are not scored."
     return {"rows": rows, "of": len(changes), "labels": labels, "changes": summary}
 
 

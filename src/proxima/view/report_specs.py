@@ -135,11 +135,11 @@ EPISODES = (  # for a task with an environment or tools
         unusual=True,
     ),
     steady(
-        "Episodes that went wrong",
+        "Failures in episodes",
         {
             "episode/cut": "cut by a limit",
             "episode/failed": "failed",
-            "episode/retried": "begun again",
+            "episode/retried": "restarted",
             "episode/forks": "forks",
         },
         count,

@@ -34,7 +34,7 @@ WHY = {  # cause → why more devices do not shorten it
     DECODE: "engines read their weights and caches for each token",
     UPDATE: "optimizer steps with few sequences for each rank take as long as the longest of these",
     NETWORK: "ranks wait for each other's layers and gradients",
-    PUBLISH: "every step brings all weights to the engines",
+    PUBLISH: "every step sends all weights to the engines",
     REST: "data, rewards and advantages",
 }
 

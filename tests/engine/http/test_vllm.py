@@ -61,7 +61,7 @@ def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch
     fake = FakeVllm()
     for answer, told in (
         (httpx.Response(404, text="<!DOCTYPE html><title>404</title>"), "status 404: an HTML page"),
-        (httpx.Response(200, text="<html>hello</html>"), "no JSON but an HTML page"),
+        (httpx.Response(200, text="<html>hello</html>"), "not JSON but an HTML page"),
     ):
         monkeypatch.setattr(fake, "answer", lambda _, answer=answer: answer)
         with pytest.raises(ServerError, match=f"is not a vLLM server: GET /v1/models gives {told}$"):

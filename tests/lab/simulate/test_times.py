@@ -152,7 +152,7 @@ def test_a_synchronous_run_gives_its_times_back(tmp_path):
     assert (values["pause"], values["publish"]) == pytest.approx((0.0, 0.125))
     assert values["other"] == pytest.approx(0.03 + 0.07)
     assert "engine.kind=local: its times are those of that" in fit.notes[-1]
-    assert any("beside each other" in note for note in fit.notes)
+    assert any("concurrently" in note for note in fit.notes)
 
 
 def test_an_overlapping_run_is_fitted_to_its_timeline(tmp_path):

@@ -49,7 +49,7 @@ def test_what_each_reward_can_read():
     assert reasons([Number()], ["42", 42, "1,000", "4.5e3", "many", None, True, "1/2"])[0] == [
         *[None] * 4,
         "number: not a number; use 'exact' or 'math'",
-        "number: there is none; map the task's answer column",
+        "number: the row has no answer; map the task's answer column",
         "number: not a number; use 'exact' or 'math'",
         "number: not a number; use 'exact' or 'math'",
     ]
@@ -58,7 +58,10 @@ def test_what_each_reward_can_read():
         None,
         "gsm8k: not a number after '####'",
     ]
-    assert reasons([Exact()], ["any text", None])[0] == [None, "exact: there is none; map the task's answer column"]
+    assert reasons([Exact()], ["any text", None])[0] == [
+        None,
+        "exact: the row has no answer; map the task's answer column",
+    ]
     assert reasons([Length()], [None, "x"]) == ([None, None], False, set())
 
 
@@ -85,7 +88,7 @@ def test_math_reads_in_a_worker_what_is_no_plain_number():
     assert [why is None for why in found] == [True, True, False, False, False, False, False, True, True], found
     assert found[2] == found[3] == "math: can't be read as mathematics"
     assert found[4] == "math: not evaluated: an exponent of more than 9999"
-    assert found[6] == "math: there is none; map the task's answer column"
+    assert found[6] == "math: the row has no answer; map the task's answer column"
 
 
 def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read_once():
@@ -101,7 +104,7 @@ def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read
         [Counting(name="logged", weight=0.0), Counting(name="first"), Exact()], ["42", "many", "42", "many", None]
     )
     assert found == [None, "first: not a number; use 'exact' or 'math'"] * 2 + [
-        "first: there is none; map the task's answer column"
+        "first: the row has no answer; map the task's answer column"
     ]
     assert seen == ["42", "many", None]
 

@@ -111,7 +111,10 @@ def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
     [
         ({"data__over_length": "truncate"}, "would change which side is better; set skip or refuse"),
         ({"reward_model__center": -1.0}, "center=-1 .*must be >= 0 and finite"),
-        ({"reward_model__margin": 1.0, "reward_model__margin_column": "lead"}, "must be 0 beside margin_column=lead"),
+        (
+            {"reward_model__margin": 1.0, "reward_model__margin_column": "lead"},
+            "must be 0 if margin_column is set \\(here lead\\)",
+        ),
         ({"reward_model__margin": 1e300}, "must be finite in float32"),
     ],
 )

@@ -160,7 +160,7 @@ def test_a_torn_last_line_is_dropped_and_overwritten(folder, torn):
 
 def test_a_torn_line_in_the_middle_is_an_error(folder):
     folder.metrics.write_text('{"step": 1}\n{"st\n{"step": 3}\n')
-    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is no JSON object"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl:2 is not a JSON object"):
         folder.read_metrics()
 
 

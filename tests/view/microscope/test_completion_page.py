@@ -104,7 +104,7 @@ def test_columns_travel_as_bytes(tmp_path):
         ({"outcome": "skipped_zero_advantage"}, "no gradient: the completion's advantage is 0"),
         ({"outcome": "dropped_uniform"}, "not trained: the selection uniform dropped it"),
         ({"outcome": "invalid"}, "not trained: its score failed"),
-        ({"log_prob": None, "keep": None}, "the trainer made no forward of it"),
+        ({"log_prob": None, "keep": None}, "the trainer ran no forward pass of it"),
     ],
 )
 def test_why_there_are_no_reasons(change, words, tmp_path):

@@ -191,7 +191,7 @@ def test_a_recipe_with_a_value_to_fill_in_is_refused(converted, tmp_path, capsys
     done = converted("verl", BASE["verl"] | FUNCTION | {"data.custom_cls.path": "./rows.py"})
     (tmp_path / "r.yaml").write_text(done.text)
     assert main(["train", str(tmp_path / "r.yaml")]) == 2
-    assert "task.kind=parquet" in (told := capsys.readouterr().err) and "still to fill in" in told
+    assert "task.kind=parquet" in (told := capsys.readouterr().err) and "have to fill in" in told
 
 
 def test_converting_runs_no_function_of_the_file(tmp_path, monkeypatch):

@@ -291,7 +291,7 @@ def test_open_r1s_reward_functions(converted):
     assert [value(overlong, tokens=n) for n in (80, 90, 100, 120)] == [0.0, -0.5, -1.0, -1.0]
     assert isinstance(form, Format) and isinstance(cosine, Math) and cosine.name == "cosine_4"
     assert [one.why for one in done.missing if one.name == "reward.4"] == [
-        "cosine: name it as {kind: function, path: rewards.py:cosine}, in a file of its own; `math` stands in"
+        "cosine: name it as {kind: function, path: rewards.py:cosine}, in a separate file; `math` is used instead"
     ]
 
 

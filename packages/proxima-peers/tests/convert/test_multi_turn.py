@@ -47,7 +47,7 @@ def test_trls_environment_and_tools(example):
     assert resolved.config.eval.task.tools == task.tools
     assert (episode.turns, episode.tokens, resolved.config.sampling.max_tokens) == (5, 2048, 2048)
     assert done.recipe["reward"] == [{"kind": "environment"}]
-    assert why(done.missing)["tools"].startswith("double: put it into a file of its own")
+    assert why(done.missing)["tools"].startswith("double: put it into a separate file")
 
 
 @pytest.mark.parametrize(

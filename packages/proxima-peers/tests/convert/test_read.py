@@ -118,7 +118,7 @@ def test_commands_of_a_script():
     two = "python -m verl.trainer.main_ppo a.b=1 a.c=2\npython -m verl.trainer.main_ppo a.b=3 a.c=2\n"
     assert from_script(two) == {"a.b": Doubtful("the script has 1 or 3, by a branch or command"), "a.c": 2}
     other = from_script("python -m recipe.dapo.main_dapo a.b=1")
-    assert other["a.b"] == 1 and "recipe.dapo.main_dapo may have defaults of its own" in other["launch"].why
+    assert other["a.b"] == 1 and "recipe.dapo.main_dapo may have its own defaults" in other["launch"].why
     flags = "accelerate launch --num_processes 3 x.py --learning-rate 1e-6 --filling --reward_funcs a b --beta=0.0"
     assert from_script(flags) == {
         "num_processes": 3,

@@ -46,7 +46,7 @@ def test_trls_server_is_a_plain_one(converted):
     assert "trl vllm-serve" in done.text
     done = converted("trl", {"use_vllm": True, "vllm_server_port": 8001, "vllm_gpu_memory_utilization": 0.3})
     assert engine(done) == {"kind": "vllm", "url": "http://127.0.0.1:8001"}  # TRL binds 0.0.0.0
-    assert "settings of its own" in ignored(done)["vllm_gpu_memory_utilization"]
+    assert "its own settings" in ignored(done)["vllm_gpu_memory_utilization"]
 
 
 @pytest.mark.parametrize("url", [["http://a:1", "http://b:2"], "http://[::1", "127.0.0.1:8000"])

@@ -103,7 +103,7 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.
     )
     assert why(done.unsupported)["trainer.logger"].startswith("swanlab: no such tracker")
     assert "console: no tracker" in why(done.ignored)["trainer.logger"]
-    assert "our default stands in" in why(done.ignored)["trainer.experiment_name"]  # the script's clock names the run
+    assert "our default is used" in why(done.ignored)["trainer.experiment_name"]  # the script's clock names the run
     assert not any("experiment_name" in one.name for one in done.missing)
 
 

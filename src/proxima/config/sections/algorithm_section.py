@@ -274,7 +274,7 @@ def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> F
         return
     shown = ", ".join(f"{weight:g}" for weight in weights)
     if advantage.weights is None and set(weights) != {1.0}:
-        message = "weighs every reward by 1, and the rewards have weights of their own"
+        message = "weighs every reward by 1, and the rewards have their own weights"
         yield "algorithm.advantage.weights", f"{message}; set it to [{shown}], or these to 1"
 
 

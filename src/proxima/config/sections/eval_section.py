@@ -29,7 +29,7 @@ NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # f
 def _require_random_samples(config: Any) -> None:
     require_at_least(config, 1, "samples")
     same = config.samples > 1 and config.sampling is not None and config.sampling.temperature == 0
-    bound = "must be 1 at temperature 0: greedy answers are all the same"
+    bound = "must be 1 at temperature 0: greedy answers are identical"
     remedy = "set the temperature of its sampling to 1, or samples to 1"
     require(not same, "samples", config.samples, bound, remedy=remedy)
 
@@ -78,7 +78,7 @@ class EvalConfig:
         names = [held_out.name for held_out in self.sets]
         require(len({*names, ""}) > len(names), "sets", names, "must be names, each once")
         missing, remedy = bool(names) and self.task is None, "move the first of the sets to eval.task"
-        require(not missing, "task", None, "must be set beside eval.sets", remedy=remedy)
+        require(not missing, "task", None, "must be set if eval.sets is set", remedy=remedy)
 
     @property
     def all_sets(self) -> dict[str, EvalSetConfig]:

@@ -45,7 +45,7 @@ class OfflineTrainConfig(OptimizationConfig):
         require_at_least(self, 0, "steps", remedy="0 trains whole epochs")
         require_at_least(self, 1, "examples_per_step")
         require(self.epochs is None or self.epochs >= 1, "epochs", self.epochs, "must be >= 1")
-        bound = f"must be null beside steps={self.steps}; they say the same thing, set one"
+        bound = f"must be null if steps is set (here {self.steps}): both give the length of the run"
         require(self.epochs is None or self.steps == 0, "epochs", self.epochs, bound)
 
     def steps_of(self, rows: int) -> int:

@@ -158,7 +158,7 @@ class RayPlacement(RankPlacement):
         Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"],
         "ranks on few nodes or on many; STRICT: on one node, or each on its own, or not at all",
     ] = "PACK"
-    restarts: Annotated[int, "how often the ranks are started again, from the last checkpoint, after one died"] = 3
+    restarts: Annotated[int, "how many times the ranks are restarted, from the last checkpoint, after one died"] = 3
     start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
     engines: Annotated[int, "servers of engine.kind that are started beside the ranks; 0: engine.url has them"] = 0
     gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0

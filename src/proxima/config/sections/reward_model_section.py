@@ -28,7 +28,7 @@ class RewardModelSection:
         require(0 <= self.center < math.inf, "center", self.center, "must be >= 0 and finite")
         require(0 <= self.head_std < math.inf, "head_std", self.head_std, "must be >= 0 and finite")
         double = self.margin_column is not None and self.margin != 0
-        require(not double, "margin", self.margin, f"must be 0 beside margin_column={self.margin_column}")
+        require(not double, "margin", self.margin, f"must be 0 if margin_column is set (here {self.margin_column})")
 
 
 @dataclass(frozen=True, kw_only=True)

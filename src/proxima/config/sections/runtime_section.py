@@ -28,7 +28,7 @@ class RuntimeConfig:
     over_age: Annotated[
         OverAge, "groups beyond max_lag: wait for the oldest, so that none is; take what is finished and drop or train"
     ] = "wait"
-    rollout_retries: Annotated[int, "how often a prompt whose engine call failed is generated again"] = 2
+    rollout_retries: Annotated[int, "how many times a prompt whose engine call failed is generated again"] = 2
     reward_timeout: Annotated[float, "seconds a reward may take for one completion"] = 10.0
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1

@@ -31,7 +31,7 @@ class OptimizationConfig:
         require_at_least(self, 1, "tokens_per_micro_batch")
         require_at_least(self, 0, "warmup_steps")
         require(0 <= self.warmup_ratio <= 1, "warmup_ratio", self.warmup_ratio, "must be a share in [0, 1]")
-        bound = f"must be 0 beside warmup_steps={self.warmup_steps}; they say the same thing, set one"
+        bound = f"must be 0 if warmup_steps is set (here {self.warmup_steps}): both give the length of the warm-up"
         require(self.warmup_ratio == 0 or self.warmup_steps == 0, "warmup_ratio", self.warmup_ratio, bound)
         require(0 <= self.final_lr_ratio <= 1, "final_lr_ratio", self.final_lr_ratio, "must be in [0, 1]")
         falls, bound = self.schedule != "constant", "must be 0 with schedule=constant, which does not fall"

@@ -75,7 +75,7 @@ class MismatchGuard:
                 f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, of "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
                 remedy="the engine reports another distribution, or samples from other weights: see docs/mismatch.md; "
-                "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them all the same",
+                "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them anyway",
             )
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:

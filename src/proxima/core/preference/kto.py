@@ -32,7 +32,7 @@ class Kto:
     def __post_init__(self) -> None:
         require(0 < self.beta < math.inf, "beta", self.beta, "must be > 0 and finite")
         require(self.good_weight >= 0, "good_weight", self.good_weight, "must be >= 0")
-        bound = "must be >= 0, and > 0 beside good_weight=0"
+        bound = "must be >= 0, and > 0 if good_weight is 0"
         require(self.bad_weight >= 0 < self.good_weight + self.bad_weight, "bad_weight", self.bad_weight, bound)
         check_choices(self)
 

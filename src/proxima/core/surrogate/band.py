@@ -289,7 +289,7 @@ def _cispo(spec: Any, b: PolicyBatch) -> Band:
         loss_mask=b.loss_mask,
         names=("ratio", "lower", "upper"),
         verdict="clipped",
-        cause=lambda token: ", which is its weight: it has a gradient all the same",
+        cause=lambda token: ", which is its weight: it still has a gradient",
     )
 
 
@@ -364,7 +364,7 @@ def _topr(spec: Any, b: PolicyBatch) -> Band:
         names=("sequence_ratio", "", ""),
         columns={"upper": _constant(b, spec.upper)},
         verdict="clipped",
-        cause=lambda token: ", which is its weight: it has a gradient all the same",
+        cause=lambda token: ", which is its weight: it still has a gradient",
         free=lambda token: "A >= 0: a good sequence has weight 1, whatever its ratio is",
     )
 

@@ -233,7 +233,7 @@ class ServerClient:
         try:
             return parse_json(body)
         except (TooLargeError, UnreadableError) as error:
-            raise NotJsonError(self.url, path, f"no JSON but {self.told(body)}") from error
+            raise NotJsonError(self.url, path, f"not JSON but {self.told(body)}") from error
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -344,7 +344,7 @@ async def stream_events(
                 raise ServerError(client.url, path, f"ended with an error: {client.told(data)}")
             yield event
     if not done:
-        raise ServerError(client.url, path, "the stream broke off")
+        raise ServerError(client.url, path, "the stream was cut off")
 
 
 @contextmanager

@@ -234,7 +234,7 @@ class Replica:
             if last is not None:
                 return None
             if call.cancel_reason is None:
-                raise ServerError(self.url, "", "the completion broke off")
+                raise ServerError(self.url, "", "the completion was cut off")
             return call.cancel_reason
         except TimeoutError:
             if call.cancel_reason is None:

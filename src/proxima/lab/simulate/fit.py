@@ -222,7 +222,7 @@ def _fit_engine(fit: Fit, run: Run, steps: Sequence[Record], rollouts: Sequence[
         seconds = [max(0.0, worked[int(r["step"])] - prefill * prompts[int(r["step"])]) for r in kept]
         fit.values["prefill_token"] = prefill
         fit.notes.append("prefill_token is a third of what an update takes for a token: a forward without its backward")
-        fit.notes.append("the run was synchronous: beside each other, on shared cores, engine and trainer are slower")
+        fit.notes.append("the run was synchronous: run concurrently on shared cores, engine and trainer are slower")
     elif spans is not None and (traced := [rollout for rollout in rollouts if rollout.uid in spans.generating]):
         if spans.turns:
             traced, spans = _turn_by_turn(traced, spans)

@@ -186,7 +186,7 @@ async def _unless_gone(request: Request, answer: Awaitable[ChatAnswer]) -> ChatA
         while not work.done():
             await asyncio.wait([work], timeout=0.5)
             if not work.done() and await request.is_disconnected():
-                raise ChatRefused("the client went away", status=499)
+                raise ChatRefused("the client disconnected", status=499)
         return work.result()
     finally:
         work.cancel()

@@ -19,7 +19,7 @@ class EpisodeSettings:
     tokens: Annotated[int | None, "tokens after the prompt at most, those of answers too; null: the context"] = None
     call_seconds: Annotated[float, "that a call of the environment or of a tool may take"] = 30.0
     seconds: Annotated[float, "that all calls of an episode may take together"] = 600.0
-    retries: Annotated[int, "how often an episode whose environment failed is begun again"] = 2
+    retries: Annotated[int, "how many times an episode whose environment failed is restarted"] = 2
     workers: Annotated[int, "processes in which environments run"] = 2
     memory_mb: Annotated[int, "MiB that such a process may need; 0: no limit"] = 1024
     forks: Annotated[

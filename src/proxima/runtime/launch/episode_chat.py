@@ -235,7 +235,7 @@ class EpisodeChat:
                 await self._end(group, played)
         except (EnvironmentFailure, GivenUp) as failure:
             self.new()
-            raise UserError(f"the chat can't go on: {failure}") from None
+            raise UserError(f"the chat can't continue: {failure}") from None
         except BaseException:
             if len(self.engine.tokens):
                 played.add(_unsampled(played, self.engine.tokens))

@@ -133,7 +133,7 @@ def _agent_world(
     Raises:
         FieldError: the recipe's agent can't be.
     """
-    require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which brings its own")
+    require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
     with within("environment"):
         known = [field.name for field in fields(AgentSpec)]
         for name, value in spec.arguments.items():
@@ -207,7 +207,7 @@ def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> lis
     notes = []
     for error in check_template(world.template, [chat.opening.messages], roles):
         if isinstance(error, ForkRefused) and world.rules.settings.forks == "train":
-            notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a sequence of its own")
+            notes.append(f"{path}: {error.reason}: what follows such a turn is trained as a separate sequence")
         else:
             raise FieldError(field, kind, f"can't be played with this model: {error.reason}", remedy=error.remedy)
     return notes[:1]

@@ -75,7 +75,7 @@ def named_suite(
     """
     settings = {"temperature": 0.0 if samples == 1 else 1.0, "max_tokens": suite.max_tokens, **sampling}
     if samples > 1 and settings["temperature"] == 0:
-        remedy = "greedy answers are all the same; set --temperature 1, or --samples 1"
+        remedy = "greedy answers are identical; set --temperature 1, or --samples 1"
         raise UserError(f"samples={samples} must be 1 at temperature 0: {remedy}")
     task, place = suite.find(given, data)
     return EvalSuite(

@@ -117,7 +117,9 @@ class EngineGroup:
             if time.monotonic() > deadline:
                 count = self.spec.engines
                 asked = " and ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())
-                remedy = "lower it, or set gpus_per_engine and cpus_per_engine to what the nodes have beside the ranks"
+                remedy = (
+                    "lower it, or set gpus_per_engine and cpus_per_engine to what the nodes have left beside the ranks"
+                )
                 raise FieldError(
                     "placement.engines", count, f"asks for {asked} each, not granted in time", remedy=remedy
                 )

@@ -73,7 +73,7 @@ OPTIONAL: dict[str, tuple[pa.DataType, str]] = {
     "log_prob": (_FLOATS, "nats, the trainer's first forward; null where it made none"),
     "keep": (_BOOLS, "the token stayed in the trust region at the first update"),
     "entropy": (_FLOATS, "nats, of the policy at the position, first forward"),
-    "proximal_log_prob": (_FLOATS, "nats, of a forward of its own; null where it follows from the others"),
+    "proximal_log_prob": (_FLOATS, "nats, of a separate forward pass; null where it follows from the others"),
     "selected": (_BOOLS, "what clip_cov, kl_cov or m2po selected over the whole batch; else null"),
     "top_k_divergence": (_FLOATS, "of the surrogate, from μ, where it measures by top-k; else null"),
     "advantage": (_FLOAT, "reward units, of the completion"),

@@ -11,7 +11,7 @@ from proxima.data import Completion, Episode, Prompt
 
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "sampled": (pa.list_(pa.field("element", pa.bool_(), nullable=False)), "false: the model did not write the token"),
-    "opening": (pa.list_(pa.field("element", pa.int32(), nullable=False)), "what a path with a prompt of its own has"),
+    "opening": (pa.list_(pa.field("element", pa.int32(), nullable=False)), "the prompt of a path that has its own"),
     "episode": (pa.string(), "JSON: the messages, and how it ended"),
 }
 

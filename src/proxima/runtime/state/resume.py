@@ -66,7 +66,7 @@ def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
     reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
     other = "resume with that value, or start another run with folder=PATH"
     if may_differ(path, Purpose.CHANGE):
-        other += "; --accept-changes resumes all the same, and says so in log, summary and report"
+        other += "; --accept-changes resumes anyway, and says so in log, summary and report"
     else:
         section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
         reason += f", and {BOUND[section]}"

@@ -211,7 +211,7 @@ async def _body(request: Request) -> Any:
     try:
         return json.loads(content)
     except ValueError:
-        raise HTTPException(400, "the body is no JSON") from None
+        raise HTTPException(400, "the body is not JSON") from None
 
 
 def _number(request: Request, name: str) -> int:

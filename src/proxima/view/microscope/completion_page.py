@@ -62,7 +62,7 @@ POLICIES = {
     "next": "next_log_prob",
 }
 MISSING = {
-    "current": "the trainer made no forward of the completion",
+    "current": "the trainer ran no forward pass of the completion",
     "proximal": "not stored; --recompute computes it from the checkpoint of the step before",
     "reference": "not stored; --recompute computes it from the model that the run began with",
 }

@@ -43,7 +43,7 @@ def convert_file(
             raise one_problem("--out", remedy, out, "command line")
         target.write_text(conversion.text, encoding="utf-8")
         print(f"wrote {target}")
-    for line in (*conversion.report, *(f"as it stands: {problem}" for problem in conversion.problems)):
+    for line in (*conversion.report, *(f"remaining problem: {problem}" for problem in conversion.problems)):
         print(line, file=sys.stderr)
 
 

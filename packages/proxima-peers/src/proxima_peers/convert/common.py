@@ -238,7 +238,7 @@ KEPT = {"smallest": "largest", "largest": "smallest", "random": "random"}
 
 def critic(d: Draft, o: Options, name: str, *parts: str) -> None:
     """GAE, requested by `name`; its critic's options are not read, so the user has to choose advantage and critic."""
-    why = f"{name}: gae needs a critic, whose options are not converted; grpo stands in for gae with critic: model"
+    why = f"{name}: gae needs a critic, whose options are not converted; grpo replaces gae with critic: model"
     d.ask("algorithm.advantage", "grpo", why, True)
     for option in (name, *(part for part in parts if o.given(part))):
         d.lacks(option, "gae: the options of a critic are not converted")

@@ -111,7 +111,7 @@ def make_loadable(draft: Draft) -> tuple[str, ...]:
             break
         for problem in refused:
             entry = draft.entries.pop(problem.path)
-            why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default stands in"
+            why = f"{entry.origin.removeprefix(FILL_IN)}: {problem.value} {problem.message}; our default is used"
             draft.needs(problem.path, why)
     return tuple(str(problem).replace(" (mapping)", "") for problem in problems)
 

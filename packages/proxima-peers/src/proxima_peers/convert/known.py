@@ -142,7 +142,7 @@ def _tell(d: Draft, o: Options, name: str, rule: Rule) -> None:
             _lacks(d, name, f"{shown(value)}: {rule.why}, {shown(other)}, holds here", rule.field)
     elif rule.effect == "no effect":
         if rule.field and isinstance(value, str) and value.partition(".")[0] not in OWN_CLASSES:
-            d.wait(rule.field, name, f"{shown(value)}: a class of your own, which nothing here runs")
+            d.wait(rule.field, name, f"{shown(value)}: a custom class, which nothing here runs")
         else:
             d.drops(name, rule.why)
     elif _is_nothing(value) or value in rule.neutral:

@@ -11,7 +11,7 @@ AGENT = "it plays by itself: an agent, {kind: agent, run: MODULE:FUNCTION} (docs
 ENDLESS = "No limit there; a turn has at least one token."
 LAST = "Calls in the last message run here, and nobody reads the answer; there they do not run."
 WHOLE = "There, too, of the whole episode, answers of tools among it, and of each turn."
-FORKS = "What a chat template rewrites, as Qwen3's does thoughts, begins a path of its own here: episode.forks."
+FORKS = "What a chat template rewrites, as Qwen3's does thoughts, begins a new path here: episode.forks."
 
 
 def held_out(d: Draft) -> None:
@@ -63,7 +63,7 @@ def _by_name(d: Draft, o: Options, option: str, path: str) -> None:
     named = [text if REFERENCE.fullmatch(text) else f"MODULE:{_identifier(text)}" for text in texts]
     d.put(path, named if path == TOOLS else named[0], o.origin(option))
     if rest := [text for text in texts if text not in named]:
-        why = "put it into a file of its own, for an import of the script would run it, and name it"
+        why = "put it into a separate file, for an import of the script would run it, and name it"
         several = "; several are a task of the kind mix" if path == WORLD and "{" in rest[0] else ""
         d.wait(path, option, f"{', '.join(rest)}: {why}{several}")
 

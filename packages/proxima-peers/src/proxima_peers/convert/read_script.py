@@ -54,7 +54,7 @@ def from_script(text: str, name: str = "script") -> Flat:
             return flags
         wanted = "give the config file, or the script that sets the options"
         raise one_problem(name, f"has no words like algorithm.adv_estimator=grpo or --learning_rate 1e-6; {wanted}")
-    why = [f"{' and '.join(script.mains)} may have defaults of its own"] if script.mains else []
+    why = [f"{' and '.join(script.mains)} may have its own defaults"] if script.mains else []
     why += [f"${name} may hold options" for name in script.missing()]
     if why:
         overrides = {"launch": Doubtful(f"{' and '.join(why)}, which are not in this file"), **overrides}

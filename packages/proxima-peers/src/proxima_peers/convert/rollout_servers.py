@@ -9,7 +9,7 @@ from proxima_peers.convert.draft import Draft
 from proxima_peers.convert.options import Options
 
 SERVED = (
-    "Started from an environment of its own, which `proxima engine install` makes; {kind: local} generates in this "
+    "Started from its own environment, which `proxima engine install` makes; {kind: local} generates in this "
     "process instead."
 )
 SGLANG = "start it, and set engine={kind: sglang, url: 'http://HOST:PORT'}; here engine local generates"
@@ -68,7 +68,7 @@ def trl_engine(d: Draft, o: Options) -> None:
         d.drops_given(o, "vllm_mode is colocate: there is no server", *places)
         _served(d, o, TRL, o.origin("vllm_mode") if o.given("vllm_mode") else "from use_vllm")
         return
-    d.drops_given(o, "the server runs already, with settings of its own", TRL.gpu_memory, TRL.parallel)
+    d.drops_given(o, "the server runs already, with its own settings", TRL.gpu_memory, TRL.parallel)
     host, port = o.get(places[1], default="0.0.0.0"), o.whole(places[2], default=8000)
     if not (isinstance(host, str) and re.fullmatch(HOST, host)):
         host = o.refuse("must be the name or address of a machine", places[1], default="0.0.0.0")

@@ -98,7 +98,7 @@ def _tracker(d: Draft, o: Options, kind: str, switch: str, names: Names) -> None
             continue
         value = o.get(name)
         if (why := o.doubts.pop(name, None)) is not None:  # a name decides no result: nothing to fill in
-            d.drops(name, f"{why}; our default stands in")
+            d.drops(name, f"{why}; our default is used")
         elif field == "tags":
             tags = value if isinstance(value, list) else [value]
             fields[field] = ([str(tag) for tag in tags], f"from {name}")

@@ -80,7 +80,9 @@ def rows_of_update(o: Options) -> tuple[int, str]:
     processes = o.whole("num_processes", "nproc_per_node", least=1)
     factors = f"{device} * {gather} * {processes or 1}"
     counts = f"per_device_train_batch_size * gradient_accumulation_steps * num_processes: {factors}"
-    origin = f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+    origin = (
+        f"from {counts}" if processes else f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
+    )
     return device * gather * (processes or 1), origin
 
 
@@ -287,7 +289,7 @@ def _batch(d: Draft, o: Options) -> int:
         counts = f"{factors}: {device} * {processes} * {times} / {group}"
     origin = f"from {counts}"
     if whole is None and written is None:
-        origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 stands in"
+        origin = f"{FILL_IN}: {counts}; the file does not say num_processes, 1 is assumed"
     elif total % group:
         origin = f"{FILL_IN}: {counts} is not a whole number"
     prompts = max(1, total // group)

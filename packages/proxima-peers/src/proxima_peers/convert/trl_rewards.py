@@ -132,7 +132,7 @@ def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) ->
         home = function.name.removeprefix("__main__.")
         where = home if "." not in home else ":".join(home.rsplit(".", 1))
         where = where if ":" in where else f"rewards.py:{where}"
-        why = f"name it as {{kind: function, path: {where}}}, in a file of its own; `math` stands in"
+        why = f"name it as {{kind: function, path: {where}}}, in a separate file; `math` is used instead"
         d.ask(place, "math", f"{function.text}: {why}", kind=True)
         d.put(f"{place}.name", _label(function, index), "the function's")
 

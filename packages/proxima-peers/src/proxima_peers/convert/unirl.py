@@ -119,7 +119,7 @@ def _algorithm(d: Draft, o: Options) -> str:
     kinds = (kind for option, kind in BY_OPTION.items() if o.flat.get(ALGORITHM + option) is not None)
     algorithm = algorithms.get(target) or next(kinds, None)
     if algorithm is None:
-        o.refuse(f"known are {', '.join(algorithms)}; the default stands in", ALGORITHM + "_target_")
+        o.refuse(f"known are {', '.join(algorithms)}; the default is used", ALGORITHM + "_target_")
     return algorithm or "grpo"
 
 

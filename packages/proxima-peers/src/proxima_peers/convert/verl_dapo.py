@@ -32,7 +32,7 @@ def overlong_buffer(d: Draft, o: Options, longest: int) -> None:
         most = (o.whole(limit, default=longest), o.origin(*lengths))
         common.overlong(d, most, buffer, o.sourced(factor, default=share))
         if most[0] < longest:
-            growing = "beyond it verl's penalty goes on growing, here it stays"
+            growing = "beyond it verl's penalty keeps growing, here it stays constant"
             d.lacks(limit, f"{most[0]}, below the {longest} tokens of a completion: {growing}")
 
 

@@ -52,13 +52,13 @@ def reward_manager(d: Draft, o: Options) -> None:
     o.given(*SOURCES)
     if o.given(*CLASSES):
         place = f"{o.get(*CLASSES)}:{o.get(*PARTS)}"
-        d.wait("reward", o.origin(*CLASSES).removeprefix("from "), f"{place}: a reward manager of your own: {PORT}")
+        d.wait("reward", o.origin(*CLASSES).removeprefix("from "), f"{place}: a custom reward manager: {PORT}")
         o.given(*MANAGERS)
         return
     name = o.origin(*MANAGERS).removeprefix("from ")
     manager = o.get(*MANAGERS, default="naive")
     if manager == "dapo" and scored_by_function(o):
-        d.drops(name, "it calls the function for each completion, as here; its overlong buffer is a reward of its own")
+        d.drops(name, "it calls the function for each completion, as here; its overlong buffer is a separate reward")
     elif manager == "dapo":
         scores = "where verl's scorer gives +1 and -1, as for DAPO's data, {kind: math, weight: 2} is as far apart"
         d.wait("reward", name, f"dapo: choose `reward`; {scores}")
