@@ -85,7 +85,7 @@ def test_layers_that_run_again_change_no_bit(monkeypatch):
     plain = run(model)
     compute = fused_backbone._layer_states
     monkeypatch.setattr(fused_backbone, "_layer_states", lambda *a: runs.append(a[0]) or compute(*a))
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.activation_checkpointing_enable({"use_reentrant": False})
     again = run(model.train())
     assert len(runs) == 2 * len(model.model.layers)
     assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))

@@ -39,7 +39,7 @@ def test_gradient_checkpointing_changes_nothing(kind, share):
     weight = torch.linspace(-1, 1, 45)
     plain, gradients = run(policy(kind, share_prompt=share), trajectories, weight)
     saved = policy(kind, share_prompt=share, gradient_checkpointing=True)
-    assert saved.model.is_gradient_checkpointing
+    assert saved.model.is_activation_checkpointing
     calls = []
     block = next(m for n, m in saved.backbone.named_modules() if n in ("layers.0.mlp", "h.0.mlp"))
     block.register_forward_pre_hook(lambda *_: calls.append(1))

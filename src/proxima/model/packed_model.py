@@ -127,7 +127,9 @@ class PackedModel:
     def set_gradient_checkpointing(self, on: bool) -> None:
         """Recompute activations in the backward pass instead of keeping them."""
         if on:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            name = "activation_checkpointing_enable"  # `gradient_checkpointing_enable` before transformers 5.23
+            enable = getattr(self.model, name, None) or self.model.gradient_checkpointing_enable
+            enable({"use_reentrant": False})
             self.model.train()  # Hugging Face checkpoints in training mode only; dropout must then be 0
             dropout = [m.p for m in self.model.modules() if isinstance(m, nn.Dropout) and m.p > 0]
             if dropout:
