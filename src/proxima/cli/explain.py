@@ -88,11 +88,11 @@ def _print_plan(
 
     asked = read_devices(devices)
     if propose:
-        found = proposals(resolved, asked, mean)
+        proposed = proposals(resolved, asked, mean)
         if as_json:
-            print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in found])
+            print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in proposed])
         else:
-            print(f"{_trained_block(resolved)}\n\n{text_of_proposals(found)}")
+            print(f"{_trained_block(resolved)}\n\n{text_of_proposals(proposed)}")
         return 0
     counted = None
     if rehearsed and resolved.recipe is not None:

@@ -160,7 +160,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
         if name == chosen:
             command, below.description = load_command(name, place)
             add_command(below, command)
-            known = option_strings(below)
+            options = option_strings(below)
     if completing:
         import argcomplete
 
@@ -171,7 +171,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
             raise UserError(f"unknown argument {rest[0]!r}; see proxima --help")
         parser.print_help()
         return 0
-    _place_rest(arguments, rest, known)
+    _place_rest(arguments, rest, options)
     announce(arguments, sys.stderr)
     return run_command(command, arguments)
 

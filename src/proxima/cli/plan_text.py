@@ -57,15 +57,15 @@ def _stages(plan: "StepPlan") -> list[str]:
     return lines
 
 
-def text_of_proposals(found: Sequence["Proposal"]) -> str:
+def text_of_proposals(proposals: Sequence["Proposal"]) -> str:
     """A table of layouts, and the words that set each."""
     lines = ["layouts  step       tokens/s a device  memory   binds                         layout"]
-    for number, proposal in enumerate(found, 1):
+    for number, proposal in enumerate(proposals, 1):
         plan = proposal.plan
         size = f"{plan.memory.needed / GIB:.0f} GiB"
         figures = f"{_seconds(plan.seconds):<11}{plan.speed:<19,.0f}{size:<9}{plan.binds:<30}"
         lines.append(f"     {number:>2}  {figures}{plan.layout}")
-    for number, proposal in enumerate(found, 1):
+    for number, proposal in enumerate(proposals, 1):
         plan = proposal.plan
         note = "    # trains on completions of the step before" if "runtime.max_lag=1" in proposal.words else ""
         lines.append(f"\n  {number}{note}\n    {' '.join(proposal.words)}")

@@ -25,13 +25,13 @@ def read_counts(text: str) -> "tuple[list[int], DeviceKind]":
     """
     from proxima.lab.plan.devices import read_devices
 
-    found = re.fullmatch(r"(\d[\d,-]*)[x×](.+)", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d[\d,-]*)[x×](.+)", text.strip())
+    if match is None:
         raise UserError(
             f"--devices {text}: must be numbers and a kind of device", remedy="8-1024xH800-80G, 8,24xH20-96G"
         )
-    kind, counts = read_devices(f"1x{found[2]}").kind, set[int]()
-    for part in found[1].split(","):
+    kind, counts = read_devices(f"1x{match[2]}").kind, set[int]()
+    for part in match[1].split(","):
         ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
         if not 1 <= low <= high <= MOST:

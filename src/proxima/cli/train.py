@@ -115,7 +115,7 @@ def train_recipe(
         if quiet and is_first():
             print(outcome(summary))
     except RunEnded as end:  # the run failed as designed, which is no bug
-        if not end.told:
+        if not end.reported:
             print(f"error: {end}", file=sys.stderr)
         status = "failed"
     finally:

@@ -23,7 +23,7 @@ from proxima.config.schema import RunConfig
 from proxima.config.sections.critic_section import ModelCritic
 from proxima.config.sections.model_section import device_exists
 from proxima.config.sections.offline_section import OfflineConfig
-from proxima.config.sections.ranks_section import told_ranks
+from proxima.config.sections.ranks_section import launched_ranks
 from proxima.config.step_size import ExampleStep, StepSize, at_once, pruned
 from proxima.config.training_memory import Share, rank_share
 from proxima.core.advantage import needs_baseline
@@ -65,9 +65,9 @@ class Estimates:
         self.memory: dict[str, int] | None = None
         self.host: dict[str, int] = {}
         self.time: Time | None = None
-        if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not told_ranks():
-            told = f"torchrun says how many ranks there are; memory is estimated for {self.share.ranks}"
-            self.notes.append(f"{told}: set WORLD_SIZE=8 before this command for another number")
+        if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not launched_ranks():
+            unknown = f"torchrun says how many ranks there are; memory is estimated for {self.share.ranks}"
+            self.notes.append(f"{unknown}: set WORLD_SIZE=8 before this command for another number")
         task = config.task
         if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):
             self.notes.append(f"task: {shares}")

@@ -38,12 +38,12 @@ def refuse_layout(name: str) -> None:
 def _check_layout(word: str, path: Path, recipes: Sequence[str]) -> None:
     """A layout is for the recipes whose names begin like its own."""
     model, shipped = _model_of(path.stem), {Path(name).name for name in shipped_recipes()}
-    known = [name for name in recipes if name in shipped]
-    if not known or known[-1].startswith(model):
+    bases = [name for name in recipes if name in shipped]
+    if not bases or bases[-1].startswith(model):
         return
-    fitting = [FILE + layout for layout in shipped_layouts() if known[-1].startswith(_model_of(layout))]
+    fitting = [FILE + layout for layout in shipped_layouts() if bases[-1].startswith(_model_of(layout))]
     remedy = f"use {' or '.join(fitting)}" if fitting else "copy it, fit the copy to your model, and lay that over"
-    raise _problem(word, f"is a layout for the recipes {model}*, and this one is {known[-1]}; {remedy}")
+    raise _problem(word, f"is a layout for the recipes {model}*, and this one is {bases[-1]}; {remedy}")
 
 
 def _model_of(layout: str) -> str:
@@ -54,10 +54,10 @@ def _model_of(layout: str) -> str:
 def _near_layout(name: str) -> str:
     names = {layout.rpartition("/")[2]: layout for layout in shipped_layouts()}
     files = {file.stem: str(file) for file in Path(name).parent.glob("*.yaml")}
-    known = names | {layout: layout for layout in names.values()} | files | {file: file for file in files.values()}
-    near = nearest(name, known)
+    choices = names | {layout: layout for layout in names.values()} | files | {file: file for file in files.values()}
+    near = nearest(name, choices)
     layouts = ", ".join(f"{FILE}{layout}" for layout in names.values())
-    return f"did you mean {FILE}{known[near]}?" if near else f"give {FILE}FILE.yaml, or a layout: {layouts}"
+    return f"did you mean {FILE}{choices[near]}?" if near else f"give {FILE}FILE.yaml, or a layout: {layouts}"
 
 
 def _problem(word: str, message: str) -> ConfigError:

@@ -19,7 +19,7 @@ ACTIVATIONS = "activations of a micro-batch"
 LOGITS = "logits"
 MOMENTS, MOMENTUM = "Adam's two moments", "Muon's momentum"
 GATHERED = "gathered layers"
-UNTOLD_RANKS, NODE = 2, 8  # ranks of a torchrun that has not started; of a node of which nothing is known
+DEFAULT_RANKS, NODE = 2, 8  # ranks of a torchrun that has not started; of a node of which nothing is known
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
 
 
@@ -40,8 +40,8 @@ class Share:
         """The ranks that a model is split over."""
         kind = "replicate" if self.sharding is None else self.sharding.kind
         if kind == "hybrid":
-            told = self.sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
-            return min(self.ranks, told)
+            per_node = self.sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
+            return min(self.ranks, per_node)
         return self.ranks if kind == "full" else self.tensor
 
     @property
@@ -88,15 +88,15 @@ class Share:
 
 def rank_share(placement: Any) -> Share:
     """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else as few
-    as its groups allow, `UNTOLD_RANKS` at least."""
+    as its groups allow, `DEFAULT_RANKS` at least."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
-    from proxima.config.sections.ranks_section import told_ranks
+    from proxima.config.sections.ranks_section import launched_ranks
     from proxima.model.parallel.sharding import Sharding
 
     sharding = Sharding.of(placement)
-    untold = math.lcm(UNTOLD_RANKS, sharding.together, sharding.expert_parallel)
-    return Share(getattr(placement, "ranks", None) or told_ranks() or untold, sharding)
+    otherwise = math.lcm(DEFAULT_RANKS, sharding.together, sharding.expert_parallel)
+    return Share(getattr(placement, "ranks", None) or launched_ranks() or otherwise, sharding)
 
 
 @dataclass(frozen=True)

@@ -164,8 +164,8 @@ def all_problems(*, data: bool = True) -> Iterator[None]:
         if error.whole is None:
             raise
         left = [] if data else to_do(error.whole)
-        found = [problem for problem in check(error.whole) if problem not in left]
-        raise ConfigError([*error.problems, *found]) from None
+        more = [problem for problem in check(error.whole) if problem not in left]
+        raise ConfigError([*error.problems, *more]) from None
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:

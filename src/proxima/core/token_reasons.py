@@ -44,8 +44,8 @@ class TokenReasons:
     @cached_property
     def corrected(self) -> list[tuple[Correction, Corrected]]:
         """The decisions of each correction; those over the whole batch only if this is the whole batch."""
-        known = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
-        return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in known]
+        applicable = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
+        return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in applicable]
 
     @property
     def _with_next(self) -> PolicyBatch:

@@ -54,8 +54,8 @@ class KeptPrefixes:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the last hidden state [D] and the KV [layers, 2, H_kv, P, D] of each prompt, given with its shared
         lengths."""
-        found = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
-        counts, kv = [count for count, _ in found], [past for _, past in found]
+        prefixes = [self.find(prompt.tokens, shared) for prompt, shared in prompts]
+        counts, kv = [count for count, _ in prefixes], [past for _, past in prefixes]
         hidden: list[Tensor] = [torch.empty(0)] * len(prompts)
         kept = [_parts(shared, decoder) for _, shared in prompts]
         tokens = [prompt.tokens for prompt, _ in prompts]

@@ -81,11 +81,11 @@ class NgramDrafter:
         place = None if self._pause else self._after.get(tuple(self.tokens[-NGRAM:]))
         if length < 1 or place is None:
             return ()
-        found = self.tokens[place : place + length]
+        drafted = self.tokens[place : place + length]
         period = len(self.tokens) - place
-        found += [found[i % period] for i in range(len(found), length)]  # repeats a periodic text
-        self._unseen = list(found)
-        return found
+        drafted += [drafted[i % period] for i in range(len(drafted), length)]  # repeats a periodic text
+        self._unseen = list(drafted)
+        return drafted
 
 
 class SpeculativeScheduler(Scheduler):

@@ -71,8 +71,8 @@ class AgentSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "command", tuple(self.command))
-        one = bool(self.run) != bool(self.command)
-        require(one, "run", self.run or None, "must be given, or `command`, and not both")
+        exactly_one = bool(self.run) != bool(self.command)
+        require(exactly_one, "run", self.run or None, "must be given, or `command`, and not both")
         require(not self.run or ":" in self.run, "run", self.run, "must be module:function")
         require(self.workers >= 0, "workers", self.workers, "must be >= 0", remedy="0: 1 process, or 16 programs")
         missing = missing_for_server()
@@ -80,9 +80,9 @@ class AgentSpec:
         require(not missing, field, value, f"is served by {missing}, not installed here", remedy=SERVER_REMEDY)
         if self.run:
             name = self.run.partition(":")[0]
-            known = user_module_file(name) is not None  # imports nothing: only the worker needs the agent's packages
+            importable = user_module_file(name) is not None  # not imported: only the worker needs its packages
             remedy = "run in its folder, or install it"
-            require(known, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
+            require(importable, "run", self.run, f"names the module {name}, which can't be found", remedy=remedy)
 
     def build(self) -> Agents:
         """Build the agents."""

@@ -34,8 +34,8 @@ class Guess(Environment):
     def respond(self, text: str) -> Reply:
         """Judge the last number in the message."""
         self.used += 1
-        found = re.findall(r"(?<!\d)-?\d{1,18}(?!\d)", text)
-        guess = int(found[-1]) if found else None
+        numbers = re.findall(r"(?<!\d)-?\d{1,18}(?!\d)", text)
+        guess = int(numbers[-1]) if numbers else None
         if guess == self.number:
             return Reply(reward=1 - (self.used - 1) / self.guesses, done=True)
         if self.used == self.guesses:

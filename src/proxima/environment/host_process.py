@@ -219,8 +219,8 @@ def end(*, number: int) -> dict[str, Any]:
     value: float | None = None
     if callable(getattr(environment, "get_reward", None)):
         value = _number(_called(environment, environment.get_reward), "get_reward")
-    elif (found := getattr(environment, "reward", None)) is not None:
-        value = _number(_called(environment, found) if callable(found) else found, "reward")
+    elif (reward := getattr(environment, "reward", None)) is not None:
+        value = _number(_called(environment, reward) if callable(reward) else reward, "reward")
     del environment
     drop(number=number)
     return {"reward": value}

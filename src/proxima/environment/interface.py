@@ -39,9 +39,9 @@ class EnvironmentSpec:
 
     def __post_init__(self) -> None:
         if self.kind is not None and ":" not in self.kind:
-            known = self.kind in ENVIRONMENTS
+            registered = self.kind in ENVIRONMENTS
             require(
-                known,
+                registered,
                 "environment",
                 self.kind,
                 "is unknown",
@@ -213,7 +213,7 @@ def _loaded(where: str, value: str, reference: str) -> Callable[..., Any]:
     except Exception as error:
         raise FieldError(where, value, f"can't be imported: {_line(error)}", remedy=_remedy(error)) from error
     if not callable(made):
-        names = [key for key, known in vars(module).items() if callable(known) and not key.startswith("_")]
+        names = [key for key, item in vars(module).items() if callable(item) and not key.startswith("_")]
         raise FieldError(where, value, f"has no {name!r}", remedy=suggestion(name, names))
     return made  # type: ignore[no-any-return]
 

@@ -35,8 +35,8 @@ class Search(Environment):
 
         words = bm25s.tokenize([query[:1000]], return_ids=False, show_progress=False)
         numbers, scores = self.index.retrieve(words, k=self.top, show_progress=False)
-        found = [self.passages[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
-        lines = [f"[{i}] {passage[: self.characters]}" for i, passage in enumerate(found, 1)]
+        best = [self.passages[number] for number, score in zip(numbers[0], scores[0], strict=True) if score > 0]
+        lines = [f"[{i}] {passage[: self.characters]}" for i, passage in enumerate(best, 1)]
         return "\n".join(lines) or "nothing was found"
 
 

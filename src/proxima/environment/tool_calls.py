@@ -35,14 +35,14 @@ def read_calls(text: str, tool_format: ToolFormat, tools: Collection[str] = ()) 
     before, thought, after = text.partition("</think>")
     text = after if thought else "" if "<think>" in text else before
     calls, unreadable = list[ToolCall](), list[str]()
-    for found in READERS[tool_format](text, tools):
+    for call in READERS[tool_format](text, tools):
         if len(calls) + len(unreadable) == MOST_CALLS:
             unreadable.append(f"only {MOST_CALLS} calls of a message are read")
             break
-        if isinstance(found, str):
-            unreadable.append(" ".join(found.split()))
+        if isinstance(call, str):
+            unreadable.append(" ".join(call.split()))
         else:
-            calls.append(found)
+            calls.append(call)
     return ReadMessage(tuple(calls), tuple(unreadable))
 
 
@@ -58,9 +58,9 @@ def format_of(tokenizer: Any) -> ToolFormat:
     template = tokenizer.get_chat_template(tools=[{}])
     marks = {"<function=": "xml", "<tool_call>": "hermes", "<|python_tag|>": "llama", '"parameters":': "llama"}
     marks |= {"[TOOL_CALLS]": "llama"}
-    for mark, known in marks.items():
+    for mark, tool_format in marks.items():
         if mark in template:
-            return cast(ToolFormat, known)
+            return cast(ToolFormat, tool_format)
     what = "the chat template shows tools in a form that isn't known here"
     raise UserError(what, remedy=f"set episode.tool_format to one of {', '.join(get_args(ToolFormat))}")
 
@@ -110,59 +110,59 @@ def _json_example(key: str, name: str, parameters: Sequence[str]) -> str:
     return json.dumps({"name": name, key: dict.fromkeys(parameters, "...")})
 
 
-Found = list[ToolCall | str]  # a call, or why it is invalid
+ParsedCalls = list[ToolCall | str]  # a call, or why it is invalid
 
 
-def _hermes(text: str, tools: Collection[str]) -> Found:
-    found: Found = []
+def _hermes(text: str, tools: Collection[str]) -> ParsedCalls:
+    calls: ParsedCalls = []
     start = text.find("<tool_call>")
-    while start >= 0 and len(found) <= MOST_CALLS:
+    while start >= 0 and len(calls) <= MOST_CALLS:
         at = start + len("<tool_call>")
         try:
             value, end = _json_at(text, at)
             rest = text[end : end + 200].lstrip()
             if rest and not rest.startswith("</tool_call>"):
                 raise ValueError("</tool_call> does not follow the JSON of a call")
-            found.append(_call(value))
+            calls.append(_call(value))
             at = end
         except ValueError as error:
-            found.append(str(error))
+            calls.append(str(error))
         start = text.find("<tool_call>", at)
-    return found
+    return calls
 
 
-def _llama(text: str, tools: Collection[str]) -> Found:
+def _llama(text: str, tools: Collection[str]) -> ParsedCalls:
     """Find calls only in a message that consists of nothing else: JSON within a sentence is an answer."""
     body = text.strip()
     tagged = body.startswith(("<|python_tag|>", "[TOOL_CALLS]"))
     body = body.removeprefix("<|python_tag|>").removeprefix("[TOOL_CALLS]").lstrip()
     if not tagged and not re.match(r'\[?\s*{\s*"(name|type|function|parameters|arguments)"', body):
         return []
-    found: Found = []
+    calls: ParsedCalls = []
     at = 0
-    while at < len(body) and len(found) <= MOST_CALLS:
+    while at < len(body) and len(calls) <= MOST_CALLS:
         try:
             value, at = _json_at(body, at)
         except ValueError as error:
-            return [*found, str(error)]
+            return [*calls, str(error)]
         for call in value if isinstance(value, list) else [value]:
             try:
-                found.append(_call(call))
+                calls.append(_call(call))
             except ValueError as error:
-                found.append(str(error))
+                calls.append(str(error))
         while at < len(body) and body[at] in ";, \t\r\n":
             at += 1
-    return found
+    return calls
 
 
-def _xml(text: str, tools: Collection[str]) -> Found:
-    found: Found = []
+def _xml(text: str, tools: Collection[str]) -> ParsedCalls:
+    calls: ParsedCalls = []
     for part in text.split("<function=")[1 : MOST_CALLS + 2]:
         try:
-            found.append(_xml_call(part))
+            calls.append(_xml_call(part))
         except ValueError as error:
-            found.append(str(error))
-    return found
+            calls.append(str(error))
+    return calls
 
 
 def _xml_call(part: str) -> ToolCall:
@@ -194,8 +194,8 @@ def _xml_call(part: str) -> ToolCall:
 FENCE = re.compile(r"^[ \t]*```[ \t]*([^\s`]*)[ \t]*$", re.MULTILINE)
 
 
-def _code(text: str, tools: Collection[str]) -> Found:
-    found: Found = []
+def _code(text: str, tools: Collection[str]) -> ParsedCalls:
+    calls: ParsedCalls = []
     opened: re.Match[str] | None = None
     for fence in FENCE.finditer(text):
         if opened is None:
@@ -204,11 +204,11 @@ def _code(text: str, tools: Collection[str]) -> Found:
         if fence[1]:
             continue  # within a block, a fence with a word is part of the text
         if _is_call(opened[1], tools):
-            found.append(_code_call(opened[1], text[opened.end() : fence.start()].strip("\n")))
+            calls.append(_code_call(opened[1], text[opened.end() : fence.start()].strip("\n")))
         opened = None
     if opened is not None and _is_call(opened[1], tools):
-        found.append(f"the block ```{opened[1][:40]} is not closed")
-    return found
+        calls.append(f"the block ```{opened[1][:40]} is not closed")
+    return calls
 
 
 def _is_call(word: str, tools: Collection[str]) -> bool:
@@ -227,7 +227,7 @@ def _code_call(name: str, body: str) -> ToolCall:
     return ToolCall(name=name, arguments={"": body} if body.strip() else {})
 
 
-READERS: dict[str, Callable[[str, Collection[str]], Found]] = {
+READERS: dict[str, Callable[[str, Collection[str]], ParsedCalls]] = {
     "hermes": _hermes, "llama": _llama, "xml": _xml, "code": _code,
 }  # fmt: skip
 

@@ -118,11 +118,11 @@ class StoredTokens:
             return None
         cached = self._column("next_log_prob")
         cached = torch.full_like(proximal, torch.nan) if cached is None else cached
-        found = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
+        segment_wise = segment_wise_log_prob(behavior, proximal, cached, self._versions, self.version, check=False)
         if self.specs.next_missing == "decoupled":
-            return torch.where(found.isnan(), proximal, found)
-        dropped = self.specs.next_missing == "drop_sample" and bool((found.isnan() & self.sampled).any())
-        return torch.full_like(found, torch.nan) if dropped else found
+            return torch.where(segment_wise.isnan(), proximal, segment_wise)
+        dropped = self.specs.next_missing == "drop_sample" and bool((segment_wise.isnan() & self.sampled).any())
+        return torch.full_like(segment_wise, torch.nan) if dropped else segment_wise
 
     @property
     def advantage(self) -> Tensor | None:

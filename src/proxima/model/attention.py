@@ -200,8 +200,8 @@ def mixes_elsewhere(model: nn.Module) -> str | None:
     """Describe what in a model, other than full or sliding attention, carries information from token to token; None if
     nothing does. Such a model can't keep packed sequences apart, whatever its attention does."""
     whole: Any = model
-    known = {"full_attention", "sliding_attention"}
-    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - known
+    handled = {"full_attention", "sliding_attention"}
+    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - handled
     if kinds:
         return f"has layers of type {', '.join(sorted(kinds))}"
     return "has recurrent layers" if getattr(model, "_is_stateful", False) else None

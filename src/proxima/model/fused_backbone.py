@@ -144,8 +144,8 @@ def _plain(layer: Any, family: str) -> bool:
     names = {"DecoderLayer", "Attention", "MLP", "RMSNorm"}
     for module in layer.modules():
         kind = type(module)
-        known = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
-        if not known or _hooked(module):
+        expected = kind is nn.Linear or kind.__name__.removeprefix(family) in names or kind.__name__.startswith("SiLU")
+        if not expected or _hooked(module):
             return False
     if any(p.dtype != torch.float32 or p.device.type != "cpu" for p in layer.parameters()):
         return False

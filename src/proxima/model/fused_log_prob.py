@@ -30,8 +30,8 @@ def fused_log_prob(
         raise IndexError(f"target {least if least < 0 else most} is not a token of a vocabulary of {len(weight)}")
     apply: Any = _FusedLogProb.apply
     columns = target.long().contiguous(), temperature.contiguous()
-    found: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)
-    return found
+    result: tuple[Tensor, Tensor] = apply(hidden.contiguous(), weight, *columns, entropy, gradient, chunk, kernels)
+    return result
 
 
 class _FusedLogProb(torch.autograd.Function):

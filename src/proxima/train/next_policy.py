@@ -169,10 +169,10 @@ class NextPolicy(RunStage):
         """The segments to compute while `version` is the newest."""
         # the engine's first: a completion that it delivers meanwhile is among the unconsumed ones
         running = await self.engine.in_flight()
-        parts: Sequence[tuple[InFlight, Bools | None]] = [(one, None) for one in running]
+        parts: Sequence[tuple[InFlight, Bools | None]] = [(part, None) for part in running]
         if self.playing is not None:
             parts = self.playing(running)
-        waiting = {one.key: (one, sampled) for one, sampled in parts if one.temperature > 0}
+        waiting = {part.key: (part, sampled) for part, sampled in parts if part.temperature > 0}
         paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []

@@ -32,21 +32,21 @@ class ReplayComparison:
     @classmethod
     def before(cls, stack: TrainStack, objective: Objective[Any], items: Sequence[Any]) -> "ReplayComparison":
         """The comparison for the items of the first update; collective on several ranks."""
-        run = [(one,) for item in items if not objective.skippable(item) for one in objective.sequences(item)]
-        run = [(one,) for (one,) in run if len(one.tokens) and one.behavior_log_prob is not None]
+        run = [(sequence,) for item in items if not objective.skippable(item) for sequence in objective.sequences(item)]
+        run = [(sequence,) for (sequence,) in run if len(sequence.tokens) and sequence.behavior_log_prob is not None]
         shared = stack.model.share_prompt
         budget = min(stack.tokens_per_micro_batch, tokens_fed(run, share_prompt=shared) // SHARE)
         first = next(iter(micro_batches(run, budget, share_prompt=shared)), [])
         sample = [run[i][0] for i in first]
-        plain = [replace(one, routed_experts=None, prompt_routed_experts=None) for one in sample]
+        plain = [replace(sequence, routed_experts=None, prompt_routed_experts=None) for sequence in sample]
         return cls(sample, stack.log_prob(plain) if plain else [])
 
     def metrics(self, statistics: Mapping[Key, TokenStatistics]) -> dict[str, float]:
         """The mean k3 of KL(μ‖π), nats per token, and the mean |log π - log μ| over the loss tokens of the sample: with
         replay, from the update's own first forward pass, and without."""
-        if not any(loss_tokens(one) for one in self.sample):
+        if not any(loss_tokens(sequence) for sequence in self.sample):
             return {}
-        replayed = [statistics[one.key].log_prob for one in self.sample]
+        replayed = [statistics[sequence.key].log_prob for sequence in self.sample]
         of = {"replay": replayed, "no_replay": self.unreplayed}
         measured = {name: mismatch_metrics(first_forward(self.sample, log_probs)) for name, log_probs in of.items()}
         return {

@@ -120,8 +120,8 @@ class TrainStack:
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory."""
         order = _packing_order([(trajectory,) for trajectory in trajectories])
-        found, places = self._columns(stage, [trajectories[i] for i in order]), sorted(order, key=order.__getitem__)
-        return {name: [values[i] for i in places] for name, values in found.items()}
+        by_name, places = self._columns(stage, [trajectories[i] for i in order]), sorted(order, key=order.__getitem__)
+        return {name: [values[i] for i in places] for name, values in by_name.items()}
 
     def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         if self.ranks.size == 1 or getattr(stage, "on_rank_zero", False):

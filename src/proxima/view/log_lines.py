@@ -363,8 +363,8 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if status != "done":
         run = "" if info is None or is_launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
-        told = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
-        parts += [] if told else [f"resume: {how}"]
+        told_already = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
+        parts += [] if told_already else [f"resume: {how}"]
     elif info is not None:
         parts.append(str(info.folder / "report.html"))
     trackers = [(name, link) for name, link in (summary.get("links") or {}).items() if name != "report"]

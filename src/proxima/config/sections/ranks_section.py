@@ -87,7 +87,7 @@ class RankPlacement:
     def layout_problems(self, r: Resolved[Any]) -> Findings:
         """The reasons why the ranks can't have this layout, or can't split the model, as far as known: the launcher may
         not have set their number yet, and a model of the hub may not be downloaded."""
-        ranks, of = getattr(self, "ranks", None) or told_ranks() or 0, ""
+        ranks, of = getattr(self, "ranks", None) or launched_ranks() or 0, ""
         if self.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
             ranks, of = int(nearby), " of a node"
         critic, teacher = r.get("critic"), r.get("algorithm.distillation")
@@ -115,10 +115,10 @@ class RankPlacement:
             require_splittable(path, revision, sharding, ranks, adapters=adapters, name=name)
 
 
-def told_ranks() -> int | None:
+def launched_ranks() -> int | None:
     """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
-    told = os.environ.get("WORLD_SIZE", "")
-    return int(told) if told.isdecimal() and int(told) > 0 else None
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdecimal() and int(size) > 0 else None
 
 
 def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:

@@ -233,7 +233,7 @@ class ServerClient:
         try:
             return parse_json(body)
         except (TooLargeError, UnreadableError) as error:
-            raise NotJsonError(self.url, path, f"not JSON but {self.told(body)}") from error
+            raise NotJsonError(self.url, path, f"not JSON but {self.excerpt(body)}") from error
 
     @asynccontextmanager
     async def lines(self, path: str, body: Any, size: StreamSize | None = None) -> AsyncIterator[AsyncIterator[bytes]]:
@@ -270,7 +270,7 @@ class ServerClient:
         if 200 <= status < 300:
             return
         try:
-            message = self.told(await read_body(response, ERROR, cut=True))
+            message = self.excerpt(await read_body(response, ERROR, cut=True))
         except UnreadableError as error:
             message = str(error)
         except (httpx.HTTPError, TimeoutError):  # the status says enough
@@ -282,7 +282,7 @@ class ServerClient:
             )
         raise ServerError(self.url, path, f"status {status}: {message}", status, _retry_after(response.headers))
 
-    def told(self, text: bytes | str) -> str:
+    def excerpt(self, text: bytes | str) -> str:
         """The server's message in one line, with the key that we sent removed."""
         text = text if isinstance(text, str) else text.decode(errors="replace")
         return error_message(text.replace(self._key, "…") if self._key else text)
@@ -337,11 +337,15 @@ async def stream_events(
             try:
                 event = parse_json(data)
             except (TooLargeError, UnreadableError) as error:
-                raise ServerError(client.url, path, f"streamed data that is not JSON: {client.told(data)}") from error
+                raise ServerError(
+                    client.url, path, f"streamed data that is not JSON: {client.excerpt(data)}"
+                ) from error
             if not isinstance(event, dict):
-                raise ServerError(client.url, path, f"streams something else than a JSON object: {client.told(data)}")
+                raise ServerError(
+                    client.url, path, f"streams something else than a JSON object: {client.excerpt(data)}"
+                )
             if event.get("error") is not None:
-                raise ServerError(client.url, path, f"ended with an error: {client.told(data)}")
+                raise ServerError(client.url, path, f"ended with an error: {client.excerpt(data)}")
             yield event
     if not done:
         raise ServerError(client.url, path, "the stream was cut off")

@@ -101,16 +101,16 @@ def joined_routes(
         parts: for each attempt, its rows, which start with the prompt and the tokens of earlier attempts; and a mask
             [T] of the tokens for which they are valid.
     """
-    found, at = list[NDArray[Any]](), prompt
+    chunks, at = list[NDArray[Any]](), prompt
     read = (ids[:prompt] for ids, _ in parts if ids is not None and len(ids) >= prompt)  # fewer rows: no token
     first = next(read, shape.absent(prompt))
     for ids, counts in parts:
         rows = shape.absent(len(counts))
         if ids is not None:
             rows[counts] = ids[at - 1 : at - 1 + len(counts)][counts]
-        found.append(rows)
+        chunks.append(rows)
         at += len(counts)
-    return {"routed_experts": np.concatenate(found), "prompt_routed_experts": first}
+    return {"routed_experts": np.concatenate(chunks), "prompt_routed_experts": first}
 
 
 def _decoded(text: Any) -> bytes:

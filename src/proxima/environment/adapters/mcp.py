@@ -42,11 +42,11 @@ class Mcp(Environment):
 
     def tools(self) -> list[dict[str, Any]]:
         """Return the schemas of the tools that the model may call."""
-        found = {tool["name"]: tool for tool in self.server.tools()}
+        by_name = {tool["name"]: tool for tool in self.server.tools()}
         for name in self.names or ():
-            if name not in found:
-                raise FieldError("tools", name, "is not a tool of the server", remedy=f"it has {', '.join(found)}")
-        return [_schema(found[name]) for name in self.names or found]
+            if name not in by_name:
+                raise FieldError("tools", name, "is not a tool of the server", remedy=f"it has {', '.join(by_name)}")
+        return [_schema(by_name[name]) for name in self.names or by_name]
 
     def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Run a tool."""
@@ -72,13 +72,13 @@ class ToolServer:
 
     def tools(self) -> list[dict[str, Any]]:
         """List the server's tools, across all pages."""
-        found: list[dict[str, Any]] = []
+        listed: list[dict[str, Any]] = []
         cursor: dict[str, Any] = {}
         while True:
             page = self.request("tools/list", **cursor)
-            found += page["tools"]
+            listed += page["tools"]
             if not page.get("nextCursor"):
-                return found
+                return listed
             cursor = {"cursor": page["nextCursor"]}
 
     def request(self, method: str, **parameters: Any) -> dict[str, Any]:

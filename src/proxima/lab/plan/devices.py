@@ -89,12 +89,12 @@ def read_devices(text: str) -> Devices:
     Raises:
         UserError: the device is not in the table, or the number is < 1.
     """
-    found = re.fullmatch(r"(?:(\d+)[x×])?(.+)", text.strip())
-    count, name = (int(found[1] or 1), found[2]) if found else (0, text)
+    match = re.fullmatch(r"(?:(\d+)[x×])?(.+)", text.strip())
+    count, name = (int(match[1] or 1), match[2]) if match else (0, text)
     kinds = device_kinds()
     kind = kinds.get(name.upper())
     if kind is None:
-        whole = " or ".join(repr(known) for known in kinds if known.startswith(f"{name.upper()}-"))
+        whole = " or ".join(repr(each) for each in kinds if each.startswith(f"{name.upper()}-"))
         near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
         raise UserError(f"--devices {text}: {name!r} is not a known device; {near}")
     if count < 1:

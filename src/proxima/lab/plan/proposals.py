@@ -39,16 +39,16 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     planned = PlannedRecipe.of(resolved, devices, mean)
     if not hasattr(resolved.config.engine, "urls"):
         planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced
-    found = list(_best(planned, devices, planned.load))
-    if not found:
+    fitting = list(_best(planned, devices, planned.load))
+    if not fitting:
         raise UserError(
             f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
         )
-    shown = [Proposal(plan, words_of(plan, resolved)) for plan in found[:SHOWN]]
+    shown = [Proposal(plan, words_of(plan, resolved)) for plan in fitting[:SHOWN]]
     if not planned.load.lag:
         ahead = replace(planned.load, lag=1)
         for plan in _best(planned, devices, ahead, separate_only=True):
-            if plan.seconds < found[0].seconds:
+            if plan.seconds < fitting[0].seconds:
                 shown.append(Proposal(plan, words_of(plan, resolved)))
             break
     return shown
@@ -58,7 +58,7 @@ def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_
     """Return the layouts that fit, the fastest first; a slower one only if its ranks need less memory than all faster
     ones, or if its engines differ from theirs."""
     generate = cache(generation)
-    found = []
+    plans = []
     for layout in layouts(devices, overlaps=load.lag > 0):
         if separate_only and layout.colocated:
             continue
@@ -68,10 +68,10 @@ def _best(planned: PlannedRecipe, devices: Devices, load: StepLoad, *, separate_
             continue
         memory = device_memory(planned.spec, planned.model, layout, load, devices.kind)
         if memory.fits:
-            found.append(planned.plan(layout, load, memory=memory, generate=generate))
-    found.sort(key=lambda plan: (round(plan.seconds, 1), plan.layout.sharding.together))
+            plans.append(planned.plan(layout, load, memory=memory, generate=generate))
+    plans.sort(key=lambda plan: (round(plan.seconds, 1), plan.layout.sharding.together))
     kept: list[StepPlan] = []
-    for plan in found:
+    for plan in plans:
         held = sum(plan.memory.trainer.values())
         least = min((sum(other.memory.trainer.values()) for other in kept), default=math.inf)
         engines = {(other.layout.engine_devices, other.layout.ranks) for other in kept}

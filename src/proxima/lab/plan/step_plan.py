@@ -203,11 +203,11 @@ class PlannedRecipe:
         """Raise a FieldError for a layout that is impossible for the model."""
         check_model(layout, self.config, adapters=self.spec.lora is not None)
 
-    def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **known: Any) -> StepPlan:
-        """Plan one layout; `known` is passed to `plan_step`."""
+    def plan(self, layout: DeviceLayout, load: StepLoad | None = None, **estimates: Any) -> StepPlan:
+        """Plan one layout; `estimates` are passed to `plan_step`."""
         load = load or self.load
         load = replace(load, lag=0) if layout.colocated else load
-        return plan_step(self.model, self.spec, layout, load, self.devices, **known)
+        return plan_step(self.model, self.spec, layout, load, self.devices, **estimates)
 
 
 def _checked_config(spec: ModelConfig) -> Any:

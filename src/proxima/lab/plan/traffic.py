@@ -116,7 +116,7 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
     ranks = layout.ranks // (tensor * layout.pipeline)
     parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
     experts, share = placed.weights.experts, placed.trained / placed.model.parameters
-    found = {}
+    traffic = {}
     for name, weights, stride in (
         ("dense", placed.model.parameters - experts, tensor),
         ("experts", experts / expert, tensor * expert),
@@ -131,7 +131,7 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
             size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)
             collectives = placed.model.layers * (micro * again + sums)
         if size:
-            found[f"gather {name}"] = Traffic(
+            traffic[f"gather {name}"] = Traffic(
                 size, device.link(group, stride), collectives, device.nodes(group, stride)
             )
         if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
@@ -139,5 +139,5 @@ def _gathered(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, 
             apart = stride if sharding.kind == "replicate" else device.node
             size = 2 * FULL * share * part * (between - 1) / between
             rate, nodes = device.link(between, apart), device.nodes(between, apart)
-            found[f"sum {name}"] = Traffic(size, rate, placed.model.layers, nodes)
-    return found
+            traffic[f"sum {name}"] = Traffic(size, rate, placed.model.layers, nodes)
+    return traffic

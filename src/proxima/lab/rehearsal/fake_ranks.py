@@ -28,13 +28,13 @@ def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
 
     from proxima.model.parallel import experts
 
-    known, experts.host_counts = experts.host_counts, _even_counts
+    original, experts.host_counts = experts.host_counts, _even_counts
     dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
     try:
         yield _FakeRanks(count, together)
     finally:
         dist.destroy_process_group()
-        experts.host_counts = known
+        experts.host_counts = original
 
 
 def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:

@@ -24,13 +24,13 @@ class PlannedTimes(Times):
     load: StepLoad
     context: float  # tokens of a running completion, prompt included, averaged over time
     network: float = 0.0  # share of an update in which ranks wait for each other's bytes
-    known: dict[int, float] = field(default_factory=dict)  # seconds of a decode step by running completions
+    decode_seconds: dict[int, float] = field(default_factory=dict)  # seconds of a decode step by running completions
 
     def decode_step(self, running: int) -> float:
         count = max(1, running)
-        if count not in self.known:
-            self.known[count] = self.stages.decode_step(count, self.context)[0]
-        return self.known[count]
+        if count not in self.decode_seconds:
+            self.decode_seconds[count] = self.stages.decode_step(count, self.context)[0]
+        return self.decode_seconds[count]
 
     def update_step(self, lengths: Sequence[int]) -> float:
         load, whole = self.load, [length + self.load.prompt_tokens for length in lengths]

@@ -104,11 +104,11 @@ def simulate_scale(
         pair = []
         for ahead in (0, lag):
             own = replace(load, lag=ahead, concurrent=None)
-            found = [
+            scaled = [
                 plan_step(planned.model, config.model, layout, own, Devices(kind, count))
                 for layout in _layouts(base, count, kind.node, fixed, overlaps=bool(ahead))
             ]
-            pair.append(_best(config, count, ahead, found, times, given, steps))
+            pair.append(_best(config, count, ahead, scaled, times, given, steps))
         rows.append((pair[0], pair[1]))
     return rows
 
@@ -213,12 +213,12 @@ def spent(
 
 def stops_paying(runs: Sequence[ScaledRun]) -> ScaledRun | None:
     """Return the first run from which on twice the devices give less than `PAYS` times the speed, or None."""
-    found = None
+    largest = None
     for run, larger in reversed(list(pairwise([run for run in runs if not run.refused]))):
         if gain(run, larger) >= PAYS:
             break
-        found = run
-    return found
+        largest = run
+    return largest
 
 
 def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
@@ -227,7 +227,7 @@ def lasting_cause(run: ScaledRun, larger: ScaledRun) -> str:
     more = larger.devices / run.devices
 
     def left(cause: str) -> float:
-        before, after = (one.spent[cause] * one.step_seconds for one in (run, larger))
+        before, after = (side.spent[cause] * side.step_seconds for side in (run, larger))
         return (more * after - before) / (more - 1)
 
     return max(larger.spent, key=left)

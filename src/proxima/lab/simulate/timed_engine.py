@@ -85,7 +85,7 @@ class TimedEngine:
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Floats]:
         shares = [requests[i :: len(self.replicas)] for i in range(len(self.replicas))]
-        tokens = [sum(len(one.prompt_tokens) + len(one.tokens) for one in share) for share in shares]
+        tokens = [sum(len(asked.prompt_tokens) + len(asked.tokens) for asked in share) for share in shares]
         ends = [replica.stall(n) for replica, n in zip(self.replicas, tokens, strict=True)]
         await asyncio.sleep(max(0.0, max(ends) - self.now()))
         return [np.zeros(len(request.tokens), np.float32) for request in requests]

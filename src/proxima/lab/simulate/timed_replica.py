@@ -185,8 +185,8 @@ class TimedReplica:
             self._admit()
         if not self.running:
             self._empty.set()
-        known, self._known = self._known, len(self.running)
-        self.settled(self, self._at, self._known - known)
+        before, self._known = self._known, len(self.running)
+        self.settled(self, self._at, self._known - before)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -104,8 +104,8 @@ def sliceable_files(path: str, revision: str | None) -> dict[str, Path] | None:
     if index is not None:
         places: dict[str, str] = json.loads(index.read_text())["weight_map"]
         files = {name: _file(path, revision, name) for name in sorted(set(places.values()))}
-        known = {name: file for name, file in files.items() if file is not None}
-        return {name: known[file] for name, file in places.items()} if len(known) == len(files) else None
+        local = {name: file for name, file in files.items() if file is not None}
+        return {name: local[file] for name, file in places.items()} if len(local) == len(files) else None
     if single is None:
         return None
     with safe_open(single, framework="pt") as tensors:
@@ -175,13 +175,13 @@ def _parameters_on_meta() -> Iterator[None]:
 
 def _sources(model: nn.Module, files: Mapping[str, Path]) -> dict[str, list[FilePiece]]:
     """The pieces of each weight and each saved buffer, by its first name in the model, found under any of its names."""
-    owner, sources, found = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
+    owner, sources, pieces = dict[int, str](), dict[str, list[FilePiece]](), pieces_of_weights(model, files)
     for name, tensor in _saved(model):
         if isinstance(tensor, nn.Parameter) and not tensor.is_meta:
             continue  # an adapter's
         first = owner.setdefault(id(tensor), name)
         if not sources.get(first):
-            sources[first] = found.get(name.replace(".base_layer.", "."), [])
+            sources[first] = pieces.get(name.replace(".base_layer.", "."), [])
     return sources
 
 
@@ -213,9 +213,9 @@ def _opened(
     for own, pieces in sources.items():
         for piece in pieces:
             by_file.setdefault(piece.file, []).append((own, piece))
-    for file, found in by_file.items():
+    for file, wanted in by_file.items():
         with safe_open(file, framework="pt") as opened:
-            for own, piece in found:
+            for own, piece in wanted:
                 yield opened, tensors[own], piece
 
 

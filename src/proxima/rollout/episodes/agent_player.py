@@ -113,7 +113,7 @@ class AgentEpisodes:
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
-        by_key = {one.key: one for one in running}
+        by_key = {completion.key: completion for completion in running}
         return [
             path
             for (uid, sample), episode in self._playing.items()
@@ -353,10 +353,10 @@ def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
     return replace(path, turn=numbers[path.turn], earlier=(), episode=replace(path.episode, spans=spans))
 
 
-def _alike(known: ChatMessage, given: ChatMessage) -> bool:
+def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:
     """Return True if a message sent back equals the known one: agents strip spaces and assign their own ids."""
-    same_calls = [*map(_call_key, known.calls)] == [*map(_call_key, given.calls)]
-    return known.role == given.role and known.content.strip() == given.content.strip() and same_calls
+    same_calls = [*map(_call_key, recorded.calls)] == [*map(_call_key, given.calls)]
+    return recorded.role == given.role and recorded.content.strip() == given.content.strip() and same_calls
 
 
 def _call_key(call: ToolCall) -> tuple[str, Any]:

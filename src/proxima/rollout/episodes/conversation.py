@@ -151,8 +151,8 @@ class Conversation:
         opening, _ = self._template.around(messages[: self._first], messages[self._first + 1 :])
         if not chat.startswith(opening):
             opening = chat
-        found = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
-        self._opening = next(found, opening)
+        variants = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
+        self._opening = next(variants, opening)
         self._own = np.array(self._template.encode_opening(self._opening), np.int32)
 
     def _observation(self, messages: Sequence[Message], before: str, text: str) -> _MessageNode:
@@ -167,15 +167,15 @@ class Conversation:
         again and a turn at its old position keep their tokens; everything between them is re-encoded."""
         place, carried, changed = len(self._opening), list[_MessageNode](), list[_MessageNode]()
         for node in nodes:
-            found = place if not changed and chat.startswith(node.text, place) else -1
-            if found < 0 and node.span.role != "assistant":
-                found = chat.find(node.text, place)
-            if found < 0:
+            start = place if not changed and chat.startswith(node.text, place) else -1
+            if start < 0 and node.span.role != "assistant":
+                start = chat.find(node.text, place)
+            if start < 0:
                 changed.append(node)
                 continue
-            carried += self._rewritten(changed, chat, place, found)
+            carried += self._rewritten(changed, chat, place, start)
             carried.append(replace(node, span=replace(node.span, sampled=False)))
-            place, changed = found + len(node.text), []
+            place, changed = start + len(node.text), []
         return [*carried, *self._rewritten(changed, chat, place, len(chat))]
 
     def _rewritten(self, nodes: Sequence[_MessageNode], chat: str, start: int, stop: int) -> list[_MessageNode]:

@@ -87,7 +87,7 @@ class Episodes:
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
-        by_key = {one.key: one for one in running}
+        by_key = {completion.key: completion for completion in running}
         return [
             path
             for (uid, sample), played in self.playing.items()

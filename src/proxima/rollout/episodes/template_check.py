@@ -25,18 +25,18 @@ def check_template(
     Args:
         roles: roles of the messages that answer the model's turns.
     """
-    found: dict[str, UserError] = {}
+    problems: dict[str, UserError] = {}
     if template.tools and not template.supports_tools:
         remedy = "set episode.tool_format to xml or code, which describe the tools in the system message"
-        found["tools"] = UserError("the model's chat template shows no tools", remedy=remedy)
+        problems["tools"] = UserError("the model's chat template shows no tools", remedy=remedy)
     errors = [each for opening in openings for each in _errors(template, opening, roles)]
     forks = sum(isinstance(error, ForkRefused) for _, error in errors)
     if errors and forks == len(openings) * len(TURNS) * len(roles):
         errors = [("at every turn", errors[0][1])]
     for place, error in errors:
         kind = ForkRefused if isinstance(error, ForkRefused) else UserError
-        found.setdefault(error.reason, kind(f"{place}, {error.reason}", remedy=error.remedy))
-    return list(found.values())
+        problems.setdefault(error.reason, kind(f"{place}, {error.reason}", remedy=error.remedy))
+    return list(problems.values())
 
 
 def _errors(

@@ -57,14 +57,14 @@ class TurnTemplate:
         messages before the first user message. Which part of a `reset` text is constant can't be told from other
         rows."""
         before = tuple(takewhile(lambda message: message["role"] != "user", messages))
-        known = tuple((message["role"], message["content"]) for message in before)
-        if known not in self._beginnings:
+        key = tuple((message["role"], message["content"]) for message in before)
+        if key not in self._beginnings:
             try:
                 text, _ = self.around([self.message(message) for message in before], (), "user")
             except UserError:  # the template wants more messages
                 text = ""
-            self._beginnings[known] = np.array(self.encode_opening(text) if text else (), np.int32)
-        return tokens_in_common(tokens, self._beginnings[known])
+            self._beginnings[key] = np.array(self.encode_opening(text) if text else (), np.int32)
+        return tokens_in_common(tokens, self._beginnings[key])
 
     def encode_after(self, before: str, text: str) -> list[int]:
         """Encode a text that follows another. If a control token ends the first text, it is encoded together with the

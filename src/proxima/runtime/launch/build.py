@@ -85,9 +85,11 @@ def _controller(
             from proxima.runtime.launch.next_policy_cache import make_next_policy
 
             log_prob = partial(learner.compute.run, learner.stack.log_prob)
-            known, player = restored.next_log_probs, generator.episodes
+            stored, player = restored.next_log_probs, generator.episodes
             playing = None if player is None else player.unfinished
-            cache = make_next_policy(config.algorithm, generator.engine, collector.unconsumed, log_prob, known, playing)
+            cache = make_next_policy(
+                config.algorithm, generator.engine, collector.unconsumed, log_prob, stored, playing
+            )
             learner = replace(learner, run_stages=[cache])
     plan = make_plan(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)

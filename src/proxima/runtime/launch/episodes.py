@@ -135,9 +135,9 @@ def _agent_world(
     """
     require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
     with within("environment"):
-        known = [field.name for field in fields(AgentSpec)]
+        names = [field.name for field in fields(AgentSpec)]
         for name, value in spec.arguments.items():
-            require(name in known, name, value, "is not a field of an agent", remedy=f"it has {', '.join(known)}")
+            require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
         agents = AgentSpec(**spec.arguments).build()
     arguments = config.data.template_arguments
     settings = config.episode

@@ -36,12 +36,12 @@ class RunEnded(Exception):
     """The run can't continue, although nothing in it is broken; the message says why and what to do.
 
     Args:
-        told: the user has been told already, on standard error.
+        reported: the message is already on standard error.
     """
 
-    def __init__(self, message: str, *, told: bool = False) -> None:
+    def __init__(self, message: str, *, reported: bool = False) -> None:
         super().__init__(message)
-        self.told = told
+        self.reported = reported
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,7 +91,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
                 raise  # the same, as all ranks have found it
             if failure.refused:
                 raise UserError(last_line(failure)) from error
-            raise RunEnded(last_line(failure), told=True) from error
+            raise RunEnded(last_line(failure), reported=True) from error
         if ranks.in_call or watch.failure is not None:
             return  # others may wait in a collective, and the end of the group would wait for them
         watch.await_farewells()

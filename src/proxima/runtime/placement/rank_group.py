@@ -124,13 +124,11 @@ def start_group(
         group.places = [places[index] for index in order]
         _check_versions(group)
         [port] = _all([group.hosts[0].free_port.remote()], deadline, look)
-        starts, told = (
-            [],
-            {} if engines is None else engines.attach(group.hosts[0], {place.node for place in group.places}),
-        )
+        nodes, starts = {place.node for place in group.places}, []
+        of_engines = {} if engines is None else engines.attach(group.hosts[0], nodes)
         cluster = str(ray.get_runtime_context().gcs_address)  # for actors of rank 0
         for host, variables in zip(group.hosts, rank_variables(group.places, port), strict=True):
-            environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables, **told}
+            environment = {"PYTHONPATH": python_path(), "PYTHONUNBUFFERED": "1", **spec.env, **variables, **of_engines}
             environment[ADDRESS] = cluster
             starts.append(
                 host.start.remote(call.function, dict(call.arguments), environment, sys.executable, str(Path.cwd()))

@@ -146,8 +146,8 @@ class StoredRollouts:
             return
         rows = [row for row in read_table(file, ["tokens", *COLUMNS]).to_pylist() if row["routed_experts"]]
         ids = [ids for row in rows for ids in stored_routes(row).values()]
-        found = {(*own.shape[1:], int(own.max(initial=-1))) for own in ids}
-        for layers, each, last in found:
+        shapes = {(*own.shape[1:], int(own.max(initial=-1))) for own in ids}
+        for layers, each, last in shapes:
             if (layers, each) != (len(shape.mixtures), shape.per_token) or last >= shape.experts:
                 reason = f"has {each} experts of each token in each of {layers} layers, up to number {last}"
                 model = f"{shape.per_token} in {len(shape.mixtures)}, of {shape.experts}"

@@ -42,7 +42,7 @@ class EngineWatch:
         replaced = self._replaced(int(detail.get("exits", 0)), str(detail.get("exit_reason", "")))
         warnings = [*replaced, *self._events(events, detail.get("events_total", len(events)))]
         kinds = {kind: _numbers(detail.get(kind) or {}) for kind in ("replicas", "speculation")}
-        counts = {f"{kind}/{name}": value for kind, found in kinds.items() for name, value in found.items()}
+        counts = {f"{kind}/{name}": value for kind, reported in kinds.items() for name, value in reported.items()}
         grown = {key: value - self._counts.get(key, 0) for key, value in counts.items()}
         self._counts = counts
         for key, value in counts.items():

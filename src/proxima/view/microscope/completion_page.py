@@ -182,14 +182,14 @@ class CompletionPage:
 
     def _top_k(self, token: int) -> list[dict[str, Any]] | None:
         """Return the most probable tokens at a position, the engine's or recomputed ones; None if there are neither."""
-        row, found = self.row, self.explained.alternatives
+        row, recomputed = self.row, self.explained.alternatives
         if not self._sampled(token):
             return None
         if row.get("top_k") is not None and len(row["tokens"]):
             k = len(row["top_k"]) // len(row["tokens"])
             ids, log_probs = (row[name][token * k : (token + 1) * k] for name in ("top_k", "top_k_log_prob"))
-        elif found is not None:
-            ids, log_probs = (column[token] for column in found)
+        elif recomputed is not None:
+            ids, log_probs = (column[token] for column in recomputed)
         else:
             return None
         pairs = zip(ids.tolist(), self.text.each(ids.tolist()), log_probs.tolist(), strict=True)

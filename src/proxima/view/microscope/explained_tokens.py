@@ -59,10 +59,10 @@ def explain_tokens(asked: ExplainedRow) -> ExplainedTokens:
     """Compute the columns that derive from a row."""
     from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 
-    found = {} if asked.folder is None else _recomputed(asked.folder)(asked.step, asked.row)
-    alternatives = found.pop("alternatives", None)
-    stored = StoredTokens(row=asked.row, specs=LossSpecs.of(asked.recipe), step=asked.step, recomputed=found)
-    reasons, columns = stored.reasons(), dict(found)
+    recomputed = {} if asked.folder is None else _recomputed(asked.folder)(asked.step, asked.row)
+    alternatives = recomputed.pop("alternatives", None)
+    stored = StoredTokens(row=asked.row, specs=LossSpecs.of(asked.recipe), step=asked.step, recomputed=recomputed)
+    reasons, columns = stored.reasons(), dict(recomputed)
     _STORED[asked.place] = stored, reasons
     while len(_STORED) > KEPT:
         del _STORED[next(iter(_STORED))]

@@ -58,7 +58,7 @@ def step_of(run: ViewedRun, place: str) -> tuple[int, int | None]:
 
 def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[str, Any]]:
     """Yield the server's answers, by their path after `/api/`."""
-    at, text, told = f"0/step/{file.step}", TokenText.of_run(run.files.path, run.model), 0
+    at, text, exported = f"0/step/{file.step}", TokenText.of_run(run.files.path, run.model), 0
     yield "runs", [run.about() | {"run": 0, "folder": run.files.path.resolve().name}]
     yield "0/trend", run.trend() | {"rollout_steps": [file.step]}
     yield "0/state", run.state() | {"running": False, "steps": [file.step]}
@@ -71,8 +71,8 @@ def _answers(run: ViewedRun, file: StepFile, uid: int | None) -> Iterator[tuple[
         page = CompletionPage(run, file, key, text)
         place = f"{at}/completion/{'.'.join(map(str, key))}"
         yield place, page.answer()
-        told += (length := len(page.row["tokens"]))
-        if told <= MOST_TOKENS:
+        exported += (length := len(page.row["tokens"]))
+        if exported <= MOST_TOKENS:
             yield from ((f"{place}/token/{token}", page.token(token)) for token in range(length))
 
 
@@ -82,11 +82,11 @@ def _single_file(data: str) -> str:
     script = bundle(PAGE, re.findall(r'<script type="module" src="([\w.]+)"></script>', html)[0])
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
-    inert = re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", data)
+    inert = re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", data)
     meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     scripts = f'<script type="application/json" id="exported">{inert}</script>\n<script type="module">{script}</script>'
     html = re.sub(r'<link rel="modulepreload"[^>]*>\n?|<script type="module" src="[\w.]+"></script>\n?', "", html)
-    html = re.sub(r'<link rel="stylesheet" href="([\w.]+)">', lambda found: f"<style>{_text(found[1])}</style>", html)
+    html = re.sub(r'<link rel="stylesheet" href="([\w.]+)">', lambda match: f"<style>{_text(match[1])}</style>", html)
     html = html.replace('<meta charset="utf-8">', f'<meta charset="utf-8">\n{meta}', 1)
     return html.replace("</body>", f"{scripts}\n</body>", 1)
 
@@ -107,8 +107,8 @@ def bundle(folder: Path, main: str) -> str:
         for _, other in IMPORT.findall(source):
             if other not in done:
                 add(other, (*above, name))
-        body = IMPORT.sub(lambda found: f"const {{{found[1].replace(' as ', ': ')}}} = modules[{found[2]!r}];", source)
-        names = ", ".join(found[1] for found in EXPORT.findall(body))
+        body = IMPORT.sub(lambda match: f"const {{{match[1].replace(' as ', ': ')}}} = modules[{match[2]!r}];", source)
+        names = ", ".join(match[1] for match in EXPORT.findall(body))
         body = EXPORT.sub(r"\1 \2", body)
         done[name] = f"modules[{name!r}] = await (async () => {{\n{body}\nreturn {{{names}}};\n}})();"
 

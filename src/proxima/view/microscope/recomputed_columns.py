@@ -23,18 +23,18 @@ class RecomputedColumns:
     def __call__(self, step: int, row: Mapping[str, Any]) -> dict[str, Any]:
         """Compute `proximal_log_prob` and `reference_log_prob` [T], nats, at the sampling temperature, and
         `alternatives`, ids and log-probs [T, ALTERNATIVES]; columns whose weights are missing are left out."""
-        first, found = Path(self.run.model), dict[str, Any]()
+        first, columns = Path(self.run.model), dict[str, Any]()
         before = first if step == 1 else self.run.files.checkpoint(step - 1) / "model"
         if not len(row["tokens"]):
-            return found
+            return columns
         for name, folder in (("proximal_log_prob", before), ("reference_log_prob", first)):
             if (folder / "config.json").is_file():
                 log_probs = self._log_probs(folder, row)
-                found[name] = log_probs[np.arange(len(log_probs)), row["tokens"]]
+                columns[name] = log_probs[np.arange(len(log_probs)), row["tokens"]]
                 if name == "proximal_log_prob":
                     ids = np.argsort(-log_probs, axis=1, kind="stable")[:, :ALTERNATIVES]
-                    found["alternatives"] = ids, np.take_along_axis(log_probs, ids, 1)
-        return found
+                    columns["alternatives"] = ids, np.take_along_axis(log_probs, ids, 1)
+        return columns
 
     def _log_probs(self, folder: Path, row: Mapping[str, Any]) -> Any:
         """Return the log-probs of all tokens, [T, V] nats, float32."""
@@ -42,7 +42,7 @@ class RecomputedColumns:
         from transformers import AutoModelForCausalLM
 
         if folder not in self._models:
-            for earlier in [known for known in self._models if known != Path(self.run.model)]:
+            for earlier in [path for path in self._models if path != Path(self.run.model)]:
                 del self._models[earlier]
             self._models[folder] = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True).eval()
         ids = torch.from_numpy(np.concatenate([row["prompt_tokens"], row["tokens"]]).astype(np.int64))

@@ -224,15 +224,15 @@ class StepFile:
             UserError: the expression is invalid or too large.
         """
         find = pc.match_substring_regex if regex else pc.match_substring
-        found: list[int] = []
+        matching: list[int] = []
         for group, start in enumerate(self.starts[:-1]):
             try:
                 either = [find(self.column(group, name), text, ignore_case=True) for name in ("question", "text")]
             except (pa.ArrowInvalid, pa.ArrowException) as error:
                 raise UserError(f"no regular expression: {' '.join(str(error).split())[:200]}") from error
             hits = np.logical_or(*(hit.to_numpy(zero_copy_only=False).astype(bool) for hit in either))
-            found += (start + hits.nonzero()[0]).tolist()
-        return found
+            matching += (start + hits.nonzero()[0]).tolist()
+        return matching
 
 
 def short_episode(text: str | None) -> dict[str, Any] | None:

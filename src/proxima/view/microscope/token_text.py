@@ -22,8 +22,8 @@ class TokenText:
     def of_run(cls, folder: Path, model: str) -> "TokenText":
         """Load the tokenizer from the model's folder, from a checkpoint of the run, or from the hub's cache."""
         places = [Path(model), *sorted((folder / "checkpoints").glob("*/model"), reverse=True)]
-        found = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
-        return cls(found if found is not None or not model else _cached(model))
+        path = next((file for place in places if (file := place / "tokenizer.json").is_file()), None)
+        return cls(path if path is not None or not model else _cached(model))
 
     @cached_property
     def _tokenizer(self) -> Any:

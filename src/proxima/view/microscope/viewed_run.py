@@ -126,7 +126,7 @@ class ViewedRun:
                 f"step {number} has no completions here: it is not finished, or its file was deleted"
             ) from None
         self._known[path] = self._known.pop(path)  # move it to the end: most recently used
-        for earlier in [known for known in self._known if known.suffix == ".parquet"][:-STEPS_KEPT]:
+        for earlier in [key for key in self._known if key.suffix == ".parquet"][:-STEPS_KEPT]:
             del self._known[earlier]
         return file
 
