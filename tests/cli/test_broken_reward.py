@@ -43,10 +43,11 @@ def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_lo
     monkeypatch.setattr("proxima.runtime.launch.rl_workload.load_model", None)
     code, error = command(RAISES)
     assert code == 2 and error.count("\n") == 1 and not (tmp_path / "run").exists()
-    assert error.startswith("error: reward='mine' fails: none of 8 made-up completions such as '")
+    assert error.startswith("error: reward='mine' fails: none of 8 synthetic completions such as '")
     assert "has a score (mine: KeyError: '" in error and "(mine.py:2)" in error
     assert error.endswith(
-        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it refuses such texts rightly\n"
+        "fix the reward (proxima score tries it), "
+        "or set runtime.reward_trial=warn if it is right to refuse such texts\n"
     )
 
 
@@ -86,9 +87,9 @@ def test_a_reward_that_refuses_made_up_texts_rightly_is_let_through(command, tmp
     source = f"def mine(completion: str, answer):\n    assert completion not in (answer, {PLAIN!r})\n    return 1.0\n"
     assert command(source)[0] == 2
     code, _ = command(source, runtime__reward_trial="warn", train__steps=1)
-    assert code == 0 and "none of 8 made-up completions such as" in (tmp_path / "run" / "log.txt").read_text()
+    assert code == 0 and "none of 8 synthetic completions such as" in (tmp_path / "run" / "log.txt").read_text()
     code, _ = command(source, "--overwrite", runtime__reward_trial="off", train__steps=1)
-    assert code == 0 and "made-up" not in (tmp_path / "run" / "log.txt").read_text()
+    assert code == 0 and "synthetic" not in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_reward_that_fails_on_one_of_the_texts_alone_is_fine(command):

@@ -204,7 +204,9 @@ def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     assert go(tmp_path / "run", tree(**one), observer=watcher).status == "done"
     why = "all 1 held-out completions are good: an accuracy needs bad ones too"
     assert f"{why}; raise eval.limit, or name other rows in eval.task" in watcher.warnings
-    with pytest.raises(UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no figure to go by: {why}"):
+    with pytest.raises(
+        UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
+    ):
         go(tmp_path / "best", tree(**one, checkpoint__keep_best=True))
     assert not (tmp_path / "best").exists()
 

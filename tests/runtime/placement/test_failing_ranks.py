@@ -47,7 +47,7 @@ def test_a_rank_that_is_killed_is_named_before_torchrun_says_anything(tiny_model
 
 
 @pytest.mark.waits
-@pytest.mark.parametrize(("how", "words"), [("stop", "has given no sign of life for"), ("sleep", "did nothing for")])
+@pytest.mark.parametrize(("how", "words"), [("stop", "has not responded for"), ("sleep", "made no progress for")])
 def test_a_rank_that_hangs_is_named_and_ends_the_run(tiny_model: Tiny, tmp_path: Path, how: str, words: str) -> None:
     placement = {"placement__timeout": 8.0}
     command = ranked(tiny_model(), tmp_path / "run", **faulty(how), **placement)
@@ -121,7 +121,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path) -> N
     [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "2"})])
     assert code == 2
     assert error.startswith("error: placement.kind=local (command line): ")
-    assert error.endswith("is one process, and a launcher has started 2; set placement=torchrun\n")
+    assert error.endswith("runs one process, but a launcher has started 2; set placement=torchrun\n")
     assert len(error.splitlines()) == 1
 
 

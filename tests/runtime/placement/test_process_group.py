@@ -79,5 +79,7 @@ def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("", 0)) as other:
         port = other.getsockname()[1]
     as_rank(monkeypatch, 1, port)
-    with pytest.raises(UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) was not there within 1 s; see its"):
+    with pytest.raises(
+        UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
+    ):
         meeting._store(1)

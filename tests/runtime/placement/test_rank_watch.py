@@ -82,11 +82,8 @@ def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it() -> None:
 
 
 def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
-    hint = "rank 1 on node died: it was killed, perhaps for memory (see dmesg there), or its node is gone"
-    for variable, follows in (
-        ("", "resume with --resume"),
-        ("ray", "all ranks start again, if placement.restarts allows"),
-    ):
+    hint = "rank 1 on node died: it was killed, possibly out of memory (see dmesg there), or its node is gone"
+    for variable, follows in (("", "resume with --resume"), ("ray", "all ranks restart, if placement.restarts allows")):
         if variable:
             monkeypatch.setenv(STARTED_BY, variable)
         with watching(2) as watch:
@@ -173,7 +170,7 @@ def test_a_silent_rank_is_named_and_then_given_up() -> None:
         while watch.failure is None:
             lively.send(beat=IDLE)
             time.sleep(0.1)
-        assert warnings[0].startswith("rank 1 on node has given no sign of life for 1 s; it was last in update of")
+        assert warnings[0].startswith("rank 1 on node has not responded for 1 s; it was last in update of")
         assert "after gather (collective 4)" in warnings[0]
         assert "longer than placement.timeout=2; if it is only slow, raise placement.timeout" in watch.failure.text
 
@@ -189,11 +186,11 @@ def beats(watch: RankWatch, channel: Channel, **beat: Any) -> tuple[float, str] 
     [
         (
             {"issued": 3, "still": 50.0, "call": "update of policy"},
-            r"^rank 1 on node did nothing .* in update of policy;",
+            r"^rank 1 on node made no progress .* in update of policy;",
         ),
         (
             {"issued": 5, "still": 50.0},
-            r"^rank 0 on .* did nothing for 40 s in gather of policy; the others wait in no",
+            r"^rank 0 on .* made no progress for 40 s in gather of policy; the others wait in no",
         ),
         ({"issued": 3, "still": 5.0}, None),  # it moves
         ({"issued": 4, "still": 50.0}, None),  # all do the same

@@ -146,7 +146,7 @@ class TorchrunPlacement(RankPlacement):
 
 @dataclass(frozen=True, kw_only=True)
 class RayPlacement(RankPlacement):
-    """Processes on a Ray cluster, which this one starts, watches, and starts again when one dies."""
+    """Processes on a Ray cluster, which this one starts, watches, and restarts when one dies."""
 
     ranks: Annotated[int, "processes, one for each device"] = 1
     gpus_per_rank: Annotated[float, "0: a cluster without GPUs"] = 1.0
@@ -160,7 +160,7 @@ class RayPlacement(RankPlacement):
     ] = "PACK"
     restarts: Annotated[int, "how many times the ranks are restarted, from the last checkpoint, after one died"] = 3
     start_timeout: Annotated[float, "seconds in which the cluster must grant and start the ranks"] = 600.0
-    engines: Annotated[int, "servers of engine.kind that are started beside the ranks; 0: engine.url has them"] = 0
+    engines: Annotated[int, "servers of engine.kind that are started next to the ranks; 0: engine.url has them"] = 0
     gpus_per_engine: Annotated[float, "devices of each; 0: a cluster without GPUs"] = 1.0
     cpus_per_engine: Annotated[float, "cores reserved for each"] = 1.0
     colocate: Annotated[

@@ -33,7 +33,7 @@ class RuntimeConfig:
     reward_memory_mb: Annotated[int, "MiB that a worker of reward functions may need; 0: no limit"] = 16384
     reward_workers: Annotated[int, "worker processes for rewards that parse untrusted text"] = 1
     reward_trial: Annotated[
-        Literal["refuse", "warn", "off"], "if the rewards score none of two made-up completions before the run"
+        Literal["refuse", "warn", "off"], "if the rewards score none of two synthetic completions before the run"
     ] = "refuse"
     max_unscored_steps: Annotated[
         int,

@@ -1,4 +1,4 @@
-"""From a config to the loop of RL, around a learner that `learning` has made."""
+"""Builds the RL loop from a config, around a learner that `learning` has built."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -29,9 +29,9 @@ class Restored:
     """The state in a checkpoint other than weights, optimizer and data cursor; the defaults are those of a new run.
 
     Args:
-        path: its folder.
-        pending: what the collector held for later steps, and `next_log_probs` of these.
-        kl_coefficient: of the reward.
+        path: the checkpoint's folder.
+        pending: the groups and prompts that the collector held for later steps; `next_log_probs` belongs to these.
+        kl_coefficient: the coefficient of the KL penalty in the reward.
     """
 
     path: Path | None = None
@@ -48,8 +48,8 @@ def make_controller(
     services: RunServices,
     restored: Restored,
 ) -> Controller:
-    """Build the loop and everything that it uses, which the loop closes; what was started before a failure is closed
-    here."""
+    """Build the loop and everything that it uses, which the loop closes. If building fails, the parts already started
+    are closed here."""
     with ExitStack() as opened:
         opened.callback(learner.close)
         controller = _controller(config, learner, batch_builder, data, services, restored, opened)
@@ -67,7 +67,7 @@ def _controller(
     opened: ExitStack,
 ) -> Controller:
     recorder = RolloutRecorder(services.store, data.source, services.observer)
-    computes = getattr(config.engine, "needs_weights", False)  # in this process, beside the training
+    computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
     device = learner.stack.model.device if computes else "cpu"
     generator = make_generator(config, services.compute.call(learner.stack.gathered, device), data, services, opened)
     evaluation = make_evaluation(config, data, generator, services, opened)

@@ -1,4 +1,4 @@
-"""From a config to the critic: loading, resuming, and what is refused before any weights are loaded."""
+"""Builds the critic of a config: the checks before any weights are loaded, loading, and resuming."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def check_critic_tokens(config: "RunConfig") -> None:
-    """Refuse a critic whose token ids mean something else than the policy's.
+    """Refuse a critic whose token ids have a different meaning from the policy's.
 
     Raises:
-        FieldError: `critic.path` has another tokenizer, or can't be read.
+        FieldError: `critic.path` has a different tokenizer, or can't be read.
     """
     critic, model = config.critic, config.model
     if not isinstance(critic, ModelCritic) or critic.path is None:
@@ -41,8 +41,8 @@ def check_critic_tokens(config: "RunConfig") -> None:
 def make_critic(
     config: "RunConfig", policy: LoadedModel, restored: Path | None = None, ranks: Ranks = ALONE
 ) -> Critic | ValueHead | None:
-    """The critic of a config; None without one. Called in the compute thread. The trunk of `policy` carries a head;
-    `restored` is the checkpoint that the run resumes from.
+    """Build the critic of a config; None if no critic is configured. Called in the compute thread. A value head is
+    attached to the trunk of `policy`; `restored` is the checkpoint that the run resumes from.
 
     Raises:
         UserError: `critic.path` can't be loaded, or the checkpoint has no critic.

@@ -1,4 +1,4 @@
-"""The requirements of a run on its engines, and the check that they meet them, before any weights are loaded."""
+"""The requirements of a run on its engines, and the check that they are met, before any weights are loaded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -21,8 +21,8 @@ TEACHER = "algorithm.distillation.engine"
 
 
 def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str]:
-    """Check that the engine of the rollouts, and those of reference and teacher, meet the requirements of the run.
-    Prompt and completion together have at most `context` tokens; `tokenizer` is the policy's.
+    """Check that the engines of the rollouts, the reference and the teacher meet the requirements of the run. Prompt
+    and completion together have at most `context` tokens; `tokenizer` is the policy's.
 
     Returns: warnings.
 
@@ -36,7 +36,7 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
 
 
 def ask_engine(spec: Any, needs: EngineRequirements, path: str = "engine") -> list[str]:
-    """Run `EngineSpec.check` for a spec at `path`. One that does not derive from `EngineSpec` has no check."""
+    """Run `EngineSpec.check` for a spec at `path`. A spec that does not derive from `EngineSpec` has no check."""
     check = getattr(spec, "check", None)
     if check is None:
         return []
@@ -47,10 +47,10 @@ def ask_engine(spec: Any, needs: EngineRequirements, path: str = "engine") -> li
 def build_engine(
     spec: Any, setup: EngineSetup, needs: EngineRequirements, path: str = "engine"
 ) -> tuple[Engine, list[str]]:
-    """The running engine, and the warnings of a server that was started with it: it could not be asked before.
+    """Build the engine. Also returns the warnings about a server that it started, which could not be checked before.
 
     Raises:
-        FieldError, UserError: as `ask_engine`; the server is ended.
+        FieldError, UserError: as `ask_engine`; the server is stopped.
     """
     if getattr(spec, "serve", None) is None:
         return spec.build(setup), []
@@ -64,7 +64,7 @@ def build_engine(
 
 
 def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineRequirements]:
-    """The engine of reference or teacher, at `path`, and its requirements."""
+    """The engine spec of the reference or the teacher, at `path`, and its requirements."""
     return next((spec, needs) for at, spec, needs in _engines(config, tokenizer, context) if at == path)
 
 
@@ -85,7 +85,7 @@ def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tupl
 
 
 def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRequirements:
-    """Requirements on the engine that generates; without `samplings` if a replay asks no held-out questions."""
+    """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
     held_out = [evaluation_sampling(config.sampling, spec) for spec in config.eval.all_sets.values()]
@@ -111,14 +111,14 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRe
 def evaluation_needs(
     config: "EvaluateConfig", tokenizer: Any, context: int, samplings: Sequence[Sampling]
 ) -> EngineRequirements:
-    """Requirements on an engine that only answers questions: no log-prob is read."""
+    """Requirements on an engine that only answers questions: no log-probs are read."""
     of_model = _of_model(config, tokenizer, context)
     return EngineRequirements(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
 
 
 def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
-    """The sampling of a set: its own, or by default that of training for several samples, and greedy up to its length
-    for one."""
+    """The sampling of a set: its own if given; otherwise that of training for several samples, or greedy with
+    training's `max_tokens` and `stop` for one."""
     alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
     return spec.sampling or (training if spec.samples > 1 else alone)
 
@@ -136,7 +136,7 @@ def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int
 
 
 def _scoring(rollouts: EngineRequirements, role: str, temperatures: tuple[float, ...]) -> EngineRequirements:
-    """Requirements on an engine that scores with a model that never changes."""
+    """Requirements on an engine that scores with a model whose weights never change."""
     idle: dict[str, Any] = {"training": None, "samplings": (), "publishes": False, "overlaps": False, "sleeps": False}
     idle |= {"in_flight": False, "log_probs": frozenset(), "measured": frozenset()}
     return replace(rollouts, role=role, score_temperatures=temperatures, **idle)

@@ -1,5 +1,5 @@
-"""A model with its tools and its environment: what `proxima chat` and `proxima generate` do with a run that has them.
-What plays is what plays in training, with the same template, instructions and limits."""
+"""Chat and generation with tools and an environment, for `proxima chat` and `proxima generate`. Episodes are played by
+the same code as in training, with the same template, instructions and limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from proxima.task.protocol import Row, Rows, user_message
 if TYPE_CHECKING:
     from proxima.config.schema import PlayedConfig
 
-GREETING = "Hello."  # stands for what a person will write, where the environment is tried
+GREETING = "Hello."  # placeholder for a person's message when the environment is tried
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,14 @@ class Questions:
         return rows
 
     def prompt(self, number: int, text: str | None = None) -> Prompt:
-        """The prompt of a row, with its own question; or with `text`, and of the row's chat only the system message.
+        """The prompt of a row with its own question, or with `text` as the question and only the system message of the
+        row's chat.
 
         Raises:
-            UserError: there is no such row, or the task can't be read.
+            UserError: the row does not exist, or the task can't be read.
         """
         data = self.config.data
-        if text is not None and self.config.task.environment is None:  # nothing but the model reads it
+        if text is not None and self.config.task.environment is None:  # only the model reads the prompt
             row = Row(messages=user_message(text))
         else:
             row = self._row(number)
@@ -68,7 +69,7 @@ class Table:
     """The world of a run, before any weights are loaded.
 
     Args:
-        writes: the rows have no question, and the environment writes it.
+        writes: True if the rows have no question, and the environment writes it.
     """
 
     questions: Questions
@@ -78,23 +79,23 @@ class Table:
     notes: tuple[str, ...]
 
     def reward(self, episode: float | None) -> float | None:
-        """The reward of an episode; None if the environment gives none (turns then have 0)."""
+        """The reward of an episode; None if the environment gives no reward (its turns then have 0)."""
         judges = self.world.hosts.interface.reward or self.world.rules.responds
         return episode if episode or judges else None
 
     def require_question(self) -> None:
-        """Raise UserError if there is no question to ask."""
+        """Raise UserError if the user has no question to ask because the environment writes it."""
         if self.writes:
             remedy = "proxima chat plays one after the other, proxima eval many"
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 
 def make_table(config: "PlayedConfig", row: int) -> Table | None:
-    """The world in which the model of a config plays, tried on a row; the caller closes it. None for an external agent,
-    which plays by itself.
+    """Build the world in which the model of a config plays, and try it on a row; the caller closes it. None for an
+    external agent, which plays by itself.
 
     Raises:
-        UserError: environment, tools or chat template can't be used, or there is no such row.
+        UserError: environment, tools or chat template can't be used, or the row does not exist.
     """
     with quiet_transformers():
         tokenizer, context = load_tokenizer_and_context(config.model)
@@ -105,7 +106,7 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
 
     made, writes = None, False
     if config.task.environment is not None and not questions.prompt(row).question:
-        with suppress(FieldError):  # then it waits for a person
+        with suppress(FieldError):  # on failure, the environment waits for a person's message
             made, writes = world(questions.prompt(row)), True
     made = made or world(questions.prompt(row, GREETING))
     return None if isinstance(made, AgentWorld) else Table(questions, made, context, writes, tuple(notes))
@@ -115,27 +116,27 @@ class Hears(Protocol):
     """Callbacks for the events of a chat."""
 
     def opening(self, text: str) -> None:
-        """The question, if the person did not write it."""
+        """Receive the question, if the person did not write it."""
 
     def piece(self, text: str) -> None:
-        """A piece of the model's message, as it is sampled."""
+        """Receive a piece of the model's message, as it is sampled."""
 
     def turn(self, turn: PlayedTurn) -> None:
-        """The model's message is complete, and has been answered."""
+        """Receive a turn once the model's message is complete and has been answered."""
 
     def over(self, reward: float | None) -> None:
-        """The environment has ended the episode."""
+        """Receive the reward once the environment has ended the episode."""
 
 
 class EpisodeChat:
-    """A chat in an environment. A person's messages are those of the user, answered with tools until the model writes
-    one that calls none; `play` lets the environment ask, and answer to the end.
+    """A chat in an environment. A person writes the user's messages. The model answers each, calling tools until it
+    writes a message without a call; `play` leaves the user's side to the environment until the episode ends.
 
     Args:
-        table: of `make_table`.
-        engine: samples the turns.
-        sampling: of a turn.
-        hears: notified of what happens.
+        table: from `make_table`.
+        engine: samples the turns of the model.
+        sampling: of each turn.
+        hears: receives the events of the chat.
     """
 
     def __init__(self, table: Table, engine: LocalEngine, sampling: Sampling, seed: int, hears: Hears) -> None:
@@ -145,25 +146,25 @@ class EpisodeChat:
         self.played: Played | None = None
 
     def new(self) -> None:
-        """Leave the environment; the next message begins in a fresh one."""
+        """Leave the environment; the next message starts a chat in a fresh one."""
         if self.group is not None:
             self.group.close()
         self.group = self.played = None
 
     def ask(self, text: str, row: int) -> Cut:
-        """Let the model answer a message, the first of a chat with the columns of this row. What was sampled until a
-        KeyboardInterrupt is the model's turn.
+        """Let the model answer a message; the first message of a chat uses the columns of this row. After a
+        KeyboardInterrupt, the tokens sampled so far are the model's turn.
 
         Returns: the limit that cut the answer off.
 
         Raises:
-            UserError: there is no room for an answer, which leaves the chat as it was; or the environment has failed,
-                and the next message begins a new chat.
+            UserError: no room is left for an answer (the chat is unchanged), or the environment has failed (the next
+                message starts a new chat).
         """
         return asyncio.run(self._ask(text, row))
 
     def play(self, row: int) -> Cut:
-        """Begin a new chat with a row's own question, and play it as a training does, to its end. Returns and raises as
+        """Begin a new chat with a row's own question, and play it to its end, as in training. Returns and raises as
         `ask`."""
         self.new()
         return asyncio.run(self._play(row))
@@ -207,7 +208,7 @@ class EpisodeChat:
         return group, begun
 
     def _set_limits(self, group: GroupTable, played: Played, *, responds: bool) -> None:
-        """Set the limits of an episode for the following turns; `responds`: the environment speaks for the user."""
+        """Allow the following turns the limits of a full episode; `responds`: the environment speaks for the user."""
         rules = self.table.world.rules
         tokens = rules.settings.tokens
         limits = replace(
@@ -252,14 +253,14 @@ class EpisodeChat:
 
 
 def _unsampled(played: Played, tokens: Sequence[int]) -> Completion:
-    """A turn that was stopped after these tokens."""
+    """The completion of a turn that was stopped after these tokens."""
     return Completion.of_text(played.request.prompt.uid, 0, "", tokens, "abort")
 
 
 def play_episodes(
     table: Table, engine: LocalEngine, texts: Sequence[str], *, sampling: Sampling, samples: int, seed: int
 ) -> list[Completion]:
-    """Episodes that begin with these questions and the other columns of the first row: `samples` of each, in order."""
+    """Play `samples` episodes for each question, in order, with the other columns of the first row."""
     prompts = [replace(table.questions.prompt(0, text), uid=number) for number, text in enumerate(texts)]
     requests = [Request(prompt=p, sample=s, sampling=sampling, seed=seed) for p in prompts for s in range(samples)]
     player: Any = table.world.player(engine)

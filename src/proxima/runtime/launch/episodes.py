@@ -1,4 +1,4 @@
-"""From a task with an environment or tools to what plays its episodes, and the checks of both before weights load."""
+"""Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, PlayedConfig, RunConfig
     from proxima.rollout.episodes.agent_player import AgentEpisodes
 
-AGENT = "agent"  # the kind of environment that is an agent from outside
+AGENT = "agent"  # the kind of environment that is an external agent
 TRIED = 4  # prompts whose openings are tried
 
 
@@ -39,12 +39,12 @@ class World:
     rules: Rules
 
     def player(self, engine: Engine, log: Path | None = None) -> Episodes:
-        """The player of episodes over the engine that samples the turns; environments print to `log`."""
+        """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`."""
         self.hosts.log_to(log)
         return Episodes(engine, self.hosts, self.template, self.rules)
 
     def close(self) -> None:
-        """End the processes. May be called twice."""
+        """Stop the processes. May be called twice."""
         self.hosts.close()
 
 
@@ -59,7 +59,7 @@ class AgentWorld:
     context: int
 
     def player(self, engine: Engine, log: Path | None = None) -> "AgentEpisodes":
-        """The player of episodes over the engine that samples the turns. A failure names the last line that the agent
+        """The player of episodes, with turns sampled by the engine. A failure names the last line that the agent
         printed."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
@@ -71,7 +71,7 @@ class AgentWorld:
         return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format)
 
     def close(self) -> None:
-        """End the processes. May be called twice."""
+        """Stop the processes. May be called twice."""
         self.agents.close()
 
 
@@ -83,15 +83,15 @@ def make_worlds(
     context: int,
     notes: list[str],
 ) -> dict[str, World | AgentWorld]:
-    """The worlds of those tasks that have one, by the path of each. Tasks with equal environments share the processes.
+    """Build the world of each task, by the task's path. Tasks with equal environments share the processes.
 
     Args:
-        prompts: of each task, whose first openings are tried.
-        context: tokens of prompt and episode together.
-        notes: gets warnings.
+        prompts: the prompts of each task; episodes of the first few are opened as a trial.
+        context: the most tokens that prompt and episode may have together.
+        notes: receives warnings.
 
     Raises:
-        FieldError: an environment, a tool or the chat template can't be used; the processes are ended.
+        FieldError: an environment, a tool or the chat template can't be used; the processes are stopped.
     """
     shared: list[Hosts] = []
     worlds: dict[str, World | AgentWorld] = {}
@@ -119,7 +119,7 @@ def make_worlds(
 
 
 def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
-    """End the processes."""
+    """Stop the processes."""
     for world in worlds:
         if world is not None:
             world.close()
@@ -131,7 +131,7 @@ def _agent_world(
     """The world of an agent, whose processes start with the first episode.
 
     Raises:
-        FieldError: the recipe's agent can't be.
+        FieldError: the recipe's agent is invalid.
     """
     require(not spec.tools, "tools", list(spec.tools), "can't be given to an agent, which has its own")
     with within("environment"):
@@ -177,12 +177,12 @@ def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, to
 
 
 def _tried(world: World, prompts: Sequence[Prompt], seed: int, path: str) -> list[str]:
-    """Begin two episodes of some prompts, and render synthetic turns after one of these openings.
+    """Try some prompts until two episodes of one begin, and render synthetic turns after their opening.
 
     Returns: a warning if the template rewrites what the model saw.
 
     Raises:
-        FieldError: no opening can be made, two of them differ, or the template can't render an answer.
+        FieldError: no episode can begin, two openings differ, or the template can't render an answer.
     """
     loop = EventLoopThread("proxima-episode-trial")
     kind = world.hosts.spec.kind or ", ".join(world.hosts.spec.tools)
@@ -223,7 +223,7 @@ async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Ex
 
 
 def environment_hashes(path: str, task: Any) -> dict[str, str]:
-    """SHA-256 of each file outside proxima with the environment, the agent or a tool of a task."""
+    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
     given = getattr(task, "environment", None)
     arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
     agent = arguments if arguments.get("kind") == AGENT else {}
@@ -236,7 +236,7 @@ def environment_hashes(path: str, task: Any) -> dict[str, str]:
 
 
 def _is_script(word: Path) -> bool:
-    """True for a text file that a command names, not for its interpreter."""
+    """True if a word of a command names a text file; the binary of its interpreter is not one."""
     if not word.is_file():
         return False
     with word.open("rb") as file:

@@ -1,7 +1,7 @@
 """An evaluation from the command line: one model answers sets of questions, and the result is written to a folder.
 
 The model is loaded once for all sets. Metrics and formats are those of `proxima.evaluate`: result.json and the
-completions are the same bytes for the same command; what may differ (time, machine) is in environment.json.
+completions are the same bytes for the same command; facts that may differ (time, machine) are in environment.json.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig
 
 
-ENGINE_LOG = "engine.log"  # of a process that the engine starts
+ENGINE_LOG = "engine.log"  # output of a process that the engine starts
 LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG, f"{ENVIRONMENTS_LOG}.1")
 
 
@@ -52,9 +52,9 @@ class EvalOutcome:
     """The result of an evaluation."""
 
     result: dict[str, Any]  # the content of result.json
-    seconds: dict[str, float]  # by suite, generation and scoring; `load` for the model
+    seconds: dict[str, float]  # of generation and scoring, by suite; `load`: of the model
     groups: dict[str, list[Group]] = field(default_factory=dict)  # by suite
-    folder: Path | None = None  # where it was written; None: nowhere
+    folder: Path | None = None  # where it was written; None: not written
 
 
 def check_folder(folder: Path, *, overwrite: bool = False) -> None:
@@ -87,7 +87,7 @@ def run_eval(
 
     Args:
         config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
-        ks: of pass@k and maj@k; empty: powers of two up to the samples.
+        ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples.
         folder: a new folder, or with `overwrite` one with an earlier evaluation; None writes nothing.
 
     Raises:

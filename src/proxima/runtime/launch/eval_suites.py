@@ -40,8 +40,8 @@ class EvalSuite:
     sampling: Sampling
     samples: int = 1  # answers per question
     limit: int = 0  # the first questions of the data, at most; 0: all
-    data: str = ""  # where the questions come from, for people
-    remedy: str = ""  # what to do if the data is missing; empty: the error says enough
+    data: str = ""  # source of the questions, as shown to people
+    remedy: str = ""  # shown if the data is missing; empty: the error says enough
     path: str = ""  # of the task in the recipe
 
 
@@ -68,7 +68,8 @@ def named_suite(
     limit: int = 0,
     sampling: Mapping[str, Any],
 ) -> EvalSuite:
-    """A named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling` overrides.
+    """Build a named suite: greedy for one sample, temperature 1 for several, its own `max_tokens`; `sampling`
+    overrides.
 
     Raises:
         UserError: the data or a package of a reward is missing, or several samples at temperature 0.
@@ -122,11 +123,11 @@ def _recipe_suite(path: str, held_out: "EvalSetConfig", reward: Sequence[Any]) -
 
 
 def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
-    """Data and prompts of all suites; needs the tokenizer, no weights.
+    """Load the data and prompts of all suites; needs the tokenizer, but no weights.
 
     Raises:
-        UserError: a k above the samples, missing data, more unreadable answers than `data.max_unreadable`, or no prompt
-            fits the context.
+        UserError: a k above the number of samples, missing data, more unreadable answers than `data.max_unreadable`, or
+            no prompt fits the context.
     """
     for suite in suites:
         check_ks(ks, suite.samples)

@@ -1,4 +1,4 @@
-"""From a config to generation: the engine, the rewards, what collects the groups of a step, and the held-out sets."""
+"""Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
-    """The rewards, whose workers start in the background and whose models are loaded; the caller closes them."""
+    """Build the rewards, start their workers in the background and load their models; the caller closes them."""
     runtime = config.runtime
     placement, workers, pool = getattr(config, "placement", None), runtime.reward_workers, None
     if count := getattr(placement, "reward_workers", 0):
@@ -66,17 +66,17 @@ def player_of(
 def make_generator(
     config: "RunConfig", policy: LoadedModel, data: RunData, services: RunServices, opened: ExitStack
 ) -> GroupGenerator | None:
-    """The engine with its hooks, and the rewards, which `opened` closes; None for a replay that asks no held-out
-    question."""
+    """Build the generator on an engine with its hooks and rewards, both closed by `opened`; None for a replay without
+    held-out questions."""
     if not data.held_out and not isinstance(data.source, PromptSource):
         return None
-    # A server loads the recipe's model, and gets the newest weights from here: the checkpoint that a resumed run
-    # has them from is deleted some steps later, and a server that is restarted would look for it.
+    # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
+    # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
     log = services.store.folder.engine_log
     setup = EngineSetup.of(policy, max_length=data.max_length, compute=services.compute, log=log)
     setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
     engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
-    executor = engine if isinstance(engine, Executor) else Executor(engine)  # one with hooks of the user's spec
+    executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
@@ -87,8 +87,7 @@ def make_generator(
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
-    """The function that copies weights to the nodes of the other ranks, where servers may run; None if there are
-    none."""
+    """The function that copies weights to the nodes of the other ranks; None if no servers can run there."""
     elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
     if services.ranks.size == 1 or not elsewhere:
         return None
@@ -106,8 +105,8 @@ def make_collector(
     pending: Pending,
     finished: int,
 ) -> "BatchCollector | AsyncCollector":
-    """The collector that fills the batches of a run that generates, asynchronously or, by default, between the updates;
-    it continues after `finished` steps with the `pending` groups of a checkpoint."""
+    """Build the collector that fills the batches of a run that generates, by default between the updates, or
+    asynchronously. It continues after `finished` steps with the `pending` groups of a checkpoint."""
     runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
     refill = None
     if dynamic is not None:
@@ -145,8 +144,8 @@ def make_collector(
 def make_evaluation(
     config: "RunConfig", data: RunData, training: GroupGenerator | None, services: RunServices, opened: ExitStack
 ) -> Evaluation | None:
-    """The held-out sets with any prompt, on the engine of the training, with rewards that `opened` closes; None without
-    `eval.task`."""
+    """Build the evaluation of the held-out sets that have prompts, on the training's engine; `opened` closes a set's
+    own rewards. None without `eval.task`."""
     if training is None:
         return None
     progress = evaluation_progress(services.observer)
@@ -176,5 +175,5 @@ def training_groups(config: "RunConfig") -> GroupSpec:
 
 
 def max_unscored_steps(config: "RunConfig") -> int:
-    """Steps without a score after which the run ends; 0 where it does not train on scores."""
+    """The number of steps without a score after which the run ends; 0 if it does not train on scores."""
     return config.runtime.max_unscored_steps if config.algorithm.trains_on_rewards else 0

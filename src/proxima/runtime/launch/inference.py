@@ -1,4 +1,4 @@
-"""Answers of a model without training: what `proxima generate` and `proxima chat` call."""
+"""Generation with a model outside training, for `proxima generate` and `proxima chat`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from proxima.runtime.watch.clock import SystemClock
 from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import template_note, with_system
 
-PIECE_SECONDS = 0.05  # between two looks at the answer so far
+PIECE_SECONDS = 0.05  # between polls of the answer so far
 
 
 def local_engine(
@@ -34,13 +34,13 @@ def local_engine(
 
 @dataclass
 class ShownEngine:
-    """A local engine that shows a completion, one at a time, while it is sampled.
+    """A local engine that shows one completion at a time, while it is sampled.
 
     Args:
         engine, tokenizer: of `local_engine`.
-        show: gets the pieces of its text.
+        show: called with each piece of its text.
 
-    `tokens` are those that a completion has so far, none between two of them.
+    `tokens` holds the tokens of the current completion so far; it is empty between completions.
     """
 
     engine: LocalEngine
@@ -49,7 +49,7 @@ class ShownEngine:
     tokens: Sequence[int] = ()
 
     async def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:
-        """See `Engine`; of one request."""
+        """See `Engine`; takes exactly one request."""
         self.tokens = ()
         (request,) = requests
         answer, shown = asyncio.ensure_future(collect(self.engine, requests)), 0
@@ -84,7 +84,7 @@ class ChatSession:
 
     Args:
         tokenizer, engine: of `local_engine`.
-        system: the system prompt; None: none.
+        system: the system prompt; None: no system prompt.
     """
 
     tokenizer: Any
@@ -96,10 +96,10 @@ class ChatSession:
     messages: list[Message] = field(default_factory=list)
 
     def answer(self, text: str, show: Callable[[str], object]) -> bool:
-        """Ask, and pass the pieces of the answer to `show` as they are sampled; False if `max_tokens` cut it off.
+        """Ask, and `show` the pieces of the answer as they are sampled; returns False if `max_tokens` cut it off.
 
-        What was shown until a KeyboardInterrupt is the model's turn. Raises: UserError if the chat leaves no room for
-        an answer, or the template refuses it; the question is then not part of the chat.
+        After a KeyboardInterrupt, the text shown so far is the model's turn. Raises UserError if the chat leaves no
+        room for an answer, or the template refuses it; the question is then not part of the chat.
         """
         chat = with_system((*self.messages, {"role": "user", "content": text}), self.system)
         tokens = prompt_tokens(chat, self.tokenizer, self.template_arguments)
@@ -133,7 +133,7 @@ def generate(
     device: str = "auto",
     warn: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Completion], float]:
-    """Answers of a model (a path, or a run folder's last checkpoint) through the local engine.
+    """Generate answers with a model (a path, or a run folder's last checkpoint) on the local engine.
 
     `warn` is called if the model has no chat template.
 

@@ -1,5 +1,5 @@
-"""The inputs of a run by content: with other weights, another chat template, other questions or another reward function
-it is a different run."""
+"""Identifies the inputs of a run by content: a change of the weights, the chat template, the questions or a reward
+function makes it a different run."""
 
 import json
 import sys
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from proxima.config.sections.model_section import ModelConfig
     from proxima.runtime.state.replay import StoredRollouts
 
-ROWS_READ = 20_000  # of a larger data set, rows at even distances
+ROWS_READ = 20_000  # a larger data set is sampled at even distances
 LAST_BITS = ("model.device", "model.gradient_checkpointing", "model.log_prob_chunk", "engine.prefill_tokens")
 
 
 def input_hashes(
     config: "RunConfig", source: "PromptSource | StoredRollouts", held_out: Mapping[str, Rows]
 ) -> dict[str, str]:
-    """SHA-256 of each file of the model and of reward models, of the training questions (in a replay, of the rollouts)
-    and the held-out ones, and of each file outside proxima that holds a reward, an environment or a tool (not of
-    what such a file imports), by what it is called in a message; `held_out` has the rows of each set by their name
-    there."""
+    """SHA-256 of every input, keyed by its name in messages: each file of the model, the teacher and reward models, the
+    training questions (in a replay, the rollouts), the held-out questions, and each file outside proxima that defines a
+    reward, an environment or a tool (but not the modules that it imports). `held_out` has the rows of each held-out
+    set, keyed likewise."""
     named = model_hashes(config.model)
     if (distillation := config.algorithm.distillation) is not None:
         taught = model_files(distillation.path)
@@ -55,7 +55,7 @@ def input_hashes(
 
 
 def model_hashes(model: "ModelConfig") -> dict[str, str]:
-    """SHA-256 of each file of the model, and of the adapter that LoRA starts from, by what a message calls it."""
+    """SHA-256 of each file of the model, and of the adapter that LoRA starts from, keyed by its name in messages."""
     named = {f"model.path: {name}": value for name, value in model_files(model.path, model.revision).items()}
     if model.lora is None or model.lora.path is None:
         return named
@@ -74,8 +74,8 @@ def _reward_hashes(path: str, rewards: Sequence[Any]) -> dict[str, str]:
 
 
 def check_replayed_rewards(config: "RunConfig") -> None:
-    """Refuse a replay whose held-out answers would be scored by another reward file than the run that it replays:
-    their figures would not be those of one reward. A run without a journal names no files.
+    """Refuse a replay that would score held-out answers with another version of a reward file than the replayed run:
+    the figures would not come from the same reward. For a run without a journal, nothing is compared.
 
     Raises:
         FieldError: names the file, and the remedy.
@@ -92,7 +92,7 @@ def check_replayed_rewards(config: "RunConfig") -> None:
 
 
 def _reward_file(reward: Any) -> Path | None:
-    """The file of a reward function, or of a class that is not proxima's."""
+    """The file of a reward function, or of a reward class outside proxima."""
     if REWARDS.holds(reward, "function", "function_batch"):
         file: Path = reward.file
         return file
@@ -102,7 +102,7 @@ def _reward_file(reward: Any) -> Path | None:
 
 
 def rows_sha(rows: Rows) -> str:
-    """SHA-256 of the rows of a task, of a large one an evenly spaced sample."""
+    """SHA-256 of the rows of a task; of a large task, an evenly spaced sample is hashed."""
     count = len(rows)
     numbers: Iterable[int] = range(count) if count <= ROWS_READ else (i * count // ROWS_READ for i in range(ROWS_READ))
     digest = sha256(str(count).encode())
@@ -117,7 +117,7 @@ def rows_sha(rows: Rows) -> str:
 
 
 def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = False) -> list[str]:
-    """Refuse inputs other than those that the journal names; they are recorded if it names none.
+    """Refuse inputs that differ from those in the journal; if the journal names no inputs yet, record these.
 
     Returns: the rewards, environments and agents that differ and that the user accepts, which the caller records.
 
@@ -141,7 +141,7 @@ def check_inputs(journal: Journal, now: Mapping[str, str], *, accept: bool = Fal
 
 
 def numerics_note(journal: Journal, config: Any) -> str | None:
-    """A warning if settings or versions that change the last bits of the numbers differ from before."""
+    """A warning if settings or versions that change the last bits of the numbers differ from those in the journal."""
     values = flat_values(config)
     now = {name: values[name] for name in LAST_BITS if name in values} | {"runtime.threads": torch.get_num_threads()}
     now |= {name: package_version(name) for name in ("torch", "transformers")}

@@ -1,4 +1,4 @@
-"""From a config to the learner: the loss, the forward passes before it, and the batches that it is computed over."""
+"""Builds the learner from a config: the loss, the forward passes before it, and its batches."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from proxima.train import PreferenceObjective
     from proxima.train.critic import Critic, ValueHead
 
-RECOMPUTED = ("recompute", "next")  # the centre is the policy that the update starts from
+RECOMPUTED = ("recompute", "next")  # the trust region's centre is the policy that the update starts from
 StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compute thread
 
 
@@ -42,8 +42,8 @@ def make_learner(
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
-    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds some. `log` is
-    for engines that run some of them."""
+    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds more. `log` is
+    for engines that run some of the stages."""
     head = None
     if critic is not None:
         from proxima.train.critic import ValueHead
@@ -112,7 +112,7 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
         router_balance=balance,
         replays_routes=algorithm.routing_replay == "rollout"
         or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),
-        # A guard that rejects has measured before the update.
+        # A guard that rejects measures the mismatch before the update.
         measure={"entropy", "mismatch"} if mismatch.measure and mismatch.on_mismatch != "reject" else {"entropy"},
     )
 
@@ -125,8 +125,8 @@ def distillation_term(distillation: "DistillationConfig") -> DistillationTerm:
 
 
 def recomputes_proximal(config: "RunConfig") -> bool:
-    """True when the proximal log-probs have a forward pass of their own. The first forward of the update gives them
-    where there is one update a step and no reward that reads them before."""
+    """True if the proximal log-probs need a separate forward pass. With one update per step and no KL penalty in the
+    reward that reads them earlier, the first forward pass of the update supplies them."""
     several = config.train.updates_per_step * config.train.epochs_per_step > 1
     return config.algorithm.proximal in RECOMPUTED and (several or config.algorithm.reward_kl is not None)
 
@@ -134,8 +134,8 @@ def recomputes_proximal(config: "RunConfig") -> bool:
 def make_stages(
     config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None, *, leads: bool = True
 ) -> list[ForwardStage]:
-    """The forward passes that loss and reward need before the update; `log` is for engines that run some of them, which
-    the first rank alone asks."""
+    """Build the forward stages that loss and reward need before the update. `log` is for engines that run some of them;
+    only the rank that `leads` queries these engines."""
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
         records = config.algorithm.routing_replay == "recompute"
@@ -161,10 +161,10 @@ def make_stages(
 
 
 def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: float | None = None) -> BatchBuilder:
-    """Build the batch builder from the slots that act before the update; `kl_coefficient` is that of a checkpoint.
+    """Build the batch builder from the slots that act before the update; `kl_coefficient` comes from a checkpoint.
 
     Raises:
-        FieldError: nothing supplies what the advantage needs.
+        FieldError: no critic or stage supplies a column that the advantage needs.
     """
     algorithm, train = config.algorithm, config.train
     supplied = {stage.column for stage in learner.stages} | ({"value"} if learner.critic is not None else set())
@@ -194,5 +194,5 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
 
 
 def value_warmup(config: "RunConfig") -> int:
-    """The number of first steps in which only the critic is trained."""
+    """The number of initial steps in which only the critic is trained."""
     return config.critic.value_warmup_steps if CRITICS.holds(config.critic, "model") else 0

@@ -1,4 +1,4 @@
-"""From a config to loaded weights and what runs and trains them."""
+"""Builds models from a config: the loaded weights, and the objects that run and train them."""
 
 import os
 from pathlib import Path
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 
 def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
-    """The weights at `config.model.path`, or at another path of the same architecture; with LoRA that model, and the
-    adapter of `model.lora`, or at that other path."""
+    """Load the weights at `config.model.path`, or at another path with the same architecture. With LoRA, load the model
+    at `config.model.path`, and the adapter of `model.lora`, or the one at that other path."""
     return model_source(config.model, config.seed, sharding_of(config)).load(path)
 
 
@@ -66,7 +66,7 @@ def model_source(model: "ModelConfig", seed: int = 0, sharding: "Sharding | None
 def make_stack(
     train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
-    """Optimizer, micro-batches, and the schedule over the `updates` of the run."""
+    """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
     return TrainStack(
         model,
         optimizer=train.optimizer,

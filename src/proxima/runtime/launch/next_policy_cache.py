@@ -1,4 +1,4 @@
-"""From a config to the cache of the next policy's log-probs, for a run with `algorithm.proximal: next`."""
+"""Builds the cache of the next policy's log-probs from a config, for a run with `algorithm.proximal: next`."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def make_next_policy(
     """Build the cache of a run and register its hook.
 
     Raises:
-        FieldError: the engine can't say what is in flight, or can't score.
+        FieldError: the engine can't report completions in flight, or can't score.
     """
     assert isinstance(engine, Executor)
     by_engine = algorithm.next_from == "engine"

@@ -1,4 +1,4 @@
-"""From rows to items, once before the run, and the order in which a run takes them."""
+"""Converts rows to items, once before the run, and defines the order in which a run takes them."""
 
 import re
 from contextlib import suppress
@@ -19,19 +19,19 @@ Skipped = dict[str, list[tuple[int, FieldError]]]  # by field and reason without
 
 @dataclass(kw_only=True)
 class OfflineData:
-    """The data of a run; `items` and `held_out`: what the method made of the rows that it can use, in their order."""
+    """The data of a run; the method has built `items` and `held_out` from the rows that it can use, in their order."""
 
     items: list[Any]
     held_out: list[Any]
-    rows: dict[str, Rows]  # of `task` and, where there is one, of `eval.task`, by what they are called in a message
+    rows: dict[str, Rows]  # of `task` and, if set, of `eval.task`, keyed by their names in messages
     samples: list[Row]  # held-out rows whose prompts may be completed, for people to look at
     cursor: Cursor  # the order of the items
-    examples: int  # items a step
-    whole_epochs: bool  # the last step of an epoch has the rest of its items; otherwise it takes some of the next one's
+    examples: int  # items per step
+    whole_epochs: bool  # the last step of an epoch takes only its remaining items; otherwise also the next epoch's
     notes: list[str] = field(default_factory=list)  # warnings about rows
 
     def drawn(self, steps: int) -> list[int]:
-        """The items that a run of so many steps takes, by their position, in ascending order."""
+        """The positions of the items that a run of `steps` steps takes, in ascending order."""
         if self.whole_epochs:
             return list(range(self.cursor.size))
         return sorted({self.cursor.row(uid) for uid in range(min(steps * self.examples, self.cursor.size))})
@@ -46,7 +46,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
     """Read and convert the rows of `task` and `eval.task`.
 
     Raises:
-        UserError: a task can't be opened; no row can be trained on; one can't, and the config refuses it.
+        UserError: a task can't be opened; no row of it can be used; or the config refuses a row that can't be used.
     """
     notes: list[str] = []
     tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
@@ -84,7 +84,7 @@ def _items(
     notes: list[str],
     observer: Observer,
 ) -> list[Any]:
-    """The items of the first `count` rows; `notes` gets a line about those that are skipped."""
+    """The items of the first `count` rows; `notes` receives a line about skipped rows."""
     items, skipped = list[Any](), Skipped()
     for number in range(count):
         if number % REPORT_EVERY == 0:
@@ -109,7 +109,7 @@ def _items(
 
 
 def _skipped_reasons(skipped: Skipped) -> str:
-    """`completion is empty (rows 3, 17 and 4 more)`, the commonest first; numbers in the reason are the first row's."""
+    """`completion is empty (rows 3, 17 and 4 more)`, most common first; numbers in the reason are the first row's."""
     parts = []
     for rows in sorted(skipped.values(), key=len, reverse=True):
         numbers, problem = [number for number, _ in rows], rows[0][1]

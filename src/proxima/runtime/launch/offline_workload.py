@@ -1,4 +1,4 @@
-"""The workload of `proxima sft` and its siblings: training on a fixed data set, from its config."""
+"""The workload of `proxima sft` and its sibling commands: training on a fixed data set, built from a config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,7 +51,9 @@ class OfflineWorkload:
         self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
             if config.checkpoint.keep_best:
-                raise FieldError("checkpoint.keep_best", True, f"has no figure to go by: {why}", remedy=OTHER_ROWS)
+                raise FieldError(
+                    "checkpoint.keep_best", True, f"has no metric to compare checkpoints by: {why}", remedy=OTHER_ROWS
+                )
             self.notes.append(f"{why}; {OTHER_ROWS}")
 
     @property
@@ -108,4 +110,4 @@ class OfflineWorkload:
         return {"algorithm": command_of(self.config)}
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""

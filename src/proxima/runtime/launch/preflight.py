@@ -1,7 +1,7 @@
-"""Before the weights are loaded: are the rewards ready, do the rows have the columns that they ask for, and can they
-read the reference answers?
+"""Checks before the weights are loaded that the rewards are ready, that the rows have the columns that they ask for,
+and that they can read the reference answers.
 
-A row whose answer no reward can read is generated for nothing: its scores are all invalid.
+Generation for a row whose answer no reward can read is wasted: all its scores are invalid.
 """
 
 import json
@@ -43,7 +43,7 @@ class UnreadableAnswer:
 def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
     """Check the rewards and the answers; returns a warning for each set with unreadable answers.
 
-    Their rows are not skipped: what a run consumes depends on the order of the data alone.
+    Their rows are not skipped, so that the rows that a run consumes depend only on the order of the data.
 
     Raises:
         UserError: a reward is not ready, a reward function asks for a column that a row does not have, or more than
@@ -62,10 +62,10 @@ def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[Refere
 
 
 def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:
-    """Check that reward functions can be called with the rows; `limit` as of `unreadable`.
+    """Check that reward functions can be called with the rows; `limit` as in `unreadable`.
 
     Raises:
-        FieldError: a function has a parameter that is no column of a row; names the nearest.
+        FieldError: a function has a parameter that is not a column of a row; the message names the nearest column.
     """
     functions = [(number, reward) for number, reward in enumerate(rewards) if REWARDS.holds(reward, "function")]
     seen = set[tuple[int, tuple[str, ...]]]()
@@ -90,8 +90,8 @@ def _checked(answers: ReferenceAnswers, limit: int, seed: int) -> Sequence[int]:
 def unreadable(
     answers: ReferenceAnswers, rewards: RewardRunner, limit: int, seed: int
 ) -> tuple[int, list[UnreadableAnswer]]:
-    """The number of rows checked, at most `limit` (0: all), drawn by the seed if there are more; and those whose answer
-    can't be read, in order."""
+    """Check at most `limit` rows (0: all), drawn with the seed if there are more; returns their number, and the rows
+    whose answer can't be read, in order."""
     numbers = _checked(answers, limit, seed)
     read = [answers.rows[number].answer for number in numbers]
     reasons = zip(numbers, read, rewards.unreadable(read), strict=True)

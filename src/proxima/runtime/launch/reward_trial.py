@@ -1,7 +1,7 @@
-"""Before the weights are loaded: do the rewards score anything at all?
+"""Checks before the weights are loaded that the rewards score anything at all.
 
-A reward that raises on every completion would cost the weights' time to load, an evaluation and some steps before the
-run ends.
+Otherwise a reward that raises on every completion would end the run only after loading the weights, an evaluation and
+some steps.
 """
 
 import json
@@ -19,25 +19,25 @@ from proxima.rollout.collector import score_errors
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
 
-PROMPTS = 4  # that are tried: the first one, and the others only where it got no score
+PROMPTS = 4  # to try: the first one, and the others only if it got no score
 PLAIN = "I think that the answer is 7."
-TRIAL_UID = 1 << 42  # the first uid of tried prompts, which no draw and no record of the run has
+TRIAL_UID = 1 << 42  # the first uid of trial prompts, used by no draw and no record of the run
 
 
 def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any) -> list[str]:
-    """Score two made-up completions of a prompt, the row's answer and a plain sentence; if both fail, try more prompts.
+    """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try more prompts.
 
-    Rewards that run a model are left out, because their weights are not loaded; their `check` has passed. So are those
-    of episodes.
+    Rewards that run a model are left out, because their weights are not loaded (their `check` has passed), and so are
+    rewards that need an episode.
 
-    Returns: a warning if none has a score and the config says so.
+    Returns: a warning if no completion has a score and the config asks for a warning, or does not train on rewards.
 
     Raises:
-        FieldError: none has a score; quotes the rewards' own errors.
+        FieldError: no completion has a score; the message quotes the rewards' errors.
     """
 
     tried = [s for s in specs if as_reward(s).where != "compute" and not getattr(s, "needs_episode", False)]
-    if len(tried) < len(specs):  # their scores are missing for those of the whole batch
+    if len(tried) < len(specs):  # whole-batch rewards would miss their scores
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
     how = config.runtime.reward_trial
     if how == "off" or not prompts or all(as_reward(spec).weight == 0 for spec in tried):
@@ -58,11 +58,11 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
     if _any_valid(groups):
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
-    facts = f"none of {count} made-up completions such as {text!r:.60} has a score ({score_errors(groups)})"
+    facts = f"none of {count} synthetic completions such as {text!r:.60} has a score ({score_errors(groups)})"
     if how == "warn" or not config.algorithm.trains_on_rewards:
         return [f"reward: {facts}"]
     remedy = (
-        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it refuses such texts rightly"
+        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it is right to refuse such texts"
     )
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
 
@@ -77,7 +77,7 @@ def _any_valid(groups: Sequence[Group]) -> bool:
 
 
 def _groups(prompts: Sequence[Prompt], tokenizer: Any) -> list[Group]:
-    """Each prompt with its made-up completions, under a uid that the run does not use."""
+    """Each prompt with its synthetic completions, under a uid that the run does not use."""
     groups = []
     for number, prompt in enumerate(prompts):
         reference = prompt.answer

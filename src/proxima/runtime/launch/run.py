@@ -1,4 +1,4 @@
-"""A run, of whatever kind: folder, journal, resume, loop, Ctrl-C, summary. What every training command calls."""
+"""A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training command calls `train`."""
 
 import asyncio
 import gc
@@ -60,7 +60,7 @@ class Workload(Protocol):
     def steps(self) -> int: ...
 
     def hashes(self) -> dict[str, str]:
-        """SHA-256 of everything that the run reads, by what it is called in a message."""
+        """SHA-256 of everything that the run reads, keyed by its name in messages."""
 
     def rewind(self, checkpoint: Checkpoint, journal: Journal) -> None:
         """Restore the data cursor, and the other state in the checkpoint except weights and optimizer."""
@@ -74,14 +74,14 @@ class Workload(Protocol):
     def rank_parts(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
     ) -> "RankParts":
-        """On the other ranks: the models that `make_loop` makes on the first, in the same order; of the `checkpoint`
-        that the run resumes from. Called in the compute thread."""
+        """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
+        is the one that the run resumes from. Called in the compute thread."""
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         """The facts known at the start, or when the run resumes after `step`."""
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        """`algorithm` and, where there is one, `replay`, for summary.json."""
+        """`algorithm` and, for a replay, `replay`, for summary.json."""
 
     def close(self) -> None:
         """Release what was opened, whether the run began or not."""
@@ -98,15 +98,15 @@ def train(
     observer: Observer | None = None,
     clock: Clock | None = None,
 ) -> Summary:
-    """Train as the config says, by the method of its class; all results are in the run folder.
+    """Train as the config says, with the method of its class; all results are written to the run folder.
 
     Args:
-        config, resolved: the config, and with provenance for config.yaml; None writes no config.yaml.
-        stages: from the trained policy to forward stages beside those of the loss, such as a critic for `gae`. They
-            must be the same at each resume. For RL alone.
-        resume: continue the run in the folder from its last complete checkpoint; starts one if there is none.
+        config, resolved: the config, and the same with provenance, for config.yaml; None writes no config.yaml.
+        stages: called with the trained policy; returns forward stages in addition to those of the loss, such as a
+            critic for `gae`. They must be the same at each resume. RL only.
+        resume: continue the run in the folder from its last complete checkpoint; start a new run if there is none.
         overwrite: delete the run in the folder first.
-        accept_changes: resume it with another algorithm, other rewards and the like; the run keeps a record of that.
+        accept_changes: resume a run whose algorithm, rewards or the like have changed; the run records the changes.
 
     Raises:
         UserError: something is wrong with config, data, folder or model; before weights are loaded wherever possible.
@@ -153,7 +153,7 @@ def _workload(config: Any, stages: "StageFactory | None", observer: Observer) ->
 
 
 async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunFolder, observer: Observer) -> Summary:
-    """The run; it is cancelled when another rank fails."""
+    """Await the run, which is cancelled if another rank fails."""
     if ranks.watch is None:
         return await run
     events, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -171,7 +171,7 @@ async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunF
         except asyncio.CancelledError as error:
             if ranks.watch.cause(error) is None:
                 raise
-            raise RuntimeError("cancelled, as a rank has failed") from error  # the ranks' end says which
+            raise RuntimeError("cancelled, as a rank has failed") from error  # `first_rank` reports which one
 
 
 async def _run(
@@ -190,9 +190,9 @@ async def _run(
         checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
     observer.progress("load", 0, 1, "models")
     await compute.run(_compare_files, hashes, folder, ranks)
-    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # beside the loading
+    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
     loaded = await compute.run(_load_weights, work, checkpoint, ranks)
-    with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # the folder is a run now
+    with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now it is a run folder
         await disk.write(check_resume, journal, config)
         if hashing is not None:
             await disk.write(check_inputs, journal, await hashing)
@@ -237,7 +237,7 @@ async def _run(
 
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
-    """Status and error of a run that ends by an exception."""
+    """Status and error of a run that ends with an exception."""
     failure = None if ranks.watch is None else ranks.watch.cause(problem)
     if failure is not None:
         disk.stop.set()
@@ -251,7 +251,7 @@ def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]
 def _rewind(
     work: Workload, hashes: Hashes, folder: RunFolder, clock: Clock, observer: Observer, accept: bool
 ) -> Checkpoint | None:
-    """Restore everything but weights and optimizer as it was at the last checkpoint, which is returned."""
+    """Restore everything but weights and optimizer to its state at the last checkpoint, which is returned."""
     from proxima.runtime.state.resume import Change, record_changes
     from proxima.runtime.state.rewind import check_journal, rewind_run
 
@@ -270,7 +270,7 @@ def _rewind(
 
 
 def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summary:
-    """Add the facts that the views have: links, and warnings after those of the run before its resume."""
+    """Add the links and warnings of the views; the warnings follow those from before a resume."""
     links = observer.ending()  # first: it may warn
     warnings = WarningList()
     for warning in (*folder.earlier_warnings, *observer.warned()):
@@ -297,7 +297,7 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -
             if checkpoint is None:
                 raise
             raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
-    if not gc.isenabled():  # the command line disabled it: what has been imported stays
+    if not gc.isenabled():  # disabled by the command line; imported objects live until the end
         gc.freeze()
         gc.enable()
     return loaded

@@ -43,7 +43,7 @@ class RunData:
     world: "World | AgentWorld | None" = None  # of the training task
 
     def close(self) -> None:
-        """End what was started for the tasks."""
+        """Stop the processes that were started for the tasks."""
         if any(world is not None for world in (self.world, *(held_out.world for held_out in self.held_out))):
             from proxima.runtime.launch.episodes import close_worlds
 
@@ -51,7 +51,7 @@ class RunData:
 
     @property
     def held_out_rows(self) -> dict[str, Rows]:
-        """The rows of the held-out sets, by what they are called in a message."""
+        """The rows of the held-out sets, keyed by their names in messages."""
         return {
             f"eval.sets {held_out.spec.name}" if held_out.spec.name else "eval.task": held_out.rows
             for held_out in self.held_out
@@ -70,7 +70,7 @@ class HeldOutSet:
 
 
 def load_run_data(config: "RunConfig") -> RunData:
-    """The training and held-out questions.
+    """Load and check the training and held-out questions.
 
     Raises:
         UserError: something is wrong with the model folder, a task or the prompts.
@@ -147,7 +147,7 @@ def prompt_source(
     shuffle: bool,
     notes: list[str] | None = None,
 ) -> PromptSource:
-    """The prompts of a task in order; `notes`, if given, gets a warning about prompts that are too long."""
+    """The prompts of a task in order; `notes`, if given, receives a warning about prompts that are too long."""
     data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
     source = PromptSource(
         rows,
@@ -168,14 +168,14 @@ def prompt_source(
 
 
 def trial_prompts(source: PromptSource) -> list[Prompt]:
-    """Prompts from the whole of a task."""
+    """At most `PROMPTS` prompts, evenly spaced over the task."""
     count = len(source.rows)
     rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
     return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
 
 
 def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
-    """The first `limit` (0: all) prompts of a source without those that are too long, and how many rows that is."""
+    """The prompts of the first `limit` rows (0: all) without those that are too long, and the number of these rows."""
     count = min(limit or len(source.rows), len(source.rows))
     prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
     return [prompt for prompt in prompts if prompt is not None], count

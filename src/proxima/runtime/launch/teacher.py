@@ -1,4 +1,4 @@
-"""Teacher and reference: what is checked before any weights are loaded, and the stages that ask them."""
+"""Teacher and reference: the checks before any weights are loaded, and the stages that query them."""
 
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,8 @@ FAMILY = "use a teacher of the student's family: they are compared token by toke
 
 
 def check_teacher(config: "RunConfig", distillation: "DistillationConfig", tokenizer: Any, context: int) -> None:
-    """Refuse a teacher with other tokens than the student, whose tokenizer this is, or fewer at once than the `context`
-    that prompt and completion may have together.
+    """Refuse a teacher whose tokens differ from those of `tokenizer`, the student's, or that reads fewer tokens than
+    the `context` that prompt and completion may have together.
 
     Raises:
         FieldError: names what differs.
@@ -51,17 +51,17 @@ def check_teacher(config: "RunConfig", distillation: "DistillationConfig", token
 
 
 def shared_vocabulary(config: "RunConfig") -> int:
-    """Ids that both models have; further ids, in one of them, are padding of its output layer."""
+    """The number of token ids that both models have; further ids of one model are padding of its output layer."""
     assert config.algorithm.distillation is not None
     configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
     return min(int(model_config.get_text_config().vocab_size) for model_config in configs)
 
 
 def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:
-    """The stage of a teacher whose weights are loaded here.
+    """Load the weights of a teacher, and build its stage.
 
     Raises:
-        FieldError: they can't be loaded.
+        FieldError: the weights can't be loaded.
     """
     divergence = distillation.divergence
     with renamed("model.path", PATH):
@@ -83,12 +83,12 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
 def make_engine_stage(
     config: "RunConfig", path: str, policy: LoadedModel, compute: ComputeThread, log: Path | None
 ) -> ForwardStage:
-    """The stage that asks the engine of reference or teacher, which is built here.
+    """Build the engine of the reference or the teacher, and the stage that queries it.
 
     Args:
-        path: where the config has it, `REFERENCE` or `TEACHER`.
-        policy: whose tokenizer and length count. The reference has its first weights, without an adapter.
-        log: file for the output of what the engine starts.
+        path: of the engine in the config, `REFERENCE` or `TEACHER`.
+        policy: supplies the tokenizer and the length limit. The reference has its initial weights, without an adapter.
+        log: file for the output of processes that the engine starts.
 
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.

@@ -1,4 +1,4 @@
-"""Before any weight loads: do all ranks run the same thing, and has each node what it needs?"""
+"""Checks before any weights are loaded that all ranks run the same thing, and that each node has what it needs."""
 
 import os
 import platform
@@ -15,9 +15,9 @@ from proxima.runtime.watch.environment import package_version
 
 VERSIONS = ("proxima", "torch", "transformers", "python")
 MIB = 2**20
-LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node: NCCL's buffers are there
+LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node, for NCCL's buffers
 LEAST_DISK = 64 * MIB  # of the folder for temporary files
-OWN = ("folder", "monitor", "view")  # fields of rank 0 alone
+OWN = ("folder", "monitor", "view")  # fields that rank 0 alone uses
 
 
 def rank_facts(config: Any, device: str) -> dict[str, Any]:
@@ -83,8 +83,8 @@ def _has_room(name: str, own: Mapping[str, Any]) -> None:
 
 
 def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:
-    """Compare the hashes of what the ranks read, by the rank's name, rank 0 first; None: another rank of its node has
-    compared them.
+    """Compare the hashes of the files that the ranks read, by the rank's name, rank 0 first; None: another rank of its
+    node has sent them.
 
     Raises:
         UserError: names rank, file and both hashes.

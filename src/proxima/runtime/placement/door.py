@@ -1,5 +1,5 @@
-"""A port of this machine whose connections go to a place that may change: a server that is started again elsewhere
-keeps its address for those who use it."""
+"""A port of this machine that forwards connections to a place that may change: a server that is restarted elsewhere
+keeps its address for its clients."""
 
 import asyncio
 from contextlib import suppress
@@ -8,8 +8,7 @@ CHUNK = 1 << 16
 
 
 class Door:
-    """A port that forwards connections. Lives in an event loop. While it leads nowhere, connections are closed at
-    once."""
+    """A port that forwards connections, in an event loop. While it leads nowhere, connections are closed at once."""
 
     def __init__(self) -> None:
         self.place: tuple[str, int] | None = None

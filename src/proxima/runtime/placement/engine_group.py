@@ -1,5 +1,5 @@
-"""The servers of a run on a Ray cluster: an actor each, in their own bundles. One that dies is restarted wherever there
-is room, while the run continues; clients reach it at the same address as before."""
+"""The servers of a run on a Ray cluster: an actor each, in their own bundles. A server that dies is restarted wherever
+there is room, while the run continues; clients reach it at the same address as before."""
 
 import secrets
 import time
@@ -20,15 +20,15 @@ from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
-SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on a GPU alone
-STEADY = 60.0  # seconds of answering after which earlier deaths are forgotten
+SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
+STEADY = 60.0  # seconds of uptime after which earlier deaths are forgotten
 
 
 def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
     """The plan with which the servers of a run are started; None if the placement starts none.
 
     Raises:
-        FieldError: a field asks for another engine, or another place.
+        FieldError: proxima can't start this kind of engine, or a field conflicts with `placement.engines`.
     """
     count = getattr(config.placement, "engines", 0)
     if not count:
@@ -36,7 +36,7 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
     engine: Any = getattr(config, "engine", None)
     kind = engine.dialect().kind if hasattr(engine, "dialect") else ""
     kinds = ", ".join(LAUNCHES)
-    bound = "starts servers, and engine.kind has none that proxima can start"
+    bound = "starts servers, but proxima can't start one of this engine.kind"
     require(kind in LAUNCHES, "placement.engines", count, bound, remedy=f"set engine.kind to {kinds}, or engines to 0")
     free = engine.url == type(engine).__dataclass_fields__["url"].default
     require(free, "engine.url", engine.url, "is not used where placement.engines starts the servers; leave it out")
@@ -61,12 +61,12 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
 
 @dataclass(eq=False)
 class PlacedEngine:
-    """A server through all its restarts.
+    """The state of a server across all its restarts.
 
     Args:
-        host: its actor; None: it waits for its next start, at `again_at`.
-        pending: the call of the actor that is outstanding: `start`, or `failure` once it has a place.
-        deaths: in a row, each before it was steady.
+        host: its actor; None while it waits for its next start, at `again_at`.
+        pending: the outstanding call to the actor: `start`, or `failure` once the server has a place.
+        deaths: consecutive deaths, without `STEADY` seconds of uptime in between.
     """
 
     number: int
@@ -79,10 +79,10 @@ class PlacedEngine:
 
 
 class EngineGroup:
-    """Lives in the supervisor; see `engines_on`. With `colocate` its bundles have room for the ranks too.
+    """All servers of a run, held by the supervisor; see `engines_on`. With `colocate`, bundles also hold the ranks.
 
     Args:
-        say: takes lines for the user.
+        say: called with lines for the user.
     """
 
     def __init__(self, spec: RayPlacement, plan: EnginePlan, say: Callable[[str], None]) -> None:
@@ -109,7 +109,7 @@ class EngineGroup:
 
         Raises:
             FieldError: the cluster did not grant the devices in time.
-            UserError: one did not start.
+            UserError: a server did not start.
         """
         deadline = time.monotonic() + self.spec.start_timeout
         while not self.granted.wait(timeout_seconds=LOOK_SECONDS):
@@ -118,7 +118,7 @@ class EngineGroup:
                 count = self.spec.engines
                 asked = " and ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())
                 remedy = (
-                    "lower it, or set gpus_per_engine and cpus_per_engine to what the nodes have left beside the ranks"
+                    "lower it, or set gpus_per_engine and cpus_per_engine to what the ranks leave free on the nodes"
                 )
                 raise FieldError(
                     "placement.engines", count, f"asks for {asked} each, not granted in time", remedy=remedy
@@ -131,11 +131,11 @@ class EngineGroup:
             time.sleep(LOOK_SECONDS)
 
     def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
-        """With `colocate`: the devices of each rank. Waits for servers that are restarting, which need room on these
-        devices before the ranks have them.
+        """Return the devices of each rank, with `colocate`. First waits for servers that are restarting, which need
+        room on these devices before the ranks use them.
 
         Raises:
-            UserError: one did not start in time.
+            UserError: a server did not start in time.
         """
         deadline = time.monotonic() + self.spec.start_timeout
         while not all(engine.place for engine in self.engines):
@@ -204,11 +204,11 @@ class EngineGroup:
         self._lead(engine)
 
     def attach(self, host: Any, nodes: Set[str]) -> dict[str, str]:
-        """The variables of the ranks, with an address of each server at rank 0's node.
+        """Give each server an address on rank 0's node, and return the variables with which the ranks find these.
 
         Args:
             host: the actor of rank 0.
-            nodes: of all ranks, each of which writes new weights for the servers on its node.
+            nodes: the nodes of all ranks; each rank writes new weights for the servers on its node.
 
         Raises:
             UserError: a server is on another node, and no folder is set that all nodes share.
@@ -232,7 +232,7 @@ class EngineGroup:
             self.doors.lead.remote(engine.number, None if place is None else (place.address, place.port))
 
     def stop(self) -> None:
-        """End the servers."""
+        """Stop the servers."""
         import ray
 
         for engine in self.engines:
@@ -246,11 +246,11 @@ class EngineGroup:
 def engines_on(
     spec: RayPlacement, plan: EnginePlan | None, say: Callable[[str], None], look: Callable[[], None]
 ) -> Iterator[EngineGroup | None]:
-    """The servers of a plan, as long as the block lasts; None without a plan. Inside the block this process is a driver
-    of the cluster.
+    """Run the servers of a plan for the duration of the block; yields None without a plan. This process must be a
+    driver of the cluster.
 
     Args:
-        look: called again and again while they start; what it raises ends that.
+        look: called repeatedly while they start; an exception from it aborts the start.
     """
     if plan is None:
         yield None

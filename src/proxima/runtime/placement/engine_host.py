@@ -1,5 +1,5 @@
-"""The actor of an engine: starts a server on its node, with the devices of its bundle, and says when that is given up.
-The server ends with the actor, however that ends (`engine/serve/guardian.py`)."""
+"""The actor of an engine: starts a server on its node, with the devices of its bundle, and reports when the server is
+given up. The server stops with the actor, however the actor ends (`engine/serve/guardian.py`)."""
 
 import socket
 from dataclasses import dataclass, replace
@@ -13,8 +13,8 @@ class EnginePlan:
     """The settings with which every server of a run is started; see `start_servers`.
 
     Args:
-        shared: new weights are written to a folder that all nodes see.
-        log: of the first one's output, on its node; the others have their number in the name.
+        shared: True if new weights are written to a folder that all nodes see.
+        log: file for the first server's output, on its node; the files of the others have their number in the name.
     """
 
     kind: str
@@ -49,15 +49,15 @@ class EngineHost:
         """Start the server; returns when it answers.
 
         Args:
-            key: that its clients must send.
-            remote: clients are on other nodes too.
+            key: the key that its clients must send.
+            remote: True if clients are on other nodes too.
 
         Raises:
-            UserError: it did not start.
+            UserError: the server did not start.
         """
         import ray
 
-        more = ("--host", "0.0.0.0") if remote else ()  # the last of an argument counts
+        more = ("--host", "0.0.0.0") if remote else ()  # the last value of an argument wins
         log = plan.log
         if log is not None and number:
             log = log.with_name(f"{log.stem}.{number}{log.suffix}")

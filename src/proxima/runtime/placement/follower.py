@@ -29,8 +29,8 @@ FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
 @dataclass(frozen=True, kw_only=True)
 class RankParts:
     """The objects that a rank computes with: the trained models by the name of their stack, and each stack's forward
-    stages by their column; `late_stages` makes those that rank 0 may never ask for, and `late` holds them once it
-    has."""
+    stages by their column; `late_stages` builds the stages that rank 0 may never ask for, and `late` holds them once it
+    has asked."""
 
     stacks: Mapping[str, TrainStack]
     stages: Mapping[str, Mapping[str, ForwardStage]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class RankParts:
         return {name: stack for name, stack in self.stacks.items() if name != POLICY}
 
     def stage(self, target: str, column: str) -> ForwardStage:
-        """The stage that fills a column; without one, the log-probs of the trained model."""
+        """The stage that fills a column; by default, one that computes the log-probs of the trained model."""
         stages = self.stages.get(target) or self.late
         return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
 
@@ -58,16 +58,16 @@ class RankWorkload(Protocol):
     def rank_parts(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
     ) -> RankParts:
-        """The same models, in the same order, as `make_loop` makes them."""
+        """Build the same models as `make_loop`, in the same order."""
         ...
 
 
 def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
-    """Do what rank 0 says until the run ends; returns its summary. Nothing is read before rank 0 has found everything
-    in order, so that each problem has one message.
+    """Execute rank 0's calls until the run ends; returns its summary. Nothing is read before rank 0 has found
+    everything in order, so that each problem is reported once.
 
     Raises:
-        UserError: this node lacks something.
+        UserError: something is missing on this node.
     """
     from proxima.train.node_folders import NodeFolders
     from proxima.train.process_ranks import ProcessRanks
@@ -101,10 +101,10 @@ def _follow(make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", folder
         try:
             obey(call.target, call.name, call.part, parts)
         except OSError as error:
-            if call.name not in ("checkpoint", "finish"):  # of these the writer raises it on every rank
+            if call.name not in ("checkpoint", "finish"):  # for these, the writer raises it on every rank
                 raise
             print(f"{call.name}: {error}")
-        except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides what becomes of the run
+        except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides whether the run continues
             if error.__cause__ is not None:
                 traceback.print_exception(error.__cause__)  # to rank 0's log
             continue
@@ -116,13 +116,13 @@ def require_folder(folder: Path) -> None:
     while not folder.is_dir():
         if seconds >= FOLDER_SECONDS:
             remedy = "set folder=PATH on a file system that all nodes share"
-            raise UserError(f"the run folder {folder} is not seen from this node", remedy=remedy)
+            raise UserError(f"the run folder {folder} is not visible on this node", remedy=remedy)
         time.sleep(0.5)
         seconds += 0.5
 
 
 def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
-    """Make a call of rank 0's with this rank's part."""
+    """Execute a call from rank 0 with this rank's part."""
     stack = parts.stacks.get(target)
     if name == "update" and stack is not None:
         stack.follow_update(part)

@@ -1,5 +1,5 @@
-"""The connection of a rank to the first: its heartbeats, its lines and its errors. When the first rank is gone, this
-process ends."""
+"""The connection of a rank to rank 0, for its heartbeats, its output lines and its errors. When rank 0 is gone, this
+process exits."""
 
 import os
 import select
@@ -16,7 +16,7 @@ from typing import Any
 from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, host_name, told_error
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
-GRACE = 1.0  # seconds from rank 0's end to this process's, in which a launcher notices rank 0's first
+GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
 
 
 class Lifeline:
@@ -24,7 +24,7 @@ class Lifeline:
 
     Args:
         address: host, port and token of rank 0's `RankWatch`.
-        beat: what this rank is doing.
+        beat: returns what this rank is doing.
         heartbeat, timeout: of the placement.
     """
 
@@ -46,12 +46,12 @@ class Lifeline:
             self._channel.send(**message)
 
     def report(self, error: BaseException) -> None:
-        """Report to rank 0 the error that ends this rank, and leave the last message to it."""
+        """Report to rank 0 the error that ends this rank, and wait for rank 0 to print the last message."""
         self.send(error=told_error(error), at=dict(self.beat()))
         self._thread.join(LAST_WORDS)
 
     def close(self) -> None:
-        """Note that this rank is done, and wait until rank 0 is: its exit code must be noticed first."""
+        """Note that this rank is done, and wait until rank 0 is: a launcher must notice rank 0's exit code first."""
         self._over.set()
         self.send(bye=True)
         self._thread.join()
@@ -75,7 +75,7 @@ class Lifeline:
                     if any("bye" in message for message in messages):
                         return
             now = time.monotonic()
-            if now - looked > pause + 5:  # this process was stopped, and what was sent to it has not been read
+            if now - looked > pause + 5:  # this process was suspended, and has not read what was sent to it
                 heard = now
             looked = now
             if self.heartbeat and now - beaten >= self.heartbeat:
@@ -84,7 +84,7 @@ class Lifeline:
             silent = now - heard
             if self.heartbeat and self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
                 warned = True
-                print(f"rank 0 has given no sign of life for {silent:.0f} s", file=sys.__stderr__, flush=True)
+                print(f"rank 0 has not responded for {silent:.0f} s", file=sys.__stderr__, flush=True)
             if (self.heartbeat and silent > self.timeout) or orphaned(self._parent):
                 self._end()
                 return
@@ -113,8 +113,8 @@ class ForwardedLines(TextIOBase):
 
 
 def obey_rank_zero() -> None:
-    """Leave signals that a terminal or a launcher sends to all processes to rank 0; this process ends when rank 0
-    does."""
+    """Ignore the signals that a terminal or a launcher sends to all processes: rank 0 handles them, and this process
+    ends when rank 0 does."""
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The meeting of the ranks: the store, the lifelines, the comparison, the process group; and their parting."""
+"""Rendezvous and shutdown of the ranks: the store, the lifelines, the comparison of facts, and the process group."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from proxima.runtime.placement.lifeline import Lifeline
     from proxima.train.process_ranks import ProcessRanks
 
-IDLE = timedelta(days=30)  # that a rank may wait for the next thing to do; the watchdog ends what hangs
-SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which knows more
+IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdog ends a run that hangs
+SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
-EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same
+EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same error
 START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 _groups = count()
 
@@ -46,9 +46,9 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def check_launched(placement: Any) -> None:
-    """`check_launch`, of a placement in several processes."""
+    """`check_launch` for a placement in several processes."""
     if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
-        reason = f"is for a process that a launcher has started, and {missing[0]} is not in the environment"
+        reason = f"is for a process that a launcher has started, but {missing[0]} is not set"
         raise FieldError(KIND, "torchrun", reason, remedy=f"start it with {START}")
     if PLACEMENTS.holds(placement, "ray") and not is_supervised():
         reason = "starts its ranks itself, and torchrun has started this process"
@@ -80,7 +80,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
             yield ranks
         except Exception as error:
             failure = watch.cause(error)
-            if isinstance(error, RankError):  # the other ranks have gone on, and heard of the end
+            if isinstance(error, RankError):  # the other ranks have continued, and know of the end
                 watch.await_farewells()
                 raise RunEnded(f"{error}; its traceback is in log.txt; resume with --resume") from error
             if failure is None:
@@ -88,12 +88,12 @@ def first_rank(config: Any) -> Iterator[Ranks]:
                 raise
             watch.take()
             if failure.refused and isinstance(error, UserError):
-                raise  # the same, as all ranks have found it
+                raise  # all ranks have found the same error
             if failure.refused:
                 raise UserError(last_line(failure)) from error
             raise RunEnded(last_line(failure), reported=True) from error
         if ranks.in_call or watch.failure is not None:
-            return  # others may wait in a collective, and the end of the group would wait for them
+            return  # others may wait in a collective, and destroying the group would wait for them
         watch.await_farewells()
         watch.close()
         _disconnect()
@@ -123,7 +123,7 @@ def other_rank(config: Any) -> Iterator[Ranks]:
 
 
 def report_early(error: BaseException) -> bool:
-    """On a rank above 0: report an error from before the ranks have met to rank 0, which has the same error or learns
+    """Report an error on a rank above 0, from before the ranks have met, to rank 0, which has the same error or learns
     of it now. Returns False if rank 0 can't be reached."""
     try:
         store, key = _store(EARLY_SECONDS)
@@ -161,7 +161,7 @@ def _no_rank_zero(what: str) -> UserError:
 
 
 def _store(seconds: float) -> tuple[Any, str]:
-    """The store where the ranks meet, and a key of this group, as the same processes may form several in turn."""
+    """The store where the ranks meet, and a key for this group, as the same processes may form several in turn."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
@@ -176,7 +176,7 @@ def _store(seconds: float) -> tuple[Any, str]:
         )
     except Exception as error:  # of several classes
         if os.environ["RANK"] != "0":
-            raise _no_rank_zero(f"was not there within {seconds:g} s") from None
+            raise _no_rank_zero(f"could not be reached within {seconds:g} s") from None
         reason = "is in use on this machine" if "EADDRINUSE" in str(error) else " ".join(str(error).split())
         raise FieldError("MASTER_PORT", port, reason, remedy="set another port for the ranks to meet at") from None
     return store, key

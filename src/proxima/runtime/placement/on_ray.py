@@ -1,4 +1,4 @@
-"""A training command with `placement: ray`: this process supervises, and its ranks are the same command."""
+"""A training command with `placement: ray`: this process supervises ranks that run the same command."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,8 @@ from proxima.runtime.state.folder import RunFolder, new_run_folder
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
 
-RANK = "proxima.cli.main:train_rank"  # what each rank calls
-LINES = "ranks.log"  # in the run folder, the lines of all ranks
+RANK = "proxima.cli.main:train_rank"  # the function that each rank calls
+LINES = "ranks.log"  # file in the run folder with the lines of all ranks
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def train_on_ray(
     Args:
         resolved: the recipe with its overrides.
         recipe: a path, a name, or a mapping of JSON values.
-        begin: the further arguments of `train_recipe`.
+        begin: further arguments of `train_recipe`.
 
     Raises:
         UserError: the cluster can't start the ranks, or the servers.

@@ -19,8 +19,7 @@ def starts_later(placement: Any) -> bool:
 
 
 def placed_engine(engine: Any) -> Any:
-    """The spec of the engine of the rollouts over the servers that a supervisor has started; unchanged if there are
-    none."""
+    """The spec of the rollout engine, pointed at the servers that a supervisor has started; unchanged without them."""
     urls = os.environ.get(URLS)
     if not urls or not hasattr(engine, "serve"):
         return engine

@@ -1,4 +1,4 @@
-"""The processes of a run that torchrun, srun or Ray has started: how they find one another."""
+"""Lets the processes of a run that torchrun, srun or Ray has started find one another."""
 
 import os
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def adopt_launcher() -> None:
-    """Give a task of `srun` the variables of torchrun. Called at the start of a command line, and of a run that has
-    none."""
+    """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
+    without one."""
     if "SLURM_PROCID" in os.environ:
         from proxima.runtime.placement.meeting import slurm_variables
 
@@ -46,15 +46,15 @@ def places_ranks(config: Any) -> bool:
 
 
 def check_launch(config: Any) -> None:
-    """FieldError where the placement says one process and there are several, or several and no launcher has started
-    them."""
+    """Raise FieldError if the placement is for one process and a launcher has started several, or for several and no
+    launcher has started them."""
     adopt_launcher()
     placement = config.placement
     if PLACEMENTS.holds(placement, "local"):
         if is_rank():
             started = os.environ["WORLD_SIZE"]
             remedy = "set placement=torchrun"
-            raise FieldError(KIND, "local", f"is one process, and a launcher has started {started}", remedy=remedy)
+            raise FieldError(KIND, "local", f"runs one process, but a launcher has started {started}", remedy=remedy)
         return
     from proxima.runtime.placement.meeting import check_launched
 
@@ -62,7 +62,7 @@ def check_launch(config: Any) -> None:
 
 
 def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
-    """Make the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
+    """Run the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
     check_launch(resolved.config)
     if is_first() and (folder := resolved.config.folder):
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
@@ -70,12 +70,12 @@ def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: 
 
 @contextmanager
 def ranks_of(config: Any) -> Iterator[Ranks]:
-    """The ranks of the run, of which this process is one; a process group as long as the block lasts.
+    """Yield the ranks of the run, of which this process is one; they form a process group within the block.
 
     Raises:
         FieldError: as `check_launch`.
         UserError: the ranks do not meet, or do not agree.
-        RunEnded: in the block; another rank has failed.
+        RunEnded: another rank has failed within the block.
     """
     check_launch(config)
     if not is_rank():

@@ -1,4 +1,4 @@
-"""The ranks of one start: a placement group, an actor for each rank, and the processes that these start."""
+"""The ranks of one start: a placement group, an actor for each rank, and the processes that the actors start."""
 
 import os
 import sys
@@ -17,8 +17,8 @@ from proxima.data import FieldError, UserError
 from proxima.runtime.placement.rank_host import RankHost, RankPlace
 from proxima.runtime.placement.ray_cluster import ADDRESS, bundle_of, first_line_of
 
-LOOK_SECONDS = 1.0  # between looks at Ctrl-C while Ray works
-KILL_SECONDS = 10.0  # for the processes to be gone before their devices are given on
+LOOK_SECONDS = 1.0  # between checks for Ctrl-C while Ray works
+KILL_SECONDS = 10.0  # for the processes to exit before their devices are reused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,7 @@ class RankGroup:
     """The actors and places of the ranks, by rank.
 
     Args:
-        placement_group: Ray's; removed by `stop`. None: it is another's.
+        placement_group: Ray's, which `stop` removes; None if another object owns it.
     """
 
     def __init__(self, placement_group: Any, hosts: Sequence[Any]) -> None:
@@ -55,13 +55,13 @@ class RankGroup:
         self.places: list[RankPlace] = []
 
     def name_of(self, rank: int) -> str:
-        """`rank 2 on NODE`; the address too where several nodes have one name."""
+        """`rank 2 on NODE`; with the address if several nodes have the same name."""
         place = self.places[rank]
         nodes = {other.node for other in self.places if other.host == place.host}
         return f"rank {rank} on {place.host}" + (f" ({place.address})" if len(nodes) > 1 else "")
 
     def stop(self) -> None:
-        """Kill the processes and the actors, whichever of them have died before."""
+        """Kill the processes and the actors, even if some of them have died before."""
         import ray
 
         with suppress(Exception):  # of actors that are dead
@@ -80,8 +80,8 @@ def start_group(
     """Start the ranks.
 
     Args:
-        look: called about once a second; what it raises ends the start.
-        engines: run beside the ranks.
+        look: called about once a second; an exception from it aborts the start.
+        engines: the servers that the ranks use.
 
     Raises:
         FieldError: the cluster did not grant the devices in time.
@@ -110,7 +110,7 @@ def start_group(
             strategy = PlacementGroupSchedulingStrategy(granted, placement_group_bundle_index=bundle)
             options = actor.options(
                 num_cpus=spec.cpus_per_rank,
-                num_gpus=0 if shared is not None else spec.gpus_per_rank,  # its server has them
+                num_gpus=0 if shared is not None else spec.gpus_per_rank,  # the server has them
                 max_restarts=0,
                 scheduling_strategy=strategy,
                 runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
@@ -144,7 +144,7 @@ def _granted(devices: Any) -> bool:
     """True if the cluster has granted the devices by now."""
     try:
         return bool(devices.wait(timeout_seconds=LOOK_SECONDS))
-    except Exception as error:  # of a cluster that has ended, Ray says that the placement group does not exist
+    except Exception as error:  # if the cluster has ended, Ray says that the placement group does not exist
         reason = f"the Ray cluster was lost while the ranks were being started: {first_line_of(error)}"
         raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
 
@@ -164,7 +164,7 @@ def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> li
             )
     try:
         return list(ray.get(references))
-    except Exception as error:  # the actor's own, as an import that fails there, or Ray's
+    except Exception as error:  # the actor's own, such as an import that fails there, or Ray's
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         missing = next((line for line in lines if line.startswith(("ModuleNotFoundError", "ImportError"))), "")
         remedy = "install the same packages on all nodes" if missing else ""
@@ -172,7 +172,7 @@ def _all(references: list[Any], deadline: float, look: Callable[[], None]) -> li
 
 
 def rank_order(places: Sequence[RankPlace], driver: str) -> list[int]:
-    """The indices of the actors by rank: node by node, that of this process first, where the run folder is."""
+    """The indices of the actors by rank: node by node, first the node of this process, where the run folder is."""
     sizes = Counter(place.node for place in places)
     return sorted(
         range(len(places)),
@@ -181,8 +181,8 @@ def rank_order(places: Sequence[RankPlace], driver: str) -> list[int]:
 
 
 def rank_variables(places: Sequence[RankPlace], port: int) -> list[dict[str, str]]:
-    """The variables that torchrun would set for each rank. All ranks of a node see the devices of all of them, in the
-    order of their local ranks: a rank computes on device LOCAL_RANK, and reaches those of its neighbours directly."""
+    """The variables that torchrun would set for each rank. Each rank sees the devices of all ranks of its node, in the
+    order of the local ranks: it computes on device LOCAL_RANK, and reaches the devices of its neighbours directly."""
     sizes = Counter(place.node for place in places)
     nodes = list(dict.fromkeys(place.node for place in places))
     local: Counter[str] = Counter()

@@ -1,5 +1,5 @@
-"""The actor of a rank. It starts the rank's process on its node and tells the supervisor what that prints and how it
-ends. All methods run in the actor's event loop; the process is killed when the thread of that ends."""
+"""The actor of a rank. It starts the rank's process on its node and reports the output and the exit code to the
+supervisor. All methods run in the actor's event loop; the process is killed when the loop's thread ends."""
 
 import asyncio
 import json
@@ -21,8 +21,8 @@ from proxima.runtime.placement.door import Door
 START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
 CHUNK = 1 << 16
 MOST_LINES = 1000  # in one report
-LEASE_SECONDS = 600.0  # of a supervisor that may have been suspended
-CLOSING_SECONDS = 5.0  # to read what a dead process has written, of which a child may hold the pipe open
+LEASE_SECONDS = 600.0  # without a request from a supervisor, which may have been suspended
+CLOSING_SECONDS = 5.0  # to read what a dead process has written; a child of it may hold the pipe open
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RankHost:
         self.exit_code: int | None = None
         self.news = asyncio.Event()
         self.doors: list[Door] = []
-        self.asked = time.monotonic()  # when the supervisor last wanted to know
+        self.asked = time.monotonic()  # when the supervisor last asked for a report
         self.tasks: list[asyncio.Task[None]] = []
 
     async def place(self) -> RankPlace:
@@ -80,7 +80,7 @@ class RankHost:
         )
 
     async def free_port(self) -> int:
-        """A port of this node that nothing listens to."""
+        """A port of this node on which nothing listens."""
         with socket.socket() as listener:
             listener.bind(("", 0))
             return int(listener.getsockname()[1])
@@ -91,8 +91,8 @@ class RankHost:
         """Start the process.
 
         Args:
-            environment: variables beside those of this node.
-            python, folder: interpreter and working folder of the supervisor, used where this node has them too.
+            environment: variables in addition to those of this node.
+            python, folder: interpreter and working folder of the supervisor, used if this node has them too.
         """
         ours, theirs = socket.socketpair()
         with theirs:
@@ -139,15 +139,15 @@ class RankHost:
         self.news.set()
 
     async def _guard(self, raylet: int) -> None:
-        """End with the raylet, which Ray leaves to chance, and when no supervisor asks any more: a rank that was given
-        up as lost must not continue writing alongside the one that replaced it."""
+        """Exit when the raylet ends, which Ray does not guarantee, and when no supervisor asks any more: a rank that
+        was given up as lost must not continue to write alongside its replacement."""
         while os.getppid() == raylet and time.monotonic() - self.asked < LEASE_SECONDS:
             await asyncio.sleep(1)
         await self.kill()
         os._exit(1)
 
     async def report(self, seconds: float) -> RankReport:
-        """Return the news as soon as there is any, at the latest after `seconds`."""
+        """Return new lines or the exit code as soon as there are any, at the latest after `seconds`."""
         self.asked = time.monotonic()
         with suppress(TimeoutError):
             await asyncio.wait_for(self.news.wait(), seconds)
@@ -158,12 +158,12 @@ class RankHost:
         return RankReport(lines=tuple(lines), exit_code=None if self.lines else self.exit_code)
 
     async def open_doors(self, count: int) -> list[int]:
-        """The ports of so many doors on this node; see `lead`."""
+        """Open `count` doors on this node, and return their ports; see `lead`."""
         self.doors = [Door() for _ in range(count)]
         return [await door.listen() for door in self.doors]
 
     async def lead(self, number: int, place: tuple[str, int] | None) -> None:
-        """Let a door lead to this address and port; None: nowhere."""
+        """Let a door lead to an address and port; None: nowhere."""
         self.doors[number].lead(place)
 
     async def interrupt(self) -> None:

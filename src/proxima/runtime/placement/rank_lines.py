@@ -1,5 +1,5 @@
-"""Merge the output of the ranks into one text: rank 0's lines as they are, those of the others with their rank, equal
-ones folded into one; and all of them in a file."""
+"""Merges the output of the ranks into one text: rank 0's lines unchanged, those of the others with their rank, equal
+lines folded into one. A file receives all lines."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ FOLD_SECONDS = 0.5  # in which other ranks may print the same line
 
 @dataclass
 class FoldedLine:
-    """A line that is not printed yet, with the ranks that printed it, each as often as it did."""
+    """A line that is not shown yet, with the ranks that printed it, each as often as it printed the line."""
 
     text: str
     since: float
@@ -31,8 +31,8 @@ class RankLines:
     """Prints the lines of a group of ranks.
 
     Args:
-        out, err: where rank 0's streams go, and to `err` the lines of the others; None: those of this process.
-        log: file that gets the lines of all ranks, each with its rank, from the moment that its folder exists.
+        out, err: receive rank 0's streams, and `err` also the lines of the other ranks; None: those of this process.
+        log: file that receives the lines of all ranks, each with its rank, once its folder exists.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RankLines:
         self._unlogged: list[str] = []
 
     def add(self, rank: int, stream: int, line: str) -> None:
-        """A line that a rank printed to its stream, 1 or 2."""
+        """Add a line that a rank printed to its stream, 1 or 2."""
         self._unlogged.append(f"[rank {rank}] {line}")
         if stream == 2 and line.strip():
             self.last[rank] = line.strip()
@@ -66,7 +66,7 @@ class RankLines:
         self._write()
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Print what has waited for other ranks, and write the file."""
+        """Print the lines that have waited for other ranks, and write the file."""
         now = self.clock()
         for text, folded in list(self._waiting.items()):
             if at_once or now - folded.since >= FOLD_SECONDS:

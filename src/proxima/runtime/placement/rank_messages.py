@@ -1,7 +1,7 @@
-"""Messages between ranks apart from the computation: lines of JSON over a socket, from each rank to the first.
+"""Messages between ranks outside the computation: lines of JSON over a socket from each rank to the first.
 
-A socket of its own, because its end tells at once that the process has ended, whatever that was doing, and because a
-collective that another rank doesn't enter would wait. Nothing of the model goes through it.
+The socket is a dedicated one, because it closes as soon as the process ends, whatever that was doing, and because a
+collective would wait for a rank that doesn't enter it. No data of the model goes through it.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 
 from proxima.data import UserError
 
-SILENT_BEATS = 3  # heartbeats without one, after which a rank counts as silent
+SILENT_BEATS = 3  # missed heartbeats after which a rank counts as silent
 SEND_SECONDS = 5.0
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe", "Timed out wait")
 
@@ -22,7 +22,7 @@ def host_name() -> str:
 
 
 class Channel:
-    """A connected socket with whole messages."""
+    """A connected socket that carries whole messages."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
@@ -30,12 +30,12 @@ class Channel:
         self._rest = b""
 
     def send(self, **message: Any) -> None:
-        """Send, if the other side is still there."""
+        """Send a message, if the other side is still connected."""
         with suppress(OSError):
             self.connection.sendall(json.dumps(message, default=repr).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]] | None:
-        """The messages that have come, once there is something to read; None: the other side is gone."""
+        """Wait for data, and return the messages that have arrived; None if the other side is gone."""
         try:
             chunk = self.connection.recv(1 << 16)
         except TimeoutError:
@@ -47,7 +47,7 @@ class Channel:
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         try:
             return [dict(json.loads(line)) for line in lines]
-        except (ValueError, TypeError):  # not one of ours
+        except (ValueError, TypeError):  # not one of our messages
             return None
 
 

@@ -1,8 +1,8 @@
 """The process of a rank: calls the function that its actor names. Started by `engine/process_start.py`, so that it ends
-with the actor, whatever ends that.
+with the actor, however the actor ends.
 
-The channel carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. What the function returns is the
-exit code.
+The channel carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. The function's result is the exit
+code.
 """
 
 import importlib
@@ -20,7 +20,7 @@ BUG, REFUSED, INTERRUPTED = 70, 2, 130  # exit codes, as of the command line
 
 
 def exit_code_of(reference: str, arguments: Mapping[str, Any]) -> int:
-    """Call `module:name`; the exit code."""
+    """Call `module:name`, and return the exit code."""
     module, _, name = reference.partition(":")
     try:
         return int(getattr(importlib.import_module(module), name)(**arguments) or 0)
@@ -36,7 +36,7 @@ def exit_code_of(reference: str, arguments: Mapping[str, Any]) -> int:
 
 
 def main(descriptor: int) -> int:
-    # the raylet blocks SIGINT for all below it
+    # the raylet blocks SIGINT for all its descendants
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     with socket.socket(fileno=descriptor).makefile("rb") as channel:
         call = json.loads(channel.readline())

@@ -1,7 +1,7 @@
-"""On rank 0: hears the other ranks, reports which one differs when the run stalls, and ends the run when one dies.
+"""Watches the other ranks from rank 0: reports which one differs when the run stalls, and ends the run when one dies.
 
-A thread listens, because the thread that computes may be inside a collective that never ends. It chooses the first
-cause of what it hears, and ends the process where that can't be done in order.
+A dedicated thread listens, because the thread that computes may be inside a collective that never ends. It finds the
+first cause among the failures that it hears of, and terminates the process if the run can't end in order.
 """
 
 import os
@@ -25,15 +25,15 @@ from proxima.runtime.placement.rank_lines import FoldedLine
 from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
 from proxima.train.rank_status import place_of
 
-TICK = 0.2  # seconds between looks
-SETTLE = 1.0  # seconds in which what follows from a cause may be heard before the cause
+TICK = 0.2  # seconds between checks
+SETTLE = 1.0  # seconds in which the consequences of a cause may be heard before the cause
 CLOSING = 20.0  # seconds for the run to end in order; torchrun kills after 30
-FOLD = 1.0  # seconds in which other ranks may say the same line
+FOLD = 1.0  # seconds in which other ranks may print the same line
 
 
 @dataclass
 class HeardRank:
-    """A rank, as rank 0 hears it."""
+    """Another rank, as observed by rank 0."""
 
     rank: int
     host: str
@@ -53,9 +53,9 @@ class RankFailure:
     """The failure that ends the run.
 
     Args:
-        trace: traceback of the rank; empty if it has left none.
-        refused: something is wrong that the user can repair, as at rank 0 a `UserError`.
-        follows: it only says that another rank is gone.
+        trace: traceback of the rank; empty if it has sent no traceback.
+        refused: True if the user can repair what is wrong, as with a `UserError` on rank 0.
+        follows: True if it only says that another rank is gone.
     """
 
     text: str
@@ -77,7 +77,7 @@ class LogOfRanks:
             self.waiting.setdefault(line, FoldedLine(line, time.monotonic())).ranks.append(rank)
 
     def flush(self, *, at_once: bool = False) -> None:
-        """Write what has waited for other ranks, once the folder is known."""
+        """Write the lines that have waited for other ranks, once the path is known."""
         now = time.monotonic()
         with self.lock:
             waiting = [] if self.path is None else [*self.waiting.values()]
@@ -91,11 +91,11 @@ class LogOfRanks:
 
 
 class RankWatch:
-    """Hears `size - 1` lifelines.
+    """Listens to `size - 1` lifelines.
 
     Args:
-        own: what this rank is doing.
-        in_call: whether the other ranks are in the middle of a call.
+        own: returns what this rank is doing.
+        in_call: returns True if the other ranks are in the middle of a call.
         heartbeat, timeout: of the placement.
     """
 
@@ -127,10 +127,10 @@ class RankWatch:
     # ---- for the thread that computes --------------------------------------------------------------------------------
 
     def meet(self, seconds: float) -> dict[int, HeardRank]:
-        """All other ranks, once each has called.
+        """Wait until all other ranks have connected, and return them.
 
         Raises:
-            UserError: some have not in so many seconds, or one can't start.
+            UserError: some have not connected in `seconds`, or one can't start.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.failure or self._complete(), seconds)
@@ -144,13 +144,13 @@ class RankWatch:
             )
         return self.peers
 
-    def _complete(self) -> bool:  # one without facts calls to tell an error
+    def _complete(self) -> bool:  # a rank without facts connects to report an error
         return len(self.peers) == self.size - 1 and all(peer.facts for peer in self.peers.values())
 
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
-        """In the block there is a run: lines go to its log, warnings to its observer, and it is cancelled when a rank
-        fails. Both are called in the watch's thread. Afterwards everything of the run is written."""
+        """Attach a run for the duration of the block: lines go to its `log`, warnings to `warn`, and `cancel` is called
+        when a rank fails. Both are called in the watch's thread. After the block everything of the run is written."""
         self.log.path, self._warn, self._cancel = log, warn, cancel
         try:
             yield
@@ -163,7 +163,7 @@ class RankWatch:
         return bool(self._causes)
 
     def cause(self, error: BaseException) -> RankFailure | None:
-        """The failure that an exception on this rank follows from; None: it is this rank's own."""
+        """The failure that an exception on this rank follows from; None if the exception is this rank's own."""
         if self.losing or follows_from_loss(error):
             with self._changed:
                 self._changed.wait_for(lambda: self.failure, 3 * SETTLE)
@@ -183,7 +183,7 @@ class RankWatch:
         self._own = True
 
     def await_farewells(self) -> None:
-        """Wait for the last lines of the other ranks, which hear that the run has ended."""
+        """Wait for the last lines of the other ranks, which know that the run has ended."""
         with self._changed:
             self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), SETTLE)
         self.log.flush(at_once=True)
@@ -208,7 +208,7 @@ class RankWatch:
                 else:
                     self._read(key.data)
             now = time.monotonic()
-            if now - looked > TICK + 5:  # this process was stopped, and has not read what the others sent
+            if now - looked > TICK + 5:  # this process was suspended, and has not read what the others sent
                 for peer in self.peers.values():
                     peer.heard = now
             looked = now
@@ -237,7 +237,7 @@ class RankWatch:
         for message in messages or ():
             if peer is None:
                 if message.get("token") != self.token:
-                    messages = None  # a stranger
+                    messages = None  # not one of the ranks
                     break
                 peer = HeardRank(message["hello"], message["host"], message["facts"], channel, time.monotonic())
                 with self._changed:
@@ -253,8 +253,8 @@ class RankWatch:
             channel.connection.close()
             if peer is not None and not peer.gone:
                 peer.gone = True
-                hint = "it was killed, perhaps for memory (see dmesg there), or its node is gone"
-                again = f"; all ranks start again, if {STARTED_AGAIN} allows" if is_supervised() else ""
+                hint = "it was killed, possibly out of memory (see dmesg there), or its node is gone"
+                again = f"; all ranks restart, if {STARTED_AGAIN} allows" if is_supervised() else ""
                 self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}{again}"))
 
     def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
@@ -306,13 +306,13 @@ class RankWatch:
         with self._changed:
             self.failure, self._ends_at = failure, now + CLOSING
             self._changed.notify_all()
-        if not failure.refused and not self._own:  # at once: a launcher will say much about it
+        if not failure.refused and not self._own:  # at once: a launcher will print many lines about it
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         if self._cancel is not None:
             self._cancel()
 
     def _end_process(self) -> None:
-        """End the process: the compute thread waits for a rank that never comes."""
+        """Terminate the process: the compute thread waits for a rank that will never respond."""
         assert self.failure is not None
         self.log.flush(at_once=True)
         with self._changed:
@@ -337,7 +337,7 @@ class RankWatch:
             self._warn(what)
 
     def late(self, now: float) -> tuple[float, str] | None:
-        """Seconds and a sentence about the rank that the others wait for; None: all move, or all do the same."""
+        """Seconds and a sentence about the rank that the others wait for; None if all progress, or all do the same."""
         bound = SILENT_BEATS * self.heartbeat
         if not self.heartbeat or not self.peers:
             return None
@@ -345,7 +345,7 @@ class RankWatch:
         if silent is not None and now - silent.heard > bound:
             seconds = now - silent.heard
             last = f"; it was last in {place_of(silent.beat)}" if silent.beat else ""
-            return seconds, f"{silent.name} has given no sign of life for {seconds:.0f} s{self._during()}{last}"
+            return seconds, f"{silent.name} has not responded for {seconds:.0f} s{self._during()}{last}"
         if not self.in_call():
             return None
         beats = {0: dict(self.own())}
@@ -364,13 +364,13 @@ class RankWatch:
         names = span_of(behind) if len(behind) > 1 else self.name(behind[0])
         other = next(beat for beat in beats.values() if beat["issued"] == most)
         return seconds, (
-            f"{names} did nothing for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "
+            f"{names} made no progress for {seconds:.0f} s in {place_of(beats[behind[0]])}; the others wait in "
             f"{place_of(other)}"
         )
 
 
 def last_line(failure: RankFailure) -> str:
-    """The last line of a run that a rank has ended."""
+    """The last line of a run that ends because a rank has failed."""
     if failure.refused:
         return failure.text
     if STARTED_AGAIN in failure.text:
@@ -381,7 +381,8 @@ def last_line(failure: RankFailure) -> str:
 
 @contextmanager
 def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
-    """Ignore the launcher's signal if a rank has died: it ends all processes, but this one has to report why."""
+    """Ignore the launcher's signal if a rank has died: the signal is for all processes, but this one must report
+    why."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,5 +1,5 @@
-"""The Ray cluster of a run: connecting to it or starting one, and whether it has the devices. Every failure is one line
-that the user can act on."""
+"""The Ray cluster of a run: connecting to it or starting one, and checking that it has the devices. Every failure is
+one line that the user can act on."""
 
 import logging
 import os
@@ -16,15 +16,15 @@ ADDRESS = "RAY_ADDRESS"
 
 @contextmanager
 def connected(spec: RayPlacement) -> Iterator[None]:
-    """Inside the block this process is a driver of the cluster. A cluster that was started for it ends with it.
+    """Make this process a driver of the cluster within the block; a cluster that is started here ends with the block.
 
     Raises:
         FieldError: there is no cluster at the address, or it refuses this process.
-        UserError: this process is connected already, or none can be started here.
+        UserError: this process is connected already, or no cluster can be started here.
     """
-    # a driver prints what Ray says about a dead node, in twenty lines, also without `log_to_driver`; read at the import
+    # even without `log_to_driver`, a driver prints Ray's twenty lines about a dead node; Ray reads this when imported
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster that is started here; else ranks yield to all
+    os.environ.setdefault("RAY_worker_niceness", "0")  # of a cluster started here; by default ranks yield to all
     import ray
 
     if ray.is_initialized():
@@ -79,7 +79,7 @@ def check_devices(spec: RayPlacement) -> None:
     """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
     Raises:
-        FieldError: what is asked, what there is, and the remedy.
+        FieldError: names the devices requested, those available, and the remedy.
     """
     import ray
 

@@ -1,5 +1,5 @@
-"""The supervisor of a run's ranks on a Ray cluster: starts them, prints what they print, and when one dies kills the
-others and starts all of them again from the last checkpoint."""
+"""The supervisor of a run's ranks on a Ray cluster: starts them, prints their output, and when one dies, kills the
+others and restarts all of them from the last checkpoint."""
 
 import signal
 import threading
@@ -21,9 +21,9 @@ from proxima.runtime.placement.ray_cluster import check_devices, connected
 from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
 
 POLL_SECONDS = 0.5  # that an actor waits for a line
-GRACE_SECONDS = 3.0  # in which the first cause may be noticed after what follows from it
+GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences
 CLOSING_SECONDS = 60.0  # that the other ranks may take after rank 0 is done
-LEAST_SILENCE = 30.0  # seconds without a report of an actor, of which a busy machine may need some
+LEAST_SILENCE = 30.0  # seconds without a report from an actor; on a busy machine, one may take some
 FAILED = 1
 
 
@@ -33,7 +33,7 @@ class RankEnd:
 
     Args:
         exit_code: -N is signal N; None: it is not known, because its actor is gone.
-        reason: of that.
+        reason: why the exit code is not known.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Interrupts:
         self.count += 1
 
     def look(self) -> None:
-        """Raise KeyboardInterrupt after the first: nothing runs that could write a checkpoint."""
+        """Raise KeyboardInterrupt after the first signal: nothing runs that could write a checkpoint."""
         if self.count:
             raise KeyboardInterrupt
 
@@ -75,21 +75,21 @@ def supervise(
     out: TextIO | None = None,
     err: TextIO | None = None,
 ) -> int:
-    """Call a function in every rank, each in a process of its own with the variables of torchrun; the exit code.
+    """Call a function in every rank, each in a separate process with the variables of torchrun; returns the exit code.
 
     A rank's exit code is what the function returns: 2 after a `UserError`, 130 after Ctrl-C, 70 after any other
-    exception. Codes 0, 1, 2 and 130 of rank 0 are the run's own. A rank that is killed or lost ends all of them, and
-    they are started again, `spec.restarts` times at most; one that raises ends the run, for it would raise again. The
+    exception. Codes 0, 1, 2 and 130 of rank 0 are those of the run. If a rank is killed or lost, all ranks are killed
+    and restarted, at most `spec.restarts` times; a rank that raises ends the run, because it would raise again. The
     first Ctrl-C goes to rank 0 alone, which stops the run; a second one kills all ranks.
 
     Args:
-        function: of a module, or "module:name".
-        arguments: of the function, by name; what JSON holds.
-        again: arguments that replace these when the ranks are started again; None: `resume=True`.
-        engines: what the servers are started with that `spec.engines` asks for; None: there are none. They run before
-            the ranks do and through all restarts of these; rank 0 finds their addresses by `placed_engine`.
-        log: file that gets the lines of all ranks.
-        out, err: as of `RankLines`.
+        function: a function of a module, or "module:name".
+        arguments: of the function, by name; JSON values.
+        again: arguments that replace these when the ranks are restarted; None: `resume=True`.
+        engines: the plan for the servers that `spec.engines` asks for; None: no servers. They start before the ranks
+            and run through all restarts of these; rank 0 finds their addresses with `placed_engine`.
+        log: file that receives the lines of all ranks.
+        out, err: as in `RankLines`.
 
     Raises:
         FieldError: the cluster can't be reached, or lacks the devices; before anything is started.
@@ -119,14 +119,14 @@ def supervise(
                 lines.flush(at_once=True)
             if interrupts.count or end.exit_code in (0, FAILED, REFUSED, INTERRUPTED):
                 return INTERRUPTED if interrupts.count and end.exit_code != 0 else int(end.exit_code or 0)
-            if not end.killed:  # an exception, which would come again
+            if not end.killed:  # an exception, which would be raised again
                 if end.rank > 0:
                     lines.say(f"error: {describe_end(end, group, lines)}: the run ends, --resume continues it")
                 return int(end.exit_code or FAILED)
             cause, died_at = describe_end(end, group, lines), end.at
             if starts < spec.restarts:
                 number = f"restart {starts + 1} of at most {spec.restarts}"
-                lines.say(f"{cause}; all ranks are started again from the last checkpoint, {number}")
+                lines.say(f"{cause}; all ranks restart from the last checkpoint, {number}")
             call = RankCall(function=function, arguments={**arguments, **(again or {"resume": True})})
         given_up = (
             f"after {spec.restarts} restarts (placement.restarts)" if spec.restarts else "placement.restarts is 0"
@@ -138,10 +138,10 @@ def supervise(
 def watch(
     group: RankGroup, spec: RayPlacement, lines: RankLines, interrupts: Interrupts, placed: EngineGroup | None = None
 ) -> list[RankEnd]:
-    """Pass on what the ranks print until the run is over: in the order in which they were noticed, how ranks ended."""
+    """Print the ranks' output until the run is over; returns how they ended, in the order in which it was noticed."""
     import ray
 
-    asked: dict[Any, tuple[int, float]] = {}  # a report that is outstanding → its rank, and since when
+    asked: dict[Any, tuple[int, float]] = {}  # outstanding report → its rank, and when it was requested
     ends: dict[int, RankEnd] = {}
     passed_on = 0
 
@@ -169,7 +169,7 @@ def watch(
         for reference, (rank, since) in list(asked.items()):
             if spec.heartbeat and now - since > silence:
                 del asked[reference]
-                ends[rank] = RankEnd(rank=rank, at=now, reason=f"gave no sign of life for {silence:g} s")
+                ends[rank] = RankEnd(rank=rank, at=now, reason=f"has not responded for {silence:g} s")
         lines.flush()
         if placed is not None:
             placed.poll()
@@ -183,8 +183,8 @@ def watch(
 
 
 def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
-    """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or one
-    has failed and its cause is known."""
+    """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or a
+    rank has failed and there was time to notice the cause."""
     if len(ends) == ranks:
         return True
     failed = [end.at for end in ends.values() if end.exit_code != 0]
@@ -194,10 +194,10 @@ def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
 
 
 def first_cause(ends: list[RankEnd]) -> RankEnd:
-    """The end that caused the others. A rank that was killed or lost broke the collectives of the others, which raise
-    or end because of it, and rank 0 reports that and fails; otherwise rank 0's own end is the run's."""
+    """The end that caused the others. A rank that was killed or lost breaks the collectives of the others, which then
+    raise or exit, and rank 0 reports that and fails; without such a rank, rank 0's own end is the run's."""
     zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
-    # torch aborts a rank whose peers are gone: after rank 0's own end, that is no cause
+    # torch aborts a rank whose peers are gone: after rank 0's own end, an abort is not the cause
     killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]
     code = ends[zero].exit_code if zero < len(ends) else None
     if code in (0, INTERRUPTED) or (not killed and code in (FAILED, REFUSED)):

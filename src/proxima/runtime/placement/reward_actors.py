@@ -1,6 +1,6 @@
-"""Reward workers on the nodes of a Ray cluster. Each actor has a worker process below it, with the limits that it has
-beside rank 0: what a completion does there reaches neither the actor nor the run, which get JSON of the worker and
-nothing else. An actor that dies costs the job that it had; the next one gets a new actor."""
+"""Reward workers on the nodes of a Ray cluster. Each actor has a worker as its child process, with the same limits as
+on rank 0's node: whatever a completion does there affects neither the actor nor the run, which receive only JSON from
+the worker. If an actor dies, its job is lost; the next job gets a new actor."""
 
 import logging
 import os
@@ -24,19 +24,19 @@ class RewardActor:
         self.pool.start()
 
     def ready(self) -> None:
-        """Answers."""
+        """Return once the actor runs."""
 
     def run(self, job: Job) -> JobResult:
-        """The result of a job."""
+        """Run a job, and return its result."""
         (result,) = self.pool.run_now([job])
         return result
 
 
 class ActorPool(WorkerPool):
-    """A `WorkerPool` whose workers are actors, of a core each.
+    """A `WorkerPool` whose workers are actors, with one core each.
 
     Args:
-        workers, options: as of `WorkerPool`.
+        workers, options: as in `WorkerPool`.
     """
 
     def __init__(self, workers: int, **options: Any) -> None:
@@ -49,18 +49,18 @@ class ActorPool(WorkerPool):
                 raise RuntimeError("the pool is closed")
             _connect()
             self.started += 1
-        return _ActorWorker(self._whole, self.recycle)
+        return _ActorWorker(self._whole)
 
 
 class _ActorWorker:
     """One actor, as `WorkerPool` uses a worker."""
 
-    def __init__(self, options: Mapping[str, Any], recycle: int) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         import ray
 
         actor: Any = ray.remote(RewardActor)
         self._actor = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(options)
-        self.alive, self.jobs_done = True, -recycle  # its own worker is the one that is replaced
+        self.alive, self.jobs_done = True, 0  # never recycled: the actor's own pool replaces the worker below it
         try:
             ray.get(self._actor.ready.remote(), timeout=START_SECONDS)
         except Exception as error:
@@ -71,7 +71,7 @@ class _ActorWorker:
     def run(
         self, grader: str, arguments: Mapping[str, Any], seconds: float, cpu_seconds: float | None
     ) -> JobResult | None:
-        """See `Worker.run`. The worker below the actor has the time limit; here is only who waits for a lost node."""
+        """See `Worker.run`. The worker below the actor enforces the time limit; the timeout here is for a lost node."""
         import ray
 
         try:
@@ -79,7 +79,6 @@ class _ActorWorker:
         except Exception:  # Ray's errors about an actor are many
             self.kill()
             return None
-        self.jobs_done += 1
         try:
             job = Job(grader=grader, arguments=arguments, seconds=seconds, cpu_seconds=cpu_seconds)
             result: Any = ray.get(self._actor.run.remote(job), timeout=seconds + 2 * START_SECONDS)
