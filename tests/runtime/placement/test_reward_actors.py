@@ -57,6 +57,14 @@ def test_an_actor_that_is_killed_costs_its_job_and_is_replaced():
     assert after.value == {"answer": "2"} and pool.started == 2
 
 
+def test_an_actor_stays_where_its_worker_is_replaced():
+    pool = ActorPool(1, timeout=30.0, recycle=2)
+    assert [result.value for result in results(pool, [regex(f"{i}") for i in range(7)])] == [
+        {"answer": f"{i}"} for i in range(7)
+    ]
+    assert pool.started == 1
+
+
 def test_a_score_that_was_lost_is_invalid_and_never_0(monkeypatch):
     (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
     assert score.valid and score.value == 1.0
