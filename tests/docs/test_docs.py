@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxima.config import load_recipe, resolve
+from proxima.config import resolve
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from tests.docs.printed import STARTS
 
@@ -89,7 +89,7 @@ def test_the_recipe_of_an_agent_resolves(tmp_path, monkeypatch):
     text = (DOCS / "agents.md").read_text(encoding="utf-8")
     (tmp_path / "my_agent.yaml").write_text(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
     monkeypatch.chdir(tmp_path)
-    config = load_recipe("my_agent.yaml").config
+    config = resolve("my_agent.yaml").config  # as `load_recipe` reads it, which would download the model
     assert config.task.environment == config.eval.task.environment
     assert all((ROOT / word).is_file() for word in config.task.environment["command"][1:])
 

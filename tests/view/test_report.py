@@ -282,7 +282,7 @@ def test_a_run_that_failed_before_its_first_evaluation_is_not_told_to_set_what_i
     assert "There was no held-out evaluation: set eval.task" in Page(write_report(folder.path)).words
     folder.write_config("eval:\n  task:\n    kind: arithmetic\n")
     words = Page(write_report(folder.path)).words
-    assert "set eval.task" not in words and "before its first held-out evaluation" in words
+    assert "set eval.task" not in words and "no held-out evaluation yet" in words
 
 
 def row(sample, reward, text="x"):

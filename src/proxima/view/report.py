@@ -153,7 +153,7 @@ def not_evaluated(run: Run) -> str:
     if run.evals:
         return f"The held-out evaluations have no score: {why_unknown(run.evals[-1])}."
     if run.config.get("eval.task.kind"):
-        return "The run has no held-out evaluation yet, or ended before the first one."
+        return "The run has no held-out evaluation yet, or ended before its first one."
     return "There was no held-out evaluation: set eval.task to measure on questions that are not trained on."
 
 
