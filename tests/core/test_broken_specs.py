@@ -37,15 +37,15 @@ class Biased(Correction):
 
 
 @pytest.mark.parametrize(
-    ("spec", "law", "told"),
+    ("spec", "law", "message"),
     [
         (Biased(bias=0.01), "equal_policies", "weight at ratio 1 at 0: 0.99, expected 1; counterexample: lengths [1]"),
         (Biased(metric="mean"), "metrics", "metric correction/seen, merged over micro-batches"),
     ],
 )
-def test_corrections(spec: Any, law: str, told: str) -> None:
+def test_corrections(spec: Any, law: str, message: str) -> None:
     assert found("correction", Biased(), law) == ""
-    assert told in found("correction", spec, law)
+    assert message in found("correction", spec, law)
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,8 @@ class Half(Selection):
 
 def test_selections() -> None:
     assert found("selection", Half(), "prompts_factor") == ""
-    told = found("selection", Half(factor=3), "prompts_factor")
-    assert "3 times 1 groups of 4 leave 6 completions, more than 4; counterexample: 1 groups of 4" in told
+    message = found("selection", Half(factor=3), "prompts_factor")
+    assert "3 times 1 groups of 4 leave 6 completions, more than 4; counterexample: 1 groups of 4" in message
     assert "prompts_factor(4) is 0, expected an int >= 1" in found("selection", Half(factor=0), "prompts_factor")
 
 

@@ -47,10 +47,10 @@ TABLES = {
 
 def variants(table: dict[str, type]) -> dict[str, Any]:
     """`cppo`, `cppo/kl` …: the defaults of every kind and its test fields."""
-    found = {}
+    specs = {}
     for kind, cls in sorted(table.items()):
-        found |= {f"{kind}/{name}" if name else kind: spec for name, spec in variants_of(cls()).items()}
-    return found
+        specs |= {f"{kind}/{name}" if name else kind: spec for name, spec in variants_of(cls()).items()}
+    return specs
 
 
 SPECS, CORRECTED = variants(SURROGATES), variants(CORRECTIONS)
@@ -114,9 +114,9 @@ def test_observations_are_in_no_penalty_mismatch_or_distillation() -> None:
     for spec in (*variants(PENALTIES).values(), *variants(DISTILLATIONS).values()):
         with torch.no_grad():
             require_close(spec(b)[b.sampled], spec(bare), type(spec).__name__, 1e-12)
-    found, expected = mismatch_metrics(b), mismatch_metrics(bare)
-    for name in found.keys() - {name for name in found if "position_" in name}:  # these are places in the response
-        assert found[name].value == pytest.approx(expected[name].value, rel=1e-9, nan_ok=True), name
+    actual, expected = mismatch_metrics(b), mismatch_metrics(bare)
+    for name in actual.keys() - {name for name in actual if "position_" in name}:  # these are places in the response
+        assert actual[name].value == pytest.approx(expected[name].value, rel=1e-9, nan_ok=True), name
 
 
 def without_holes(b: PolicyBatch) -> PolicyBatch:

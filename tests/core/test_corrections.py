@@ -314,8 +314,8 @@ def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> No
     assert "decoupled_token_is" in health(values)[0].sentence
     assert "2 policy versions old" in health({**values, "age/max": 2})[0].sentence
     corrected = {**values, "correction/rollout_is_mean": 1.0}
-    for told in (health(corrected)[0].sentence, health({**corrected, "age/max": 2})[0].sentence):
-        assert "already" in told and "correct for it" not in told and "decoupled_token_is" not in told
+    for sentence in (health(corrected)[0].sentence, health({**corrected, "age/max": 2})[0].sentence):
+        assert "already" in sentence and "correct for it" not in sentence and "decoupled_token_is" not in sentence
 
 
 @pytest.mark.parametrize(
@@ -388,8 +388,8 @@ def test_the_mismatch_by_position_and_probability() -> None:
 
 
 def test_sequences_with_a_catastrophic_token_are_counted() -> None:
-    one, two = [1.0, 0.5e-4, 0.5e-4], [1.0, 1.5e-4]
-    b = of_ratios(one, two, [1.0], [3.0], current=[*one, *two, 1.0, 3.0])
+    first, second = [1.0, 0.5e-4, 0.5e-4], [1.0, 1.5e-4]
+    b = of_ratios(first, second, [1.0], [3.0], current=[*first, *second, 1.0, 3.0])
     assert measured(b)["rollout_is_catastrophic_seq_fraction"] == 0.25
     assert measured(b)["rollout_is_catastrophic_token_fraction"] == 2 / 7  # w < 1e-4
 

@@ -43,12 +43,12 @@ def by_definition(kind, student, teacher, beta=0.5):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_all_tokens_of_the_vocabulary_give_the_exact_divergence_and_gradient(kind, dtype):
     student, teacher = logits(1, dtype).requires_grad_(), logits(2, dtype)
-    found = DISTILLATIONS[kind](top_k=V)(batch(student, teacher, torch.arange(V).expand(T, V)))
+    actual = DISTILLATIONS[kind](top_k=V)(batch(student, teacher, torch.arange(V).expand(T, V)))
     expected = by_definition(kind, student, teacher)
     exact = {"rtol": 1e-6, "atol": 1e-7} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
-    assert found.dtype == dtype
-    torch.testing.assert_close(found, expected, **exact)
-    gradients = [torch.autograd.grad(x.sum(), student)[0] for x in (found, expected)]
+    assert actual.dtype == dtype
+    torch.testing.assert_close(actual, expected, **exact)
+    gradients = [torch.autograd.grad(x.sum(), student)[0] for x in (actual, expected)]
     torch.testing.assert_close(*gradients, **exact)
 
 
@@ -57,15 +57,15 @@ def test_the_top_k_is_a_lower_bound_that_rises_with_k(kind):
     student, teacher = logits(3), logits(4)
     order = teacher.argsort(1, descending=True)
     sizes = (1, 2, 4, 8, 16, 32, V)
-    found = torch.stack([DISTILLATIONS[kind](top_k=k)(batch(student, teacher, order[:, :k])) for k in sizes])
-    assert bool((found.diff(dim=0) >= -1e-7).all()) and bool((found[0] >= 0).all())
-    assert bool((found[2] < 0.999 * found[-1]).all())
-    torch.testing.assert_close(found[-1], by_definition(kind, student, teacher), rtol=1e-6, atol=1e-7)
+    divergences = torch.stack([DISTILLATIONS[kind](top_k=k)(batch(student, teacher, order[:, :k])) for k in sizes])
+    assert bool((divergences.diff(dim=0) >= -1e-7).all()) and bool((divergences[0] >= 0).all())
+    assert bool((divergences[2] < 0.999 * divergences[-1]).all())
+    torch.testing.assert_close(divergences[-1], by_definition(kind, student, teacher), rtol=1e-6, atol=1e-7)
 
 
 def test_the_direction_is_in_the_name():
     """A student on one of the teacher's two answers: little reverse KL, much forward KL; the other way round."""
-    one, both = torch.tensor([[9.0, 0.0, -9.0]]), torch.tensor([[9.0, 9.0, -9.0]])
+    one_answer, both = torch.tensor([[9.0, 0.0, -9.0]]), torch.tensor([[9.0, 9.0, -9.0]])
     ids = torch.arange(3)[None]
 
     def divergence(kind, student, teacher):
@@ -79,9 +79,11 @@ def test_the_direction_is_in_the_name():
         )
         return float(DISTILLATIONS[kind](top_k=3)(b))
 
-    assert divergence("reverse_kl", one, both) == pytest.approx(math.log(2), abs=2e-3)
-    assert divergence("forward_kl", one, both) > 3.5
-    assert divergence("reverse_kl", both, one) == pytest.approx(divergence("forward_kl", one, both), rel=1e-6)
+    assert divergence("reverse_kl", one_answer, both) == pytest.approx(math.log(2), abs=2e-3)
+    assert divergence("forward_kl", one_answer, both) > 3.5
+    assert divergence("reverse_kl", both, one_answer) == pytest.approx(
+        divergence("forward_kl", one_answer, both), rel=1e-6
+    )
 
 
 def test_js_tends_to_the_kls_and_is_symmetric_at_one_half():

@@ -33,15 +33,15 @@ def shaped(spec, beta=None):
     ],
 )
 def test_by_hand(estimator, kl):
-    found = shaped(RewardKl(0.1, estimator))
+    rewards = shaped(RewardKl(0.1, estimator))
     a, b, c, d, e = kl
-    assert found.reward.tolist() == pytest.approx(
+    assert rewards.reward.tolist() == pytest.approx(
         [-0.1 * a, -0.1 * b, 1.0 - 0.1 * c, -0.1 * d, 0.0, -2.0 - 0.1 * e, 0.0, 0.0], abs=1e-6
     )
-    assert found.total.tolist() == pytest.approx([1.0 - 0.1 * (a + b + c), -2.0 - 0.1 * (d + e), 0.5], abs=1e-6)
-    assert found.paid.tolist() == pytest.approx([0.1 * (a + b + c), 0.1 * (d + e), 0.0], abs=1e-6)
-    assert found.kl.tolist() == pytest.approx([(a + b + c) / 3, (d + e) / 2, 0.0], abs=1e-6)
-    assert found.mean_kl == pytest.approx(((a + b + c) / 3 + (d + e) / 2) / 2, abs=1e-6)
+    assert rewards.total.tolist() == pytest.approx([1.0 - 0.1 * (a + b + c), -2.0 - 0.1 * (d + e), 0.5], abs=1e-6)
+    assert rewards.paid.tolist() == pytest.approx([0.1 * (a + b + c), 0.1 * (d + e), 0.0], abs=1e-6)
+    assert rewards.kl.tolist() == pytest.approx([(a + b + c) / 3, (d + e) / 2, 0.0], abs=1e-6)
+    assert rewards.mean_kl == pytest.approx(((a + b + c) / 3 + (d + e) / 2) / 2, abs=1e-6)
 
 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(["k1", "k2", "k3", "abs"]), st.floats(0, 2))
@@ -52,17 +52,17 @@ def test_sums_and_signs(seed, estimator, beta):
     cu_seqlens = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)])
     old, reference = (-torch.rand(int(lengths.sum()), generator=generator, dtype=torch.float64) for _ in range(2))
     score, mask = torch.randn(4, generator=generator, dtype=torch.float64), torch.ones_like(old, dtype=torch.bool)
-    found = RewardKl(beta, estimator)(score, old, reference, mask, cu_seqlens)
-    sums = torch.stack([part.sum() for part in found.reward.split(lengths.tolist())])
-    torch.testing.assert_close(sums, found.total)
-    assert estimator == "k1" or bool((found.paid >= 0).all())
+    rewards = RewardKl(beta, estimator)(score, old, reference, mask, cu_seqlens)
+    sums = torch.stack([part.sum() for part in rewards.reward.split(lengths.tolist())])
+    torch.testing.assert_close(sums, rewards.total)
+    assert estimator == "k1" or bool((rewards.paid >= 0).all())
     same = RewardKl(beta, estimator)(score, old, old, mask, cu_seqlens)
     assert same.total.equal(score) and same.mean_kl == 0
 
 
 def test_k3_may_be_clamped():
-    found = shaped(RewardKl(1.0, "k3", limit=0.5))
-    assert found.reward.tolist() == pytest.approx(
+    rewards = shaped(RewardKl(1.0, "k3", limit=0.5))
+    assert rewards.reward.tolist() == pytest.approx(
         [0.5 - math.exp(-0.5), -0.5, 1.0, -0.5, 0.0, -2.5, 0.0, 0.0], abs=1e-6
     )
 

@@ -55,9 +55,9 @@ def test_quantiles_equal_torch_quantile_on_each_sequence(
     assert quantiles(values, lengths, q, *bounds, size) == pytest.approx(want, rel=1e-6, abs=1e-8)
     for block in blocks(cut(lengths), lengths, size):  # as on a GPU
         position = q * (block.count - 1).double()
-        found = sorted_quantile(block.rows(values), block, position.floor().long(), position).clamp(*bounds)
+        quantile = sorted_quantile(block.rows(values), block, position.floor().long(), position).clamp(*bounds)
         counted = clamped_quantile(masked(block, block.rows(values)), block, q, *bounds)
-        assert found.tolist() == pytest.approx(counted.tolist(), rel=1e-6, abs=1e-8)
+        assert quantile.tolist() == pytest.approx(counted.tolist(), rel=1e-6, abs=1e-8)
 
 
 @settings(max_examples=50, deadline=None)

@@ -148,7 +148,7 @@ def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_wh
     exact = {"tv": 0.5 * (p.exp() - q.exp()).abs().sum(1), "kl": (p.exp() * (p - q)).sum(1)}
     for token in range(6):
         for kind, want in exact.items():
-            found = []
+            divergences = []
             for k in (0, 1, 3, 6):
                 b = PolicyBatch(
                     log_prob=q[:, token],
@@ -160,10 +160,10 @@ def test_top_k_divergences_lie_between_binary_and_exact_and_reach_it_with_the_wh
                     loss_mask=torch.ones(8, dtype=torch.bool),
                     cu_seqlens=torch.tensor([0, 8]),
                 )
-                found.append(divergence(b, f"topk_{kind}"))
-            torch.testing.assert_close(found[0], divergence(b, f"binary_{kind}"), rtol=1e-9, atol=1e-12)
-            torch.testing.assert_close(found[-1], want, rtol=1e-9, atol=1e-12)
-            assert all(bool((less <= more + 1e-12).all()) for less, more in itertools.pairwise(found))
+                divergences.append(divergence(b, f"topk_{kind}"))
+            torch.testing.assert_close(divergences[0], divergence(b, f"binary_{kind}"), rtol=1e-9, atol=1e-12)
+            torch.testing.assert_close(divergences[-1], want, rtol=1e-9, atol=1e-12)
+            assert all(bool((less <= more + 1e-12).all()) for less, more in itertools.pairwise(divergences))
 
 
 def test_a_token_tied_with_the_kth_has_a_bucket_of_its_own() -> None:

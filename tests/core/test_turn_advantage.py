@@ -124,15 +124,15 @@ def test_gigpo_of_one_turn_is_grpo_and_its_weight_more():
 @pytest.mark.parametrize("spec", [TurnReturns(), TurnReturns(baseline="biased_per_turn"), Gigpo()])
 def test_neither_order_nor_other_groups_nor_holes_matter(spec):
     turns, states = [[1, 2, 4], [3, 6], [2], [0, 1]], [[0, 1, 2], [0, 1], [0], [0, 2]]
-    found = by_turn(spec, episodes(*turns, states=states))
+    advantages = by_turn(spec, episodes(*turns, states=states))
     order = [2, 0, 3, 1]
     shuffled = episodes(*(turns[i] for i in order), states=[states[i] for i in order])
-    assert by_turn(spec, shuffled) == [pytest.approx(found[i]) for i in order]
+    assert by_turn(spec, shuffled) == [pytest.approx(advantages[i]) for i in order]
     more = episodes(*turns, [8, 8], [1], states=[*states, [0, 1], [0]], group=[0, 0, 0, 0, 1, 1])
-    assert by_turn(spec, more)[:4] == [pytest.approx(own) for own in found]
-    assert by_turn(spec, episodes(*turns, states=states, holes=0, tokens=5)) == found
+    assert by_turn(spec, more)[:4] == [pytest.approx(own) for own in advantages]
+    assert by_turn(spec, episodes(*turns, states=states, holes=0, tokens=5)) == advantages
     empty = episodes(*turns, [], states=[*states, []])  # without a loss token
-    assert by_turn(spec, empty) == [*found, []]
+    assert by_turn(spec, empty) == [*advantages, []]
 
 
 def test_turns_without_tokens_leave_their_place():
@@ -156,5 +156,5 @@ def test_what_is_missing_or_impossible_is_named(kind):
 def test_gae_steps_from_the_last_token_of_a_turn_to_the_first_of_the_next():
     rewards = episodes([1.0, 2.0], tokens=1, holes=3)
     value = torch.where(rewards.loss_mask, 0.5, NAN).double()
-    found = Gae(gamma=0.9, lam=1.0, whiten=False)(replace(rewards, value=value))
-    assert found[rewards.loss_mask].tolist() == pytest.approx([1 + 0.9 * 2 - 0.5, 2 - 0.5])
+    advantages = Gae(gamma=0.9, lam=1.0, whiten=False)(replace(rewards, value=value))
+    assert advantages[rewards.loss_mask].tolist() == pytest.approx([1 + 0.9 * 2 - 0.5, 2 - 0.5])

@@ -27,12 +27,12 @@ def test_the_baseline_has_not_seen_the_completion():
         value=torch.tensor([0.5, 1.0, 0.5, 0.0, 9.0, 0.5, 0.0]),
         group=torch.tensor([3, 3, 8, 9]),
     )
-    found = value_metrics(rewards, torch.tensor([1.0, 1.0, 0.0, 0.0, 7.0, 2.0, 2.0]))
+    metrics = value_metrics(rewards, torch.tensor([1.0, 1.0, 0.0, 0.0, 7.0, 2.0, 2.0]))
     target = torch.tensor([1.0, 1, 0, 0, 1, 0]).double()
     error = target - torch.tensor([0.5, 1, 0.5, 0, 0.5, 0]).double()
-    assert found["value/explained_variance"] == pytest.approx(float(1 - error.var() / target.var()))
-    assert found["value/explained_variance_prompt_mean"] == pytest.approx(-3)
-    assert found["returns/mean"] == pytest.approx(1.0)
+    assert metrics["value/explained_variance"] == pytest.approx(float(1 - error.var() / target.var()))
+    assert metrics["value/explained_variance_prompt_mean"] == pytest.approx(-3)
+    assert metrics["returns/mean"] == pytest.approx(1.0)
 
 
 def test_what_does_not_vary_is_left_out():

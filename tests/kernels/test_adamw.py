@@ -28,9 +28,9 @@ def test_steps_have_the_bits_of_torch(beta1, beta2, decay):
             own.grad = grad * 0.37
         before = squares(weights)
         slots = list(zip(weights, grads, first, second, [step] * len(SIZES), strict=True))
-        found = kernels.step(slots, torch.tensor(0.37).item(), **settings)
+        norms = kernels.step(slots, torch.tensor(0.37).item(), **settings)
         peer.step()
-        assert found == pytest.approx((before, squares(weights)), rel=1e-6)
+        assert norms == pytest.approx((before, squares(weights)), rel=1e-6)
         assert kernels.gradient_norm(slots) == pytest.approx(squares(grads) ** 0.5, rel=1e-6)
     for i, own in enumerate(theirs):
         state = peer.state[own]
@@ -42,7 +42,7 @@ def test_steps_have_the_bits_of_torch(beta1, beta2, decay):
 
 def test_threads_change_no_bit():
     torch.manual_seed(1)
-    before, found = torch.get_num_threads(), []
+    before, runs = torch.get_num_threads(), []
     tensors = [torch.randn(50_000) for _ in range(3)]
     for threads in (1, 3):
         torch.set_num_threads(threads)
@@ -50,9 +50,9 @@ def test_threads_change_no_bit():
         settings = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0}
         kernels = adamw_kernels()
         norms = kernels.gradient_norm([(*own, 1)]), kernels.step([(*own, 1)], 1.0, **settings)
-        found.append((norms, own[0]))
+        runs.append((norms, own[0]))
     torch.set_num_threads(before)
-    assert found[0][0] == found[1][0] and torch.equal(found[0][1], found[1][1])
+    assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
 
 
 def test_what_is_not_finite_is_seen():

@@ -24,22 +24,22 @@ def test_the_draw_is_that_of_the_eager_sampler(vocabulary):
     n = 500
     logits, uniform = (3 * torch.randn(n, vocabulary)).bfloat16(), torch.rand(n)
     temperature = [0.0, 0.3, 1.0, 1.7, 1.0] * (n // 5)
-    found, expected = drawn(logits, uniform, temperature), drawn(logits.float(), uniform, temperature)
-    same = found.token == expected.token
+    actual, expected = drawn(logits, uniform, temperature), drawn(logits.float(), uniform, temperature)
+    same = actual.token == expected.token
     assert same.float().mean() > 0.99
     greedy = torch.arange(0, n, 5)
-    assert torch.equal(found.token[greedy], logits.argmax(1)[greedy])
+    assert torch.equal(actual.token[greedy], logits.argmax(1)[greedy])
     for name in ("sampled_log_prob", "untruncated_log_prob"):
-        torch.testing.assert_close(getattr(found, name)[same], getattr(expected, name)[same], rtol=0, atol=3e-6)
+        torch.testing.assert_close(getattr(actual, name)[same], getattr(expected, name)[same], rtol=0, atol=3e-6)
 
 
 def test_every_token_is_drawn_as_often_as_its_probability_says():
     torch.manual_seed(0)
     steps, logits = 100_000, (2 * torch.randn(1, 1_056)).bfloat16()
-    found = drawn(logits.repeat(steps, 1), (torch.arange(steps) + 0.5) / steps).token
-    share = torch.bincount(found, minlength=1_056) / steps
+    tokens = drawn(logits.repeat(steps, 1), (torch.arange(steps) + 0.5) / steps).token
+    share = torch.bincount(tokens, minlength=1_056) / steps
     torch.testing.assert_close(share, logits[0].float().softmax(0), rtol=0, atol=2.1 / steps)
-    assert (found.diff() >= 0).all()  # the first token whose cumulative probability exceeds the number
+    assert (tokens.diff() >= 0).all()  # the first token whose cumulative probability exceeds the number
 
 
 def test_a_token_of_no_probability_is_never_drawn():
@@ -53,11 +53,11 @@ def test_rows_do_not_know_each_other_and_nan_shows():
     torch.manual_seed(1)
     logits, uniform = torch.randn(24, 544).bfloat16(), torch.rand(24)
     logits[5, 77] = torch.nan
-    found = drawn(logits, uniform)
-    assert found.sampled_log_prob.isnan().nonzero().tolist() == [[5]] and (found.token < 544).all()
+    batch = drawn(logits, uniform)
+    assert batch.sampled_log_prob.isnan().nonzero().tolist() == [[5]] and (batch.token < 544).all()
     for row in (0, 4, 23):
         alone = drawn(logits[row : row + 1], uniform[row : row + 1])
-        assert alone.token[0] == found.token[row] and alone.sampled_log_prob[0] == found.sampled_log_prob[row]
+        assert alone.token[0] == batch.token[row] and alone.sampled_log_prob[0] == batch.sampled_log_prob[row]
 
 
 def test_no_kernel_for_truncated_or_unaligned_rows(monkeypatch):

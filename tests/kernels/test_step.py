@@ -18,9 +18,9 @@ SHAPES = [(64, 3, 2), (32, 1, 2), (96, 4, 1)]  # dimension, group, key heads
 
 
 def kernels(head_dim=64, group=3):
-    found = step_kernels(head_dim, group)
-    assert found is not None
-    return found
+    compiled = step_kernels(head_dim, group)
+    assert compiled is not None
+    return compiled
 
 
 def random_bf16(*shape):
@@ -124,12 +124,12 @@ def decoded(decoder, rows=range(8), steps=5):
     for slot, held in enumerate(kv):
         cache.put(torch.tensor([slot]), held)
     padding = torch.zeros(8 - len(prompts), dtype=torch.long)
-    found = []
+    states = []
     for step in range(steps):
         tokens = torch.cat([torch.tensor([3 + 7 * step + 11 * row for row in rows]), padding])
         position = torch.cat([torch.tensor([len(prompt) + step for prompt in prompts]), padding])
-        found.append(decoder.step(tokens, position, cache, int(position.max()) + 1)[: len(prompts)].float())
-    return torch.stack(found)
+        states.append(decoder.step(tokens, position, cache, int(position.max()) + 1)[: len(prompts)].float())
+    return torch.stack(states)
 
 
 def test_a_step_is_that_of_the_eager_decoder():
@@ -137,9 +137,9 @@ def test_a_step_is_that_of_the_eager_decoder():
     compiled, eager, exact = (FastDecoder(model(), dtype) for dtype in (torch.bfloat16, torch.bfloat16, torch.float32))
     assert compiled.kernels is not None and exact.kernels is None
     eager.kernels = None
-    found, expected, truth = decoded(compiled), decoded(eager), decoded(exact)
-    assert (found - truth).abs().mean() < 1.1 * (expected - truth).abs().mean() < 0.1
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.2)
+    actual, expected, truth = decoded(compiled), decoded(eager), decoded(exact)
+    assert (actual - truth).abs().mean() < 1.1 * (expected - truth).abs().mean() < 0.1
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0.2)
 
 
 def test_a_rows_bits_depend_on_that_row_alone():

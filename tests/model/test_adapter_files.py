@@ -30,8 +30,8 @@ def base(tiny_model, tmp_path):
 
 @pytest.fixture
 def adapter(base, tmp_path):
-    found = with_adapter(base, LORA)
-    return save_trained(found, tmp_path / "adapter")
+    adapted = with_adapter(base, LORA)
+    return save_trained(adapted, tmp_path / "adapter")
 
 
 def refusal(what, *arguments, **settings) -> str:
@@ -43,11 +43,11 @@ def refusal(what, *arguments, **settings) -> str:
 
 @pytest.mark.parametrize("lora", [LORA, Lora(rank=4, alpha=8, dora=True, rslora=True)])
 def test_a_round_trip_is_bit_equal_and_small(lora, base, tmp_path):
-    found = with_adapter(base, lora)
-    folder = save_trained(found, tmp_path / "adapter")
+    adapted = with_adapter(base, lora)
+    folder = save_trained(adapted, tmp_path / "adapter")
     back = load(str(base), lora=Lora(**{**vars(lora), "path": str(folder)}), device="cpu")
-    for name in adapter_names(found.model):
-        assert torch.equal(back.model.get_parameter(name), found.model.get_parameter(name)), name
+    for name in adapter_names(adapted.model):
+        assert torch.equal(back.model.get_parameter(name), adapted.model.get_parameter(name)), name
     assert sorted(p.name for p in folder.iterdir()) == [
         *("adapter_config.json", "adapter_model.safetensors", "base.json", "chat_template.jinja"),
         *("tokenizer.json", "tokenizer_config.json"),
@@ -60,14 +60,14 @@ def test_a_round_trip_is_bit_equal_and_small(lora, base, tmp_path):
 
 def test_a_folder_with_an_adapter_is_a_model(adapter, base):
     """`load`, `load_config` and `load_tokenizer` take it as they take any other: the base with the adapter merged."""
-    found = load(str(adapter), device="cpu")
-    assert is_adapter(str(adapter)) and found.base is None and found.name == "adapter"
+    merged = load(str(adapter), device="cpu")
+    assert is_adapter(str(adapter)) and merged.base is None and merged.name == "adapter"
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), adapter)
     tokens = torch.arange(3, 40)[None]
     with torch.no_grad():
-        torch.testing.assert_close(found.model(tokens).logits, theirs(tokens).logits, rtol=0, atol=2e-5)
-    assert found.parameters == sum(p.numel() for p in tiny("llama").parameters()) and found.adapter_parameters == 0
-    assert all(p.requires_grad for p in found.model.parameters())
+        torch.testing.assert_close(merged.model(tokens).logits, theirs(tokens).logits, rtol=0, atol=2e-5)
+    assert merged.parameters == sum(p.numel() for p in tiny("llama").parameters()) and merged.adapter_parameters == 0
+    assert all(p.requires_grad for p in merged.model.parameters())
     assert load_config(str(adapter)).hidden_size == 32
     assert load_tokenizer(str(adapter)).chat_template == load_tokenizer(str(base)).chat_template
     for file in adapter.glob("*token*"):
@@ -196,7 +196,7 @@ def test_the_hashes_of_an_adapter_have_those_of_its_base(adapter, base, tiny_mod
 
 def test_the_base_is_named_by_an_absolute_path(base, tmp_path, monkeypatch):
     monkeypatch.chdir(base.parent)
-    found = load("base", lora=LORA, device="cpu")
-    folder = save_adapter(found.model, None, found.base, tmp_path / "adapter")
+    adapted = load("base", lora=LORA, device="cpu")
+    folder = save_adapter(adapted.model, None, adapted.base, tmp_path / "adapter")
     assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
     assert json.loads((folder / "base.json").read_text())["dtype"] == "float32"

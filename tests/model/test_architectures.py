@@ -72,8 +72,8 @@ def test_the_mask_path_refuses_windows(kind):
         runner(runner.pack(rows(*SHAPES)))
 
 
-def generated(found: LoadedModel, *, decoder: str = "auto", count: int = 24):
-    engine = LocalEngine(found, Local(slots=8, dtype="float32", decoder=decoder))
+def generated(loaded: LoadedModel, *, decoder: str = "auto", count: int = 24):
+    engine = LocalEngine(loaded, Local(slots=8, dtype="float32", decoder=decoder))
     prompts = [
         Prompt(uid=i, messages=(), tokens=row.prompt_tokens)
         for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))
@@ -88,8 +88,8 @@ def generated(found: LoadedModel, *, decoder: str = "auto", count: int = 24):
 def test_the_engine_agrees_with_the_plain_forward(kind):
     from proxima.data import Trajectory
 
-    found = make(kind)
-    engine, requests, completions = generated(found)
+    loaded = make(kind)
+    engine, requests, completions = generated(loaded)
     assert type(engine.scheduler.decoder) is (RecomputeDecoder if kind == "mamba" else GeneralDecoder)
     assert max(len(c.tokens) for c in completions) > 3 * WINDOW
     trajectories = [
@@ -102,10 +102,10 @@ def test_the_engine_agrees_with_the_plain_forward(kind):
     torch.testing.assert_close(behavior, expected, rtol=0, atol=3e-5)
 
 
-def plain(found: LoadedModel, trajectories) -> torch.Tensor:
+def plain(loaded: LoadedModel, trajectories) -> torch.Tensor:
     from tests.model.rows import plain_log_prob
 
-    return torch.cat([plain_log_prob(found.model, row) for row in trajectories])
+    return torch.cat([plain_log_prob(loaded.model, row) for row in trajectories])
 
 
 def test_a_window_has_no_fast_path():

@@ -32,10 +32,10 @@ def test_log_probs_equal_one_sequence_at_a_time(kind, path, share):
     runner = policy(kind, attention=path, share_prompt=share)
     assert runner.share_prompt is share
     with torch.no_grad():
-        found = runner(runner.pack(trajectories)).log_prob
+        actual = runner(runner.pack(trajectories)).log_prob
         expected = reference(tiny(kind), trajectories)
-    assert found.shape == (45,) and found.dtype == torch.float32
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+    assert actual.shape == (45,) and actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("path", ["packed", "varlen", "mask"])
@@ -45,9 +45,9 @@ def test_what_paths_begin_with_is_run_once_and_changes_no_log_prob(kind, path):
     batch = runner.pack(trajectories)
     assert len(batch.tokens) < 0.6 * sum(map(len, trajectories)) and min(batch.parents) == -1
     with torch.no_grad():
-        found = runner(batch).log_prob
+        actual = runner(batch).log_prob
         expected = reference(tiny(kind), trajectories)
-    torch.testing.assert_close(found[batch.sampled], expected[batch.sampled], rtol=0, atol=2e-5)
+    torch.testing.assert_close(actual[batch.sampled], expected[batch.sampled], rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize(("path", "share"), PATHS)

@@ -42,9 +42,9 @@ def test_only_the_recipes_own_path_is_downloaded(tmp_path, monkeypatch):
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo_model.importlib.util, "find_spec", lambda name: None)
-    told = model_problem(DEMO_MODEL)
+    problem = model_problem(DEMO_MODEL)
     needs = "to download it, proxima needs gguf and accelerate: pip install 'proxima-rl[demo]'"
-    assert told == f"does not exist; {needs}; else give a model of your own: model.path=FOLDER"
+    assert problem == f"does not exist; {needs}; else give a model of your own: model.path=FOLDER"
     with pytest.raises(ValueError, match="needs gguf and accelerate: pip install 'proxima-rl"):
         download_demo_model()
 

@@ -39,15 +39,15 @@ def requests(count: int = 6) -> list[Request]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trainer_keeps_sequences_apart_and_shares_their_prompt(family):
     """Log-probs and gradients of a packed batch with shared prompts, against one sequence at a time."""
-    trajectories, found, alone = [*rows(*SHAPES), *forked()], Policy(make(family)), make(family).model
+    trajectories, policy, alone = [*rows(*SHAPES), *forked()], Policy(make(family)), make(family).model
     expected = torch.cat([plain_log_prob(alone, row) for row in trajectories])
-    batch = found.pack(trajectories)
-    given, expected = found(batch).log_prob[batch.sampled], expected[batch.sampled]
+    batch = policy.pack(trajectories)
+    given, expected = policy(batch).log_prob[batch.sampled], expected[batch.sampled]
     assert (given - expected).abs().max() < 3e-5  # nats
     signs = torch.tensor([1.0, -2.0]).repeat(len(expected))[: len(expected)]
     (expected * signs).sum().backward()
     (given * signs).sum().backward()
-    for (name, mine), theirs in zip(found.model.named_parameters(), alone.parameters(), strict=True):
+    for (name, mine), theirs in zip(policy.model.named_parameters(), alone.parameters(), strict=True):
         assert (mine.grad is None) == (theirs.grad is None), name
         if mine.grad is not None and theirs.grad is not None:
             assert (mine.grad - theirs.grad).abs().max() < 1e-4 * theirs.grad.abs().max() + 1e-5, name
@@ -113,8 +113,8 @@ def test_what_would_be_wrong_is_refused_by_name(family):
 
 def test_the_page_has_the_table():
     wanted = [table_row(family) for family in FAMILIES]
-    found = re.findall(r"^\| .* \| `\w+` \| .* \| (?:yes|no) \| .* \|$", PAGE.read_text(encoding="utf-8"), re.M)
-    assert found == wanted, "docs/models.md must have these rows:\n" + "\n".join(wanted)
+    page_rows = re.findall(r"^\| .* \| `\w+` \| .* \| (?:yes|no) \| .* \|$", PAGE.read_text(encoding="utf-8"), re.M)
+    assert page_rows == wanted, "docs/models.md must have these rows:\n" + "\n".join(wanted)
 
 
 @pytest.mark.parametrize(

@@ -159,9 +159,9 @@ def test_frozen_weights_get_no_gradient():
 
 
 def test_float16_goes_through_the_modules():
-    found = run(model_of("llama"), torch.float16)[0]
+    log_prob = run(model_of("llama"), torch.float16)[0]
     exact = run(model_of("llama").double(), torch.float64)[0]
-    assert distance(found, exact) < 0.005
+    assert distance(log_prob, exact) < 0.005
 
 
 def test_gradients_of_a_row_that_is_there_often_are_added_in_float32():

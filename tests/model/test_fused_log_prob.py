@@ -56,8 +56,8 @@ def test_how_arguments_lie_in_memory_does_not_matter():
     expected = run(hidden.contiguous(), weight, target, temperature, False)
     spread = target.repeat_interleave(2)[::2]
     for given in ((target, torch.tensor(0.7).expand(37)), (spread, temperature), (target.int(), temperature)):
-        found = run(hidden, weight, *given, False)
-        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        actual = run(hidden, weight, *given, False)
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("token", [-1, 32])

@@ -41,8 +41,8 @@ def test_the_nearest_folder_is_named(offline):
 
 
 def test_both_readings_are_told_where_the_owner_is_a_folder_here():
-    told = model_problem("outs/other")
-    assert "does not exist: a path is relative to the current folder" in told and "hf download outs/other" in told
+    problem = model_problem("outs/other")
+    assert "does not exist: a path is relative to the current folder" in problem and "hf download outs/other" in problem
 
 
 def test_a_name_in_the_cache_is_one_of_the_hub_though_the_owner_is_a_folder_here(offline):

@@ -51,16 +51,16 @@ def naive(leaves, target, temperature, inside):
 def test_values_and_gradients_equal_a_masked_log_softmax(chunk, empty, entropy):
     leaves, target, temperature, kept, inside = inputs(empty=empty)
     hidden, weight, bias = leaves
-    found = token_log_prob(
+    output = token_log_prob(
         hidden, weight, target, temperature, bias=bias, kept=kept, entropy_gradient=entropy, chunk=chunk
     )
     log_prob, full_entropy = naive(leaves, target, temperature, inside)
-    torch.testing.assert_close(found.log_prob, log_prob, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(output.log_prob, log_prob, rtol=1e-12, atol=1e-12)
     mix = torch.linspace(-2, 3, N, dtype=torch.float64)
-    ours, theirs = (found.log_prob * mix).sum(), (log_prob * mix).sum()
+    ours, theirs = (output.log_prob * mix).sum(), (log_prob * mix).sum()
     if entropy:
-        torch.testing.assert_close(found.entropy, full_entropy, rtol=1e-12, atol=1e-12)
-        ours, theirs = ours + (found.entropy * mix.flip(0)).sum(), theirs + (full_entropy * mix.flip(0)).sum()
+        torch.testing.assert_close(output.entropy, full_entropy, rtol=1e-12, atol=1e-12)
+        ours, theirs = ours + (output.entropy * mix.flip(0)).sum(), theirs + (full_entropy * mix.flip(0)).sum()
     for mine, other in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
 
@@ -73,7 +73,7 @@ def test_gradcheck(entropy, others, empty):
     more = torch.tensor([[0, 3], [5, 5], [16, 1], [2, 9]]) if others else None
 
     def f(h, w, b):
-        found = token_log_prob(
+        outputs = token_log_prob(
             h,
             w,
             target,
@@ -85,7 +85,7 @@ def test_gradcheck(entropy, others, empty):
             others_gradient=others,
             chunk=3,
         )
-        return tuple(x for x in found if x is not None)
+        return tuple(x for x in outputs if x is not None)
 
     assert torch.autograd.gradcheck(f, tuple(leaves))
 
@@ -95,8 +95,8 @@ def test_the_gradient_is_zero_outside_the_set():
     bias = torch.randn(V, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     kept = KeptTokens(torch.tensor([2, 5, 11]), torch.tensor([0, 3]))
     zero = torch.zeros(1, D, dtype=torch.float64), torch.zeros(V, D, dtype=torch.float64)
-    found = token_log_prob(*zero, torch.tensor([5]), bias=bias, kept=kept)
-    (grad,) = torch.autograd.grad(found.log_prob.sum(), bias)
+    output = token_log_prob(*zero, torch.tensor([5]), bias=bias, kept=kept)
+    (grad,) = torch.autograd.grad(output.log_prob.sum(), bias)
     p = bias[[2, 5, 11]].softmax(0)
     expected = torch.zeros(V, dtype=torch.float64)
     expected[[2, 5, 11]] = torch.tensor([0.0, 1, 0], dtype=torch.float64) - p.detach()
@@ -107,9 +107,9 @@ def test_the_gradient_is_zero_outside_the_set():
 def test_a_set_of_one_is_certain_and_teaches_nothing():
     leaves, target, temperature, _, _ = inputs(torch.float32)
     kept = KeptTokens(target, torch.arange(N + 1))
-    found = token_log_prob(leaves[0], leaves[1], target, temperature, bias=leaves[2], kept=kept, entropy=True)
-    assert found.log_prob.eq(0).all()
-    for grad in torch.autograd.grad(found.log_prob.sum(), leaves):
+    output = token_log_prob(leaves[0], leaves[1], target, temperature, bias=leaves[2], kept=kept, entropy=True)
+    assert output.log_prob.eq(0).all()
+    for grad in torch.autograd.grad(output.log_prob.sum(), leaves):
         assert grad.abs().max() < 1e-6
 
 
@@ -117,7 +117,8 @@ def test_the_whole_vocabulary_as_a_set_changes_nothing():
     (hidden, weight, bias), target, temperature, _, _ = inputs(torch.float32)
     kept = KeptTokens(torch.arange(V).repeat(N), V * torch.arange(N + 1))
     with_set, plain = (
-        token_log_prob(hidden, weight, target, temperature, bias=bias, kept=one, entropy=True) for one in (kept, None)
+        token_log_prob(hidden, weight, target, temperature, bias=bias, kept=subset, entropy=True)
+        for subset in (kept, None)
     )
     torch.testing.assert_close(with_set.log_prob, plain.log_prob, rtol=0, atol=5e-7)
     assert torch.equal(with_set.entropy, plain.entropy)
@@ -128,10 +129,10 @@ def test_no_row_depends_on_another():
     (hidden, weight, bias), target, temperature, kept, inside = inputs(torch.float32)
     whole = token_log_prob(hidden, weight, target, temperature, bias=bias, kept=kept).log_prob
     for n in range(N):
-        one = slice(n, n + 1)
+        row = slice(n, n + 1)
         own = KeptTokens(inside[n].nonzero()[:, 0], torch.tensor([0, int(inside[n].sum())]))
-        alone = token_log_prob(hidden[one], weight, target[one], temperature[one], bias=bias, kept=own).log_prob
-        torch.testing.assert_close(alone, whole[one], rtol=0, atol=2e-6)
+        alone = token_log_prob(hidden[row], weight, target[row], temperature[row], bias=bias, kept=own).log_prob
+        torch.testing.assert_close(alone, whole[row], rtol=0, atol=2e-6)
     for chunk in (1, 3, 8):
         parts = token_log_prob(hidden, weight, target, temperature, bias=bias, kept=kept, chunk=chunk).log_prob
         torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6)
@@ -145,18 +146,18 @@ def test_no_tokens_and_extreme_logits():
     far = torch.tensor([[1e4], [-1e4]], requires_grad=True)
     head = torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True)
     kept = KeptTokens(torch.tensor([1, 2, 0, 2]), torch.tensor([0, 2, 4]))
-    found = token_log_prob(far, head, torch.tensor([1, 2]), 0.01, kept=kept)
-    assert found.log_prob.tolist() == [-1.5e6, 0.0]
-    found.log_prob.sum().backward()
+    output = token_log_prob(far, head, torch.tensor([1, 2]), 0.01, kept=kept)
+    assert output.log_prob.tolist() == [-1.5e6, 0.0]
+    output.log_prob.sum().backward()
     assert far.grad.isfinite().all() and head.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 256])
 def test_the_probability_that_two_draws_from_the_set_agree(chunk):
     (hidden, weight, bias), _, temperature, kept, inside = inputs()
-    found = log_sum_square(hidden, weight, temperature, bias=bias, kept=kept, chunk=chunk)
+    agreement = log_sum_square(hidden, weight, temperature, bias=bias, kept=kept, chunk=chunk)
     logits = ((hidden @ weight.T + bias) / temperature[:, None]).masked_fill(~inside, -torch.inf)
-    torch.testing.assert_close(found, logits.softmax(1).square().sum(1).log().detach())
+    torch.testing.assert_close(agreement, logits.softmax(1).square().sum(1).log().detach())
 
 
 def test_nothing_of_all_tokens_by_vocabulary_is_made():
@@ -164,10 +165,10 @@ def test_nothing_of_all_tokens_by_vocabulary_is_made():
     hidden, weight = torch.randn(count, 4, requires_grad=True), torch.randn(vocabulary, 4, requires_grad=True)
     kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1))
     with Largest() as seen:
-        found = token_log_prob(
+        output = token_log_prob(
             hidden, weight, torch.zeros(count, dtype=torch.long), entropy=True, kept=kept, chunk=chunk
         )
-        found.log_prob.sum().backward()
+        output.log_prob.sum().backward()
     assert seen.numel == chunk * vocabulary
 
 
@@ -178,12 +179,12 @@ def test_the_numbers_of_an_independent_script():
     leaves = [golden[name].requires_grad_() for name in ("hidden", "weight", "bias")]
     target, temperature, count = golden["target"], golden["temperature"], len(golden["target"])
     kept = KeptTokens(golden["ids"], torch.cat([torch.zeros(1, dtype=torch.long), golden["counts"].cumsum(0)]))
-    found = token_log_prob(*leaves[:2], target, temperature, bias=leaves[2], kept=kept, entropy=True, chunk=5)
+    output = token_log_prob(*leaves[:2], target, temperature, bias=leaves[2], kept=kept, entropy=True, chunk=5)
     agreement = log_sum_square(leaves[0], leaves[1], temperature, bias=leaves[2], kept=kept)
-    for ours, name in ((found.log_prob, "log_prob"), (found.entropy, "entropy"), (agreement, "log_sum_square")):
+    for ours, name in ((output.log_prob, "log_prob"), (output.entropy, "entropy"), (agreement, "log_sum_square")):
         torch.testing.assert_close(ours, golden[name], rtol=1e-12, atol=1e-12)
     batch = PolicyBatch(
-        log_prob=found.log_prob,
+        log_prob=output.log_prob,
         behavior_log_prob=golden["behavior"],
         advantage=golden["advantage"],
         loss_mask=torch.ones(count, dtype=torch.bool),
@@ -214,7 +215,7 @@ def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(atten
     policy = Policy(loaded("llama"), attention=attention, share_prompt=share_prompt)
     batch = policy.pack(items)
     with torch.no_grad():
-        found = policy(batch).log_prob
+        actual = policy(batch).log_prob
         expected = []
         for item in items:
             ids = torch.tensor([[*item.prompt_tokens, *item.tokens]])
@@ -223,9 +224,9 @@ def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(atten
                 own = torch.tensor(item.sampling_mask.part(t, t + 1).ids, dtype=torch.long)
                 scaled = logits[t] / float(np.float32(item.temperature))
                 expected.append(scaled[token] - scaled[own].logsumexp(0))
-    torch.testing.assert_close(found.double(), torch.stack(expected), rtol=0, atol=3e-5)
+    torch.testing.assert_close(actual.double(), torch.stack(expected), rtol=0, atol=3e-5)
     plain = torch.cat([plain_log_prob(model, item) for item in items if len(item.tokens)])
-    assert (found - plain).min() > -3e-5 and (found - plain).mean() > 0.5  # less than the vocabulary to share
+    assert (actual - plain).min() > -3e-5 and (actual - plain).mean() > 0.5  # less than the vocabulary to share
 
 
 def test_order_and_neighbours_of_a_pack_change_nothing():

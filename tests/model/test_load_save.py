@@ -41,12 +41,12 @@ def test_a_saved_policy_is_a_hugging_face_model_bit_for_bit(kind, tmp_path):
 
 
 def test_saving_in_another_dtype(tmp_path):
-    found = loaded("llama")
-    save(found.model, None, tmp_path, dtype=torch.bfloat16)
-    assert found.model.dtype == torch.float32
+    original = loaded("llama")
+    save(original.model, None, tmp_path, dtype=torch.bfloat16)
+    assert original.model.dtype == torch.float32
     back = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert back.dtype == torch.bfloat16
-    for mine, theirs in zip(found.model.parameters(), back.parameters(), strict=True):
+    for mine, theirs in zip(original.model.parameters(), back.parameters(), strict=True):
         assert torch.equal(mine.bfloat16(), theirs)
     assert not (tmp_path / "tokenizer.json").exists()
 
@@ -54,23 +54,23 @@ def test_saving_in_another_dtype(tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_load_from_a_folder(kind, tiny_model):
     folder = tiny_model(kind)
-    found = load(str(folder), device="cpu")
-    assert found.name == f"{kind}-0" and found.max_length == CONTEXT and found.stop_tokens == (0,)
-    assert not found.model.training and found.model.dtype == torch.float32
-    assert found.parameters == sum(p.numel() for p in tiny(kind).parameters())
-    for mine, theirs in zip(found.model.parameters(), tiny(kind).parameters(), strict=True):
+    loaded = load(str(folder), device="cpu")
+    assert loaded.name == f"{kind}-0" and loaded.max_length == CONTEXT and loaded.stop_tokens == (0,)
+    assert not loaded.model.training and loaded.model.dtype == torch.float32
+    assert loaded.parameters == sum(p.numel() for p in tiny(kind).parameters())
+    for mine, theirs in zip(loaded.model.parameters(), tiny(kind).parameters(), strict=True):
         assert torch.equal(mine, theirs)
     assert load(str(folder), dtype=torch.bfloat16, device="cpu").model.dtype == torch.bfloat16
     assert load_config(str(folder)).vocab_size == 259 and load_tokenizer(str(folder)).eos_token_id == 0
 
 
 def test_stop_tokens_are_those_of_all_three_places(tiny_model):
-    found = load(str(tiny_model("llama")), device="cpu")
-    found.model.generation_config.eos_token_id = [7, 0]
-    found.model.config.eos_token_id = 9
-    assert found.stop_tokens == (7, 0, 9)
-    found.model.generation_config.eos_token_id = found.model.config.eos_token_id = None
-    assert found.stop_tokens == (0,)
+    loaded = load(str(tiny_model("llama")), device="cpu")
+    loaded.model.generation_config.eos_token_id = [7, 0]
+    loaded.model.config.eos_token_id = 9
+    assert loaded.stop_tokens == (7, 0, 9)
+    loaded.model.generation_config.eos_token_id = loaded.model.config.eos_token_id = None
+    assert loaded.stop_tokens == (0,)
 
 
 def test_paths_that_are_no_model(tmp_path):
@@ -217,24 +217,24 @@ def write_gguf(path: Path) -> None:
 
 def test_load_from_gguf_and_save_as_a_folder(tmp_path):
     write_gguf(tmp_path / "tiny.gguf")
-    found = load(str(tmp_path / "tiny.gguf"), device="cpu")
-    assert found.name == "tiny.gguf" and found.model.dtype == torch.float32
+    from_gguf = load(str(tmp_path / "tiny.gguf"), device="cpu")
+    assert from_gguf.name == "tiny.gguf" and from_gguf.model.dtype == torch.float32
     original = tiny("llama")
-    theirs = dict(found.model.named_parameters())
+    theirs = dict(from_gguf.model.named_parameters())
     for name, value in original.named_parameters():
         assert torch.equal(value, theirs[name]), name
     trajectories = rows((5, (4, 2)))
     with torch.no_grad():
         ours = policy("llama")
-        a, b = ours(ours.pack(trajectories)).log_prob, (p := Policy(found))(p.pack(trajectories)).log_prob
+        a, b = ours(ours.pack(trajectories)).log_prob, (p := Policy(from_gguf))(p.pack(trajectories)).log_prob
     assert torch.equal(a, b)
-    save(found.model, found.tokenizer, tmp_path / "folder")
+    save(from_gguf.model, from_gguf.tokenizer, tmp_path / "folder")
     again = load(str(tmp_path / "folder"), device="cpu")
     for name, value in again.model.named_parameters():
         assert torch.equal(value, theirs[name]), name
     chat = [{"role": "user", "content": "2 + 2"}]
     plain = loaded("llama").tokenizer
-    for tokenizer in (found.tokenizer, again.tokenizer):
+    for tokenizer in (from_gguf.tokenizer, again.tokenizer):
         assert tokenizer.apply_chat_template(
             chat, add_generation_prompt=True, return_dict=False
         ) == plain.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
@@ -247,9 +247,9 @@ def test_a_file_that_only_says_gguf(tmp_path):
 
 
 def test_loaded_model_names():
-    found = loaded("llama")
+    llama = loaded("llama")
     for path, name in {"org/model": "model", "/a/b/": "b", "x": "x"}.items():
-        assert LoadedModel(model=found.model, tokenizer=found.tokenizer, path=path).name == name
+        assert LoadedModel(model=llama.model, tokenizer=llama.tokenizer, path=path).name == name
 
 
 @pytest.mark.parametrize("padding", range(0, 64, 24))
@@ -260,9 +260,9 @@ def test_weights_are_aligned_however_long_the_header_of_their_file_is(padding, t
     weights = folder / "model.safetensors"
     save_file(load_file(weights), weights, metadata={"format": "pt", "padding": "x" * padding})
     raw = AutoModelForCausalLM.from_pretrained(folder)
-    found = load(str(folder), device="cpu").model
-    assert not any(p.data_ptr() % ALIGNMENT for p in found.parameters())
-    assert all(torch.equal(p, q) for p, q in zip(found.parameters(), raw.parameters(), strict=True))
+    model = load(str(folder), device="cpu").model
+    assert not any(p.data_ptr() % ALIGNMENT for p in model.parameters())
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), raw.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("read", [load_config, load_tokenizer, load])

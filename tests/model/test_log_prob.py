@@ -78,7 +78,7 @@ def test_gradients_of_other_tokens_equal_plain_log_softmax(bias, entropy, chunk)
     leaves = [x for x in (hidden, weight, b) if x is not None]
 
     def ours(h, w, c=None):
-        found = token_log_prob(
+        outputs = token_log_prob(
             h,
             w,
             target,
@@ -89,7 +89,7 @@ def test_gradients_of_other_tokens_equal_plain_log_softmax(bias, entropy, chunk)
             entropy_gradient=entropy,
             chunk=chunk,
         )
-        return tuple(x for x in found if x is not None)
+        return tuple(x for x in outputs if x is not None)
 
     assert torch.autograd.gradcheck(ours, tuple(leaves))
     log_prob, *_, others = ours(*leaves)
@@ -253,8 +253,8 @@ def test_a_chunk_is_let_go_before_the_next_is_made(monkeypatch, entropy):
         return result
 
     options = {"entropy": entropy, "entropy_gradient": entropy, "chunk": chunk}
-    found = peak("forward", lambda: token_log_prob(hidden, weight, target, **options))
-    peak("backward", (found.log_prob.sum() + (found.entropy.sum() if entropy else 0)).backward)
+    output = peak("forward", lambda: token_log_prob(hidden, weight, target, **options))
+    peak("backward", (output.log_prob.sum() + (output.entropy.sum() if entropy else 0)).backward)
     peak("top", lambda: top_k_log_prob(hidden.detach(), weight.detach(), target, temperature, 16, chunk=chunk))
     peak("square", lambda: log_sum_square(hidden, weight, temperature, chunk=chunk))
     masks = 1.0 if entropy else 0.0
@@ -276,7 +276,7 @@ def test_a_policy_makes_none_either():
 @pytest.mark.parametrize("chunk", [1, 4, 256])
 def test_the_probability_that_two_draws_agree(bias, chunk):
     hidden, weight, b, _, temperature = inputs(bias=bias)
-    found = log_sum_square(hidden, weight, temperature, bias=b, chunk=chunk)
+    agreement = log_sum_square(hidden, weight, temperature, bias=b, chunk=chunk)
     logits = (hidden @ weight.T + (0 if b is None else b)) / temperature[:, None]
-    torch.testing.assert_close(found, logits.softmax(1).square().sum(1).log().detach())
-    assert not found.requires_grad
+    torch.testing.assert_close(agreement, logits.softmax(1).square().sum(1).log().detach())
+    assert not agreement.requires_grad

@@ -55,11 +55,11 @@ def test_a_new_adapter_is_the_one_that_get_peft_model_would_make(tiny_model):
 @pytest.mark.parametrize("lora", [Lora(rank=3), Lora(rank=3, dora=True), Lora(targets=("lm_head", "c_attn"), rank=2)])
 def test_the_number_of_trained_weights_is_reported_without_weights(lora, tiny_model):
     kind = "gpt2" if "c_attn" in lora.targets else "llama"
-    found = with_adapter(tiny_model(kind), lora)
+    adapted = with_adapter(tiny_model(kind), lora)
     with torch.device("meta"):
-        shape = type(found.model)(found.model.config)
-    assert adapter_parameters(shape, lora) == found.adapter_parameters > 0
-    assert found.parameters == sum(p.numel() for p in tiny(kind).parameters())
+        shape = type(adapted.model)(adapted.model.config)
+    assert adapter_parameters(shape, lora) == adapted.adapter_parameters > 0
+    assert adapted.parameters == sum(p.numel() for p in tiny(kind).parameters())
 
 
 def test_draws_depend_on_the_seed_alone_and_leave_torchs_state(tiny_model):
@@ -104,20 +104,20 @@ def test_a_model_without_an_adapter_has_none_to_switch_off():
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
     """In memory, through `plain_weights`, and after saving; a tied head gets a weight of its own."""
-    found = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
-    merged = copy.deepcopy(found.model)
+    adapted = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
+    merged = copy.deepcopy(adapted.model)
     merge_adapter(merged)
     assert all(type(m) is not nn.Linear or not hasattr(m, "base_layer") for m in merged.modules())
     assert all(p.requires_grad for p in merged.parameters())
     own = dict(merged.named_parameters(remove_duplicate=False))
-    weights = dict(plain_weights(found.model))
+    weights = dict(plain_weights(adapted.model))
     assert weights.keys() == own.keys() == dict(tiny(kind).named_parameters(remove_duplicate=False)).keys()
     assert all(torch.equal(own[name], weights[name]) for name in own)
     embedding = tiny(kind).get_input_embeddings().weight
     assert torch.equal(merged.get_input_embeddings().weight, embedding), "an adapter of the head is not the embedding's"
     save(merged, None, tmp_path)
     with torch.no_grad():
-        expected = found.model(TOKENS).logits
+        expected = adapted.model(TOKENS).logits
         for model in (merged, load_model(tmp_path, tiny_model(kind))):
             torch.testing.assert_close(model(TOKENS).logits, expected, rtol=0, atol=2e-5)
 
@@ -129,11 +129,11 @@ def load_model(folder, tokenizer_of):
 
 
 def test_merging_a_transposed_layer_with_dora(tiny_model):
-    found = with_adapter(tiny_model("gpt2"), Lora(rank=4, dora=True))
-    merged = copy.deepcopy(found.model)
+    adapted = with_adapter(tiny_model("gpt2"), Lora(rank=4, dora=True))
+    merged = copy.deepcopy(adapted.model)
     merge_adapter(merged)
     with torch.no_grad():
-        torch.testing.assert_close(merged(TOKENS).logits, found.model(TOKENS).logits, rtol=0, atol=2e-5)
+        torch.testing.assert_close(merged(TOKENS).logits, adapted.model(TOKENS).logits, rtol=0, atol=2e-5)
 
 
 @pytest.mark.parametrize("name", KINDS_OF_LORA)
@@ -142,24 +142,24 @@ def test_merging_a_transposed_layer_with_dora(tiny_model):
 def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, tiny_model):
     """The fused, chunked log-prob and packing against one sequence at a time through all logits."""
     items = rows(*MIXED, temperature=(1.0, 0.7))
-    found = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
+    adapted = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
     plain = with_adapter(tiny_model(kind), KINDS_OF_LORA[name]).model
-    policy = Policy(found, log_prob_chunk=7, gradient_checkpointing=checkpointing)
+    policy = Policy(adapted, log_prob_chunk=7, gradient_checkpointing=checkpointing)
     factors = torch.sin(torch.arange(sum(len(item.tokens) for item in items)))
     (policy(policy.pack(items)).log_prob * factors).sum().backward()
     (torch.cat([plain_log_prob(plain, item) for item in items if len(item.tokens)]) * factors).sum().backward()
     names = adapter_names(plain)
     size = max(float(plain.get_parameter(name).grad.abs().max()) for name in names)
     for name in names:
-        mine, theirs = found.model.get_parameter(name).grad, plain.get_parameter(name).grad
+        mine, theirs = adapted.model.get_parameter(name).grad, plain.get_parameter(name).grad
         torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * size, msg=lambda m, n=name: f"{n}: {m}")
         assert float(theirs.abs().max()) > 0 or "lora" not in name
-    assert all(p.grad is None for n, p in found.model.named_parameters() if n not in names), "the base has none"
+    assert all(p.grad is None for n, p in adapted.model.named_parameters() if n not in names), "the base has none"
 
 
 def test_an_entropy_gradient_reaches_an_adapted_head(tiny_model):
-    found = with_adapter(tiny_model("llama"), Lora(rank=4, targets=("lm_head",)))
-    policy = Policy(found)
+    adapted = with_adapter(tiny_model("llama"), Lora(rank=4, targets=("lm_head",)))
+    policy = Policy(adapted)
     items = rows((4, (5,)))
     policy(policy.pack(items), frozenset({"entropy_gradient"})).entropy.sum().backward()
     with_logits = with_adapter(tiny_model("llama"), Lora(rank=4, targets=("lm_head",))).model
@@ -168,39 +168,39 @@ def test_an_entropy_gradient_reaches_an_adapted_head(tiny_model):
     (-(log_p.exp() * log_p).sum()).backward()
     for name in adapter_names(with_logits):
         torch.testing.assert_close(
-            found.model.get_parameter(name).grad, with_logits.get_parameter(name).grad, rtol=1e-3, atol=1e-5
+            adapted.model.get_parameter(name).grad, with_logits.get_parameter(name).grad, rtol=1e-3, atol=1e-5
         )
 
 
 def test_a_base_in_bfloat16_has_float32_adapters(tiny_model):
-    found = with_adapter(tiny_model("llama"), dtype=torch.bfloat16)
-    assert {p.dtype for p in found.model.parameters() if p.requires_grad} == {torch.float32}
-    policy = Policy(found, compute_dtype=torch.bfloat16)
+    adapted = with_adapter(tiny_model("llama"), dtype=torch.bfloat16)
+    assert {p.dtype for p in adapted.model.parameters() if p.requires_grad} == {torch.float32}
+    policy = Policy(adapted, compute_dtype=torch.bfloat16)
     policy(policy.pack(rows(*MIXED))).log_prob.sum().backward()
-    assert all(found.model.get_parameter(n).grad.dtype == torch.float32 for n in adapter_names(found.model))
-    assert found.model.model.layers[0].mlp.up_proj.base_layer.weight.grad is None
+    assert all(adapted.model.get_parameter(n).grad.dtype == torch.float32 for n in adapter_names(adapted.model))
+    assert adapted.model.model.layers[0].mlp.up_proj.base_layer.weight.grad is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_dora_starts_as_its_base(dtype, tiny_model):
-    found = with_adapter(tiny_model("llama"), Lora(rank=4, dora=True), moved=False, dtype=dtype).model
-    for name, weight in plain_weights(found):
+    model = with_adapter(tiny_model("llama"), Lora(rank=4, dora=True), moved=False, dtype=dtype).model
+    for name, weight in plain_weights(model):
         expected = tiny("llama").get_parameter(name).to(dtype).float()
         torch.testing.assert_close(weight.float(), expected, rtol=1e-6, atol=0, msg=name)
 
 
 def test_targets_are_names_of_layers_that_exist(tiny_model):
-    found = load(str(tiny_model("llama")), device="cpu").model
-    assert len(target_layers(found, Lora())) == 14
-    assert list(target_layers(found, Lora(targets=("layers.1.mlp.up_proj",)))) == ["model.layers.1.mlp.up_proj"]
+    model = load(str(tiny_model("llama")), device="cpu").model
+    assert len(target_layers(model, Lora())) == 14
+    assert list(target_layers(model, Lora(targets=("layers.1.mlp.up_proj",)))) == ["model.layers.1.mlp.up_proj"]
     with pytest.raises(FieldError) as caught:
-        attach(found, Lora(targets=("q_proj", "query")), 0)
+        attach(model, Lora(targets=("q_proj", "query")), 0)
     assert str(caught.value) == (
         "model.lora.targets='query' is not a linear layer of this model; its linear layers are "
         "down_proj, gate_proj, k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
     )
     with pytest.raises(FieldError, match="embed_tokens"):
-        attach(found, Lora(targets=("embed_tokens",)), 0)
+        attach(model, Lora(targets=("embed_tokens",)), 0)
 
 
 @pytest.mark.parametrize(

@@ -54,11 +54,11 @@ def test_checkpointing_refuses_dropout():
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20, n_positions=8, resid_pdrop=0.1))
-    found = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="x")
+    loaded = LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="x")
     with pytest.raises(
         ValueError, match="model.gradient_checkpointing=true needs a model without dropout; this one has 0.1"
     ):
-        Policy(found, gradient_checkpointing=True)
+        Policy(loaded, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -99,18 +99,18 @@ def test_the_temperature_comes_from_the_batch():
     ("name", "value"), [("final_logit_softcapping", 30.0), ("logit_scale", 0.0625), ("logits_scaling", 8.0)]
 )
 def test_scaled_logits_are_refused(name, value):
-    found = loaded("llama")
-    setattr(found.model.config, name, value)
+    llama = loaded("llama")
+    setattr(llama.model.config, name, value)
     with pytest.raises(
         ValueError, match=rf"LlamaForCausalLM is not supported: it changes the .* head \({name}={value}\)"
     ):
-        Policy(found)
-    setattr(found.model.config, name, None if name.startswith("final") else 1.0)
-    Policy(found)
+        Policy(llama)
+    setattr(llama.model.config, name, None if name.startswith("final") else 1.0)
+    Policy(llama)
 
 
 def test_a_head_that_is_not_linear_is_refused():
-    found = loaded("qwen2")
-    found.model.lm_head = torch.nn.Sequential(found.model.lm_head)
+    qwen2 = loaded("qwen2")
+    qwen2.model.lm_head = torch.nn.Sequential(qwen2.model.lm_head)
     with pytest.raises(ValueError, match="its output head is a Sequential, not a linear layer"):
-        Policy(found)
+        Policy(qwen2)

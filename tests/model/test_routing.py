@@ -158,7 +158,7 @@ def test_a_layer_that_runs_again_has_the_experts_of_the_first_time(given, needs)
     for layer in p.backbone.layers:
         layer.mlp.gate.register_forward_pre_hook(lambda gate, _: set_noise(gate, 1e-6, noise))
         layer.mlp.experts.register_forward_pre_hook(lambda _, args: sent.append(args[1]))
-    found = gradients(p, p(batch, needs).log_prob.sum())
+    actual = gradients(p, p(batch, needs).log_prob.sum())
     first, again = sent[:2], sent[:1:-1]
     assert len(again) == 2 and all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
@@ -167,7 +167,7 @@ def test_a_layer_that_runs_again_has_the_experts_of_the_first_time(given, needs)
         set_noise(layer.mlp.gate, 0.0, noise)
     replayed = replace(batch, routed_experts=torch.stack(first, 1).to(torch.int8))
     for name, gradient in gradients(plain, plain(replayed).log_prob.sum()).items():
-        torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
 
 
 def set_noise(gate, scale, generator) -> None:
@@ -186,8 +186,8 @@ def test_the_load_of_a_sequence_is_that_of_its_response(checkpointing):
             torch.testing.assert_close(whole.expert_probability[row], alone.expert_probability[0])
             assert alone.expert_count.sum(-1).tolist() == [[2 * len(item.tokens)] * 2]
             torch.testing.assert_close(alone.expert_probability.sum(-1), torch.ones(1, 2))
-    found = gradients(p, whole.expert_probability.square().sum())
-    assert all(float(found[f"model.layers.{i}.mlp.gate.weight"].norm()) > 0.01 for i in range(2))
+    router_gradients = gradients(p, whole.expert_probability.square().sum())
+    assert all(float(router_gradients[f"model.layers.{i}.mlp.gate.weight"].norm()) > 0.01 for i in range(2))
 
 
 def test_other_models_are_refused():

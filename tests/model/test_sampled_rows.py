@@ -19,11 +19,11 @@ def test_what_was_not_sampled_is_left_out_and_changes_nothing(monkeypatch):
     ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
     given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
     batch = runner.pack(given)
-    found = runner(batch, needs)
+    outputs = runner(batch, needs)
     every = runner(replace(batch, sampled=torch.ones_like(batch.sampled), sampled_of=batch.tokens_of), needs)
     assert seen == [sum(batch.sampled_of), len(batch.target)] and 0 < seen[0] < 0.7 * seen[1]
     for name in ("log_prob", "entropy", "top_k_log_prob"):
-        ours, theirs = getattr(found, name), getattr(every, name)
+        ours, theirs = getattr(outputs, name), getattr(every, name)
         torch.testing.assert_close(ours[batch.sampled], theirs[batch.sampled], rtol=0, atol=1e-6)
         assert not ours[~batch.sampled].any() and ours.shape == theirs.shape
 

@@ -17,45 +17,45 @@ LORA = Lora(rank=4, alpha=8)
 
 
 def scalar(folder, lora: Lora | None = LORA, *, moved: bool = True) -> LoadedModel:
-    found = load_scalar_model(str(folder), device="cpu", new_head=0.3, seed=5, lora=lora)
+    loaded = load_scalar_model(str(folder), device="cpu", new_head=0.3, seed=5, lora=lora)
     if moved:
-        move(found)
-    return found
+        move(loaded)
+    return loaded
 
 
-def values(found: LoadedModel) -> torch.Tensor:
-    model = ScalarModel(found)
+def values(loaded: LoadedModel) -> torch.Tensor:
+    model = ScalarModel(loaded)
     with torch.no_grad():
         return model.values(model.pack(rows(*MIXED)))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_the_decoder_gets_adapters_and_the_head_is_trained(kind, tiny_model):
-    found, plain = scalar(tiny_model(kind)), scalar(tiny_model(kind), None, moved=False)
+    adapted, plain = scalar(tiny_model(kind)), scalar(tiny_model(kind), None, moved=False)
     assert torch.equal(values(scalar(tiny_model(kind), moved=False)), values(plain)), "it starts as the plain model"
-    assert not torch.allclose(values(found), values(plain), atol=0.01)
-    with adapter_off(found.model):
-        assert torch.equal(values(found), values(plain))
-    model = ScalarModel(found)
+    assert not torch.allclose(values(adapted), values(plain), atol=0.01)
+    with adapter_off(adapted.model):
+        assert torch.equal(values(adapted), values(plain))
+    model = ScalarModel(adapted)
     model.values(model.pack(rows(*MIXED))).sum().backward()
-    trained = {name for name, p in found.model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
+    trained = {name for name, p in adapted.model.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
     assert "score.weight" in trained and all("lora" in name or name == "score.weight" for name in trained)
-    assert trained == {name for name, p in found.model.named_parameters() if p.requires_grad}
+    assert trained == {name for name, p in adapted.model.named_parameters() if p.requires_grad}
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2"])
 def test_a_folder_is_a_scalar_model_for_us_and_for_peft(kind, tiny_model, tmp_path):
-    found = scalar(tiny_model(kind))
-    set_score_normalization(found.model.config, 0.5, 2.0)
-    folder = save_trained(found, tmp_path / "adapter")
-    expected = values(found)
+    adapted = scalar(tiny_model(kind))
+    set_score_normalization(adapted.model.config, 0.5, 2.0)
+    folder = save_trained(adapted, tmp_path / "adapter")
+    expected = values(adapted)
     assert not list(folder.glob("model*.safetensors"))
     merged = load_scalar_model(str(folder), device="cpu")
     torch.testing.assert_close(values(merged), expected, rtol=0, atol=2e-5)
     assert score_normalization(merged.model.config) == (0.5, 2.0)
     again = scalar(tiny_model(kind), Lora(rank=4, alpha=8, path=str(folder)), moved=False)
     assert torch.equal(values(again), expected) and score_normalization(again.model.config) == (0.5, 2.0)
-    files = [save_trained(x, tmp_path / name) for x, name in ((found, "a"), (again, "b"))]
+    files = [save_trained(x, tmp_path / name) for x, name in ((adapted, "a"), (again, "b"))]
     for file in files[0].iterdir():
         assert file.read_bytes() == (files[1] / file.name).read_bytes(), file.name
     base = AutoModelForSequenceClassification.from_pretrained(tiny_model(kind), num_labels=1)

@@ -100,8 +100,8 @@ def test_packed_equals_alone_and_a_shared_prompt_equals_its_copies(kind, attenti
         states = plain.base_model(input_ids=tokens).last_hidden_state[0]
         values = states @ plain.score.weight[0]
         expected.append(values[len(row.prompt_tokens) - 1 : -1])
-    for found in (outputs.value, apart.values(apart.pack(trajectories))):
-        torch.testing.assert_close(found, torch.cat(expected), rtol=0, atol=ABSOLUTE)
+    for actual in (outputs.value, apart.values(apart.pack(trajectories))):
+        torch.testing.assert_close(actual, torch.cat(expected), rtol=0, atol=ABSOLUTE)
     alone = torch.cat([model.values(model.pack([row])) for row in trajectories])
     torch.testing.assert_close(outputs.value, alone, rtol=0, atol=ABSOLUTE)
 
@@ -130,10 +130,10 @@ def test_a_new_head_is_drawn_by_its_seed(tiny_model):
 
 def test_a_new_head_scores_the_end_of_the_text(tiny_model):
     """The tiny models pad with their end-of-text token; the reward model pads with another one."""
-    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
-    assert found.tokenizer.eos_token_id == 0 and found.tokenizer.convert_tokens_to_ids(END) == 0
-    assert found.model.config.pad_token_id == 1
-    assert found.stop_tokens == (0,)
+    reward_model = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
+    assert reward_model.tokenizer.eos_token_id == 0 and reward_model.tokenizer.convert_tokens_to_ids(END) == 0
+    assert reward_model.model.config.pad_token_id == 1
+    assert reward_model.stop_tokens == (0,)
 
 
 def edited(folder, source, **changes):
@@ -162,15 +162,15 @@ def test_what_is_no_scalar_model_is_refused(tiny_model, tmp_path):
     made = make("Mamba")
     save(made.model, made.tokenizer, tmp_path / "mamba")
     refused("type mamba, for which transformers has no sequence-classification class", tmp_path / "mamba", new_head=0.0)
-    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
-    scored = save(found.model, found.tokenizer, tmp_path / "scored")
+    reward_model = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
+    scored = save(reward_model.model, reward_model.tokenizer, tmp_path / "scored")
     labels = {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
     refused("scores 2 labels, not one", edited(tmp_path / "two", scored, **labels))
     named = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a"}}
     refused("lacks .*score.weight", edited(tmp_path / "bare", tiny_model("llama"), **named), new_head=0.1)
     with torch.no_grad():
-        found.model.score.weight[0, 3] = torch.nan
-    save(found.model, found.tokenizer, tmp_path / "nan")
+        reward_model.model.score.weight[0, 3] = torch.nan
+    save(reward_model.model, reward_model.tokenizer, tmp_path / "nan")
     refused(r"holds NaN or infinity .* score.weight", tmp_path / "nan")
 
 
@@ -188,14 +188,14 @@ def test_a_scalar_model_gives_no_log_probs(tiny_model):
 def test_a_value_head_on_the_policy_changes_none_of_its_log_probs(kind):
     trajectories = rows(*MIXED)
     plain = Policy(loaded(kind))
-    found = loaded(kind)
-    both = Policy(found, value_head=make_value_head(found.model, 0.3, seed=1))
+    base = loaded(kind)
+    both = Policy(base, value_head=make_value_head(base.model, 0.3, seed=1))
     batch = plain.pack(trajectories)
     without, outputs = plain(batch, frozenset({"entropy"})), both(batch, frozenset({"entropy", "value"}))
     assert torch.equal(without.log_prob, outputs.log_prob) and torch.equal(without.entropy, outputs.entropy)
     assert torch.equal(outputs.value, both.values(batch)) and both(batch).value is None
     assert [name for name, _ in both.named_parameters()][-1] == "value_head.weight"
-    assert not make_value_head(found.model).weight.any()
+    assert not make_value_head(base.model).weight.any()
     with pytest.raises(ValueError, match="this policy has no value head"):
         plain(batch, frozenset({"value"}))
     (outputs.value.sum()).backward()

@@ -17,7 +17,7 @@ from tests.model.varlen_reference import stand_in, varlen_attn
 @pytest.mark.parametrize("window", [None, 4])
 def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
     stand_in(monkeypatch)
-    found = []
+    runs = []
     for path in ("varlen", "packed"):
         runner = policy(kind, attention=path)
         for module in runner.model.modules():
@@ -25,8 +25,8 @@ def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
                 module.sliding_window = window
         log_prob = runner(runner.pack(rows(*MIXED))).log_prob
         (log_prob * torch.linspace(-1, 1, 45)).sum().backward()
-        found.append((log_prob.detach(), {name: p.grad for name, p in runner.model.named_parameters()}))
-    (log_prob, gradients), (expected, reference) = found
+        runs.append((log_prob.detach(), {name: p.grad for name, p in runner.model.named_parameters()}))
+    (log_prob, gradients), (expected, reference) = runs
     torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
     size = max(float(gradient.abs().max()) for gradient in reference.values())
     for name, gradient in gradients.items():
@@ -36,15 +36,15 @@ def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
 def test_a_window_changes_the_log_probs(monkeypatch):
     """Else the test above would show nothing of windows."""
     stand_in(monkeypatch)
-    found = []
+    log_probs = []
     for window in (None, 4):
         runner = policy("qwen3", attention="varlen")
         for module in runner.model.modules():
             if hasattr(module, "layer_idx"):
                 module.sliding_window = window
         with torch.no_grad():
-            found.append(runner(runner.pack(rows((9, (6,))))).log_prob)
-    assert (found[0] - found[1]).abs().max() > 1e-3
+            log_probs.append(runner(runner.pack(rows((9, (6,))))).log_prob)
+    assert (log_probs[0] - log_probs[1]).abs().max() > 1e-3
 
 
 def test_torch_takes_the_arguments_of_the_stand_in():

@@ -30,7 +30,7 @@ def episode_recipe(model: Path, **changes: Any) -> dict[str, Any]:
 
 def marked(mark: str) -> list[int]:
     """The processes that inherited a mark, but for this one."""
-    found = []
+    pids = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
@@ -38,17 +38,17 @@ def marked(mark: str) -> list[int]:
                 running = (entry / "stat").read_text().rpartition(") ")[2][0] not in "ZX"
             except OSError:
                 continue
-            found += [int(entry.name)] if inherited and running else []
-    return found
+            pids += [int(entry.name)] if inherited and running else []
+    return pids
 
 
 def kill_workers(mark: str, draws: random.Random) -> int:
     """Kill some of the processes in which environments live, or that start these; how many."""
-    found = []
+    workers = []
     for pid in marked(mark):
         with suppress(OSError):
-            found += [pid] if b"fork_server.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
-    chosen = draws.sample(found, draws.randint(1, len(found))) if found else []
+            workers += [pid] if b"fork_server.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    chosen = draws.sample(workers, draws.randint(1, len(workers))) if workers else []
     for pid in chosen:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
@@ -57,13 +57,13 @@ def kill_workers(mark: str, draws: random.Random) -> int:
 
 def whole(folder: Path) -> dict[str, Any]:
     """The traces of a run, without how often its episodes were begun."""
-    found = traces(folder)
-    for rows in (*found["rollouts"].values(), *found["evals"].values()):
+    run_traces = traces(folder)
+    for rows in (*run_traces["rollouts"].values(), *run_traces["evals"].values()):
         for row in rows:
             row["episode"] = json.loads(row["episode"]) | {"attempts": 1}
-    for record in found["metrics"]:
+    for record in run_traces["metrics"]:
         record.pop("episode/retried", None)
-    return found
+    return run_traces
 
 
 @pytest.fixture

@@ -61,11 +61,11 @@ class ServerLike(EngineSpec):
         ASKED.append(needs)
         if self.url == "missing":
             raise FieldError("url", self.url, "can't be reached", remedy="start it")
-        found = replace(self.capabilities, score=False)
+        capabilities = replace(self.capabilities, score=False)
         if needs.training is None:
             check_scoring(needs, self.capabilities, self.url)
         notes = precision_notes(needs, dtype=None, quantization=self.quantization, engine=self.url)
-        return [*check_log_probs(needs, found, self.url), *notes]
+        return [*check_log_probs(needs, capabilities, self.url), *notes]
 
     def build(self, setup: EngineSetup) -> Engine:
         BUILT.append(setup.model_path)
@@ -88,14 +88,14 @@ class ServerLikeEngine:
         if self.spec.generates and self.version == self.spec.fails_at:
             await asyncio.sleep(0)
             raise ServerError(self.spec.url, "/generate", "can't be reached")
-        async for one in self.engine.generate(requests):
-            known = self.spec.capabilities.log_probs_for(requests[0].sampling)
+        async for completion in self.engine.generate(requests):
+            available = self.spec.capabilities.log_probs_for(requests[0].sampling)
             columns: Any = {
-                f"{name}_log_prob": np.full(len(one.tokens), np.nan, np.float32)
+                f"{name}_log_prob": np.full(len(completion.tokens), np.nan, np.float32)
                 for name in ("sampled", "untruncated")
-                if name not in known or (self.spec.log_probs == "processed" and name == "untruncated")
+                if name not in available or (self.spec.log_probs == "processed" and name == "untruncated")
             }
-            yield replace(one, **columns)
+            yield replace(completion, **columns)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> Any:
         return await self.engine.score(requests)
@@ -107,12 +107,12 @@ class ServerLikeEngine:
         self.version = update.version
 
     async def health(self) -> Health:
-        found = await self.engine.health()
+        health = await self.engine.health()
         sync = {"probe_mean": 0.001 * self.version, "probe_max": 0.01, "slope": float("nan"), "seconds": 0.5}
         events = list(self.spec.events) if self.version >= 2 else []
         counts = {"ready": 2, "of": 2, "retried": 3 * self.version, "lost": self.version // 2}
         detail = {"sync": {**sync, "how": "reload", "replicas": 2}, "events": events, "replicas": counts}
-        return replace(found, detail=detail)
+        return replace(health, detail=detail)
 
     def close(self) -> None:
         CLOSED.append(self.spec.url)

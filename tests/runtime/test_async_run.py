@@ -96,8 +96,8 @@ def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
     go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=9))
     facts = [c.facts for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
     drawn = [f["cursor"]["cursor"]["drawn"] for f in facts]
-    for step, (at, found) in enumerate(zip(drawn, facts, strict=True), 1):
-        assert sorted(found["pending"] + found.get("in_flight", [])) == list(range(4 * step, at))
+    for step, (at, saved) in enumerate(zip(drawn, facts, strict=True), 1):
+        assert sorted(saved["pending"] + saved.get("in_flight", [])) == list(range(4 * step, at))
     assert drawn[0] > 4 and drawn[-1] == 4 * STEPS
 
 
@@ -176,8 +176,8 @@ def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):
     killed: list[int] = []
     watcher = Watcher(engine_killer(warm_processes, killed))
     go(tmp_path / "run", tree(tiny_model("llama"), engine__kind="local_process", engine__threads=1), observer=watcher)
-    told = [w for w in watcher.warnings if "the engine's process ended once and was replaced" in w]
-    assert killed and len(told) in (len(killed) - 1, len(killed))  # the last one may die after the last look
+    warnings = [w for w in watcher.warnings if "the engine's process ended once and was replaced" in w]
+    assert killed and len(warnings) in (len(killed) - 1, len(killed))  # the last one may die after the last look
     assert_whole(tmp_path / "run")
 
 

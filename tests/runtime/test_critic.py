@@ -70,12 +70,12 @@ def test_values_are_those_of_the_weights_before_the_step(unbroken, tiny_model, t
             out.insert(0, carry)
         raw.append(out)
     every = np.concatenate(raw)
-    whitened = [(np.array(one) - every.mean()) / every.std(ddof=1) for one in raw]
+    whitened = [(np.array(values) - every.mean()) / every.std(ddof=1) for values in raw]
     assert any(row["finish_reason"] == "length" for row in rows)
     for row, expected in zip(rows, whitened, strict=True):
-        found = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
+        advantages = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
         assert row["advantage"] == pytest.approx(expected.mean(), abs=1e-4)
-        assert found == pytest.approx(expected, abs=1e-4)
+        assert advantages == pytest.approx(expected, abs=1e-4)
     assert critic.stage.model.model.num_labels == 1
 
 
@@ -117,14 +117,14 @@ def test_metrics_of_the_critic(kind, unbroken):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_value_loss_of_the_record_is_the_mean_over_tokens(kind, tiny_model, tmp_path):
     """Whatever its aggregate is: a step of one update at the start has the same under both."""
-    found = []
+    losses = []
     for aggregate in ("token_mean", "sequence_mean_token_sum"):
         alone = {"epochs_per_step": 1, "value_warmup_steps": 0} if kind == "model" else {}
         critic = KINDS[kind] | {"aggregate": aggregate} | alone
         changes = {"train__steps": 1, "train__updates_per_step": 1, "eval__every": 0, "checkpoint__every": 0}
         go(tmp_path / aggregate, tree(tiny_model("llama"), critic, **changes))
-        found.append(steps_of(tmp_path / aggregate)[0]["value/loss"])
-    assert found[0] == pytest.approx(found[1])
+        losses.append(steps_of(tmp_path / aggregate)[0]["value/loss"])
+    assert losses[0] == pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
@@ -136,7 +136,7 @@ def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, tiny_model, tmp_pat
     go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 2}})
     go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 3}}, resume=True)
     saved = [load_file(c.path / "value_head.safetensors") for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
-    weights = [one["weight"] for one in saved]
+    weights = [tensors["weight"] for tensors in saved]
     assert len(weights) == 3 and all(weight.dtype == torch.float32 for weight in weights)
     for before, after in pairwise(weights):
         assert 0 < (after - before).abs().max() < 1e-5
@@ -159,8 +159,8 @@ def test_the_optimal_token_baseline_from_a_recipe(tiny_model, tmp_path):
     for uid in {row["prompt_uid"] for row in rows}:  # the weights of a position add up to one
         first = [row for row in rows if row["prompt_uid"] == uid]
         rewards = [row["reward"] for row in first]
-        found = [(row["token_advantage"] or [row["advantage"]])[0] for row in first]
-        baseline = [reward - advantage for reward, advantage in zip(rewards, found, strict=True)]
+        advantages = [(row["token_advantage"] or [row["advantage"]])[0] for row in first]
+        baseline = [reward - advantage for reward, advantage in zip(rewards, advantages, strict=True)]
         assert baseline == pytest.approx([baseline[0]] * len(baseline), abs=1e-5)
         assert min(rewards) <= baseline[0] + 1e-6 and baseline[0] <= max(rewards) + 1e-6
 
@@ -190,11 +190,11 @@ def test_death_then_resume_is_as_if_unbroken(kind, place, every, unbroken, tiny_
     with pytest.raises(Died):
         go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
     assert go(tmp_path / "run", config, resume=True).status == "done"
-    found = traces(tmp_path / "run")
-    assert_same(found, traces(unbroken / kind))
+    resumed = traces(tmp_path / "run")
+    assert_same(resumed, traces(unbroken / kind))
     own = "critic/model.safetensors" if kind == "model" else "value_head.safetensors"
-    assert any(name.startswith(own) for name in found["tensors"])
-    assert any(name.startswith("critic_optimizer") for name in found["tensors"]) is (kind == "model")
+    assert any(name.startswith(own) for name in resumed["tensors"])
+    assert any(name.startswith("critic_optimizer") for name in resumed["tensors"]) is (kind == "model")
 
 
 def test_the_critic_of_a_checkpoint_is_a_classification_folder(unbroken, tiny_model, tmp_path):

@@ -38,7 +38,7 @@ def metrics(folder):
         {"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8},
         {"kind": "reverse_kl", "top_k": 0},
     ],
-    ids=lambda one: f"{one['kind']}-{one.get('top_k', 16)}",
+    ids=lambda divergence: f"{divergence['kind']}-{divergence.get('top_k', 16)}",
 )
 def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
     fast = {"train__optimizer": {"kind": "adamw", "lr": 2e-2}, "train__schedule": "constant"}
@@ -90,16 +90,16 @@ def test_each_component_has_its_own_denominator(tiny_model, tmp_path):
     both = distilled(tiny_model, more=more, algorithm={"surrogate": "reinforce"}, train__steps=1)
     rewards = distilled(tiny_model, algorithm={"surrogate": "reinforce"}, train__steps=1)
     rewards["algorithm"]["distillation"] = None
-    found = {}
+    records = {}
     for name, tree in (("alone", alone), ("both", both), ("rewards", rewards)):
         go(tmp_path / name, tree)
-        (found[name],) = metrics(tmp_path / name)
+        (records[name],) = metrics(tmp_path / name)
     rows = read_rows(RunFolder(tmp_path / "alone").rollout_file(1))
     tokens = sum(len(row["tokens"]) for row in rows)
-    expected = 0.5 * found["alone"]["distillation/divergence"] * tokens / len(rows)
-    assert found["alone"]["loss"] == pytest.approx(expected, rel=1e-4)
-    assert found["both"]["loss"] == pytest.approx(found["alone"]["loss"] + found["rewards"]["loss"], rel=1e-4)
-    assert found["both"]["grad_norm"] != pytest.approx(found["alone"]["grad_norm"], rel=1e-3)
+    expected = 0.5 * records["alone"]["distillation/divergence"] * tokens / len(rows)
+    assert records["alone"]["loss"] == pytest.approx(expected, rel=1e-4)
+    assert records["both"]["loss"] == pytest.approx(records["alone"]["loss"] + records["rewards"]["loss"], rel=1e-4)
+    assert records["both"]["grad_norm"] != pytest.approx(records["alone"]["grad_norm"], rel=1e-3)
 
 
 def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):

@@ -151,8 +151,8 @@ def test_a_step_of_zero_advantages_moves_the_weights_by_momentum_alone_skipped_o
             "train__schedule": "constant",
         }
         go(tmp_path / str(skip), recipe(tiny_model("llama"), **changes))
-        found = checkpoints(tmp_path / str(skip) / "checkpoints")
-        made[skip] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in found]
+        saved = checkpoints(tmp_path / str(skip) / "checkpoints")
+        made[skip] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in saved]
         steps = [r for r in RunFolder(tmp_path / str(skip)).read_metrics() if r["kind"] == "train"]
         assert [r["grad_norm"] > 0 for r in steps] == [False, True, False]
         assert [(r["policy_version"], r["updates"]) for r in steps] == [(1, 1), (2, 1), (3, 1)]

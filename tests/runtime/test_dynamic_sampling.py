@@ -264,10 +264,10 @@ SETTINGS = {
 def unbroken(tiny_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("unbroken") / "run"
     go(folder, recipe(tiny_model("llama"), **SETTINGS))
-    found = traces(folder)
-    carried = [r["prompts_carried"] for r in found["metrics"] if r["kind"] == "train"]
+    run_traces = traces(folder)
+    carried = [r["prompts_carried"] for r in run_traces["metrics"] if r["kind"] == "train"]
     assert any(carried[:-1]), "nothing to resume with"
-    return found
+    return run_traces
 
 
 @pytest.mark.parametrize(

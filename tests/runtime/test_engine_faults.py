@@ -40,9 +40,9 @@ def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, 
     field = what if what in ("sampled_log_prob", "untruncated_log_prob") else "policy_version"
 
     async def faulty(self, requests):
-        async for one in generate(self, requests):
-            wrong = (one.prompt_uid, one.sample) == (9, 2) and len(requests) > 1
-            yield replace(one, **{field: value(one)}) if wrong else one
+        async for completion in generate(self, requests):
+            wrong = (completion.prompt_uid, completion.sample) == (9, 2) and len(requests) > 1
+            yield replace(completion, **{field: value(completion)}) if wrong else completion
 
     monkeypatch.setattr(LocalEngine, "generate", faulty)
     config = tree(tiny_model("llama"), eval__task=None, eval__every=0, **OVERLAP[mode])
@@ -109,14 +109,16 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
             return []
         raise ConnectionError("gone")
 
-    told = {"slow": "TimeoutError: no answer in 0.05 s", "short": "ValueError: score gave "}
+    messages = {"slow": "TimeoutError: no answer in 0.05 s", "short": "ValueError: score gave "}
     monkeypatch.setattr("proxima.train.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
     monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
     watcher = Watcher()
     sources = {"algorithm__next_from": "trainer"} if what == "in_flight" else {}
     assert go(tmp_path / "run", sdp_tree(tiny_model("llama"), **sources), observer=watcher).status == "done"
-    found = [w for w in watcher.warnings if "the engine gave no next_log_prob" in w]
-    assert told.get(what, "ConnectionError: gone") in found[-1] and len(found) == len({w[:7] for w in found})
+    warnings = [w for w in watcher.warnings if "the engine gave no next_log_prob" in w]
+    assert messages.get(what, "ConnectionError: gone") in warnings[-1] and len(warnings) == len(
+        {w[:7] for w in warnings}
+    )
     assert any(r["next/missing_fraction"] > 0 for r in records(tmp_path / "run"))
 
 
@@ -149,9 +151,9 @@ def test_a_torn_journal_is_one_line_and_a_restored_one_continues(tiny_model, tmp
         go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))
     whole = run.journal.read_bytes()
     run.journal.write_bytes(b"\0" * 100 + whole[100:])
-    with pytest.raises(UserError, match=r"run.sqlite") as found:
+    with pytest.raises(UserError, match=r"run.sqlite") as caught:
         go(run.path, config, resume=True)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
     run.journal.write_bytes(whole)
     assert go(run.path, config, resume=True).status == "done"
     assert_whole(run.path)

@@ -159,9 +159,9 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
 def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):
     tree = episode_recipe(tiny_model("llama"), rollouts=str(unbroken), eval__task=None, eval__every=0)
     assert go(tmp_path / "run", tree).status == "done"
-    found, expected = traces(tmp_path / "run"), traces(unbroken)
-    assert found["rollouts"] == expected["rollouts"]
-    assert_same({"tensors": found["tensors"]}, {"tensors": expected["tensors"]})
+    actual, expected = traces(tmp_path / "run"), traces(unbroken)
+    assert actual["rollouts"] == expected["rollouts"]
+    assert_same({"tensors": actual["tensors"]}, {"tensors": expected["tensors"]})
 
 
 def test_an_evaluation_alone(tiny_model, tmp_path, mark):

@@ -49,9 +49,9 @@ def test_a_set_may_be_the_headline(tiny_model, tmp_path):
 def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, tiny_model, tmp_path):
     go(tmp_path / "alone", recipe(tiny_model("llama")))
     alone = [timeless(r) for r in RunFolder(tmp_path / "alone").read_metrics()]
-    found = [timeless(r) for r in RunFolder(run).read_metrics()]
-    assert [{k: v for k, v in r.items() if not k.startswith(("few/", "many/"))} for r in found] == alone
-    for record in (r for r in found if r["kind"] == "eval"):
+    records = [timeless(r) for r in RunFolder(run).read_metrics()]
+    assert [{k: v for k, v in r.items() if not k.startswith(("few/", "many/"))} for r in records] == alone
+    for record in (r for r in records if r["kind"] == "eval"):
         few, many = named_sets(record)["few"], named_sets(record)["many"]
         assert (few["questions"], few["answers"], many["questions"], many["answers"]) == (3, 3, 4, 8)
         assert {"accuracy", "accuracy/low", "reward/mean"} <= few.keys() and {"mean@2", "pass@2"} <= many.keys()

@@ -80,8 +80,8 @@ def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
     assert len(rows) == len(value) == 3 * 4 * 4 and {row["outcome"] for row in rows} == {"trained"}
     for row in rows:
         expected = by_hand(value[row["prompt_uid"], row["sample"], row["turn"]].astype(float), row["reward"])
-        found = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
-        assert found == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        advantages = row["token_advantage"] or [row["advantage"]] * len(row["tokens"])
+        assert advantages == pytest.approx(expected, rel=1e-5, abs=1e-6)
         assert row["advantage"] == pytest.approx(np.mean(expected), rel=1e-5, abs=1e-6)
     steps = [r for r in run.read_metrics() if r["kind"] == "train"]
     assert all(r["grad_norm"] > 0 and r["updates"] == 2 for r in steps)
@@ -152,5 +152,5 @@ def test_reinforce_pp_from_a_recipe(tiny_model, tmp_path):
     used = [row for row in rows if row["outcome"] in ("trained", "dropped_pruned")]
     rewards = np.repeat([row["reward"] for row in used], [len(row["tokens"]) for row in used])
     whitened = (rewards - rewards.mean()) / rewards.std(ddof=1)
-    found = np.repeat([row["advantage"] for row in used], [len(row["tokens"]) for row in used])
-    assert found == pytest.approx(whitened, rel=1e-5, abs=1e-6)
+    advantages = np.repeat([row["advantage"] for row in used], [len(row["tokens"]) for row in used])
+    assert advantages == pytest.approx(whitened, rel=1e-5, abs=1e-6)

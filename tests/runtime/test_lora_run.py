@@ -136,8 +136,8 @@ def test_another_adapter_or_none_is_another_run(whole, base):
 def test_the_reference_is_the_base_without_a_second_model(base, tmp_path):
     """`make_stages` reads no weights again, and its stage gives the base's log-probs to the bit."""
     config = resolve(tree(base)).config
-    found = with_adapter(base)
-    policy = make_policy(config.model, found)
+    adapted = with_adapter(base)
+    policy = make_policy(config.model, adapted)
     stage = next(s for s in make_stages(config, policy, ComputeThread()) if s.column == "reference_log_prob")
     assert stage.policy is policy
     plain = LogProbStage("reference_log_prob", make_policy(config.model, load(str(base), device="cpu")))
@@ -145,7 +145,7 @@ def test_the_reference_is_the_base_without_a_second_model(base, tmp_path):
     with torch.no_grad():
         expected = plain(plain.pack(items))
         for seed in (1, 2):
-            move(found, seed)
+            move(adapted, seed)
             assert torch.equal(stage(stage.pack(items)), expected)
             assert not torch.equal(policy(policy.pack(items)).log_prob, expected)
 

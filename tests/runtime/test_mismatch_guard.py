@@ -131,11 +131,11 @@ def test_without_learning_the_mismatch_is_constant(tiny_model, tmp_path):
         checkpoint={"every": 0},
     )
     assert go(tmp_path / "run", tree).status == "done"
-    found = records(tmp_path / "run")
-    assert [r["updates"] for r in found] == [1] * 200
-    assert [r["policy_version"] for r in found] == list(range(1, 201))
+    metrics = records(tmp_path / "run")
+    assert [r["updates"] for r in metrics] == [1] * 200
+    assert [r["policy_version"] for r in metrics] == list(range(1, 201))
     for name in ("k3_kl", "log_prob_absdiff_mean", "prob_absdiff_mean"):
-        values = np.array([r[f"mismatch/{name}"] for r in found])
+        values = np.array([r[f"mismatch/{name}"] for r in metrics])
         steps = np.arange(200) - 99.5
         slope = (steps * values).sum() / (steps**2).sum()
         rest = values - values.mean() - slope * steps

@@ -134,4 +134,4 @@ def test_epochs_that_stop_are_resumed_to_the_bit(tiny_model, tmp_path):
     log = (tmp_path / "whole" / "log.txt").read_text()
     assert log.count("stopped after epoch") == len(stopped)
     facts = [checkpoints(RunFolder(tmp_path / name).checkpoints)[-1].facts for name in ("run", "free")]
-    assert [one["trainer"]["updates"] for one in facts] == [18, 18]
+    assert [saved["trainer"]["updates"] for saved in facts] == [18, 18]

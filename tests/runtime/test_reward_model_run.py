@@ -22,8 +22,8 @@ from tests.tiny import END
 
 @pytest.fixture(scope="module")
 def scorer(tiny_model, tmp_path_factory):
-    found = load_scalar_model(str(tiny_model("qwen2")), device="cpu", new_head=0.3, seed=2)
-    return str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("reward-model")))
+    loaded = load_scalar_model(str(tiny_model("qwen2")), device="cpu", new_head=0.3, seed=2)
+    return str(save(loaded.model, loaded.tokenizer, tmp_path_factory.mktemp("reward-model")))
 
 
 def scored_by(scorer, model, **changes):
@@ -53,13 +53,13 @@ def test_a_run_is_scored_by_the_model_and_resumes_to_the_bit(scorer, tiny_model,
 
 def test_a_resume_with_another_reward_model_is_refused(scorer, tiny_model, tmp_path):
     other = tmp_path / "scorer"
-    found = load_scalar_model(scorer, device="cpu")
-    save(found.model, found.tokenizer, other)
+    loaded = load_scalar_model(scorer, device="cpu")
+    save(loaded.model, loaded.tokenizer, other)
     tree = scored_by(str(other), tiny_model("llama"), train__steps=1)
     go(tmp_path / "run", tree)
     with torch.no_grad():
-        found.model.score.weight += 1
-    save(found.model, found.tokenizer, other)
+        loaded.model.score.weight += 1
+    save(loaded.model, loaded.tokenizer, other)
     with pytest.raises(UserError, match=r"reward.0.path: model.safetensors: changed since the run"):
         go(tmp_path / "run", tree, resume=True)
 
@@ -83,8 +83,8 @@ def test_the_reward_model_is_checked_with_the_recipe(scorer, tiny_model):
 def test_explain_counts_the_weights_of_reward_models(scorer, tiny_model):
     facts = model_facts(str(tiny_model("llama")))
     config = resolve(scored_by(scorer, tiny_model("llama"))).config
-    found = memory_of(config, facts, batch_of(config, 20))
+    memory = memory_of(config, facts, batch_of(config, 20))
     weights = AutoModelForSequenceClassification.from_pretrained(scorer).parameters()
-    assert found["reward models"] == 4 * sum(p.numel() for p in weights)
+    assert memory["reward models"] == 4 * sum(p.numel() for p in weights)
     plain = resolve(recipe(tiny_model("llama"))).config
     assert "reward models" not in memory_of(plain, facts, batch_of(plain, 20))

@@ -37,8 +37,8 @@ def test_every_step_tells_what_the_routes_bring(run):
 
 def test_stored_routes_are_replayed_to_the_bit(run, tiny_model, tmp_path):
     go(tmp_path / "run", recipe(tiny_model("qwen3_moe"), **ROUTED | {"rollouts": str(run)}))
-    found, expected = traces(tmp_path / "run"), traces(run)
-    assert_same(*({name: trace[name] for name in ("rollouts", "tensors")} for trace in (found, expected)))
+    actual, expected = traces(tmp_path / "run"), traces(run)
+    assert_same(*({name: trace[name] for name in ("rollouts", "tensors")} for trace in (actual, expected)))
 
 
 @pytest.mark.parametrize("changed", [{"num_experts_per_tok": 1}, {"num_hidden_layers": 1}, {"num_local_experts": 4}])

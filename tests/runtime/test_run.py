@@ -182,9 +182,9 @@ def test_behavior_log_probs_are_those_of_the_weights_that_sampled(whole):
             for i, r in enumerate(rows)
         ]
         with torch.no_grad():
-            found = policy(policy.pack(items)).log_prob
+            log_prob = policy(policy.pack(items)).log_prob
         behavior = torch.tensor([x for r in rows for x in r["sampled_log_prob"]])
-        torch.testing.assert_close(found, behavior, rtol=0, atol=1e-5)
+        torch.testing.assert_close(log_prob, behavior, rtol=0, atol=1e-5)
 
 
 def test_the_journal_consumed_each_prompt_once(whole):

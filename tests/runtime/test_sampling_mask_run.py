@@ -77,8 +77,8 @@ def test_the_first_step_of_a_run_measures_no_mismatch(run):
 def test_the_sizes_of_the_sets():
     facts = {"group": 0, "prompt_tokens": [1], "tokens": [3, 5, 9, 4]}
     items = [Trajectory(**facts, sampling_mask=SamplingMask.of_sets([[3], [1, 5], [9], [2, 4, 6, 8]]))]
-    found = {name: metric.value for name, metric in mask_sizes(items).items()}
-    assert found == {"sampling_mask/size_mean": 2.0, "sampling_mask/size_max": 4.0, "sampling_mask/one_fraction": 0.5}
+    sizes = {name: metric.value for name, metric in mask_sizes(items).items()}
+    assert sizes == {"sampling_mask/size_mean": 2.0, "sampling_mask/size_max": 4.0, "sampling_mask/one_fraction": 0.5}
     assert mask_sizes([Trajectory(**facts)]) == {}
 
 
@@ -102,9 +102,9 @@ def test_a_resume_is_as_if_unbroken(place, run, tiny_model, tmp_path):
 
 def test_stored_rollouts_are_replayed_to_the_bit(run, tiny_model, tmp_path):
     go(tmp_path / "run", recipe(tiny_model("llama"), rollouts=str(run), **REPLAY))
-    found, expected = traces(tmp_path / "run"), traces(run)
+    actual, expected = traces(tmp_path / "run"), traces(run)
     for name in ("rollouts", "tensors"):
-        assert found[name] == expected[name], name
+        assert actual[name] == expected[name], name
 
 
 def test_carried_groups_keep_them(tiny_model, tmp_path):
@@ -112,7 +112,7 @@ def test_carried_groups_keep_them(tiny_model, tmp_path):
     go(tmp_path / "run", recipe(tiny_model("llama"), **CUT | {"algorithm": surplus, "train__steps": 1}))
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
     groups = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts["pending"])
-    masks = [one.sampling_mask for group in groups for one in group.completions]
+    masks = [completion.sampling_mask for group in groups for completion in group.completions]
     assert masks and all(mask is not None and len(mask) for mask in masks)
     write_groups(tmp_path / "again.parquet", groups)
     assert read_groups(tmp_path / "again.parquet", checkpoint.facts["pending"]) == groups
@@ -120,18 +120,18 @@ def test_carried_groups_keep_them(tiny_model, tmp_path):
 
 def test_with_the_untruncated_behavior_policy_the_switch_changes_no_number(tiny_model, tmp_path):
     """The masks are stored, and nothing reads them."""
-    found = {}
+    runs = {}
     for on in (True, False):
         go(tmp_path / str(on), recipe(tiny_model("llama"), **CUT | {"engine__sampling_mask": on, "train__steps": 2}))
-        found[on] = traces(tmp_path / str(on))
-    for rows in found[True]["rollouts"].values():
+        runs[on] = traces(tmp_path / str(on))
+    for rows in runs[True]["rollouts"].values():
         for row in rows:
             assert row.pop("sampling_mask") is not None and row.pop("sampling_mask_counts") is not None
-    for rows in found[False]["rollouts"].values():
+    for rows in runs[False]["rollouts"].values():
         for row in rows:
             assert row.pop("sampling_mask") is None and row.pop("sampling_mask_counts") is None
-    assert_same(found[True], found[False])
-    assert not any(key.startswith("sampling_mask/") for record in found[True]["metrics"] for key in record)
+    assert_same(runs[True], runs[False])
+    assert not any(key.startswith("sampling_mask/") for record in runs[True]["metrics"] for key in record)
 
 
 VARIANTS = {  # and a divergence of two policies that are still the same
@@ -144,7 +144,7 @@ VARIANTS = {  # and a divergence of two policies that are still the same
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(one, marks=pytest.mark.slow) for one in VARIANTS])
+@pytest.mark.parametrize("name", [pytest.param(variant, marks=pytest.mark.slow) for variant in VARIANTS])
 def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_model, tmp_path):
     """An unmoved policy: every ratio to it is 1 and every KL to it 0, which truncation alone would break."""
     settings, key = VARIANTS[name]
@@ -160,14 +160,14 @@ def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_m
 def test_the_reference_is_over_the_same_set_and_the_entropy_over_the_vocabulary(sampled):
     policy, items = sampled
     stage = LogProbStage("reference_log_prob", policy)
-    found = stage_columns(stage, items, 500, share_prompt=True)["reference_log_prob"]
-    for values, item in zip(found, items, strict=True):
+    reference = stage_columns(stage, items, 500, share_prompt=True)["reference_log_prob"]
+    for values, item in zip(reference, items, strict=True):
         np.testing.assert_allclose(values, item.behavior_log_prob, rtol=0, atol=3e-5)
     batch = policy.pack(items)
     with torch.no_grad():
         masked, whole = (
-            policy(one, frozenset({"entropy"}))
-            for one in (batch, replace(batch, sampling_mask=None, sampling_mask_cu=None))
+            policy(packed, frozenset({"entropy"}))
+            for packed in (batch, replace(batch, sampling_mask=None, sampling_mask_cu=None))
         )
     assert torch.equal(masked.entropy, whole.entropy) and not torch.equal(masked.log_prob, whole.log_prob)
 
@@ -211,15 +211,15 @@ REFUSED = [
 @pytest.mark.parametrize(("changes", "path", "remedy"), REFUSED, ids=[path for _, path, _ in REFUSED])
 def test_what_compares_with_the_whole_vocabulary_is_refused_beside_it(changes, path, remedy, tiny_model):
     tree = recipe(tiny_model("llama"), **REPLAY | changes)
-    found = [one for one in check(resolve(tree)) if one.path == path and remedy in one.message]
-    assert len(found) == 1, [str(one) for one in check(resolve(tree))]
+    problems = [problem for problem in check(resolve(tree)) if problem.path == path and remedy in problem.message]
+    assert len(problems) == 1, [str(problem) for problem in check(resolve(tree))]
 
 
 def test_a_recipe_with_it_is_complete_and_unlikely_settings_cause_a_warning(tiny_model):
     def told(**changes):
         resolved = resolve(recipe(tiny_model("llama"), **REPLAY | changes))
         assert not check(resolved)
-        return {one.path: one.message for one in warnings(resolved)}
+        return {warning.path: warning.message for warning in warnings(resolved)}
 
     assert not told().keys() & {"sampling.top_k", "engine.sampling_mask"}
     assert "512 bounds them" in told(sampling__top_k=0)["sampling.top_k"]

@@ -50,7 +50,7 @@ def compared(folder, model, atol):
     run = RunFolder(folder)
     weights = {0: model} | {c.facts["policy_version"]: c.path / "model" for c in checkpoints(run.checkpoints)}
     stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
-    found = interrupted = missing = 0
+    from_cache = interrupted = missing = 0
     for step in range(1, len(records(folder)) + 1):
         for row in read_rows(run.rollout_file(step)):
             if row["next_log_prob"] is None:
@@ -66,10 +66,10 @@ def compared(folder, model, atol):
                 (expected,) = stacks[version + 1].log_prob([item])
                 np.testing.assert_allclose(cached[places], expected[places], atol=atol)
                 (wrong,) = stacks[version].log_prob([item])
-                found += int(places.sum())
+                from_cache += int(places.sum())
                 interrupted += int(places.sum()) * (len(set(versions.tolist())) > 1)
                 assert np.abs(wrong[places] - expected[places]).max() > 10 * atol
-    return found, interrupted, missing
+    return from_cache, interrupted, missing
 
 
 @pytest.mark.parametrize("source", ["engine", "trainer"])
@@ -81,8 +81,8 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     model, folder = tiny_model("llama"), tmp_path / "run"
     config = tree(model, algorithm__next_from=source, engine__kind=engine)
     assert go(folder, config).status == "done"
-    found, interrupted, missing = compared(folder, model, 3e-4)
-    assert found > 50 and missing == 0
+    from_cache, interrupted, missing = compared(folder, model, 3e-4)
+    assert from_cache > 50 and missing == 0
     made = records(folder)
     assert interrupted > 0 or engine == "local_process"  # there it depends on the machine
     assert all(r["next/missing_fraction"] == 0 for r in made) and any(r["next/cached_fraction"] > 0 for r in made)
@@ -90,7 +90,7 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     gaps = [r["next/engine_trainer_absdiff"] for r in made if "next/engine_trainer_absdiff" in r]
     assert (not gaps) if source == "trainer" else gaps and max(gaps) < 3e-4
     checkpoint = checkpoints(RunFolder(folder).checkpoints)[2]
-    uids = {one.uid for one in read_next_policy(checkpoint.path / NEXT_POLICY)}
+    uids = {entry.uid for entry in read_next_policy(checkpoint.path / NEXT_POLICY)}
     assert uids <= set(checkpoint.facts["pending"])
 
 
@@ -101,7 +101,7 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
         go(folder, config, observer=die_at("step", lambda record, sample: record["step"] == 4))
     last = checkpoints(RunFolder(folder).checkpoints)[-1]
     kept = read_next_policy(last.path / NEXT_POLICY)
-    assert kept and {one.uid for one in kept} <= set(last.facts["pending"])
+    assert kept and {entry.uid for entry in kept} <= set(last.facts["pending"])
     given = []
     before = NextPolicy.__init__
 
@@ -112,8 +112,8 @@ def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(NextPolicy, "__init__", watched)
     assert go(folder, config, resume=True).status == "done"
     assert given == kept
-    found, _, missing = compared(folder, model, 3e-4)
-    assert found > 20 and missing == 0
+    from_cache, _, missing = compared(folder, model, 3e-4)
+    assert from_cache > 20 and missing == 0
 
 
 def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypatch):

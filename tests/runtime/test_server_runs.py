@@ -44,7 +44,10 @@ def test_the_engine_is_asked_before_any_weights_load(tiny_model, tmp_path, monke
     (asked,) = server_like.ASKED
     assert asked.publishes and asked.training == resolved.config.sampling and asked.vocabulary > 0
     assert asked.log_probs == {"untruncated"} == asked.measured  # cppo's centre is the behavior policy
-    assert {one.temperature for one in asked.samplings} == {0.0, 1.0}  # the held-out questions are asked greedily
+    assert {sampling.temperature for sampling in asked.samplings} == {
+        0.0,
+        1.0,
+    }  # the held-out questions are asked greedily
 
 
 def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_path):
@@ -57,7 +60,7 @@ def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_p
     assert [r["sync/probe_mean"] for r in steps] == pytest.approx([0.001, 0.002, 0.003])
     assert all(r["sync/seconds"] == 0.5 and "sync/slope" not in r and "sync/how" not in r for r in steps)
     assert [r["replicas/retried"] for r in steps] == [3, 3, 3] and steps[0]["replicas/ready"] == 2
-    assert [one["version"] for one in synced] == [0, 1, 2, 3] and synced[0]["how"] == "reload"
+    assert [sync["version"] for sync in synced] == [0, 1, 2, 3] and synced[0]["how"] == "reload"
     assert watcher.warnings.count("step 2: http://b: ejected: status 500") == 1
     assert sum("server response was unusable" in text for text in watcher.warnings) == 1
     assert any("samples from weights in fp8" in text and "kind: importance" in text for text in watcher.warnings)
@@ -75,9 +78,9 @@ def test_weights_that_the_engine_does_not_take_end_a_whole_step(tiny_model, tmp_
     assert train(resolved.config, resolved=resolved, resume=True, accept_changes=True).status == "done"
     assert set(server_like.BUILT) == {str(tiny_model("llama"))}  # not the checkpoint, which does not stay
     go(tmp_path / "whole", config)
-    found, expected = traces(tmp_path / "run"), traces(tmp_path / "whole")
+    actual, expected = traces(tmp_path / "run"), traces(tmp_path / "whole")
     for name in ("rollouts", "consumed", "tensors"):
-        assert_same({name: found[name]}, {name: expected[name]})
+        assert_same({name: actual[name]}, {name: expected[name]})
 
 
 def test_an_engine_that_gives_no_completions_ends_the_run_with_a_checkpoint(tiny_model, tmp_path):

@@ -45,8 +45,8 @@ def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
 def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_path):
     """4 prompts × 4 / 2 = 8 groups a step, drawn from 12 at a time, 2 completions of each trained on."""
     selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5, "allocate": True}]
-    told = []
-    watcher = Watcher(on=lambda event, *facts: told.extend(facts) if event == "started" else None)
+    infos = []
+    watcher = Watcher(on=lambda event, *facts: infos.extend(facts) if event == "started" else None)
     refill = {"oversample": 1.5, "exhausted": "partial"}
     changes = {
         "algorithm__selection": selection,
@@ -55,7 +55,7 @@ def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_pat
         "task__size": 40,
     }
     go(tmp_path / "run", recipe(tiny_model("llama"), **changes), observer=watcher)
-    (info,) = told
+    (info,) = infos
     assert (info.prompts, info.kept, info.at_once) == (8, 2, 12)
     (step,) = [record for record in watcher.records if record["kind"] == "train"]
     assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)

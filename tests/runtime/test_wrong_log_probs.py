@@ -42,12 +42,16 @@ class _WrongEngine:
         return getattr(self._inner, name)
 
     async def generate(self, requests: Any) -> AsyncIterator[Any]:
-        async with aclosing(self._inner.generate(requests)) as found:
-            async for one in found:
-                draws = np.random.default_rng([one.prompt_uid, one.sample]).laplace(size=len(one.tokens))
-                wrong = self._spec.factor * one.sampled_log_prob + self._spec.shift + self._spec.noise * draws
-                told = np.where(one.policy_version >= self._spec.since, wrong, one.sampled_log_prob).astype(np.float32)
-                yield replace(one, sampled_log_prob=told, untruncated_log_prob=told)
+        async with aclosing(self._inner.generate(requests)) as completions:
+            async for completion in completions:
+                draws = np.random.default_rng([completion.prompt_uid, completion.sample]).laplace(
+                    size=len(completion.tokens)
+                )
+                wrong = self._spec.factor * completion.sampled_log_prob + self._spec.shift + self._spec.noise * draws
+                reported = np.where(
+                    completion.policy_version >= self._spec.since, wrong, completion.sampled_log_prob
+                ).astype(np.float32)
+                yield replace(completion, sampled_log_prob=reported, untruncated_log_prob=reported)
 
 
 def wrong(tiny_model, guard=None, **engine):
@@ -99,8 +103,8 @@ def test_tokens_of_earlier_weights_are_not_judged(tiny_model, tmp_path):
     try:
         assert go(tmp_path / "run", tree).status == "done"
     finally:
-        found = [r["mismatch/log_prob_absdiff_mean"] for r in trained(tmp_path / "run")]
-    assert max(found) > 0.2
+        differences = [r["mismatch/log_prob_absdiff_mean"] for r in trained(tmp_path / "run")]
+    assert max(differences) > 0.2
 
 
 @pytest.mark.parametrize("preset", ["online_dpo"])
@@ -124,6 +128,6 @@ def test_the_bound_by_numbers():
     with pytest.raises(FieldError, match="max_fresh"):
         MismatchGuard(max_fresh=0.0)
     assert MismatchGuard(measure=False).judges_fresh is False
-    assert [MismatchGuard(on_mismatch=one).judges_fresh for one in ("auto", "warn", "reject", "stop")] == [
+    assert [MismatchGuard(on_mismatch=action).judges_fresh for action in ("auto", "warn", "reject", "stop")] == [
         True, False, False, False,
     ]  # fmt: skip

@@ -152,8 +152,8 @@ class Watcher(Observer):
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    return found
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
 
 
 def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -188,12 +188,12 @@ def traces(folder: Path) -> dict[str, Any]:
     }
 
 
-def assert_same(found: dict[str, Any], expected: dict[str, Any]) -> None:
+def assert_same(actual: dict[str, Any], expected: dict[str, Any]) -> None:
     for name in expected:
         if name == "tensors":
-            differing = [key for key in expected[name] if found[name].get(key) != expected[name][key]]
-            assert not differing and found[name].keys() == expected[name].keys(), (
+            differing = [key for key in expected[name] if actual[name].get(key) != expected[name][key]]
+            assert not differing and actual[name].keys() == expected[name].keys(), (
                 f"weights or moments differ: {differing[:3]}"
             )
         else:
-            assert found[name] == expected[name], name
+            assert actual[name] == expected[name], name

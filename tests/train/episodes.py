@@ -44,7 +44,7 @@ def path(*parts, uid=0, sample=0, turn=0, finish_reason="stop", garbage=NAN, ver
 
 def forked(*paths):
     """One completion of several paths, the last one being its own."""
-    numbered = [replace(one, turn=i) for i, one in enumerate(paths)]
+    numbered = [replace(path, turn=i) for i, path in enumerate(paths)]
     return replace(numbered[-1], earlier=tuple(numbered[:-1]))
 
 

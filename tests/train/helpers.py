@@ -116,12 +116,12 @@ def naive_gradients(
     return {name: p.grad for name, p in model.named_parameters()}
 
 
-def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     """Within `tolerance` of the largest entry of all, tensor by tensor."""
-    assert found.keys() == expected.keys()
+    assert actual.keys() == expected.keys()
     size = max(float(x.abs().max()) for x in expected.values())
     assert size > 0
-    for name, value in found.items():
+    for name, value in actual.items():
         torch.testing.assert_close(
             value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
         )

@@ -78,8 +78,8 @@ def slices() -> None:
         expected, plain = stepped(spec)
         for layout, (shape, placements) in layouts.items():
             mesh = init_device_mesh("cpu", shape)
-            found, optimizer = stepped(spec, mesh, placements)
-            for name, parameter in found.items():
+            parameters, optimizer = stepped(spec, mesh, placements)
+            for name, parameter in parameters.items():
                 where = f"{kind}, {layout}, {name}"
                 assert isinstance(parameter, DTensor)
                 alike(whole_tensor(parameter), expected[name], where)
@@ -101,11 +101,11 @@ def one_matrix_a_rank() -> None:
     assert calls == own * 3
 
 
-def alike(found: torch.Tensor, expected: torch.Tensor, where: str) -> None:
+def alike(actual: torch.Tensor, expected: torch.Tensor, where: str) -> None:
     """But for float32's last bit, which the end of a vector register has otherwise than its middle."""
     exact = not expected.is_floating_point()
     message = f"{where}: {{}}".format
-    torch.testing.assert_close(found, expected, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-9, msg=message)
+    torch.testing.assert_close(actual, expected, rtol=0 if exact else 1e-6, atol=0 if exact else 1e-9, msg=message)
 
 
 def stack_of(folder: Path, kind: str, saved: Path | None = None) -> TrainStack:
@@ -195,9 +195,9 @@ def newton_schulz(update: torch.Tensor) -> torch.Tensor:
     return x.T if tall else x
 
 
-def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
+def same(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, value in actual.items():
         assert torch.equal(value, expected[name]), name
 
 

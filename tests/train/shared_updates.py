@@ -192,8 +192,8 @@ def same_updates(rank: int, folder: Path, some: Iterable[Case], together: int = 
             follow(stack, ranks)
             weights_of(stack)
             continue
-        one = alone.new(**settings)
-        expected, got = one.update(objective, updates), stack.update(objective, updates)
+        reference = alone.new(**settings)
+        expected, got = reference.update(objective, updates), stack.update(objective, updates)
         ranks.end(None)
         assert got.metrics.keys() == expected.metrics.keys(), name
         differing = {
@@ -207,7 +207,7 @@ def same_updates(rank: int, folder: Path, some: Iterable[Case], together: int = 
         for key, statistics in expected.token_statistics.items():
             np.testing.assert_allclose(got.token_statistics[key].log_prob, statistics.log_prob, atol=2e-5, err_msg=name)
             np.testing.assert_array_equal(got.token_statistics[key].keep, statistics.keep, err_msg=name)
-        before, after = weights_of(one), weights_of(stack)
+        before, after = weights_of(reference), weights_of(stack)
         for parameter, weight in before.items():
             torch.testing.assert_close(after[parameter], weight, rtol=1e-5, atol=2e-6, msg=f"{name}: {parameter}")
 
@@ -222,15 +222,17 @@ def same_columns(rank: int, folder: Path) -> None:
             follow(stack, ranks, [stage(stack.model)])
             same_schedule(stack)
             continue
-        one, items = stack_of(folder, None, scalar=scalar), trajectories()
+        reference, items = stack_of(folder, None, scalar=scalar), trajectories()
         for some in (items, items[2:3], []):
-            expected, got = one.columns(stage(one.model), some), stack.columns(stage(stack.model), some)
+            expected, got = reference.columns(stage(reference.model), some), stack.columns(stage(stack.model), some)
             assert got.keys() == expected.keys()
             for column, values in expected.items():
                 for ours, theirs in zip(got[column], values, strict=True):
                     np.testing.assert_allclose(ours, theirs, atol=2e-5)
         plain = stack.gathered()
-        for (name, weight), parameter in zip(one.model.model.named_parameters(), plain.model.parameters(), strict=True):
+        for (name, weight), parameter in zip(
+            reference.model.model.named_parameters(), plain.model.parameters(), strict=True
+        ):
             assert torch.equal(weight, parameter), name
         if not scalar:
             ended_calls(stack, items)

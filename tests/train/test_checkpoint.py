@@ -36,16 +36,16 @@ def test_a_resumed_training_is_bit_identical(tmp_path):
     for _ in range(3):
         unbroken = t.update(ALL, items)
 
-    (found,) = checkpoints(tmp_path)
-    assert (found.step, found.path, found.facts["cursor"], found.facts["version"]) == (
+    (checkpoint,) = checkpoints(tmp_path)
+    assert (checkpoint.step, checkpoint.path, checkpoint.facts["cursor"], checkpoint.facts["version"]) == (
         3,
         written.path,
         {"drawn": 24},
         3,
     )
-    again = make(found.model)
+    again = make(checkpoint.model)
     torch.manual_seed(99)
-    restore(found, again)
+    restore(checkpoint, again)
     assert torch.equal(torch.rand(4), draws)
     assert again.updates == 3
     for _ in range(3):
@@ -161,20 +161,20 @@ def test_a_damaged_or_foreign_checkpoint_is_one_line(tmp_path):
     t.update(ALL, trajectories())
     for step in (1, 2, 3):
         write_checkpoint(tmp_path, step, t.model.loaded, t, {})
-    one, two, three = checkpoints(tmp_path)
-    (one.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
+    first, second, third = checkpoints(tmp_path)
+    (first.path / "optimizer.safetensors").write_bytes(b"\x20\0\0\0\0\0\0\0{torn")
     with pytest.raises(
         ValueError,
         match=r"000001: optimizer.safetensors can't be read .*; delete this checkpoint to use the one before",
     ):
-        restore(one, make())
-    (two.path / "optimizer.safetensors").unlink()
+        restore(first, make())
+    (second.path / "optimizer.safetensors").unlink()
     with pytest.raises(ValueError, match=r"000002: optimizer.safetensors can't be read"):
-        restore(two, make())
+        restore(second, make())
     with pytest.raises(ValueError, match=r"the optimizer state .*, which this model (does not have|has)"):
-        restore(three, trainer("gpt2"))
-    state = json.loads((three.path / "state.json").read_text()) | {"format": 9}
-    (three.path / "state.json").write_text(json.dumps(state))
+        restore(third, trainer("gpt2"))
+    state = json.loads((third.path / "state.json").read_text()) | {"format": 9}
+    (third.path / "state.json").write_text(json.dumps(state))
     with pytest.raises(ValueError, match="000003: format 9, this version reads 2"):
         restore(checkpoints(tmp_path)[-1], make())
 
@@ -196,12 +196,12 @@ def test_a_flipped_bit_is_found_and_the_checkpoint_before_is_taken(name, tmp_pat
     for step in (1, 2):
         write_checkpoint(tmp_path, step, t.model.loaded, t, {"cursor": {"drawn": 3}}, extra)
     warnings = []
-    found = last_complete(tmp_path, warnings.append)
-    assert found is not None and found.step == 2 and not warnings
+    checkpoint = last_complete(tmp_path, warnings.append)
+    assert checkpoint is not None and checkpoint.step == 2 and not warnings
     flip(tmp_path / "000002" / name)
     shutil.copytree(tmp_path / "000001", tmp_path / "000009 copy")
-    found = last_complete(tmp_path, warnings.append)
-    assert found is not None and found.step == 1
+    checkpoint = last_complete(tmp_path, warnings.append)
+    assert checkpoint is not None and checkpoint.step == 1
     (warning,) = warnings
     what = "state.json is missing or damaged" if name == "state.json" else f"{name} is damaged"
     assert f"000002: {what}; it is now 000002.damaged, and the checkpoint before it, 000001, is used" in warning

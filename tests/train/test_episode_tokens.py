@@ -185,8 +185,8 @@ def test_gae_goes_over_the_whole_episode_and_skips_what_the_model_did_not_write(
     reward, after, expected, carry = [0, 0.25, 0, 0, 1.75], [0.4, 0.3, 0.2, 0.1, 0.6], [0.0] * 5, 0.0
     for t in reversed(range(5)):
         carry = expected[t] = reward[t] + 0.9 * after[t] - value[t] + 0.45 * carry
-    found = np.concatenate([item.advantage[item.loss_mask] for item in batch.trajectories])
-    assert found == pytest.approx(expected, rel=1e-6)
+    advantages = np.concatenate([item.advantage[item.loss_mask] for item in batch.trajectories])
+    assert advantages == pytest.approx(expected, rel=1e-6)
     assert all((item.advantage[~item.loss_mask] == 0).all() for item in batch.trajectories)
     returns = np.concatenate([item.returns[item.loss_mask] for item in batch.trajectories])
     assert returns == pytest.approx(np.add(expected, value), rel=1e-6)
@@ -225,5 +225,5 @@ def test_an_invalid_episode_is_in_no_mean_of_a_turn(kind):
         return [item.advantage.tolist() for item in batch.trajectories]
 
     valid = (two_turns(), 1.0), (rewritten(), 0.5), (path(CALL), 0.25)
-    found = advantages(valid[0], (two_turns(), None), valid[1], (path(), None), valid[2])
-    assert found == advantages(*valid) and len({max(own) for own in found}) > 2
+    with_invalid = advantages(valid[0], (two_turns(), None), valid[1], (path(), None), valid[2])
+    assert with_invalid == advantages(*valid) and len({max(own) for own in with_invalid}) > 2

@@ -45,9 +45,9 @@ def test_kto_anchors_at_the_kl_of_mismatched_completions(anchor, budget):
         good = torch.tensor([item.good for item in items])
         return spec(ours, torch.zeros(10), good, kl(model)).mean()
 
-    found, result = gradients(KtoObjective(spec=spec), items, budget)
+    actual, result = gradients(KtoObjective(spec=spec), items, budget)
     wanted, value = expected(loss)
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
     assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
     if anchor == "kl":
         assert result.metrics["kl"] == pytest.approx(float(kl(tiny("llama"))), rel=1e-4)

@@ -34,9 +34,9 @@ def as_trajectory(asked, completion, group=0):
     return Trajectory.of(asked.prompt, completion, group=group, advantage=1.0)
 
 
-async def some_steps(found, count=2):
+async def some_steps(local_engine, count=2):
     for _ in range(count):
-        await found.compute.run(found.scheduler.step)
+        await local_engine.compute.run(local_engine.scheduler.step)
         await asyncio.sleep(0)
 
 
@@ -44,8 +44,8 @@ async def some_steps(found, count=2):
 @pytest.mark.parametrize("interrupt", ["recompute", "finish"])
 def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
     """Slow callers, short and long completions, and new weights all the time."""
-    found = engine(slots=8, interrupt=interrupt, seed=0)
-    executor = Executor(found)
+    local_engine = engine(slots=8, interrupt=interrupt, seed=0)
+    executor = Executor(local_engine)
     asked = [requests(2, 3, max_tokens=150), requests(3, 4, first=5, max_tokens=9, temperature=0.6)]
     by_key = {(r.prompt.uid, r.sample, r.turn): r for part in asked for r in part}
     made: dict[tuple, Completion] = {}
@@ -56,7 +56,7 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
         return stack.log_prob(items)
 
     def held():
-        return [(by_key[key].prompt, one) for key, one in made.items()]
+        return [(by_key[key].prompt, completion) for key, completion in made.items()]
 
     cache = NextPolicy(executor, held, trainer if source == "trainer" else None)
     if source == "engine":
@@ -72,8 +72,8 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
 
         tasks = [asyncio.create_task(collect(part)) for part in asked]
         for version in range(1, VERSIONS):
-            await some_steps(found)
-            in_flight.append({one.key for one in await executor.in_flight()} - made.keys())  # while `newest` is
+            await some_steps(local_engine)
+            in_flight.append({running.key for running in await executor.in_flight()} - made.keys())  # while `newest` is
             await cache.fill([], newest[0])  # the step before
             await executor.pause()
             await executor.publish(WeightUpdate(version=version, module=loaded("llama", version).model))
@@ -86,7 +86,9 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
 
     asyncio.run(asyncio.wait_for(go(), 300))
     assert len(made) == len(by_key)
-    items = [replace(as_trajectory(by_key[key], one), group=i) for i, (key, one) in enumerate(made.items())]
+    items = [
+        replace(as_trajectory(by_key[key], completion), group=i) for i, (key, completion) in enumerate(made.items())
+    ]
     replays = [replayed(version, items) for version in range(VERSIONS)]
     reader = NextPolicy(executor, held, entries=cache.entries.values())
     filled = asyncio.run(reader.fill(items, 9))
@@ -109,9 +111,9 @@ def test_every_cached_log_prob_is_that_of_a_replay(source, interrupt):
 @pytest.mark.parametrize("template", [SHORT, FORGETFUL], ids=["one path", "forks"])
 def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
     """Turns of several versions, sampled while new weights come: none is missing but those of the last version."""
-    found = engine(slots=8, seed=0)
-    found.scheduler.stop_tokens = frozenset(range(0, 260, 20))  # turns of some 20 tokens
-    executor = Executor(found)
+    local_engine = engine(slots=8, seed=0)
+    local_engine.scheduler.stop_tokens = frozenset(range(0, 260, 20))  # turns of some 20 tokens
+    executor = Executor(local_engine)
     episodes = player(executor, World([*[said("go")] * 4, DONE]), template=template, context=900)
     newest, made = [0], {}
 
@@ -119,7 +121,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
         return replayed(newest[0], items)
 
     def held():
-        return [(PROMPT, one) for one in made.values()]
+        return [(PROMPT, completion) for completion in made.values()]
 
     cache = NextPolicy(
         executor, held, trainer if source == "trainer" else None, playing=lambda running: episodes.unfinished(running)
@@ -135,7 +137,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
 
         task = asyncio.create_task(collect())
         for version in range(1, 4 * VERSIONS):
-            await some_steps(found)
+            await some_steps(local_engine)
             playing.append(len(episodes.playing))
             await cache.fill([], newest[0])
             await executor.pause()
@@ -149,7 +151,7 @@ def test_of_episodes_that_run_every_token_has_its_log_prob(source, template):
 
     asyncio.run(asyncio.wait_for(go(), 300))
     assert sum(count > 0 for count in playing) > 3
-    paths = [path for one in made.values() for path in one.paths]
+    paths = [path for completion in made.values() for path in completion.paths]
     items = [Trajectory.of(path.opening or PROMPT, path, group=i, advantage=1.0) for i, path in enumerate(paths)]
     replays = [replayed(version, items) for version in range(3)]
     cache = NextPolicy(executor, held, entries=cache.entries.values())
@@ -179,8 +181,10 @@ class Recording:
         return list(self.flying)
 
     async def score(self, asked):
-        self.calls.append([(one.prompt_tokens.tolist(), one.tokens.tolist(), one.temperature) for one in asked])
-        return [np.full(len(one.tokens), -float(len(self.calls)), np.float32) for one in asked]
+        self.calls.append(
+            [(request.prompt_tokens.tolist(), request.tokens.tolist(), request.temperature) for request in asked]
+        )
+        return [np.full(len(request.tokens), -float(len(self.calls)), np.float32) for request in asked]
 
     async def pause(self, mode="keep"): ...
     async def resume(self): ...
@@ -202,41 +206,41 @@ def run(cache, *versions):
     asyncio.run(go())
 
 
-def column_of(cache, one, version=9):
-    item = Trajectory.of(prompt(one.prompt_uid), one, group=0, advantage=0.0)
+def column_of(cache, completion, version=9):
+    item = Trajectory.of(prompt(completion.prompt_uid), completion, group=0, advantage=0.0)
     (filled,) = asyncio.run(cache.fill([item], version))
     return filled.next_log_prob.tolist()
 
 
-def same(found, expected):
-    return np.array_equal(np.array(found, np.float32), np.array(expected, np.float32), equal_nan=True)
+def same(actual, expected):
+    return np.array_equal(np.array(actual, np.float32), np.array(expected, np.float32), equal_nan=True)
 
 
 def test_a_token_is_written_once_under_the_version_after_its_own_and_only_then():
-    one, held = completion([1, 1, 2, 2, 3]), []
-    found = Recording()
-    cache = NextPolicy(found, lambda: held)
+    whole, held = completion([1, 1, 2, 2, 3]), []
+    recording = Recording()
+    cache = NextPolicy(recording, lambda: held)
     run(cache, 0)
-    held.append((prompt(0), one))
+    held.append((prompt(0), whole))
     run(cache, 2, 2, 3, 5)  # 3 is never found while 4 is the newest
     before = prompt(0).tokens.tolist()
-    calls = [call for call in found.calls if call]
+    calls = [call for call in recording.calls if call]
     assert calls == [[(before, [10, 11], 0.7)], [([*before, 10, 11], [12, 13], 0.7)]]
-    first, second = (-float(i + 1) for i, call in enumerate(found.calls) if call)
-    assert same(column_of(cache, one), [first, first, second, second, NAN])
+    first, second = (-float(i + 1) for i, call in enumerate(recording.calls) if call)
+    assert same(column_of(cache, whole), [first, first, second, second, NAN])
     assert cache.metrics() == {"next/written": 0, "next/missing_fraction": 0.2, "next/cached_fraction": 0.8}
-    assert column_of(cache, one, 4) and cache.metrics()["next/missing_fraction"] == 0  # one version old: not needed
+    assert column_of(cache, whole, 4) and cache.metrics()["next/missing_fraction"] == 0  # one version old: not needed
     assert cache.metrics()["next/cached_fraction"] == 0.8
 
 
 def test_a_completion_in_flight_continues_and_is_then_unconsumed():
     whole = completion([1, 1, 2, 2, 2])
     flying = InFlight.of(whole, prompt(0).tokens)
-    found, held = Recording(), []
-    cache = NextPolicy(found, lambda: held)
-    found.flying = [replace(flying, tokens=flying.tokens[:3], policy_version=flying.policy_version[:3])]
+    recording, held = Recording(), []
+    cache = NextPolicy(recording, lambda: held)
+    recording.flying = [replace(flying, tokens=flying.tokens[:3], policy_version=flying.policy_version[:3])]
     run(cache, 2)
-    found.flying, held = [], held.append((prompt(0), whole)) or held
+    recording.flying, held = [], held.append((prompt(0), whole)) or held
     run(cache, 3)
     assert same(column_of(cache, whole), [-1, -1, -2, -2, -2])
 
@@ -246,12 +250,12 @@ def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
     late = completion([2, 2, 2, 2], turn=1, sampled=[False, False, True, True])
     early = completion([1, 1, 1, 2, 2], sampled=[True, True, False, False, True], opening=prompt(0))
     flying = InFlight.of(completion([1], turn=1), np.int32([*prompt(0).tokens, 10, 11]))  # of nobody's episode
-    found, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
-    cache = NextPolicy(found, lambda: held, playing=lambda running: [])
-    found.flying = [flying]
+    recording, held = Recording(), [(prompt(1), replace(late, earlier=(early,), opening=prompt(0)))]
+    cache = NextPolicy(recording, lambda: held, playing=lambda running: [])
+    recording.flying = [flying]
     run(cache, 2, 3)
     before = prompt(0).tokens.tolist()
-    assert found.calls == [
+    assert recording.calls == [
         [(before, [10, 11], 0.7)],
         [([*before, 10, 11, 12, 13], [14], 0.7), ([*before, 10, 11], [12, 13], 0.7)],
     ]
@@ -270,8 +274,8 @@ def test_of_an_episode_what_the_model_wrote_is_written_path_by_path():
 )
 def test_a_completion_that_was_generated_again_never_gets_the_numbers_of_the_first(again, of_the_first):
     first, second = completion([1, 1, 1, 1]), completion(again["versions"], tokens=again["tokens"])
-    found, held = Recording(), [(prompt(0), first)]
-    cache = NextPolicy(found, lambda: held)
+    recording, held = Recording(), [(prompt(0), first)]
+    cache = NextPolicy(recording, lambda: held)
     run(cache, 2)
     assert same(column_of(cache, first), [-1] * 4)
     assert same(column_of(cache, second), [NAN] * len(second.tokens))
@@ -301,7 +305,7 @@ def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_
     kept = cache.forget(pending)
     assert read_next_policy(tmp_path / "kept.parquet") == kept
     assert {key[0] for key in cache.entries} == {1, 3} and cache.files(Pending()) == {}
-    assert [one.key for one in kept] == [(1, 0, 0), (1, 1, 0)]
+    assert [entry.key for entry in kept] == [(1, 0, 0), (1, 1, 0)]
     cache.entries.clear()
     path = tmp_path / "next_policy.parquet"
     odd = NextLogProbs(
@@ -320,8 +324,8 @@ def test_what_is_consumed_is_forgotten_and_a_file_keeps_the_rest_to_the_bit(tmp_
 
 
 def test_engine_and_trainer_are_compared_on_tokens_of_the_version_before():
-    one, other = completion([3, 4, 4, 5]), completion([5, 5], sample=1)
-    items = [Trajectory.of(prompt(0), c, group=0, advantage=1.0) for c in (one, other)]
+    first, other = completion([3, 4, 4, 5]), completion([5, 5], sample=1)
+    items = [Trajectory.of(prompt(0), c, group=0, advantage=1.0) for c in (first, other)]
     cache = NextPolicy(Recording(version=5), list)
     log_probs = [np.float32([-9, -0.5, -1.5, -9][: len(item.tokens)]) for item in items]
     statistics = [TokenStatistics(log_prob=log_prob, keep=np.ones(4, bool)) for log_prob in log_probs]

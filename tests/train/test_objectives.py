@@ -114,11 +114,11 @@ def gradients(objective, items, *, budget: int, share_prompt: bool = True):
     stack = TrainStack(
         Policy(loaded("llama"), share_prompt=share_prompt), max_grad_norm=0.0, tokens_per_micro_batch=budget
     )
-    found = {}
+    gradient = {}
     names = dict(stack.model.model.named_parameters())
-    stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
+    stack.optimizer.step = lambda: gradient.update({name: p.grad.clone() for name, p in names.items()})
     result = stack.update(objective, [items])
-    return found, result
+    return gradient, result
 
 
 def unsplit(loss_of):
@@ -141,9 +141,9 @@ def nll(log_prob_of, items):
 def test_token_nll_is_that_of_one_unsplit_batch(budget):
     items = rows()
     items[2] = replace(items[2], loss_mask=np.zeros(len(items[2].tokens), bool))
-    found, result = gradients(TokenNll(), items, budget=budget)
+    actual, result = gradients(TokenNll(), items, budget=budget)
     expected = unsplit(lambda log_prob_of: nll(log_prob_of, items))
-    assert_close(found, expected, 3e-5)
+    assert_close(actual, expected, 3e-5)
     assert result.skipped == 1 and not result.token_statistics
     assert result.metrics["loss"] == pytest.approx(result.metrics["nll"], rel=1e-6)
 
@@ -152,7 +152,7 @@ def test_token_nll_is_that_of_one_unsplit_batch(budget):
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_two_losses_keep_their_own_denominators(budget, share_prompt):
     items = rows()
-    found, _ = gradients(NllAndEntropy(), items, budget=budget, share_prompt=share_prompt)
+    actual, _ = gradients(NllAndEntropy(), items, budget=budget, share_prompt=share_prompt)
     model = tiny("llama")
     entropies = []
     for row in items:
@@ -161,20 +161,20 @@ def test_two_losses_keep_their_own_denominators(budget, share_prompt):
         entropies.append(torch.distributions.Categorical(logits=logits).entropy().sum())
     loss = nll(lambda row: plain_log_prob(model, row), items) - 0.1 * sum(entropies) / len(items)
     loss.backward()
-    assert_close(found, {name: p.grad for name, p in model.named_parameters()}, 3e-5)
+    assert_close(actual, {name: p.grad for name, p in model.named_parameters()}, 3e-5)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_pairs_stay_in_one_micro_batch(budget):
     items = rows()
     pairs = [(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
-    found, result = gradients(PairLoss(), pairs, budget=budget)
+    actual, result = gradients(PairLoss(), pairs, budget=budget)
 
     def loss(log_prob_of):
         margins = [log_prob_of(chosen).sum() - log_prob_of(rejected).sum() for chosen, rejected in pairs]
         return -logsigmoid(0.1 * torch.stack(margins)).mean()
 
-    assert_close(found, unsplit(loss), 3e-5)
+    assert_close(actual, unsplit(loss), 3e-5)
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
@@ -183,8 +183,8 @@ def test_what_depends_on_the_whole_update_is_decided_before_the_split():
     whole, result = gradients(Centred(), items, budget=10_000)
     assert result.metrics["mean_log_prob"] < 0
     for budget in BUDGETS[:-1]:
-        found, other = gradients(Centred(), items, budget=budget)
-        assert_close(found, whole, 3e-5)
+        split, other = gradients(Centred(), items, budget=budget)
+        assert_close(split, whole, 3e-5)
         assert other.metrics["mean_log_prob"] == pytest.approx(result.metrics["mean_log_prob"], rel=1e-6)
 
 
@@ -207,8 +207,8 @@ class Regression(Objective[Trajectory]):
 def critic(kind: str, folder) -> PackedModel:
     if kind == "scalar":
         return ScalarModel(load_scalar_model(str(folder), device="cpu", new_head=0.2))
-    found = loaded("llama")
-    return Policy(found, value_head=make_value_head(found.model, 0.2))
+    base = loaded("llama")
+    return Policy(base, value_head=make_value_head(base.model, 0.2))
 
 
 @pytest.mark.parametrize(("kind", "head"), [("scalar", "score.weight"), ("policy", "value_head.weight")])
@@ -225,11 +225,13 @@ def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
     expected[head] = expected.pop("score.weight")
     for budget in BUDGETS:
-        found: dict[str, Tensor] = {}
+        gradient: dict[str, Tensor] = {}
         stack = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget)
-        stack.optimizer.step = lambda into=found: into.update({n: p.grad.clone() for n, p in model.named_parameters()})
+        stack.optimizer.step = lambda into=gradient: into.update(
+            {n: p.grad.clone() for n, p in model.named_parameters()}
+        )
         stack.update(Regression(), [items])
-        assert_close({name: found[name] for name in expected}, expected, 3e-5)
+        assert_close({name: gradient[name] for name in expected}, expected, 3e-5)
 
     stack = TrainStack(critic(kind, tiny_model("llama")))
     stack.update(Regression(), [items])

@@ -31,8 +31,8 @@ def test_an_update_is_that_of_torch(most):
     ours, theirs = in_bf16(**settings), in_bf16(**settings)
     assert isinstance(ours._one_pass, OnePassAdamW)
     theirs.stack._one_pass = None
-    found, expected = (t.update(PLAN, trajectories()).metrics for t in (ours, theirs))
-    assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
+    actual, expected = (t.update(PLAN, trajectories()).metrics for t in (ours, theirs))
+    assert actual["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-6)
     exact = weights(theirs)
     for name, weight in weights(ours).items():
         torch.testing.assert_close(weight, exact[name], rtol=1e-5, atol=1e-7)

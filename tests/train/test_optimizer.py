@@ -108,8 +108,8 @@ def test_adamw_by_hand():
             m[i], v[i] = 0.9 * m[i] + 0.1 * g[i], 0.99 * v[i] + 0.01 * g[i] ** 2
             values[i] *= 1 - 0.1 * (0.5 if i < 2 else 0.0)
             values[i] -= 0.1 * (m[i] / (1 - 0.9**step)) / (math.sqrt(v[i] / (1 - 0.99**step)) + 1e-6)
-    found = [*parameters[0][0].tolist(), parameters[1].item()]
-    assert found == pytest.approx(values, rel=1e-5) and bool((parameters[2] == 1).all())
+    actual = [*parameters[0][0].tolist(), parameters[1].item()]
+    assert actual == pytest.approx(values, rel=1e-5) and bool((parameters[2] == 1).all())
 
 
 def test_tiny_learning_rates_are_not_lost():

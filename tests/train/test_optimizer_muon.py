@@ -61,11 +61,11 @@ def test_an_update_of_a_weight_is_about_a_fifth_of_the_learning_rate():
 
 def test_the_schedule_scales_both_learning_rates():
     stack = trainer(optimizer=Muon(lr=1e-3, adamw_lr=1e-4), schedule="linear", total_updates=4, warmup=2)
-    found, items = [], trajectories()
+    rates, items = [], trajectories()
     for _ in range(4):
         stack.update([list(range(13))], items)
-        found.append(sorted({group["lr"] for group in stack.optimizer.param_groups}))
-    assert found == [pytest.approx([f * 1e-4, f * 1e-3]) for f in (0.5, 1.0, 1.0, 0.5)]
+        rates.append(sorted({group["lr"] for group in stack.optimizer.param_groups}))
+    assert rates == [pytest.approx([f * 1e-4, f * 1e-3]) for f in (0.5, 1.0, 1.0, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -23,8 +23,8 @@ def test_on_ranks_and_from_checkpoints_of_any_number_of_them_as_on_one_process(t
     goes_on(tmp_path, "one")
     run_ranks(on_two, 2, tmp_path)
     for kind in specs():
-        one, two = (load_file(tmp_path / f"{kind} values {by}.safetensors")["values"] for by in ("one", "two"))
-        torch.testing.assert_close(two, one, rtol=1e-5, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
+        by_one, by_two = (load_file(tmp_path / f"{kind} values {by}.safetensors")["values"] for by in ("one", "two"))
+        torch.testing.assert_close(by_two, by_one, rtol=1e-5, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
     run_ranks(on_four, 4, tmp_path)
     elsewhere(tmp_path)
 

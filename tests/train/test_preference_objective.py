@@ -36,10 +36,10 @@ def pairs():
 
 def gradients(objective, items, budget):
     stack = TrainStack(Policy(loaded("llama")), max_grad_norm=0.0, tokens_per_micro_batch=budget)
-    found = {}
+    gradient = {}
     names = dict(stack.model.model.named_parameters())
-    stack.optimizer.step = lambda: found.update({name: p.grad.clone() for name, p in names.items()})
-    return found, stack.update(objective, [items])
+    stack.optimizer.step = lambda: gradient.update({name: p.grad.clone() for name, p in names.items()})
+    return gradient, stack.update(objective, [items])
 
 
 def expected(loss_of):
@@ -83,9 +83,9 @@ def gradient_of(kind):
 @pytest.mark.parametrize("kind", sorted(PREFERENCES))
 def test_no_split_changes_the_gradient_of_a_preference_loss(kind, budget):
     spec, (items, whole) = PREFERENCES[kind](), whole_pairs()
-    found, result = gradients(PreferenceObjective(terms=[spec]), items, budget)
+    actual, result = gradients(PreferenceObjective(terms=[spec]), items, budget)
     wanted, value = gradient_of(kind)
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
     assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
     for name, metric in spec.metrics(whole).items():
         assert result.metrics[name] == pytest.approx(metric.value, rel=1e-4, abs=1e-6)
@@ -97,11 +97,11 @@ def test_no_split_changes_the_gradient_of_a_preference_loss(kind, budget):
 def test_a_mixture_is_a_weighted_sum_with_the_metrics_of_its_first(budget):
     kinds, weights, items = ("sigmoid", "sft", "aot"), (1.0, 0.3, 0.5), pairs()
     specs = [PREFERENCES[kind](beta=0.2) for kind in kinds]
-    found, result = gradients(PreferenceObjective(terms=specs, weights=weights), items, budget)
+    actual, result = gradients(PreferenceObjective(terms=specs, weights=weights), items, budget)
     wanted, value = expected(
         lambda model: sum(w * spec(plain_pairs(model, items)).mean() for w, spec in zip(weights, specs, strict=True))
     )
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
     assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
     with torch.no_grad():
         margins = specs[0].metrics(plain_pairs(tiny("llama"), items))["rewards/margins"].value
@@ -111,19 +111,19 @@ def test_a_mixture_is_a_weighted_sum_with_the_metrics_of_its_first(budget):
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_mean_over_tokens(budget):
     spec, items = PREFERENCES["sigmoid"](beta=2.0), pairs()
-    found, _ = gradients(PreferenceObjective(terms=[spec], reduce="mean"), items, budget)
+    actual, _ = gradients(PreferenceObjective(terms=[spec], reduce="mean"), items, budget)
     wanted, _ = expected(lambda model: spec(plain_pairs(model, items, mean=True)).mean())
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
 
 
 def test_the_likelihood_of_the_chosen_is_summed_under_either_convention():
     items = pairs()
     terms = [PREFERENCES["sigmoid"](), PREFERENCES["sft"]()]
-    found, _ = gradients(PreferenceObjective(terms=terms, reduce="mean"), items, 40)
+    actual, _ = gradients(PreferenceObjective(terms=terms, reduce="mean"), items, 40)
     wanted, _ = expected(
         lambda model: terms[0](plain_pairs(model, items, mean=True)).mean() + terms[1](plain_pairs(model, items)).mean()
     )
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
 
 
 def test_without_reference_log_probs_the_reference_is_uniform():
@@ -136,9 +136,9 @@ def test_without_reference_log_probs_the_reference_is_uniform():
         )
         for item in items
     ]
-    found, _ = gradients(PreferenceObjective(terms=[spec]), free, 40)
+    actual, _ = gradients(PreferenceObjective(terms=[spec]), free, 40)
     wanted, _ = expected(lambda model: spec(plain_pairs(model, items, reference=False)).mean())
-    assert_close(found, wanted, 5e-5)
+    assert_close(actual, wanted, 5e-5)
 
 
 def test_tokens_beyond_the_shorter_completion_weigh_less():
@@ -155,8 +155,8 @@ def test_tokens_beyond_the_shorter_completion_weigh_less():
         gap = [cut(model, item, "chosen", 0.25) - cut(model, item, "rejected", 0.25) for item in items]
         return -torch.nn.functional.logsigmoid(0.1 * torch.stack(gap)).mean()
 
-    found, _ = gradients(PreferenceObjective(terms=[spec], ld_alpha=0.25), items, 40)
-    assert_close(found, expected(loss)[0], 5e-5)
+    actual, _ = gradients(PreferenceObjective(terms=[spec], ld_alpha=0.25), items, 40)
+    assert_close(actual, expected(loss)[0], 5e-5)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -176,8 +176,8 @@ def test_pairs_weighted_by_how_on_policy_they_are(budget):
         weights = torch.stack([weight(model, item.chosen) * weight(model, item.rejected) for item in items])
         return (weights * spec(plain_pairs(model, items))).mean()
 
-    found, _ = gradients(PreferenceObjective(terms=[spec], on_policy_weights=True), items, budget)
-    assert_close(found, expected(loss)[0], 5e-5)
+    actual, _ = gradients(PreferenceObjective(terms=[spec], on_policy_weights=True), items, budget)
+    assert_close(actual, expected(loss)[0], 5e-5)
 
 
 @pytest.mark.parametrize(

@@ -55,13 +55,13 @@ def test_both_ways_on_the_same_tokens(monkeypatch):
     compared = ReplayComparison.before(stack, OBJECTIVE, items)
     bare = [replace(item, routed_experts=None, prompt_routed_experts=None) for item in run]
     alone = [gaps(item, log_prob) for item, log_prob in zip(run, stack.log_prob(bare), strict=True)]
-    found = stack.update(OBJECTIVE, [items])
-    metrics = compared.metrics(found.token_statistics)
+    result = stack.update(OBJECTIVE, [items])
+    metrics = compared.metrics(result.token_statistics)
     assert list(metrics) == NAMES
     assert [metrics[name] for name in NAMES[:2]] == pytest.approx([0, 0], abs=1e-6)
     expected = [float(np.concatenate(values).mean()) for values in zip(*alone, strict=True)]
     assert [metrics[name] for name in NAMES[2:]] == pytest.approx(expected, rel=1e-4) and expected[0] > 1e-3
-    assert found.metrics["mismatch/k3_kl"] == pytest.approx(metrics[NAMES[0]], abs=1e-6)
+    assert result.metrics["mismatch/k3_kl"] == pytest.approx(metrics[NAMES[0]], abs=1e-6)
 
 
 def test_an_update_is_the_same_with_the_comparison():

@@ -46,13 +46,13 @@ def test_loss_and_gradient_are_those_of_plain_forwards(budget, share, margins, t
     stack = TrainStack(
         ScalarModel(load(tiny_model), share_prompt=share), max_grad_norm=0.0, tokens_per_micro_batch=budget
     )
-    found = {}
-    stack.optimizer.step = lambda: found.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
+    gradient = {}
+    stack.optimizer.step = lambda: gradient.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
     result = stack.update(objective, [items])
     assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert result.metrics["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
     for name, parameter in plain.named_parameters():
-        assert (found[name] - parameter.grad).abs().max() < 3e-5 * max(1.0, float(parameter.grad.abs().max())), name
+        assert (gradient[name] - parameter.grad).abs().max() < 3e-5 * max(1.0, float(parameter.grad.abs().max())), name
 
 
 def test_a_pair_stays_together_and_shares_its_prompt(tiny_model):

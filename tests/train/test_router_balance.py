@@ -122,7 +122,7 @@ def same_on_ranks(rank, folder) -> None:
     ranks = ProcessRanks(rank, 2)
     objective = policy_objective(router_balance=RouterBalance(coefficient=2.0), replays_routes=True)
     updates = [trajectories(), trajectories()[1:2]]  # the second has nothing for rank 1
-    found = {}
+    outcomes = {}
     for name, own in (("one", None), ("two", ranks)):
         sharding = None if own is None else Sharding()
         source = ModelSource(path=str(folder / "moe"), device="cpu", compute_dtype="float32", sharding=sharding)
@@ -139,15 +139,17 @@ def same_on_ranks(rank, folder) -> None:
             mirrored = [replace(item, routed_experts=3 - item.routed_experts) for item in routed[0]]
             compared = ReplayComparison.before(stack, objective, mirrored)
             result = stack.update(objective, [mirrored, *routed[1:]])
-            found[name] = routed, result.metrics | compared.metrics(result.token_statistics)
+            outcomes[name] = routed, result.metrics | compared.metrics(result.token_statistics)
             if own is not None:
                 ranks.end(None)
-            found[name] += (weights_of(stack),)
+            outcomes[name] += (weights_of(stack),)
     if not rank:
-        for ours, theirs in zip(*(functools.reduce(operator.iadd, found[name][0], []) for name in found), strict=True):
+        for ours, theirs in zip(
+            *(functools.reduce(operator.iadd, outcomes[name][0], []) for name in outcomes), strict=True
+        ):
             assert np.array_equal(ours.routed_experts, theirs.routed_experts)
             assert np.array_equal(ours.prompt_routed_experts, theirs.prompt_routed_experts)
-        assert found["one"][1]["routing/no_replay_k3_kl"] != found["one"][1]["routing/replay_k3_kl"]
-        assert found["two"][1] == pytest.approx(found["one"][1], rel=1e-5, abs=2e-6, nan_ok=True)
-        for name, weight in found["one"][2].items():
-            torch.testing.assert_close(found["two"][2][name], weight, rtol=1e-5, atol=2e-6, msg=name)
+        assert outcomes["one"][1]["routing/no_replay_k3_kl"] != outcomes["one"][1]["routing/replay_k3_kl"]
+        assert outcomes["two"][1] == pytest.approx(outcomes["one"][1], rel=1e-5, abs=2e-6, nan_ok=True)
+        for name, weight in outcomes["one"][2].items():
+            torch.testing.assert_close(outcomes["two"][2][name], weight, rtol=1e-5, atol=2e-6, msg=name)

@@ -24,8 +24,8 @@ SURROGATE = PpoClip(epsilon_low=0.4, epsilon_high=0.4)
 def test_the_lag_rules_by_hand():
     behavior, proximal, cached = torch.tensor([[-1.0] * 7, [-2.0] * 7, [NAN, -3.0, NAN, -4.0, -5.0, NAN, -6.0]])
     version = torch.tensor([5, 5, 4, 4, 3, 1, -1])
-    found = segment_wise_log_prob(behavior, proximal, cached, version, V)
-    assert found.nan_to_num(9.0).tolist() == [-1, -1, -2, -2, -5, 9, 9]
+    log_prob = segment_wise_log_prob(behavior, proximal, cached, version, V)
+    assert log_prob.nan_to_num(9.0).tolist() == [-1, -1, -2, -2, -5, 9, 9]
     with pytest.raises(ValueError, match="policy_version 5 is later than current_version 4"):
         segment_wise_log_prob(behavior, proximal, cached, version, 4)
 
@@ -83,8 +83,8 @@ def test_mixed_ages_and_a_missing_one_by_hand(missing, weights, source):
     assert gradient == pytest.approx([-w / 7 for w in [*weights, 1, 1]], rel=1e-6)  # N = 7 whatever is dropped
     assert float(loss.value.detach()) == pytest.approx(-(sum(weights) + 2) / 7, rel=1e-6)
     assert loss.keep.tolist() == [w > 0 for w in weights] + [True, True]
-    known = [w for w in [*weights, 1, 1] if w > 0]  # what is dropped as missing is in no statistic of the weights
-    assert loss.metrics["correction/rollout_is_mean"].value == pytest.approx(sum(known) / len(known), rel=1e-6)
+    kept = [w for w in [*weights, 1, 1] if w > 0]  # what is dropped as missing is in no statistic of the weights
+    assert loss.metrics["correction/rollout_is_mean"].value == pytest.approx(sum(kept) / len(kept), rel=1e-6)
 
 
 def test_a_missing_one_outside_the_loss_is_not_missing():
@@ -143,8 +143,8 @@ def test_a_loop_over_tokens_in_float64_gives_the_same(missing):
     items, log_prob = [], []
     for i, length in enumerate((6, 1, 0, 9, 12)):
         behavior = draw.uniform(-3, -1.2, length)
-        hole, known = draw.random(length) < 0.2, draw.random(length) < (1.0 if i % 2 else 0.8)
-        cached = np.where(known, np.minimum(behavior + draw.normal(0, 1.0, length), -0.01), np.nan)
+        hole, is_cached = draw.random(length) < 0.2, draw.random(length) < (1.0 if i % 2 else 0.8)
+        cached = np.where(is_cached, np.minimum(behavior + draw.normal(0, 1.0, length), -0.01), np.nan)
         proximal = np.minimum(behavior + draw.normal(0, 0.7, length), -0.01)
         given = zip(draw.integers(1, V + 1, length), behavior, proximal, cached, strict=True)
         columns = [(int(v), float(b), float(p), float(n)) for v, b, p, n in given]

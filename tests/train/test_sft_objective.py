@@ -21,11 +21,11 @@ def examples():
     """Sequences of other lengths, each of its own group, with holes in the loss mask."""
     draw = np.random.default_rng(2)
     ids = lambda n: draw.integers(3, 259, n).astype(np.int32)  # noqa: E731
-    found = []
+    sequences = []
     for group, (before, after) in enumerate(LENGTHS):
         mask = np.arange(after) % 4 != 1 if after > 1 else np.ones(1, bool)
-        found.append(Trajectory(group=group, prompt_tokens=ids(before), tokens=ids(after), loss_mask=mask))
-    return found
+        sequences.append(Trajectory(group=group, prompt_tokens=ids(before), tokens=ids(after), loss_mask=mask))
+    return sequences
 
 
 def hugging_face(kind, items):
@@ -55,9 +55,9 @@ def ours(kind, items, **settings):
 @pytest.mark.parametrize("budget", [4096, 40, 1])
 def test_loss_and_gradient_are_those_of_hugging_face(kind, budget):
     expected, gradients = hugging_face(kind, examples())
-    loss, found = ours(kind, examples(), tokens_per_micro_batch=budget)
+    loss, actual_gradients = ours(kind, examples(), tokens_per_micro_batch=budget)
     assert loss == pytest.approx(expected, rel=2e-6)
-    assert_close(found, gradients, 2e-5)
+    assert_close(actual_gradients, gradients, 2e-5)
 
 
 def test_packing_does_not_contaminate():

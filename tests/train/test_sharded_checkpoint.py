@@ -32,12 +32,12 @@ def test_saved_on_two_loaded_on_one_and_four_and_back(tiny_model, tmp_path):
     for name in ("by two", "by thread"):
         again = restore_all(tmp_path, tmp_path / name, None)
         same_state(again, expected)
-    one = tmp_path / "by one"
-    one.mkdir()
+    folder = tmp_path / "by one"
+    folder.mkdir()
     policy, critic, adapter = (again[name] for name in ("policy", "critic", "adapter"))
     files = {"value_head.safetensors": lambda path: write_tensors(path, policy.model.value_head.state_dict())}
-    write_checkpoint(one, 1, policy.model.loaded, policy, {}, files, {"critic": critic})
-    write_checkpoint(one, 2, adapter.model.loaded, adapter, {})
+    write_checkpoint(folder, 1, policy.model.loaded, policy, {}, files, {"critic": critic})
+    write_checkpoint(folder, 2, adapter.model.loaded, adapter, {})
     run_ranks(later_loads, 4, tmp_path)
     for name in ("by four", "by hybrid"):
         same_state(restore_all(tmp_path, tmp_path / name, None), expected)

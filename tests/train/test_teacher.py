@@ -89,7 +89,8 @@ def test_an_engine_gives_what_a_forward_gives():
     engine = Local(dtype="float32").build(EngineSetup.of(loaded(TEACHER)))
     t = trainer(tokens_per_micro_batch=24)
     forward, scored = (
-        t.fill([one], items) for one in (stage(top_k=0), EngineStage(column="teacher_log_prob", engine=engine))
+        t.fill([teacher_stage], items)
+        for teacher_stage in (stage(top_k=0), EngineStage(column="teacher_log_prob", engine=engine))
     )
     for ours, theirs in zip(forward, scored, strict=True):
         np.testing.assert_allclose(theirs.teacher_log_prob, ours.teacher_log_prob, atol=2e-4)
@@ -105,7 +106,7 @@ def test_the_gradient_of_an_update_is_that_of_plain_forwards(kind, budget):
     term = DistillationTerm(divergence=spec, aggregate=SequenceMeanTokenMean(), coefficient=0.7)
     t = trainer(surrogate=NoPolicyGradient(), distillation=term, tokens_per_micro_batch=budget)
     assert not any(t.objective.skippable(item) for item in items)  # advantages of 0 are among them
-    found = gradients(t, t.fill([stage(top_k=VOCABULARY)], items))
+    actual = gradients(t, t.fill([stage(top_k=VOCABULARY)], items))
 
     student, teacher = tiny("llama"), tiny(TEACHER)
     rows = []
@@ -121,7 +122,7 @@ def test_the_gradient_of_an_update_is_that_of_plain_forwards(kind, budget):
         pairs = [(1.0, *kl[kind])] if kind in kl else [(0.5, q, m), (0.5, p, m)]
         rows.append(sum(w * (a.exp() * (a - b)).sum(1) for w, a, b in pairs)[mask].mean())
     (0.7 * torch.stack(rows).mean()).backward()
-    assert_close(found, {name: x.grad for name, x in student.named_parameters()}, 1e-3)
+    assert_close(actual, {name: x.grad for name, x in student.named_parameters()}, 1e-3)
 
 
 def test_losses_of_rewards_and_teacher_add_up():
@@ -151,16 +152,16 @@ def test_a_policy_gives_both_the_engines_and_the_teachers_tokens():
         )
     student = Policy(loaded("llama"), log_prob_chunk=4)
     batch = student.pack(items)
-    found = student(batch)
+    outputs = student(batch)
     alone = student(replace(batch, bucket_token=None, teacher_bucket_log_prob=None))
-    assert torch.equal(found.top_k_log_prob.detach(), alone.top_k_log_prob) and alone.bucket_log_prob is None
-    assert found.bucket_log_prob.requires_grad and not alone.top_k_log_prob.requires_grad
+    assert torch.equal(outputs.top_k_log_prob.detach(), alone.top_k_log_prob) and alone.bucket_log_prob is None
+    assert outputs.bucket_log_prob.requires_grad and not alone.top_k_log_prob.requires_grad
     model = tiny("llama")
     expected = torch.cat(
         [plain(model, item).gather(1, torch.tensor(item.bucket_token).long()) for item in items if len(item.tokens)]
     )
-    torch.testing.assert_close(found.bucket_log_prob, expected, rtol=0, atol=1e-4)
-    found.bucket_log_prob.sum().backward()
+    torch.testing.assert_close(outputs.bucket_log_prob, expected, rtol=0, atol=1e-4)
+    outputs.bucket_log_prob.sum().backward()
     expected.sum().backward()
     own = {name: x.grad for name, x in student.named_parameters()}
     assert_close(own, {name: x.grad for name, x in model.named_parameters()}, 1e-4)

@@ -57,7 +57,7 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
         for i, item in enumerate([*forked()[::2], *forked()[1::2]])
         for moved in [-5 - 0.05 * np.arange(len(item.tokens)) % 1]
     ]
-    found = {}
+    runs = {}
     for share in (True, False):
         for budget in (130, 10_000):
             t = trainer(kind, share_prompt=share, tokens_per_micro_batch=budget)
@@ -68,13 +68,13 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
             )
             result = t.update([list(range(len(items)))], items)
             del result.metrics["loss"]
-            found[share, budget] = scored, seen, result
-    scored, seen, result = found[False, 10_000]
-    for other_scored, other_seen, other in found.values():
+            runs[share, budget] = scored, seen, result
+    scored, seen, result = runs[False, 10_000]
+    for other_scored, other_seen, other in runs.values():
         np.testing.assert_allclose(other_scored, scored, rtol=0, atol=1e-5)
         assert_close(other_seen, seen, 1e-5)
         assert other.metrics == pytest.approx(result.metrics, rel=1e-5, abs=1e-6, nan_ok=True)
-    assert found[True, 10_000][2].tokens < 0.6 * result.tokens
+    assert runs[True, 10_000][2].tokens < 0.6 * result.tokens
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,8 @@ def test_the_first_forward_as_proximal_policy():
     -A log pi."""
     items = trajectories(spread=2.0)
     t = trainer(proximal="first_forward")
-    found = gradients(t, items)
-    assert_close(found, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
+    actual = gradients(t, items)
+    assert_close(actual, naive_gradients("llama", items, surrogate=Reinforce()), 3e-5)
     metrics = trainer(proximal="first_forward").update(ALL, items).metrics
     assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-9) and metrics["approx_kl"] == pytest.approx(
         0.0, abs=1e-9
@@ -381,8 +381,8 @@ def test_a_correction_and_sequence_surrogates_under_every_split():
         )
         for b in BUDGETS
     ]
-    for found in results[1:]:
-        assert_close(found, results[0], 3e-5)
+    for other in results[1:]:
+        assert_close(other, results[0], 3e-5)
 
 
 @pytest.mark.parametrize("proximal", ["given", "loglinear"])
@@ -390,16 +390,16 @@ def test_clip_cov_selects_the_same_tokens_under_every_split(proximal):
     """The last bits of a forward change with the split; the selected tokens must not."""
     items = trajectories(advantages=[a or 0.3 for a in ADVANTAGES])
     spec = ClipCov(share=0.2, low=-10.0, high=10.0)
-    found = [gradients(trainer(surrogate=spec, tokens_per_micro_batch=b, proximal=proximal), items) for b in BUDGETS]
-    for other in found[:-1]:
-        assert_close(other, found[-1], 3e-5)
+    results = [gradients(trainer(surrogate=spec, tokens_per_micro_batch=b, proximal=proximal), items) for b in BUDGETS]
+    for other in results[:-1]:
+        assert_close(other, results[-1], 3e-5)
 
 
 def test_top_entropy_under_every_split():
     items = trajectories()
-    found = [
+    results = [
         gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, measure=frozenset()), items)
         for b in BUDGETS
     ]
-    for other in found[:-1]:
-        assert_close(other, found[-1], 3e-5)
+    for other in results[:-1]:
+        assert_close(other, results[-1], 3e-5)

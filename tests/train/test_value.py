@@ -21,8 +21,8 @@ LOSS = ValueLoss(epsilon=0.1)
 
 
 def with_head(**settings) -> Policy:
-    one = loaded("llama")
-    return Policy(one, value_head=make_value_head(one.model, 0.3, seed=7), **settings)
+    base = loaded("llama")
+    return Policy(base, value_head=make_value_head(base.model, 0.3, seed=7), **settings)
 
 
 def valued(items):
@@ -62,10 +62,10 @@ def test_the_value_loss_has_its_own_denominator_beside_the_policys(aggregate):
     together, result = gradient(replace(own, value=value), items)
     split, _ = gradient(replace(own, value=value), items, budget=30)
     assert together["value_head.weight"].abs().max() > 0
-    for name, found in together.items():
+    for name, actual in together.items():
         expected = of_value[name] + of_policy.get(name, 0.0)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-        torch.testing.assert_close(split[name], found, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(split[name], actual, rtol=1e-4, atol=1e-6)
     assert result.skipped == 0  # an advantage of 0 says nothing about the value
     assert result.metrics["value_loss"] == pytest.approx(alone.metrics["value_loss"])
     assert 0 < result.metrics["value_clip_fraction"] < 1

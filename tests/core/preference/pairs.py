@@ -9,6 +9,6 @@ from proxima.core import PreferencePairs
 
 def pairs(chosen: Any, rejected: Any, **more: Any) -> PreferencePairs:
     chosen, rejected = (torch.as_tensor(x, dtype=torch.float64) for x in (chosen, rejected))
-    zero, one = torch.zeros_like(chosen), torch.ones(len(chosen), dtype=torch.long)
-    fields = {"reference_chosen": zero, "reference_rejected": zero, "chosen_length": one, "rejected_length": one}
+    zero, length = torch.zeros_like(chosen), torch.ones(len(chosen), dtype=torch.long)
+    fields = {"reference_chosen": zero, "reference_rejected": zero, "chosen_length": length, "rejected_length": length}
     return PreferencePairs(chosen=chosen, rejected=rejected, **{**fields, **more})

@@ -129,8 +129,8 @@ def rounded(folder: Path, sharding: Sharding) -> None:
 def saved(folder: Path, sharding: Sharding) -> None:
     """A model of one process has the weights of ranks that split tokens."""
     loaded = source(folder / "qwen3", sharding=sharding).load()
-    plain, one = plain_copy(loaded), source(folder / "qwen3").load()
-    for name, parameter in one.model.named_parameters():
+    plain, reference = plain_copy(loaded), source(folder / "qwen3").load()
+    for name, parameter in reference.model.named_parameters():
         assert plain is None or torch.equal(plain.model.get_parameter(name), parameter), name
 
 

@@ -20,14 +20,14 @@ KIND = "qwen3_moe"
 
 def layouts(size: int) -> dict[str, Sharding]:
     """One rank has an expert alone, or several share it."""
-    found = {"all": Sharding(expert_parallel=size), "offload": Sharding(expert_parallel=size, offload=True)}
+    shardings = {"all": Sharding(expert_parallel=size), "offload": Sharding(expert_parallel=size, offload=True)}
     if size > 2:
-        found |= {
+        shardings |= {
             "half": Sharding(expert_parallel=2),
             "hybrid": Sharding(kind="hybrid", ranks_per_node=2, expert_parallel=2),
             "once": Sharding(expert_parallel=2, sum_gradients="update"),
         }
-    return found
+    return shardings
 
 
 def all_passes(rank: int, folder: Path) -> None:
@@ -101,10 +101,10 @@ def all_loads(rank: int, folder: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         never_whole(monkeypatch)
         for sharding in (Sharding(), *layouts(dist.get_world_size()).values()):
-            for kind, one in plain.items():
+            for kind, reference in plain.items():
                 if kind == "six" and sharding.expert_parallel == 4:
                     continue
                 many = source(folder / kind, sharding=sharding).load()
-                same_weights(many, one)
-                same_copy(many, one)
+                same_weights(many, reference)
+                same_copy(many, reference)
             same_weights(source(folder / KIND, sharding=sharding, dtype="bfloat16").load(), half)

@@ -19,32 +19,32 @@ from tests.model.rows import MIXED, rows
 KINDS = ("llama", "qwen2", "qwen3", "gpt2", "many files")
 
 
-def same_weights(many: LoadedModel, one: LoadedModel) -> None:
+def same_weights(many: LoadedModel, reference: LoadedModel) -> None:
     gathered = [weight for bucket in whole_weights(many.model, bucket=5000) for weight in bucket]
-    assert [name for name, _ in gathered] == [name for name, _ in one.model.named_parameters()]
-    for (name, whole), parameter in zip(gathered, one.model.parameters(), strict=True):
+    assert [name for name, _ in gathered] == [name for name, _ in reference.model.named_parameters()]
+    for (name, whole), parameter in zip(gathered, reference.model.parameters(), strict=True):
         assert torch.equal(whole, parameter) and whole.dtype == parameter.dtype, name
-    for (name, ours), theirs in zip(many.model.named_buffers(), one.model.buffers(), strict=True):
+    for (name, ours), theirs in zip(many.model.named_buffers(), reference.model.buffers(), strict=True):
         assert torch.equal(ours, theirs), name
-    tied = one.model.get_output_embeddings()
-    if tied is not None and base_layer(tied).weight is one.model.get_input_embeddings().weight:
+    tied = reference.model.get_output_embeddings()
+    if tied is not None and base_layer(tied).weight is reference.model.get_input_embeddings().weight:
         assert base_layer(many.model.get_output_embeddings()).weight is many.model.get_input_embeddings().weight
-    assert many.stop_tokens == one.stop_tokens and not many.model.training
+    assert many.stop_tokens == reference.stop_tokens and not many.model.training
 
 
-def same_copy(many: LoadedModel, one: LoadedModel) -> None:
+def same_copy(many: LoadedModel, reference: LoadedModel) -> None:
     plain = plain_copy(many)
     assert (plain is None) == (dist.get_rank() > 0)
     if plain is not None:
-        assert plain.sharding is None and plain.model.config.to_dict() == one.model.config.to_dict()
+        assert plain.sharding is None and plain.model.config.to_dict() == reference.model.config.to_dict()
         for (name, ours), (other, theirs) in zip(
-            plain.model.named_parameters(), one.model.named_parameters(), strict=True
+            plain.model.named_parameters(), reference.model.named_parameters(), strict=True
         ):
             assert name == other and torch.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad, name
-        for ours, theirs in zip(plain.model.buffers(), one.model.buffers(), strict=True):
+        for ours, theirs in zip(plain.model.buffers(), reference.model.buffers(), strict=True):
             assert torch.equal(ours, theirs)
-        if one.model.get_output_embeddings() is not None:
-            policies = [source(Path("x")).policy(loaded) for loaded in (plain, one)]
+        if reference.model.get_output_embeddings() is not None:
+            policies = [source(Path("x")).policy(loaded) for loaded in (plain, reference)]
             outputs = [p(p.pack(rows(*MIXED))).log_prob for p in policies]
             assert torch.equal(*outputs)
 
@@ -60,7 +60,7 @@ def never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def all_loads(rank: int, folder: Path) -> None:
-    one = {kind: source(folder / kind).load() for kind in KINDS}
+    references = {kind: source(folder / kind).load() for kind in KINDS}
     scalar = source(folder / "qwen2").load_scalar(head_std=0.3)
     half = source(folder / "qwen2", dtype="bfloat16").load()
     whole_lora = Lora(rank=3, init="gaussian")
@@ -74,9 +74,9 @@ def all_loads(rank: int, folder: Path) -> None:
             never_whole(monkeypatch)
             many = {kind: source(folder / kind, sharding=layout).load() for kind in KINDS}
             for kind in KINDS:
-                same_weights(many[kind], one[kind])
-            same_copy(many["llama"], one["llama"])
-            same_copy(many["qwen2"], one["qwen2"])
+                same_weights(many[kind], references[kind])
+            same_copy(many["llama"], references["llama"])
+            same_copy(many["qwen2"], references["qwen2"])
             same_weights(source(folder / "qwen2", sharding=layout, dtype="bfloat16").load(), half)
             head = source(folder / "qwen2", sharding=layout).load_scalar(head_std=0.3)
             same_weights(head, scalar)

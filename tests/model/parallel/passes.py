@@ -125,10 +125,10 @@ def forward_only(plain: PackedModel, sharded: PackedModel) -> None:
 
 def policies(folder: Path, sharding: Sharding, *, head: bool = False, **settings):
     plain, many = source(folder, **settings), source(folder, sharding=sharding, **settings)
-    one, other = plain.load(), many.load()
-    heads = [make_value_head(one.model, 0.3, 5) if head else None for _ in range(2)]
-    assert is_sharded(other.model) and other.parameters == one.parameters
-    return plain.policy(one, heads[0]), many.policy(other, heads[1])
+    loaded, other = plain.load(), many.load()
+    heads = [make_value_head(loaded.model, 0.3, 5) if head else None for _ in range(2)]
+    assert is_sharded(other.model) and other.parameters == loaded.parameters
+    return plain.policy(loaded, heads[0]), many.policy(other, heads[1])
 
 
 def scalars(folder: Path, sharding: Sharding) -> tuple[ScalarModel, ScalarModel]:
@@ -163,8 +163,8 @@ def all_passes(rank: int, folder: Path) -> None:
         both = policies(folder / "qwen2", sharding, lora=replace(LORA, dora=dora), gradient_checkpointing=True)
         compare(*both, parts=2)
         with torch.no_grad(), adapter_off(both[0].model), adapter_off(both[1].model):
-            one, other = (policy(policy.pack(rows(*MIXED))).log_prob for policy in both)
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+            expected, other = (policy(policy.pack(rows(*MIXED))).log_prob for policy in both)
+        torch.testing.assert_close(expected, other, rtol=1e-5, atol=1e-5)
     rounded(folder / "qwen2")
 
 

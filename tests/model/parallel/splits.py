@@ -227,8 +227,8 @@ def same_tokens(plain: PackedModel, many: PackedModel) -> None:
 def rounded(folder: Path, sharding: Sharding) -> None:
     """bfloat16, by weights gathered in it or by autocast, is that of one process but for rounding."""
     settings = {"compute_dtype": "bfloat16", "device": "cpu"}
-    one, other = (ModelSource(path=str(folder), sharding=x, **settings) for x in (None, sharding))
-    plain, many = one.policy(one.load()), other.policy(other.load())
+    unsharded, other = (ModelSource(path=str(folder), sharding=x, **settings) for x in (None, sharding))
+    plain, many = unsharded.policy(unsharded.load()), other.policy(other.load())
     expected = loss(plain, plain.pack(rows(*MIXED, temperature=(0.7, 1.3))), NEEDS)
     expected.backward()
     torch.testing.assert_close(backward(many, NEEDS), expected.detach(), rtol=0.02, atol=0.02)

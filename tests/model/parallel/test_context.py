@@ -27,8 +27,8 @@ def test_passes_are_those_of_one_process(size, tiny_model, tmp_path):
     FAMILIES["Mamba"][1].save_pretrained(tmp_path / "recurrent")
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
     hf.LlamaConfig(**llama | {"rope_parameters": rope}).save_pretrained(tmp_path / "dynamic")
-    one = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
-    hf.LlamaConfig(**llama | one).save_pretrained(tmp_path / "one_head")
+    one_head = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
+    hf.LlamaConfig(**llama | one_head).save_pretrained(tmp_path / "one_head")
     run_ranks(all_passes, size, tmp_path)
 
 

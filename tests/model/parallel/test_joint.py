@@ -133,14 +133,14 @@ def given(stack: TrainStack) -> list[Any]:
     return out
 
 
-def job(case: Case, one: TrainStack) -> tuple[Any, list[list[Any]]]:
+def job(case: Case, stack: TrainStack) -> tuple[Any, list[list[Any]]]:
     """The objective and its updates: of many items, and of one with fewer tokens than ranks."""
     if case.trains == "reward":
         return RewardObjective(loss=RewardLoss(center=0.1), pad=1), [pairs(), pairs()[:1]]
     if case.trains == "critic":
         items = valued([replace(item, advantage=0.0) for item in rows(*FEW)])
         return ValueObjective(loss=ValueLoss()), [items, items[-1:]]
-    items = given(one)
+    items = given(stack)
     updates = [items, items[-1:]]
     if case.trains == "sft":
         return SftObjective(), updates
@@ -196,13 +196,13 @@ def all_cases(rank: int, folder: Path) -> None:
             follow(stack, ranks, [stage_of(case, stack)] if case.trains != "reward" else [])
             gradients(stack)
             continue
-        one = stack_of(folder, case, None)
-        work = job(case, one)
-        (expected, wanted), (found, metrics) = ran(one, case, work), ran(stack, case, work)
+        reference = stack_of(folder, case, None)
+        work = job(case, reference)
+        (expected, wanted), (columns, metrics) = ran(reference, case, work), ran(stack, case, work)
         ranks.end(None)
-        ours, theirs = gradients(stack), gradients(one)
+        ours, theirs = gradients(stack), gradients(reference)
         try:
-            same_columns(found, expected)
+            same_columns(columns, expected)
             same_metrics(case, metrics, wanted)
             same_gradients(ours, theirs)
         except AssertionError as error:
@@ -210,12 +210,12 @@ def all_cases(rank: int, folder: Path) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def same_metrics(case: Case, found: dict[str, float], expected: dict[str, float]) -> None:
-    assert found.keys() == expected.keys()
-    differing = {key: (found[key], x) for key, x in expected.items() if not close(found[key], x)}
+def same_metrics(case: Case, actual: dict[str, float], expected: dict[str, float]) -> None:
+    assert actual.keys() == expected.keys()
+    differing = {key: (actual[key], x) for key, x in expected.items() if not close(actual[key], x)}
     assert not differing, differing
     if case.routes:
-        assert found["routing/fallback_fraction"] > 0 < found["routing/balance_loss"]
+        assert actual["routing/fallback_fraction"] > 0 < actual["routing/balance_loss"]
 
 
 def same_gradients(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> None:
@@ -226,8 +226,8 @@ def same_gradients(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tenso
         assert worst <= 1e-4 * largest, (step, worst / largest)
 
 
-def same_columns(found: list[Any], expected: list[Any]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
+def same_columns(actual: list[Any], expected: list[Any]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
         assert ours.keys() == theirs.keys()
         for name, column in theirs.items():
             for a, b in zip(ours[name], column, strict=True):

@@ -59,6 +59,6 @@ def test_what_only_the_modules_tell(tmp_path):
 def test_a_teacher_or_critic_without_experts_has_none_to_split(family, expected, tmp_path):
     FAMILIES[family][1].save_pretrained(tmp_path)
     given = Sharding(expert_parallel=2, context_parallel=2)
-    found = sharding_beside(given, str(tmp_path))
-    assert found is not None and (found.expert_parallel, found.context_parallel) == (expected, 2)
+    sharding = sharding_beside(given, str(tmp_path))
+    assert sharding is not None and (sharding.expert_parallel, sharding.context_parallel) == (expected, 2)
     assert sharding_beside(None, str(tmp_path)) is None

@@ -36,14 +36,14 @@ def test_what_the_ranks_do_not_divide(config, ranks, message):
 
 
 def test_what_has_no_plan_or_another():
-    two, one = Sharding(tensor_parallel=2), Sharding()
+    two, unsplit = Sharding(tensor_parallel=2), Sharding()
     for config, message in (
         (hf.GPT2Config(), "gpt2, of model.path, has none; set it to 1"),
         (hf.Phi3Config(pad_token_id=0), "phi3, of model.path, whose plan has colwise_gather_output"),
     ):
         with pytest.raises(FieldError, match=message):
             check_split(config, None, two, adapters=False)
-        check_split(config, None, one, adapters=False)
+        check_split(config, None, unsplit, adapters=False)
     with pytest.raises(FieldError, match=r"adapters; set it to 1, or model\.lora to null"):
         check_split(MODELS["llama"][1], None, two, adapters=True)
     both = Sharding(tensor_parallel=2, expert_parallel=2)

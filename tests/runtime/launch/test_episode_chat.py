@@ -76,8 +76,8 @@ def table(tiny_model):
         return made[-1]
 
     yield make
-    for one in made:
-        one.world.close()
+    for table in made:
+        table.world.close()
 
 
 @pytest.fixture

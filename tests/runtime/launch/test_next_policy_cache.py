@@ -16,18 +16,18 @@ class Settings:
 
 
 def test_an_engine_that_can_not_is_refused_and_a_failing_one_is_reported():
-    found = Recording()
-    cache = make_next_policy(Settings, executor := Executor(found), list, None, ())
+    engine = Recording()
+    cache = make_next_policy(Settings, executor := Executor(engine), list, None, ())
     assert cache.trainer is None
-    found.flying = 1
+    engine.flying = 1
     asyncio.run(executor.pause())
     (warning,) = cache.warnings()
     assert warning.startswith("the engine gave no next_log_prob (TypeError: ") and cache.warnings() == []
-    found.capabilities = replace(Recording.capabilities, score=False)
+    engine.capabilities = replace(Recording.capabilities, score=False)
     with pytest.raises(
         FieldError, match="engine='Recording' can't score given tokens; set algorithm.next_from=trainer"
     ):
         make_next_policy(Settings, executor, list, None, ())
-    found.capabilities = replace(Recording.capabilities, in_flight=False)
+    engine.capabilities = replace(Recording.capabilities, in_flight=False)
     with pytest.raises(FieldError, match="engine='Recording' can't say what is in flight; use local"):
         make_next_policy(Settings, executor, list, None, ())

@@ -83,12 +83,12 @@ def test_math_reads_in_a_worker_what_is_no_plain_number():
     pytest.importorskip("math_verify")
     assert reasons([Math()], ["42", "-3", r"\frac{1}{2}", "7/3"]) == ([None] * 4, True, set())
     answers = [r"\sqrt{2}", "(1, 2]", r"\left(\right}", "", r"9^{9^{9}}", "(" * 900, None, r"\sqrt{2}", "0.5"]
-    found, _, workers = reasons([Math()], answers)
+    problems, _, workers = reasons([Math()], answers)
     assert workers == {"text"}
-    assert [why is None for why in found] == [True, True, False, False, False, False, False, True, True], found
-    assert found[2] == found[3] == "math: can't be read as mathematics"
-    assert found[4] == "math: not evaluated: an exponent of more than 9999"
-    assert found[6] == "math: the row has no answer; map the task's answer column"
+    assert [why is None for why in problems] == [True, True, False, False, False, False, False, True, True], problems
+    assert problems[2] == problems[3] == "math: can't be read as mathematics"
+    assert problems[4] == "math: not evaluated: an exponent of more than 9999"
+    assert problems[6] == "math: the row has no answer; map the task's answer column"
 
 
 def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read_once():
@@ -100,10 +100,10 @@ def test_the_first_reward_that_counts_and_fails_is_named_and_each_answer_is_read
             seen.append(answer)
             return super().unreadable(answer)
 
-    found, _, _ = reasons(
+    problems, _, _ = reasons(
         [Counting(name="logged", weight=0.0), Counting(name="first"), Exact()], ["42", "many", "42", "many", None]
     )
-    assert found == [None, "first: not a number; use 'exact' or 'math'"] * 2 + [
+    assert problems == [None, "first: not a number; use 'exact' or 'math'"] * 2 + [
         "first: the row has no answer; map the task's answer column"
     ]
     assert seen == ["42", "many", None]
@@ -113,15 +113,15 @@ def test_all_rows_or_a_sample_drawn_by_the_seed():
     answers = ["1"] * 50 + ["x"] * 50
     for limit, seed, looked in ((0, 1, 100), (100, 1, 100), (20, 1, 20), (20, 2, 20)):
         rows = Listed(answers)
-        count, found = unreadable(
+        count, unread = unreadable(
             ReferenceAnswers(name="task", rows=rows, count=100), RewardRunner(NUMBER), limit, seed
         )
         assert count == looked == len(rows.read) and rows.read == sorted(set(rows.read))
-        assert [one.row for one in found] == [row for row in rows.read if row >= 50]
+        assert [answer.row for answer in unread] == [row for row in rows.read if row >= 50]
     first, again, other = (
         [
-            one.row
-            for one in unreadable(
+            answer.row
+            for answer in unreadable(
                 ReferenceAnswers(name="task", rows=Listed(answers), count=100), RewardRunner(NUMBER), 20, s
             )[1]
         ]
@@ -238,14 +238,14 @@ def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tin
     (tmp_path / "mine.py").write_text("def near(completion: str, answer, level): return 1.0\n")
     rewards, rows = [{"kind": "function", "path": f"{tmp_path}/mine.py:near", "weight": 0}], tmp_path / "rows.jsonl"
     tree = recipe(tiny_model("llama"), reward=rewards, task={"kind": "jsonl", "path": str(rows)}, eval__task=None)
-    for more, told in (
+    for more, message in (
         ([{}, {}], "not a column of task, row 0; columns: question, answer"),
         ([{"levle": 1}] * 2, "not a column of task, row 0; did you mean 'levle'\\? columns: question, answer, levle"),
         ([{"level": 1}, {}], "not a column of task, row 1; columns"),
     ):
         rows.write_text("".join(json.dumps({"question": "1 + 1?", "answer": "2", **row}) + "\n" for row in more))
         with pytest.raises(
-            FieldError, match=f"^reward.0.path='.*:near' names a .* has the parameter 'level', .* {told}"
+            FieldError, match=f"^reward.0.path='.*:near' names a .* has the parameter 'level', .* {message}"
         ):
             load_run_data(resolve(tree).config)
     rows.write_text('{"question": "1 + 1?", "answer": "2", "level": 1}\n')

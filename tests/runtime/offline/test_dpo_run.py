@@ -122,8 +122,8 @@ def test_other_losses_and_conventions(preference, tree, tmp_path):
 @pytest.mark.parametrize("loss", ["sigmoid", {"kind": "sigmoid"}])
 def test_one_loss_needs_no_list(loss, tree):
     """As in `reward: number`, in a section that no preset lies under."""
-    one, listed = (resolve(tree(preference={"loss": x}), root=PreferenceConfig) for x in (loss, [loss]))
-    assert one.config.preference == listed.config.preference and len(one.config.preference.loss) == 1
+    single, listed = (resolve(tree(preference={"loss": x}), root=PreferenceConfig) for x in (loss, [loss]))
+    assert single.config.preference == listed.config.preference and len(single.config.preference.loss) == 1
 
 
 @pytest.mark.parametrize("anchor", ["kl", "zero"])
@@ -200,14 +200,14 @@ def test_a_cache_that_can_not_be_made_is_refused_before_the_reference_is_compute
 
 def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     """The anchor is of the loss alone. One row has no accuracy, which is said, and is no ground to keep a best one."""
-    watcher, one = Watcher(), {"preference__loss": ["kto"], "eval__limit": 1}
-    assert go(tmp_path / "run", tree(**one), observer=watcher).status == "done"
+    watcher, settings = Watcher(), {"preference__loss": ["kto"], "eval__limit": 1}
+    assert go(tmp_path / "run", tree(**settings), observer=watcher).status == "done"
     why = "all 1 held-out completions are good: an accuracy needs bad ones too"
     assert f"{why}; raise eval.limit, or name other rows in eval.task" in watcher.warnings
     with pytest.raises(
         UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
     ):
-        go(tmp_path / "best", tree(**one, checkpoint__keep_best=True))
+        go(tmp_path / "best", tree(**settings, checkpoint__keep_best=True))
     assert not (tmp_path / "best").exists()
 
 

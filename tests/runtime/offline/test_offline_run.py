@@ -80,9 +80,9 @@ def test_bad_rows_are_counted_and_named(tiny_model, tmp_path):
     changes = bad_rows(tmp_path, GOOD, EMPTY, LONG, EMPTY, GOOD)
     watcher = Watcher()
     go(tmp_path / "run", recipe(tiny_model("llama"), tmp_path / "rows", **changes), observer=watcher)
-    (told,) = watcher.warnings
-    assert told.startswith("task: 3 of 5 rows are skipped: completion is empty (rows 1, 3); messages has ")
-    assert told.endswith("tokens, the model holds 256 (row 2)")
+    (warning,) = watcher.warnings
+    assert warning.startswith("task: 3 of 5 rows are skipped: completion is empty (rows 1, 3); messages has ")
+    assert warning.endswith("tokens, the model holds 256 (row 2)")
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,10 @@ def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_mo
     (model / "tokenizer_config.json").write_text(json.dumps(facts | {"eos_token": "<|endoftext|>"}))
     watcher = Watcher()
     go(tmp_path / "run", recipe(model, tmp_path / "rows", train__steps=1, eval__every=0), observer=watcher)
-    (told,) = watcher.warnings
-    assert told.startswith("the model learns to end its turns with <|im_end|>, and engines stop at <|endoftext|>; set")
+    (warning,) = watcher.warnings
+    assert warning.startswith(
+        "the model learns to end its turns with <|im_end|>, and engines stop at <|endoftext|>; set"
+    )
 
 
 def test_lora_trains_the_adapter_alone(tiny_model, tmp_path):

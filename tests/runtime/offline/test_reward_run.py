@@ -138,8 +138,8 @@ def test_from_python(tree, tmp_path):
     assert Path(run.folder, "summary.json").is_file() and os.path.isdir(run.folder)
     with pytest.raises(UserError, match="proxima reward"):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
-    found = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
-    assert found.model.score.weight.shape == (1, 32)
+    loaded = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
+    assert loaded.model.score.weight.shape == (1, 32)
 
 
 def test_a_head_that_exists_is_not_drawn_anew(unbroken, tree):

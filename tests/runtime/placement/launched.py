@@ -93,12 +93,12 @@ def free_port() -> int:
 
 def processes(words: list[str]) -> list[int]:
     """Those whose command line has the words."""
-    found = []
+    pids = []
     for place in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if words[-1].encode() in place.joinpath("cmdline").read_bytes().split(b"\0"):
-                found.append(int(place.name))
-    return found
+                pids.append(int(place.name))
+    return pids
 
 
 def end(words: list[str]) -> None:

@@ -31,7 +31,7 @@ def run(whole, tmp_path):
 
 
 def statuses(run):
-    return {one.kind: one.status for one in check_run_files(run)}
+    return {finding.kind: finding.status for finding in check_run_files(run)}
 
 
 def flip(file, at=0.5, bit=1):
@@ -86,8 +86,8 @@ def test_other_content_in_the_journal_is_found_and_a_resume_refused(run, tiny_mo
     db = sqlite3.connect(run.journal)
     db.executescript("DROP TRIGGER prompts_move; " + statement)
     db.close()
-    found = next(one for one in check_run_files(run) if one.kind == "run.sqlite")
-    assert found.status == "damaged" and part in found.detail
+    journal_finding = next(finding for finding in check_run_files(run) if finding.kind == "run.sqlite")
+    assert journal_finding.status == "damaged" and part in journal_finding.detail
     with pytest.raises(UserError, match=rf"run.sqlite is damaged \({part}\): .*; move it away, and a resume restores"):
         go(run.path, recipe(tiny_model("llama")), resume=True)
 
@@ -134,11 +134,11 @@ def test_a_run_of_an_earlier_version_has_no_checksums(run, tiny_model):
     db = sqlite3.connect(run.journal)
     db.executescript("DROP TABLE checksums")
     db.close()
-    found = statuses(run)
-    assert {kind for kind, status in found.items() if status == "not recorded"} == {
+    by_kind = statuses(run)
+    assert {kind for kind, status in by_kind.items() if status == "not recorded"} == {
         *("run.sqlite", "config.yaml", "environment.json", "summary.json", "rollouts/", "evals/")
     }
-    assert found["metrics.jsonl"] == found["checkpoints/"] == "ok"
+    assert by_kind["metrics.jsonl"] == by_kind["checkpoints/"] == "ok"
     assert go(run.path, recipe(tiny_model("llama"), train__steps=4), resume=True).status == "done"
 
 

@@ -45,10 +45,12 @@ def replay(model, of, **changes):
 
 def comparable(folder):
     """All traces, but for what tells a replay: it makes no generation batches, and has another cursor."""
-    found = traces(folder)
-    found["metrics"] = [{k: v for k, v in r.items() if k not in ("gen_batches", "replayed")} for r in found["metrics"]]
-    found["state"] = {k: v for k, v in found["state"].items() if k not in ("cursor",)}
-    return found
+    run_traces = traces(folder)
+    run_traces["metrics"] = [
+        {k: v for k, v in r.items() if k not in ("gen_batches", "replayed")} for r in run_traces["metrics"]
+    ]
+    run_traces["state"] = {k: v for k, v in run_traces["state"].items() if k not in ("cursor",)}
+    return run_traces
 
 
 def test_a_replay_with_the_same_algorithm_is_the_same_run(generated, tiny_model, tmp_path):

@@ -159,8 +159,8 @@ def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
     with run.metrics.open("a") as file:
         file.write('{"kind": "train", "step": 4, "ti')
     go(tmp_path / "run", config, resume=True)
-    found = traces(tmp_path / "run")
-    assert_same(found, unbroken)
+    resumed = traces(tmp_path / "run")
+    assert_same(resumed, unbroken)
     assert not list(run.checkpoints.glob(".*"))
 
 
@@ -245,15 +245,15 @@ def test_an_accepted_change_is_reported_from_then_on(tiny_model, tmp_path):
     watcher = Watcher()
     summary = train(other.config, resolved=other, observer=watcher, resume=True, accept_changes=True)
     assert (summary.status, summary.steps, summary.algorithm) == ("done", 2, "grpo")
-    told = [text for text in watcher.warnings if text.startswith("resumed after step 1 with other settings: ")]
-    assert len(told) == 1 and "train.optimizer.lr=0.0001 (was 0.003)" in told[0]
+    warnings = [text for text in watcher.warnings if text.startswith("resumed after step 1 with other settings: ")]
+    assert len(warnings) == 1 and "train.optimizer.lr=0.0001 (was 0.003)" in warnings[0]
     (entry,) = summary_of(folder)["changes"]
     assert entry["step"] == 1
     assert {"field": "train.optimizer.lr", "before": 3e-3, "now": 1e-4} in entry["changes"]
     assert "delta: " not in RunFolder(folder).config.read_text()
     again = Watcher()
     train(other.config, resolved=other, observer=again, resume=True)  # it is this run now
-    assert told[0] in again.warnings and len(summary_of(folder)["changes"]) == 1
+    assert warnings[0] in again.warnings and len(summary_of(folder)["changes"]) == 1
 
 
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):

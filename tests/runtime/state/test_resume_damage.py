@@ -71,9 +71,9 @@ def test_a_journal_without_its_wal_is_restored_from_the_metrics(left, two_steps,
     assert first.startswith(
         f"run.sqlite ended at step {left}: was it copied without run.sqlite-wal? Steps {left + 1} to 2"
     )
-    lost, found = {"consumed", "counts"}, traces(two_steps.path)
-    assert_same(found, {name: value for name, value in traces(whole).items() if name not in lost})
-    assert found["consumed"][3] == traces(whole)["consumed"][3]
+    lost, restored = {"consumed", "counts"}, traces(two_steps.path)
+    assert_same(restored, {name: value for name, value in traces(whole).items() if name not in lost})
+    assert restored["consumed"][3] == traces(whole)["consumed"][3]
     with Journal(two_steps.journal) as journal:
         assert journal.step == 3 and journal.counts().get("generating") is None
     resume(two_steps, tiny_model)  # and again, from the end

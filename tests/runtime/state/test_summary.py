@@ -28,9 +28,9 @@ def test_a_replaced_surrogate_is_in_the_name(tmp_path, algorithm, name):
 class Warned(Watcher):
     """Views with these warnings."""
 
-    def __init__(self, *told):
+    def __init__(self, *warnings):
         super().__init__()
-        self.told = [{"step": step, "text": text, "times": 1} for step, text in told]
+        self.told = [{"step": step, "text": text, "times": 1} for step, text in warnings]
 
     def warned(self):
         return self.told
@@ -41,8 +41,8 @@ def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     go(folder, tree, observer=Warned((0, "first"), (1, "17 % truncated")))
     tree["train"]["steps"] = 2
     go(folder, tree, observer=Warned((2, "18 % truncated"), (2, "last")), resume=True)
-    told = [(told["step"], told["text"], told["times"]) for told in summary_of(folder)["warnings"]]
-    assert told == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
+    warnings = [(warning["step"], warning["text"], warning["times"]) for warning in summary_of(folder)["warnings"]]
+    assert warnings == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
 
 
 def test_a_finished_run_takes_no_more_time_and_nothing_is_right_where_nobody_decides(tiny_model, tmp_path):

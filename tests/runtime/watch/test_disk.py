@@ -96,9 +96,13 @@ def test_a_write_that_finds_no_space_is_made_again(target, tree, whole, tmp_path
     monkeypatch.undo()
     assert_same(traces(tmp_path / "run"), whole)
     assert calls[0] % 3 == 0 and calls[0] > 0
-    told = [text for text in watcher.warnings if "No space left" in text or "space again" in text]
-    assert told and "MiB free): the run waits, and tries again" in told[0] and told[-1].startswith("there is space")
-    assert len(told) <= 2 * calls[0] // 3  # once a pause, not once an attempt
+    warnings = [text for text in watcher.warnings if "No space left" in text or "space again" in text]
+    assert (
+        warnings
+        and "MiB free): the run waits, and tries again" in warnings[0]
+        and warnings[-1].startswith("there is space")
+    )
+    assert len(warnings) <= 2 * calls[0] // 3  # once a pause, not once an attempt
 
 
 def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypatch):
@@ -200,10 +204,10 @@ def test_another_error_is_raised_and_does_not_come_again(tmp_path):
 
 def test_a_full_disk_is_recognised_whoever_reports_it(small):
     assert is_disk_full(OSError(errno.EDQUOT, "")) and not is_disk_full(OSError(errno.EIO, ""))
-    told = as_disk_full(
+    error = as_disk_full(
         Exception("Error while serializing: I/O error: No space left on device (os error 28)"), small / "x"
     )
-    assert told.errno == errno.ENOSPC and told.filename == str(small / "x")
+    assert error.errno == errno.ENOSPC and error.filename == str(small / "x")
     assert as_disk_full(RuntimeError("disk I/O error"), small / "x") is None
     filler = fill(small)
     assert as_disk_full(RuntimeError("disk I/O error"), small / "x").errno == errno.ENOSPC

@@ -14,13 +14,13 @@ def news(watch: EngineWatch, **detail: Any) -> list[str]:
 
 def test_each_event_is_reported_once_even_if_no_longer_kept() -> None:
     pool, watch = ReplicaPool([], Plain()), EngineWatch("engine.log")
-    found = list[str]()
+    reported = list[str]()
     for number in range(2 * EVENTS + 7):
         pool.add_event(f"event {number}")
         if number % 10 == 0:
-            found += news(watch, events=list(pool.events), events_total=pool.events_total)
-    found += news(watch, events=list(pool.events), events_total=pool.events_total)
-    assert found == [f"event {number}" for number in range(2 * EVENTS + 7)]
+            reported += news(watch, events=list(pool.events), events_total=pool.events_total)
+    reported += news(watch, events=list(pool.events), events_total=pool.events_total)
+    assert reported == [f"event {number}" for number in range(2 * EVENTS + 7)]
     assert news(watch, events=list(pool.events), events_total=pool.events_total) == []
 
 

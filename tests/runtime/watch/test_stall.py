@@ -66,9 +66,9 @@ def test_prompts_in_an_engine_that_samples_no_token(tmp_path):
     scene = Scene(tmp_path)
     scene.activity.admitted([41, 42, 45])
     with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        told = scene.play(75 * MINUTE)
-    assert [at for at, _ in told] == [10, 20, 40]  # the waits double
-    assert told[0][1] == (
+        reports = scene.play(75 * MINUTE)
+    assert [at for at, _ in reports] == [10, 20, 40]  # the waits double
+    assert reports[0][1] == (
         "no token and no finished stage for 10 min: step 7 waits for 3 prompts (41, 42, 45) in the engine (process "
         "123, 4 completions run and 1 wait, last health check 0 s ago)"
     )
@@ -78,21 +78,21 @@ def test_tokens_are_signs_of_life_and_start_again(tmp_path):
     scene = Scene(tmp_path, stands_at=30 * MINUTE)
     scene.activity.admitted([1])
     with scene.activity.stage("step", step=1), scene.activity.stage("generate"):
-        told = scene.play(100 * MINUTE, [(62 * MINUTE, lambda: scene.activity.generated(1))])
-    assert [at for at, _ in told] == [40, 50, 72, 82]
-    assert "prompt 1 in the engine" in told[0][1]
+        reports = scene.play(100 * MINUTE, [(62 * MINUTE, lambda: scene.activity.generated(1))])
+    assert [at for at, _ in reports] == [40, 50, 72, 82]
+    assert "prompt 1 in the engine" in reports[0][1]
     assert [health.tokens for health in scene.heard[:4]] == [1, 2, 3, 4]  # a tenth of the time between two looks
 
 
 def test_an_engine_that_does_not_answer(tmp_path):
     scene = Scene(tmp_path, silent_at=4 * MINUTE)
     with scene.activity.stage("step", step=7), scene.activity.stage("publish"):
-        told = scene.play(12 * MINUTE)
-    assert told[0][1].endswith("step 7 waits for the engine (process 123, no answer to a health check for 8 min)")
+        reports = scene.play(12 * MINUTE)
+    assert reports[0][1].endswith("step 7 waits for the engine (process 123, no answer to a health check for 8 min)")
     scene = Scene(tmp_path, silent_at=0)
     with scene.activity.stage("evaluate", step=4):
-        told = scene.play(12 * MINUTE)
-    assert told[0][1] == (
+        reports = scene.play(12 * MINUTE)
+    assert reports[0][1] == (
         "no finished stage for 11 min: the evaluation after step 4 waits for the engine (no answer to a health check "
         "for 11 min)"
     )
@@ -109,8 +109,8 @@ def test_processes_that_die_one_after_the_other_are_no_sign_of_life(tmp_path):
     scene.generator.engine.health = health
     scene.activity.admitted([1])
     with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        told = scene.play(25 * MINUTE)
-    assert [at for at, _ in told] == [13, 23]  # the new process counts from 0 again: that is another figure, once
+        reports = scene.play(25 * MINUTE)
+    assert [at for at, _ in reports] == [13, 23]  # the new process counts from 0 again: that is another figure, once
 
 
 def test_a_reward_that_does_not_answer(tmp_path):
@@ -118,10 +118,10 @@ def test_a_reward_that_does_not_answer(tmp_path):
     scene.activity.admitted([41, 42])
     scene.rewards.awaited["code"] = [41]
     with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        told = scene.play(
+        reports = scene.play(
             14 * MINUTE, [(MINUTE, lambda: scene.activity.generated(41)), (MINUTE, lambda: scene.activity.scored(42))]
         )
-    assert [text for _, text in told] == [
+    assert [text for _, text in reports] == [
         "no finished stage for 10 min: step 7 waits for the reward `code` of prompt 41 since 10 min"
     ]
 
@@ -129,8 +129,8 @@ def test_a_reward_that_does_not_answer(tmp_path):
 def test_work_of_this_process(tmp_path):
     scene = Scene(tmp_path)
     with scene.activity.stage("step", step=3), scene.activity.stage("train"):
-        told = scene.play(13 * MINUTE, [(2 * MINUTE, lambda: scene.activity.advanced(3000, 8000, "tokens"))])
-    assert told == [
+        reports = scene.play(13 * MINUTE, [(2 * MINUTE, lambda: scene.activity.advanced(3000, 8000, "tokens"))])
+    assert reports == [
         (
             12,
             "no token and no finished stage for 10 min: step 3 waits for its stage `train`, started 12 min ago, which "
@@ -139,8 +139,8 @@ def test_work_of_this_process(tmp_path):
     ]
     scene = Scene(tmp_path)
     with scene.activity.stage("checkpoint", step=3):
-        told = scene.play(11 * MINUTE, generator=False)
-    assert told[0][1] == (
+        reports = scene.play(11 * MINUTE, generator=False)
+    assert reports[0][1] == (
         "no finished stage for 10 min: the checkpoint of step 3 waits for its stage `checkpoint`, started 10 min ago, "
         "which does not say how far it is"
     )

@@ -23,18 +23,18 @@ def events(path, *, closed=True):
     return json.loads(text if closed else text + "]")
 
 
-def spans(found, lane=None, name=""):
+def spans(timeline, lane=None, name=""):
     return [
         e
-        for e in found
+        for e in timeline
         if e["ph"] == "X" and (lane is None or (e["pid"], e["tid"]) == lane) and e["name"].startswith(name)
     ]
 
 
-def assert_nested(found):
+def assert_nested(timeline):
     """On a lane, two spans follow each other or one holds the other: all that the format allows."""
     lanes = defaultdict(list)
-    for event in spans(found):
+    for event in spans(timeline):
         lanes[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
     for lane in lanes.values():
         open_ends = []
@@ -45,17 +45,17 @@ def assert_nested(found):
             open_ends.append(start - negative)
 
 
-def steps(found):
-    return [event["args"]["step"] for event in spans(found, TRAINER, "step")]
+def steps(timeline):
+    return [event["args"]["step"] for event in spans(timeline, TRAINER, "step")]
 
 
 def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
     world = World(tmp_path / "run", engine={"seconds": 2.0}, evaluation=True, checkpoint_every=1)
     world.run()
-    found = events(world.folder.timeline)
-    assert_nested(found)
+    timeline = events(world.folder.timeline)
+    assert_nested(timeline)
     second = 1_000_000
-    shown = [(e["name"], e["ts"] / second, e["dur"] / second) for e in spans(found, TRAINER) if e["dur"]]
+    shown = [(e["name"], e["ts"] / second, e["dur"] / second) for e in spans(timeline, TRAINER) if e["dur"]]
     assert shown == [
         ("evaluate", 0, 2),
         ("generate", 2, 2),
@@ -66,19 +66,21 @@ def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
         ("step", 4.5, 2.5),
         ("evaluate", 7, 2),
     ]
-    assert steps(found) == [1, 2] and {"train", "write", "checkpoint"} <= {e["name"] for e in spans(found, TRAINER)}
-    assert [(e["ts"] / second, e["dur"] / second) for e in spans(found, ENGINE)] == [(2, 2), (4.5, 2)]
+    assert steps(timeline) == [1, 2] and {"train", "write", "checkpoint"} <= {
+        e["name"] for e in spans(timeline, TRAINER)
+    }
+    assert [(e["ts"] / second, e["dur"] / second) for e in spans(timeline, ENGINE)] == [(2, 2), (4.5, 2)]
     for uid in range(6):
-        outer, *parts = [e for e in spans(found) if e.get("args", {}).get("prompt") == uid]
+        outer, *parts = [e for e in spans(timeline) if e.get("args", {}).get("prompt") == uid]
         assert outer["name"] == f"prompt {uid}" and [e["name"] for e in parts] == ["generating", "scoring", "queued"]
         assert parts[0]["ts"] == outer["ts"] and sum(e["dur"] for e in parts) == outer["dur"]
         assert all(a["ts"] + a["dur"] == b["ts"] for a, b in pairwise(parts))
         assert {(e["pid"], e["tid"]) for e in parts} == {(2, uid % 3 + 1)}  # the lanes of the step before are free
-    published = [(e["name"], e["ts"] / second) for e in found if e["ph"] == "i"]
+    published = [(e["name"], e["ts"] / second) for e in timeline if e["ph"] == "i"]
     assert published == [("weights 0", 0), ("weights 1", 4.5), ("weights 2", 7)]
-    counted = [tuple(e["args"].values()) for e in found if e["ph"] == "C"]
+    counted = [tuple(e["args"].values()) for e in timeline if e["ph"] == "C"]
     assert counted == [(3, 0), (2, 1), (1, 2), (0, 3), (0, 0)] * 2
-    names = {e["args"]["name"] for e in found if e["ph"] == "M" and "name" in e["args"]}
+    names = {e["args"]["name"] for e in timeline if e["ph"] == "M" and "name" in e["args"]}
     assert names == {"run", "prompts", "trainer", "engine", "rewards", "lane 1", "lane 2", "lane 3"}
 
 
@@ -102,11 +104,11 @@ def test_prompts_that_overlap_get_lanes_of_their_own(tmp_path):
         activity.scored(uid)
     activity.taken([0, 2, 3, 9, 77])
     activity.timeline.close()
-    found = events(tmp_path / "timeline.json")
-    assert_nested(found)
-    lanes = {e["name"]: e["tid"] for e in spans(found, name="prompt ")}
+    timeline = events(tmp_path / "timeline.json")
+    assert_nested(timeline)
+    lanes = {e["name"]: e["tid"] for e in spans(timeline, name="prompt ")}
     assert lanes == {"prompt 0": 1, "prompt 1": 2, "prompt 2": 3, "prompt 3": 2, "prompt 9": 4}
-    assert [(e["ts"], e["dur"]) for e in spans(found, ENGINE)] == [(0, 7_000_000)]
+    assert [(e["ts"], e["dur"]) for e in spans(timeline, ENGINE)] == [(0, 7_000_000)]
 
 
 def test_a_killed_run_leaves_an_array_that_continues(tmp_path):
@@ -121,8 +123,8 @@ def test_a_killed_run_leaves_an_array_that_continues(tmp_path):
     again = Timeline(path, print)
     again.span("step", 2.0, 3.0, TRAINER, step=2)
     again.close()
-    found = events(path)
-    assert [(e["args"]["step"], e["ts"]) for e in spans(found)] == [(1, 0), (2, 2_000_000)]
+    timeline = events(path)
+    assert [(e["args"]["step"], e["ts"]) for e in spans(timeline)] == [(1, 0), (2, 2_000_000)]
     rewind_timeline(path, 3.0)
     assert steps(events(path, closed=False)) == [1, 2]
     assert sum(e["name"] == "thread_name" for e in events(path, closed=False)) == 1
@@ -142,11 +144,11 @@ def test_a_resume_doubles_no_step(tmp_path, tiny_model):
         go(folder.path, tree, observer=Watcher(die))
     assert steps(events(folder.timeline)) == [1, 2, 3]
     go(folder.path, tree, resume=True)
-    found = events(folder.timeline)
-    assert steps(found) == [1, 2, 3, 4] and [e["name"] for e in found if e["ph"] == "i"].count("resumed") == 1
-    assert [e["args"]["step"] for e in spans(found, TRAINER, "evaluate")] == [0, 4]
-    assert_nested(found)
-    lives = [e["name"] for e in spans(found, name="prompt ")]
+    timeline = events(folder.timeline)
+    assert steps(timeline) == [1, 2, 3, 4] and [e["name"] for e in timeline if e["ph"] == "i"].count("resumed") == 1
+    assert [e["args"]["step"] for e in spans(timeline, TRAINER, "evaluate")] == [0, 4]
+    assert_nested(timeline)
+    lives = [e["name"] for e in spans(timeline, name="prompt ")]
     assert len(lives) == len(set(lives)) == 16
     go(folder.path, tree, resume=True)  # nothing is left to do
     assert steps(events(folder.timeline)) == [1, 2, 3, 4]
@@ -157,33 +159,33 @@ def test_a_resume_doubles_no_step(tmp_path, tiny_model):
 def test_a_run_that_generates_asynchronously(tmp_path, tiny_model):
     tree = recipe(tiny_model("llama"), runtime__max_concurrent_rollouts=6, eval__every=0, train__steps=4)
     go(tmp_path / "run", tree)
-    found = events(tmp_path / "run" / "timeline.json")
-    assert_nested(found)
-    assert steps(found) == [1, 2, 3, 4]
-    lives = spans(found, name="prompt ")
+    timeline = events(tmp_path / "run" / "timeline.json")
+    assert_nested(timeline)
+    assert steps(timeline) == [1, 2, 3, 4]
+    lives = spans(timeline, name="prompt ")
     assert {e["args"]["prompt"] for e in lives} == set(range(16)) and len(lives) == 16
-    updates = [e for e in spans(found, TRAINER, "train") if e["dur"]]
+    updates = [e for e in spans(timeline, TRAINER, "train") if e["dur"]]
     beside = [e for e in lives if any(e["ts"] < u["ts"] < e["ts"] + e["dur"] for u in updates)]
     assert beside  # in the picture, too
 
 
 def test_training_on_a_fixed_data_set_has_one_too(tmp_path, tiny_model):
     tiny_sft.go(tmp_path / "run", tiny_sft.recipe(tiny_model("llama"), tmp_path))
-    found = events(tmp_path / "run" / "timeline.json")
-    assert_nested(found)
-    names = {e["name"] for e in spans(found, TRAINER)}
-    assert {"step", "train", "evaluate", "checkpoint", "prepare"} <= names and not spans(found, name="prompt")
+    timeline = events(tmp_path / "run" / "timeline.json")
+    assert_nested(timeline)
+    names = {e["name"] for e in spans(timeline, TRAINER)}
+    assert {"step", "train", "evaluate", "checkpoint", "prepare"} <= names and not spans(timeline, name="prompt")
 
 
 def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(timeline_module, "MOST_BYTES", 4000)
     world = World(tmp_path / "run", steps=4)
     world.run()
-    found = events(world.folder.timeline)
-    assert steps(found) == [1, 2, 3, 4]
-    written = {e["args"]["prompt"] for e in spans(found, name="prompt ")}
+    timeline = events(world.folder.timeline)
+    assert steps(timeline) == [1, 2, 3, 4]
+    written = {e["args"]["prompt"] for e in spans(timeline, name="prompt ")}
     assert 3 <= len(written) < 12 and written == set(range(len(written)))
-    assert [e["name"] for e in found if e["ph"] == "i" and "left out" in e["name"]] == [
+    assert [e["name"] for e in timeline if e["ph"] == "i" and "left out" in e["name"]] == [
         "prompts are left out from here on"
     ]
     assert sum("leaves out single prompts" in text for text in world.observer.warnings) == 1
