@@ -95,7 +95,9 @@ def main() -> int:
             parts[name] = run(PARTS[name], model, folder, rehearse=o.rehearse)
             print(f"   {parts[name].get('reason', 'done')}, {parts[name]['seconds']:.0f} s\n", flush=True)
     print(
-        table(["part", "seconds", ""], [[name, f"{one['seconds']:.0f}", outcome(one)] for name, one in parts.items()])
+        table(
+            ["part", "seconds", ""], [[name, f"{part['seconds']:.0f}", outcome(part)] for name, part in parts.items()]
+        )
     )
     out = o.json_out or (None if o.rehearse else HERE / "results" / "gpu" / result_name())
     gpu = {"torch_cuda": torch.version.cuda, "rehearsal": o.rehearse}
@@ -147,22 +149,22 @@ def end_group(process: Any) -> None:
 
 def reason(lines: Sequence[str], code: int) -> str:
     """The line that says why a process failed: its last error, or its last words."""
-    told: Callable[[str], bool] = lambda line: line.startswith(("error:", "E  ")) or "Error: " in line  # noqa: E731
-    return f"exit code {code}: {next((line for line in reversed(lines) if told(line)), lines[-1]).strip()[:300]}"
+    is_error: Callable[[str], bool] = lambda line: line.startswith(("error:", "E  ")) or "Error: " in line  # noqa: E731
+    return f"exit code {code}: {next((line for line in reversed(lines) if is_error(line)), lines[-1]).strip()[:300]}"
 
 
-def outcome(one: Mapping[str, Any]) -> str:
+def outcome(part: Mapping[str, Any]) -> str:
     """A part in a few words."""
-    if "reason" in one:
-        return str(one["reason"])
-    result = one["result"]
+    if "reason" in part:
+        return str(part["reason"])
+    result = part["result"]
     if not isinstance(result, dict):
         return str(result)
-    told = {key: value for key, value in result.items() if key.startswith(("ratio", "mfu"))}
+    shown = {key: value for key, value in result.items() if key.startswith(("ratio", "mfu"))}
     if "eval" in result:
-        told |= {name: found["accuracy"] for name, found in result["eval"].items()}
+        shown |= {name: evaluation["accuracy"] for name, evaluation in result["eval"].items()}
     return ", ".join(
-        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in told.items()
+        f"{key} {value:.3g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
     )
 
 

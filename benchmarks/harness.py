@@ -133,7 +133,7 @@ class Side:
 
 def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[str, list[dict[str, Any]]]:
     """`repeats` measurements of each side in turn, after `discard` that are thrown away; the sides are closed."""
-    found: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
+    by_side: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     try:
         for i in range(discard + repeats):
             for side in sides:
@@ -144,11 +144,11 @@ def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[
                     flush=True,
                 )
                 if i >= discard:
-                    found[side.name].append(measured)
+                    by_side[side.name].append(measured)
     finally:
         for side in sides:
             side.close()
-    return found
+    return by_side
 
 
 class Spread:
@@ -177,9 +177,9 @@ def machine() -> dict[str, Any]:
     """Processor, cores, memory, the GPUs if there are any, and how busy it was before the sides began."""
     from proxima.runtime.watch.environment import describe_environment
 
-    found = describe_environment(0)
-    gpus = [name for name in found["torch"]["devices"] if name != "cpu"]
-    return found["machine"] | ({"gpus": gpus} if gpus else {}) | {"load_at_start": round(LOAD_AT_START, 2)}
+    environment = describe_environment(0)
+    gpus = [name for name in environment["torch"]["devices"] if name != "cpu"]
+    return environment["machine"] | ({"gpus": gpus} if gpus else {}) | {"load_at_start": round(LOAD_AT_START, 2)}
 
 
 def result_name() -> str:

@@ -25,7 +25,7 @@ def main(count: int, path: Path) -> None:
     answer."""
     config = resolve(find_recipe("cpu/tools")).config
     with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
-        told = describe_tools(hosts.interface.schemas, config.episode.tool_format)
+        tools = describe_tools(hosts.interface.schemas, config.episode.tool_format)
     rows = config.task.rows(config.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
@@ -33,7 +33,7 @@ def main(count: int, path: Path) -> None:
             first, second = row.metadata["operands"]
             expression = f"{first} {row.metadata['operator']} {second}"
             chat = [
-                *with_instructions(with_system(row.messages, config.data.system), told),
+                *with_instructions(with_system(row.messages, config.data.system), tools),
                 {"role": "assistant", "content": f"```calculate\n{expression}\n```"},
                 {"role": "user", "content": calculate(expression)},  # as a template that knows no tools is shown it
                 {"role": "assistant", "content": row.answer},

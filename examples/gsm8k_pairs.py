@@ -37,7 +37,7 @@ def solutions_in(folder):
 
 def pairs_of(row):
     """The pairs of a question, each correct solution with each wrong one."""
-    solutions = [found for name, found in sorted(row.items()) if isinstance(found, dict)]
+    solutions = [value for name, value in sorted(row.items()) if isinstance(value, dict)]
     texts = {
         verdict: [s["solution"].strip() for s in solutions if s["is_correct"] is verdict] for verdict in (True, False)
     }

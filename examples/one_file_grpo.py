@@ -107,8 +107,8 @@ async def generate(
     requests = [
         Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in prompts for i in range(samples)
     ]
-    found = {(c.prompt_uid, c.sample): c async for c in engine.generate(requests)}
-    return [[found[prompt.uid, i] for i in range(samples)] for prompt in prompts]
+    completions = {(c.prompt_uid, c.sample): c async for c in engine.generate(requests)}
+    return [[completions[prompt.uid, i] for i in range(samples)] for prompt in prompts]
 
 
 def score(prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], reward: Reward) -> list[Group]:

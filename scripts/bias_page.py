@@ -84,7 +84,9 @@ class Figures:
 
     @classmethod
     def average(cls, several: Sequence["Figures"]) -> "Figures":
-        return cls(*(mean(getattr(one, name) for one in several) for name in ("bias", "angle", "length", "spread")))
+        return cls(
+            *(mean(getattr(figures, name) for figures in several) for name in ("bias", "angle", "length", "spread"))
+        )
 
     def cells(self) -> list[str]:
         bias = "0" if self.bias < 1e-10 else f"{self.bias:.3f}"
@@ -274,7 +276,7 @@ def side_by_side(what: str, names: list[str]) -> str:
     header = [what, *(f"{column} at {distance:g}" for column in ("bias", "spread") for distance in DISTANCES)]
     rows = []
     for name in names:
-        cells = [one.cells() for one in off_policy_figures()[name]]
+        cells = [figures.cells() for figures in off_policy_figures()[name]]
         rows.append([name, *(c[0] for c in cells), *(c[3] for c in cells)])
     return plain_table(header, rows)
 
@@ -348,8 +350,8 @@ Where that leads, for a policy that follows the expected gradient for {STEPS:,} 
 """
     rows = []
     for name, group_size in (("unbiased", 0), ("`biased_per_turn`, groups of 2", 2), ("groups of 8", 8)):
-        found = [ascended(TurnWorld(seed=seed), group_size) for seed in range(WORLDS)]
-        rows.append([name, *(f"{mean(one[i] for one in found):.3f}" for i in range(3))])
+        ends = [ascended(TurnWorld(seed=seed), group_size) for seed in range(WORLDS)]
+        rows.append([name, *(f"{mean(end[i] for end in ends):.3f}" for i in range(3))])
     yield plain_table(["gradient", "J / best", "p_1 before", "p_1 after"], rows)
 
 
@@ -363,13 +365,13 @@ STEPS, RATE = 400, 5.0
 
 
 def credited(advantage: Any) -> list[str]:
-    found, loss = [], Case("", SURROGATES["reinforce"]()).loss
+    figures, loss = [], Case("", SURROGATES["reinforce"]()).loss
     for world in (TurnWorld(seed=seed) for seed in range(WORLDS)):
         policy = world.policy(0)
         behavior = world.log_prob(policy)
         moments = world.moments(policy, behavior, loss, advantage=advantage, group_size=2)
-        found.append(Figures.of(moments, world.gradient(policy)))
-    return Figures.average(found).cells()
+        figures.append(Figures.of(moments, world.gradient(policy)))
+    return Figures.average(figures).cells()
 
 
 def ascended(world: TurnWorld, group_size: int) -> tuple[float, float, float]:
@@ -395,12 +397,12 @@ distance (1 would be tight, above 1 wrong), and how much smaller the second boun
 """
     world, rows = EnumerableWorld(), []
     for distance in DISTANCES:
-        found = [bound(world, index, distance) for index in range(PAIRS)]
+        bounds = [bound(world, index, distance) for index in range(PAIRS)]
         rows.append(
             [
                 f"{distance:g}",
-                *(f"{max(abs(b.residual) / getattr(b, name) for b in found):.3f}" for name in ("uniform", "prefix")),
-                f"{sorted(b.uniform / b.prefix for b in found)[PAIRS // 2]:.1f} ×",
+                *(f"{max(abs(b.residual) / getattr(b, name) for b in bounds):.3f}" for name in ("uniform", "prefix")),
+                f"{sorted(b.uniform / b.prefix for b in bounds)[PAIRS // 2]:.1f} ×",
             ]
         )
     yield plain_table(["distance", "residual / uniform bound", "residual / prefix bound", "uniform / prefix"], rows)
@@ -435,8 +437,8 @@ def figure() -> str:
             (panels[1], weights, "reinforce, weighted by π/μ"),
         ):
             for name in names:
-                found = off_policy_figures()[name]
-                points = [f.spread for f in found], [f.bias for f in found]
+                figures = off_policy_figures()[name]
+                points = [f.spread for f in figures], [f.bias for f in figures]
                 panel.plot(*points, "o-", markersize=3, linewidth=1, label=name.strip("`"))
             panel.set(title=title, xlabel="spread of one completion's gradient / ‖∇J‖")
             panel.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))

@@ -104,9 +104,9 @@ def table() -> str:
         )
     lines += ["", "| held-out questions | right | form | n |", "|---|---|---|---|"]
     for name in ("base", "sft", "ppo", "dpo"):
-        (found,) = json.loads((REPOSITORY / RUNS / "evals" / name / "result.json").read_text())["suites"].values()
-        right, form = (interval(found["estimates"][part]) for part in ("accuracy", "reward/part/form"))
-        lines.append(f"| {name} | {right} | {form} | {found['questions']} |")
+        (suite,) = json.loads((REPOSITORY / RUNS / "evals" / name / "result.json").read_text())["suites"].values()
+        right, form = (interval(suite["estimates"][part]) for part in ("accuracy", "reward/part/form"))
+        lines.append(f"| {name} | {right} | {form} | {suite['questions']} |")
     return "\n".join(lines)
 
 

@@ -129,16 +129,18 @@ def result(folder: Path) -> str:
 def probes(folder: Path) -> str:
     """Each weight sync: how far the log-probs of known tokens at the server were from the trainer's."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = [record for record in records if "sync/probe_mean" in record]
+    probed = [record for record in records if "sync/probe_mean" in record]
     lines = ["did the server have the trainer's weights? |log-prob of the server - of the trainer|, nats, known tokens"]
     lines += ["  step    mean      max   bounds         seconds"]
-    for record in found:
+    for record in probed:
         bounds = " ".join(f"{record[key]:.3g}" for key in ("sync/bound_mean", "sync/bound_max") if key in record)
         lines.append(
             f"  {record['step']:>4}  {record['sync/probe_mean']:.4f}  {record.get('sync/probe_max', 0):>7.4f}   "
             f"{bounds:<13}  {record.get('sync/seconds', 0):>6.2f}"
         )
-    means = [record["mismatch/log_prob_absdiff_mean"] for record in found if "mismatch/log_prob_absdiff_mean" in record]
+    means = [
+        record["mismatch/log_prob_absdiff_mean"] for record in probed if "mismatch/log_prob_absdiff_mean" in record
+    ]
     if means:
         lines.append(f"mismatch of the completions trained on, mean of all steps: {sum(means) / len(means):.4f} nats")
     return "\n".join(lines)
@@ -146,8 +148,8 @@ def probes(folder: Path) -> str:
 
 def with_room(folder: Path) -> str:
     """What the untrained model gets when its answers are not cut off."""
-    (found,) = json.loads((folder / "result.json").read_text())["suites"].values()
-    right, questions = found["correct"], found["questions"]
+    (suite,) = json.loads((folder / "result.json").read_text())["suites"].values()
+    right, questions = suite["correct"], suite["questions"]
     return f"held-out accuracy   {right / questions:.3f}   ({right}/{questions}); more than that is skill, not brevity"
 
 

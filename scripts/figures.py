@@ -143,13 +143,13 @@ def results(source: str) -> list[Any]:
     return newest([json.loads(file.read_text()) for file in files if PLAIN.fullmatch(file.name)])
 
 
-def newest(found: list[Any]) -> list[Any]:
+def newest(results: list[Any]) -> list[Any]:
     """The last result of each kind of machine, the last first."""
     by_kind: dict[str, Any] = {}
-    for one in found:
-        kind = re.sub(r" @ [\d.]+GHz", "", one["machine"]["processor"])  # hypervisors differ in whether they say it
+    for each in results:
+        kind = re.sub(r" @ [\d.]+GHz", "", each["machine"]["processor"])  # hypervisors differ in whether they say it
         by_kind.pop(kind, None)
-        by_kind[kind] = one
+        by_kind[kind] = each
     return list(by_kind.values())[::-1]
 
 
@@ -160,20 +160,20 @@ def result(source: str) -> Any:
 
 def figure(source: str, path: str, form: str) -> str:
     """The number as the page has it: `8.6`, or over several machines `5.2 to 8.6`."""
-    found = [result(source)] if source in PLANNED else results(source)
-    told = [f"{value:{form}}" for value in sorted(number(one, path) for one in found)]
-    span = told[:1] if told[0] == told[-1] else [told[0].removesuffix("%"), told[-1]]
+    measured = [result(source)] if source in PLANNED else results(source)
+    texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in measured)]
+    span = texts[:1] if texts[0] == texts[-1] else [texts[0].removesuffix("%"), texts[-1]]
     return " to ".join(span).replace("%", " %")
 
 
-def number(found: Any, path: str) -> float:
+def number(result: Any, path: str) -> float:
     """The number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of such sums, `a over b`."""
 
     def at(path: str) -> float:
-        one = found
+        value = result
         for key in path.split("/"):
-            one = one[int(key)] if isinstance(one, list) else one[key]
-        return float(one)
+            value = value[int(key)] if isinstance(value, list) else value[key]
+        return float(value)
 
     above, *below = (sum(map(at, part.split(" plus "))) for part in path.split(" over "))
     return above / below[0] if below else above
@@ -182,10 +182,10 @@ def number(found: Any, path: str) -> float:
 def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:
     """The page with these numbers; ValueError unless the words occur once."""
     pattern = r"[\d.,]+(?: to [\d.,]+)?(?: %)?".join(re.escape(part) for part in words.split("{}"))
-    told, count = re.subn(pattern, lambda _: words.format(*(figure(*one) for one in numbers)), text)
+    new, count = re.subn(pattern, lambda _: words.format(*(figure(*arguments) for arguments in numbers)), text)
     if count != 1:
         raise ValueError(f"{words!r} occurs {count} times")
-    return told
+    return new
 
 
 def main() -> int:

@@ -115,14 +115,14 @@ class Unit:
 
 @cache
 def read_modules() -> list[Module]:
-    found = []
+    modules = []
     for package in PACKAGES:
         for path in sorted(package.rglob("*.py")):
             parts = path.relative_to(package.parent).with_suffix("").parts
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             text = path.read_text(encoding="utf-8")
-            found.append(Module(name, path, text, ast.parse(text)))
-    return found
+            modules.append(Module(name, path, text, ast.parse(text)))
+    return modules
 
 
 def short(module: Module) -> str:
@@ -163,8 +163,10 @@ def constructor_parameters(node: ast.ClassDef) -> int:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             arguments = item.args
             return len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs) - 1
-    decorators = [ast.unparse(one) for one in node.decorator_list]
-    if not any("dataclass" in one for one in decorators) or any("frozen=True" in one for one in decorators):
+    decorators = [ast.unparse(decorator) for decorator in node.decorator_list]
+    if not any("dataclass" in decorator for decorator in decorators) or any(
+        "frozen=True" in decorator for decorator in decorators
+    ):
         return 0
     return sum(
         isinstance(item, ast.AnnAssign)
@@ -222,7 +224,7 @@ def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    components: list[list[str]] = []
 
     def visit(node: str) -> None:
         index[node] = low[node] = len(index)
@@ -234,13 +236,13 @@ def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
                 low[node] = min(low[node], low[child])
         if low[node] == index[node]:
             at = stack.index(node)
-            found.append(stack[at:])
+            components.append(stack[at:])
             del stack[at:]
 
     for node in edges:
         if node not in index:
             visit(node)
-    return found
+    return components
 
 
 # unreachable
@@ -340,19 +342,19 @@ def is_docstring(node: ast.stmt) -> bool:
 
 def names_in(node: ast.AST) -> set[str]:
     """Identifiers, attributes, keywords, imported names, and what strings such as `"pkg.module:Class"` name."""
-    found: set[str] = set()
+    names: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
-            found.add(part.id)
+            names.add(part.id)
         elif isinstance(part, ast.Attribute):
-            found.add(part.attr)
+            names.add(part.attr)
         elif isinstance(part, ast.keyword) and part.arg:
-            found.add(part.arg)
+            names.add(part.arg)
         elif isinstance(part, ast.alias):
-            found.add(part.name.rpartition(".")[2])
+            names.add(part.name.rpartition(".")[2])
         elif isinstance(part, ast.Constant) and isinstance(part.value, str) and len(part.value) < 120:
-            found.update(re.findall(r"[A-Za-z_]\w*", part.value) if re.fullmatch(r"[\w.:\[\], |]+", part.value) else ())
-    return found
+            names.update(re.findall(r"[A-Za-z_]\w*", part.value) if re.fullmatch(r"[\w.:\[\], |]+", part.value) else ())
+    return names
 
 
 # rooms
@@ -389,8 +391,8 @@ def main() -> int:
     parser.add_argument("--room", help="only what concerns this room, for example train")
     parser.add_argument("--lines", action="store_true", help="print the number of lines of each room")
     options = parser.parse_args()
-    found = violations(options.room)
-    for rule, texts in found.items():
+    problems = violations(options.room)
+    for rule, texts in problems.items():
         print(f"{rule}: {len(texts)}")
         for text in texts:
             print(f"  {text}")
@@ -405,7 +407,7 @@ def main() -> int:
         for room, count in sorted(lines.items()):
             print(f"{room:<14}{count:>7,}")
         print(f"{'total':<14}{sum(lines.values()):>7,}")
-    return int(any(found.values()))
+    return int(any(problems.values()))
 
 
 if __name__ == "__main__":

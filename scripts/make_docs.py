@@ -59,8 +59,8 @@ def shared(family: type) -> list[str]:
     from proxima.config.describe import fields_of
     from proxima.config.schema import RunConfig
 
-    known = {info.name: info.hint for info in fields_of(RunConfig) if not info.slot}
-    return [info.name for info in fields_of(family) if info.section and known.get(info.name) is info.hint]
+    hints = {info.name: info.hint for info in fields_of(RunConfig) if not info.slot}
+    return [info.name for info in fields_of(family) if info.section and hints.get(info.name) is info.hint]
 
 
 def sections(cls: type, path: str, skip: Collection[str] = ()) -> Iterator[str]:

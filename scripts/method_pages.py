@@ -61,11 +61,11 @@ HEADER = (
 def pages() -> dict[Path, str]:
     """The text of every generated file."""
     notes = read_notes()
-    found = {PEERS: peers_page(notes), PAGES / "README.md": index_page(notes)}
+    texts = {PEERS: peers_page(notes), PAGES / "README.md": index_page(notes)}
     for slot in SLOTS:
         for kind, cls in kinds(slot).items():
-            found[PAGES / f"{kind}.md"] = method_page(slot, kind, cls, notes[slot][kind])
-    return found
+            texts[PAGES / f"{kind}.md"] = method_page(slot, kind, cls, notes[slot][kind])
+    return texts
 
 
 def figures() -> dict[Path, str]:
@@ -75,12 +75,12 @@ def figures() -> dict[Path, str]:
     from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw
 
-    found = {}
+    drawn = {}
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
-        found[PAGES / f"{kind}.svg"] = svg_file(draw(together, TokenSetting(), over=["ratio"]))
-    return found
+        drawn[PAGES / f"{kind}.svg"] = svg_file(draw(together, TokenSetting(), over=["ratio"]))
+    return drawn
 
 
 def read_notes() -> dict[str, Any]:
@@ -102,8 +102,8 @@ def note_in_docstring(cls: type) -> dict[str, str]:
     """The note in a docstring; empty unless it has `Name`, `Use it` and `Not`."""
     named = {"title": "Name", "use": "Use it", "avoid": "Not"}
     named |= {peer: f"In {name.split()[0]}" for peer, name in NAMES.items()}
-    found = {key: text for key, title in named.items() if (text := section(cls, title))}
-    return found | {"title": found["title"].removesuffix(".")} if {"title", "use", "avoid"} <= set(found) else {}
+    notes = {key: text for key, title in named.items() if (text := section(cls, title))}
+    return notes | {"title": notes["title"].removesuffix(".")} if {"title", "use", "avoid"} <= set(notes) else {}
 
 
 def kinds(slot: str) -> dict[str, type]:
@@ -169,9 +169,9 @@ def section(cls: type, title: str) -> str:
     match = re.search(rf"(?:^|[.] ){title}: (.*?)(?=(?:^|[.] +){HEADER}[\w, ]*: |\Z)", text, re.DOTALL | re.MULTILINE)
     if match is None:
         return ""
-    found = " ".join(match[1].split())
-    name = re.match(r"(arXiv|verl)\b|\w+ =", found)  # these begin small even in front
-    return escaped((found if name else found[:1].upper() + found[1:]).removesuffix(".") + ".")
+    content = " ".join(match[1].split())
+    name = re.match(r"(arXiv|verl)\b|\w+ =", content)  # these begin small even in front
+    return escaped((content if name else content[:1].upper() + content[1:]).removesuffix(".") + ".")
 
 
 def field_rows(cls: type) -> list[list[str]]:

@@ -220,7 +220,7 @@ def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
     def holds(slot: str, kind: str) -> bool:
         short = lambda law, spec: full(dataclasses.replace(law, cases=lambda: islice(law.cases(), cases)), spec)  # noqa: E731
         spec_check.check_law = full if cases is None else short
-        return all(found.status != "FAILED" for found in spec_check.check_spec(slot, tables[slot][kind]()))
+        return all(result.status != "FAILED" for result in spec_check.check_spec(slot, tables[slot][kind]()))
 
     return {f"{slot}/{kind}": lambda s=slot, k=kind: holds(s, k) for slot, table in tables.items() for kind in table}
 
@@ -285,8 +285,8 @@ def coverage(stage: str) -> dict[tuple[str, int], list[Any]] | None:
     if stage == "tests":
         good = tests_pass(TESTS, (TraceTests(lines),))
     else:
-        found = golden() if stage == "golden" else laws(cases=3)
-        good = all(lines.of(stage, name, run) for name, run in found.items())
+        checks = golden() if stage == "golden" else laws(cases=3)
+        good = all(lines.of(stage, name, run) for name, run in checks.items())
     return dict(lines.found[stage]) if good else None
 
 
@@ -323,8 +323,8 @@ def verdict(mutant: Mutant) -> tuple[str, str]:
         "tests": (lambda: {"tests": lambda: tests_pass(tests)}, ["tests"][: len(tests)]),
     }
     for stage, (checks, names) in stages.items():
-        if (found := first_failure(checks, names, LIMITS[stage])) is not None:
-            return stage, f"one of {len(tests)}" if found == "tests" else found
+        if (failure := first_failure(checks, names, LIMITS[stage])) is not None:
+            return stage, f"one of {len(tests)}" if failure == "tests" else failure
     return "missed", ""
 
 
@@ -335,8 +335,8 @@ def names_at(stage: str, mutant: Mutant) -> list[str]:
     """The checks that execute the mutant's statement; outside of functions, anything of its file."""
     first, last = mutant.lines if mutant.in_function else (0, 10**6)  # a constant: whatever runs its file
     places = COVERED.get(stage, {}).items()
-    found = [names for (path, line), names in places if path == mutant.path and first <= line <= last]
-    return list(dict.fromkeys(name for names in found for name in names))
+    at_place = [names for (path, line), names in places if path == mutant.path and first <= line <= last]
+    return list(dict.fromkeys(name for names in at_place for name in names))
 
 
 def alone(work: Any, argument: Any, pipe: Any) -> None:
@@ -399,8 +399,8 @@ def main() -> None:
     rows = []
     if chosen.resume is not None:
         names = {m.name for m in mutants}
-        found = json.loads(chosen.json_out.read_text(encoding="utf-8"))["mutants"]
-        rows = [row for row in found if row["caught_by"] in (chosen.resume or STAGES) and row["mutant"] in names]
+        finished = json.loads(chosen.json_out.read_text(encoding="utf-8"))["mutants"]
+        rows = [row for row in finished if row["caught_by"] in (chosen.resume or STAGES) and row["mutant"] in names]
     done = {row["mutant"] for row in rows}
     mutants = [m for m in mutants if m.name not in done and any(text in m.name for text in chosen.only)]
     for stage, lines in parallel(coverage, chosen.stages, chosen.workers):

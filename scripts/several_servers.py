@@ -28,16 +28,16 @@ def main() -> None:
         [str(step["version"]), *(f"{step.get(f'sync/{name}', float('nan')):.4g}" for name in FIGURES)] for step in steps
     ]
     print(f"{o.ranks} ranks; the third server was started after step 2, and answered {joined:.0f} s later\n")
-    found = [{"version": step["version"], **{n: step.get(f"sync/{n}") for n in FIGURES}} for step in steps]
-    rows = [["–" if value is None else f"{value:.4g}" for value in one.values()] for one in found]
+    published = [{"version": step["version"], **{n: step.get(f"sync/{n}") for n in FIGURES}} for step in steps]
+    rows = [["–" if value is None else f"{value:.4g}" for value in sync.values()] for sync in published]
     print(table(["version", *FIGURES], rows) + "\n")
-    counts = [one["replicas"] for one in found]
-    reached = counts[0] == 2 and counts[-1] == 3 and max(one["probe_max"] for one in found) < 5e-3
+    counts = [sync["replicas"] for sync in published]
+    reached = counts[0] == 2 and counts[-1] == 3 and max(sync["probe_max"] for sync in published) < 5e-3
     finish(
         {
             "claim": "several_servers",
             "reached": reached,
-            "published": found,
+            "published": published,
             "third_answered_seconds": round(joined, 1),
             "bytes": steps[-1]["sync/bytes"],
             "ranks": o.ranks,

@@ -65,7 +65,7 @@ class Times:
         result = yield
         used = [some[-1] for some in item._fixtureinfo.name2fixturedefs.values() if some]
         own = time.perf_counter() - start - self.elsewhere
-        self.tests[item.nodeid] = own + sum(self.shared.get(id(one), 0.0) for one in used)
+        self.tests[item.nodeid] = own + sum(self.shared.get(id(fixture), 0.0) for fixture in used)
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -103,11 +103,11 @@ def slow(seconds: dict[str, float], limit: float = LIMIT) -> set[str]:
     functions: dict[str, dict[str, float]] = defaultdict(dict)
     for test, spent in seconds.items():
         functions[test.partition("[")[0]][test] = spent
-    found: set[str] = set()
+    names: set[str] = set()
     for function, cases in functions.items():
         long = {test for test, spent in cases.items() if spent >= limit}
-        found |= {function} if len(long) > len(cases) / 2 else long
-    return found
+        names |= {function} if len(long) > len(cases) / 2 else long
+    return names
 
 
 def main() -> None:

@@ -13,9 +13,9 @@ def main() -> None:
         count, tokens = map(int, shape.split("x"))
         settings = {"threads": o.threads, "rows": count, "tokens": tokens}
         side = Side("scan", "advantage_scan.side", settings, threads=o.threads)
-        found = alternate([side], o.repeats)[side.name]
-        loop, blocks = (Spread([x[name] for x in found]) for name in ("loop", "blocks"))
-        ratio, off = loop.median / blocks.median, max(x["off"] for x in found)
+        runs = alternate([side], o.repeats)[side.name]
+        loop, blocks = (Spread([x[name] for x in runs]) for name in ("loop", "blocks"))
+        ratio, off = loop.median / blocks.median, max(x["off"] for x in runs)
         measured[shape] = {
             "ratio": round(ratio, 1),
             "off": off,

@@ -31,7 +31,7 @@ def main() -> None:
     p.add_argument("--concurrent", type=int, default=12, help="prompts that generate at once (default: %(default)s)")
     o = p.parse_args()
     sides = {"sync": {"max_lag": 0}, "async": {"max_lag": o.lag, "max_concurrent_rollouts": o.concurrent}}
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+    by_side: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     with tempfile.TemporaryDirectory() as place:
         model = make_model(Path(place) / "model")
         for i, seed in enumerate(o.seeds):
@@ -40,16 +40,16 @@ def main() -> None:
                 tree["train"]["epochs_per_step"] = 2  # so that generation and training take about the same time
                 tree["runtime"] |= sides[side]
                 load = os.getloadavg()[0]
-                one = figures(run(Path(place) / f"{side}-{seed}", tree)) | {"seed": seed, "load": round(load, 1)}
-                found[side].append(one)
-                print(f"  {side}: {json.dumps(one)}", file=sys.stderr, flush=True)
+                figure = figures(run(Path(place) / f"{side}-{seed}", tree)) | {"seed": seed, "load": round(load, 1)}
+                by_side[side].append(figure)
+                print(f"  {side}: {json.dumps(figure)}", file=sys.stderr, flush=True)
     print(f"{o.steps} steps of 8 prompts x 8 completions, one thread a process; median [range] of the seeds\n")
     rows = [
-        [side, *(Spread([one[k] for one in some]).text(form) for k, form in SHOWN.items())]
-        for side, some in found.items()
+        [side, *(Spread([figure[k] for figure in some]).text(form) for k, form in SHOWN.items())]
+        for side, some in by_side.items()
     ]
     print(table(["side", *SHOWN], rows))
-    pairs = list(zip(found["async"], found["sync"], strict=True))
+    pairs = list(zip(by_side["async"], by_side["sync"], strict=True))
     ratios = {k: Spread([a[k] / s[k] for a, s in pairs]) for k in RATIOS}
     differences = {k: mean_interval([a[k] - s[k] for a, s in pairs]) for k in ("accuracy", "reward")}
     print("\nasync / sync, pair by pair: " + ", ".join(f"{k} {ratio.text('.2f')}" for k, ratio in ratios.items()))
@@ -63,7 +63,7 @@ def main() -> None:
             "reached": reached and all(low <= 0 <= high for _, low, high in differences.values()),
             "ratios": {k: ratio.json() for k, ratio in ratios.items()},
             "differences": {k: [round(x, 4) for x in values] for k, values in differences.items()},
-            "runs": found,
+            "runs": by_side,
             "steps": o.steps,
             "lag": o.lag,
             "concurrent": o.concurrent,

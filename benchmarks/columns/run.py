@@ -31,14 +31,14 @@ def main() -> None:
     sources = {"objects": o.base or base_source(), "columns": HERE.parent / "src"}
     sides = [Side(name, "columns.side", settings, threads=o.threads, source=path) for name, path in sources.items()]
     about = {side.name: side.about for side in sides}
-    found = alternate(sides, o.repeats)
+    measured = alternate(sides, o.repeats)
     seconds = {
         name: {stage: Spread([x[stage] for x in runs]) for stage in STAGES}
         | {"all": Spread([sum(x[stage] for stage in STAGES) for x in runs])}
-        for name, runs in found.items()
+        for name, runs in measured.items()
     }
     count = completions * tokens
-    peak = {name: (runs[-1]["peak_bytes"]) / count for name, runs in found.items()}
+    peak = {name: (runs[-1]["peak_bytes"]) / count for name, runs in measured.items()}
     held = {name: about[name]["held_bytes"] / count for name in sources}
     rows = [
         [

@@ -12,10 +12,10 @@ def main() -> None:
     o = p.parse_args()
     settings = {"model": need_model(o.model), "threads": o.threads, "sequences": o.sequences, "tokens": o.tokens}
     side = Side("proxima", "correction_cost.side", settings, threads=o.threads)
-    found = alternate([side], o.repeats, discard=1)[side.name]
+    runs = alternate([side], o.repeats, discard=1)[side.name]
     names = side.about["measures"]
-    seconds = {name: Spread([x["seconds"][name] for x in found]) for name in ("step", *names)}
-    memory = {name: max(x["memory"][name] for x in found) for name in ("step", *names)}
+    seconds = {name: Spread([x["seconds"][name] for x in runs]) for name in ("step", *names)}
+    memory = {name: max(x["memory"][name] for x in runs) for name in ("step", *names)}
     step = seconds["step"].median
     rows = [["forward, loss, backward, optimizer", seconds["step"].text(".2f"), "1", megabytes(memory["step"]), "1"]]
     rows += [

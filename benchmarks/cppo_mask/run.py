@@ -18,9 +18,9 @@ def main() -> None:
         sequences, tokens = map(int, shape.split("x"))
         settings = {"threads": o.threads, "sequences": sequences, "tokens": tokens}
         side = Side("cppo", "cppo_mask.side", settings, threads=o.threads)
-        found = alternate([side], o.repeats)[side.name]
-        loop, packed = (Spread([x[name] for x in found]) for name in ("loop", "packed"))
-        wrong, memory = found[0]["disagree"], found[0]["copies"]
+        runs = alternate([side], o.repeats)[side.name]
+        loop, packed = (Spread([x[name] for x in runs]) for name in ("loop", "packed"))
+        wrong, memory = runs[0]["disagree"], runs[0]["copies"]
         ratio = loop.median / packed.median
         measured[shape] = {"ratio": round(ratio, 2), "seconds": {"loop": loop.json(), "packed": packed.json()}}
         measured[shape] |= {"disagree": wrong, "peak_float32_copies": memory}

@@ -33,12 +33,12 @@ def main() -> None:
     )
     ours = Side("local engine", "decode_vs_hf.proxima_side", settings, threads=o.threads)
     limit = Side("GEMM", "gemm", {"threads": o.threads, "dtype": o.dtype}, threads=o.threads)
-    found = alternate([peer, ours, limit], o.repeats)
-    short = {name: {x["tokens"] for x in found[name]} - {o.rows * o.tokens} for name in (peer.name, ours.name)}
+    measured = alternate([peer, ours, limit], o.repeats)
+    short = {name: {x["tokens"] for x in measured[name]} - {o.rows * o.tokens} for name in (peer.name, ours.name)}
     if any(short.values()):
         raise RuntimeError(f"not every completion has {o.tokens} tokens, the rates can't be compared: {short}")
-    rates = {name: Spread([x["rate"] for x in found[name]]) for name in (peer.name, ours.name)}
-    flops = Spread([x["flops"] for x in found["GEMM"]])
+    rates = {name: Spread([x["rate"] for x in measured[name]]) for name in (peer.name, ours.name)}
+    flops = Spread([x["flops"] for x in measured["GEMM"]])
     most = flops.median / (2 * ours.about["parameters"])
     base = rates[peer.name].median
     rows = [

@@ -98,13 +98,13 @@ def campaign(
             measure(name, number, over_age)
         if (number + 1) % 5 == 0:
             print(f"  {number + 1}: {dict(killed)}, {len(wrong)} wrong", file=sys.stderr, flush=True)
-    sizes = {name: np.array(found) for name, found in lengths.items()}
+    sizes = {name: np.array(values) for name, values in lengths.items()}
     return {
         "kills": dict(killed),
         "wrong": wrong,
-        "completions": {name: len(found) for name, found in sizes.items()},
-        "length_mean": {name: float(found.mean()) for name, found in sizes.items()},
-        "length_median": {name: float(np.median(found)) for name, found in sizes.items()},
+        "completions": {name: len(values) for name, values in sizes.items()},
+        "length_mean": {name: float(values.mean()) for name, values in sizes.items()},
+        "length_median": {name: float(np.median(values)) for name, values in sizes.items()},
         "killed_against_whole": compare(sizes["killed"], sizes["whole"]),
         "drop_against_whole": compare(sizes["drop"], sizes["whole"]),
     }
@@ -139,15 +139,15 @@ def kill(runs: Killed, folder: Path, seconds: float, operations: int, draws: ran
 
 def engines_of(pid: int) -> list[int]:
     """The process ids of the engines that a trainer has started."""
-    found = []
+    engines = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == pid and b"proxima.engine" in (place / "cmdline").read_bytes():
-                found.append(int(place.name))
+                engines.append(int(place.name))
         except OSError:  # it has ended
             continue
-    return found
+    return engines
 
 
 def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
@@ -195,27 +195,27 @@ def compare(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
         a, b = np.cumsum(mine)[ends] / len(first), np.cumsum(1 - mine)[ends] / len(second)
         return float(np.abs(a - b).max())
 
-    found = distance(labels)
-    reached = sum(distance(rng.permutation(labels)) >= found - 1e-12 for _ in range(PERMUTATIONS))
-    return {"distance": found, "p": (1 + reached) / (1 + PERMUTATIONS)}
+    observed = distance(labels)
+    reached = sum(distance(rng.permutation(labels)) >= observed - 1e-12 for _ in range(PERMUTATIONS))
+    return {"distance": observed, "p": (1 + reached) / (1 + PERMUTATIONS)}
 
 
-def table(found: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
     """The runs, a kind a line."""
     names = {"whole": "not killed", "killed": "killed", "drop": "not killed, `over_age: drop`"}
-    against = {"killed": found["killed_against_whole"], "drop": found["drop_against_whole"]}
+    against = {"killed": figures["killed_against_whole"], "drop": figures["drop_against_whole"]}
     rows = [
         [
             label,
-            str(found["completions"][name]),
-            f"{found['length_mean'][name]:.1f}",
-            f"{found['length_median'][name]:.0f}",
+            str(figures["completions"][name]),
+            f"{figures['length_mean'][name]:.1f}",
+            f"{figures['length_median'][name]:.0f}",
             f"{against[name]['distance']:.3f}" if name in against else "",
             f"{against[name]['p']:.2g}" if name in against else "",
         ]
         for name, label in names.items()
     ]
-    kills = ", ".join(f"{count} {what}" for what, count in sorted(found["kills"].items()))
-    return f"kills: {kills}; wrong: {len(found['wrong'])}\n" + harness.table(
+    kills = ", ".join(f"{count} {what}" for what, count in sorted(figures["kills"].items()))
+    return f"kills: {kills}; wrong: {len(figures['wrong'])}\n" + harness.table(
         ["runs", "completions", "tokens, mean", "median", "KS distance", "p"], rows
     )

@@ -166,8 +166,8 @@ class Killer:
 
 def lines(file: Path, kind: str) -> list[dict[str, Any]]:
     """The runs of a kind so far."""
-    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    return [line for line in found if line["kind"] == kind]
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [line for line in records if line["kind"] == kind]
 
 
 def kills_of(runs: Sequence[dict[str, Any]]) -> Counter[str]:
@@ -195,11 +195,11 @@ def commands(mark: str, part: str) -> list[int]:
     """The processes of a campaign that have this in their command."""
     from tests.runtime.episode_world import marked
 
-    found = []
+    pids = []
     for pid in marked(mark):
         with suppress(OSError):
-            found += [pid] if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
-    return found
+            pids += [pid] if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+    return pids
 
 
 def check(folder: Path, unbroken: Path | None) -> None:
@@ -235,11 +235,11 @@ def main() -> None:
     options.runs.parent.mkdir(parents=True, exist_ok=True)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = campaign(Path(place), options.runs, options.kills, options.seed, options.kinds)
-    print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(found["kills"].items())]))
-    for line in [f"{len(found['wrong'])} wrong", *found["wrong"]]:
+        outcome = campaign(Path(place), options.runs, options.kills, options.seed, options.kinds)
+    print(harness.table(["killed", "times"], [[name, str(count)] for name, count in sorted(outcome["kills"].items())]))
+    for line in [f"{len(outcome['wrong'])} wrong", *outcome["wrong"]]:
         print(line, file=sys.stderr)
-    harness.finish(found | {"seed": options.seed}, options.json_out)
+    harness.finish(outcome | {"seed": options.seed}, options.json_out)
 
 
 if __name__ == "__main__":

@@ -82,9 +82,9 @@ def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, 
         process.wait(120)
         took = time.monotonic() - died
         text = output.read_text()
-        told = f"rank {rank} on " in text and text.index(f"rank {rank} on ") < text.index("Root Cause")
+        named = f"rank {rank} on " in text and text.index(f"rank {rank} on ") < text.index("Root Cause")
         if (
-            rank and not told and "exitcode  : -9" in text and "  done: " not in text
+            rank and not named and "exitcode  : -9" in text and "  done: " not in text
         ):  # else it was killed after the end
             raise RuntimeError(f"rank {rank} died and nobody said so:\n{text[-3000:]}")
         if left := processes(words):

@@ -127,15 +127,17 @@ def main() -> None:
             from benchmarks.kills import asynchronous
 
             processes = options.kills // 5 if options.processes is None else options.processes
-            found = asynchronous.campaign(Path(place), options.kills, processes, options.whole, options.minutes, draws)
-            print(asynchronous.table(found))
+            outcome = asynchronous.campaign(
+                Path(place), options.kills, processes, options.whole, options.minutes, draws
+            )
+            print(asynchronous.table(outcome))
         else:
-            found = campaign(Path(place), options.kills, draws)
-            cells = [str(found["kills"]), str(found["ended_before"]), str(len(found["wrong"]))]
+            outcome = campaign(Path(place), options.kills, draws)
+            cells = [str(outcome["kills"]), str(outcome["ended_before"]), str(len(outcome["wrong"]))]
             print(harness.table(["kills", "ended before", "wrong"], [cells]))
-    for line in found["wrong"]:
+    for line in outcome["wrong"]:
         print(line, file=sys.stderr)
-    harness.finish(found | {"seed": options.seed}, options.json_out)
+    harness.finish(outcome | {"seed": options.seed}, options.json_out)
 
 
 def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:

@@ -33,12 +33,12 @@ def pairs() -> list[Pair]:
     """Each recipe with each layout that begins with its name."""
     from proxima.data.recipe_files import shipped_layouts, shipped_recipes
 
-    found = []
+    combined = []
     for layout in shipped_layouts():
         family, _, devices = layout.rpartition("/")[2].rpartition("_")
         recipes = [name for name in shipped_recipes() if name == family or name.startswith(f"{family}_")]
-        found += [Pair(recipe, layout, f"{devices}-{MEMORY}") for recipe in recipes]
-    return found
+        combined += [Pair(recipe, layout, f"{devices}-{MEMORY}") for recipe in recipes]
+    return combined
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
     from tests.recipes.shapes import write_shape
 
     if kept is not None:
-        found = json.loads((kept / f"{pair.name}.json").read_text())
+        rehearsal = json.loads((kept / f"{pair.name}.json").read_text())
     else:
         from proxima.config import resolve
         from proxima.lab.plan import read_devices
@@ -98,14 +98,14 @@ def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
 
         model = write_shape(resolve(pair.recipe).config.model.path, folder)
         words = [f"@{pair.layout}", f"model.path={model}"]
-        found = rehearse_recipe(pair.recipe, words, read_devices(pair.devices)).as_json()
-    peak = sum(found["peak"].values())
+        rehearsal = rehearse_recipe(pair.recipe, words, read_devices(pair.devices)).as_json()
+    peak = sum(rehearsal["peak"].values())
     return {
-        "needed_gib": round(found["needed"] / GIB, 1),
-        "fits": found["fits"] and not found["faults"],
+        "needed_gib": round(rehearsal["needed"] / GIB, 1),
+        "fits": rehearsal["fits"] and not rehearsal["faults"],
         "peak_gib": round(peak / GIB, 2),
-        "explain_gib": round(found["estimate"] / GIB, 2),
-        "seconds": round(found["seconds"]),
+        "explain_gib": round(rehearsal["estimate"] / GIB, 2),
+        "seconds": round(rehearsal["seconds"]),
     }
 
 

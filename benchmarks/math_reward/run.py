@@ -20,8 +20,8 @@ def main() -> None:
     settings = {name: getattr(o, name) for name in ("answers", "group", "hostile", "workers", "plain", "seed")}
     ours = Side("proxima", "math_reward.side", settings, threads=1)
     plain = Side("math-verify alone", "math_reward.plain_side", settings, threads=1)
-    found = alternate([ours, plain], o.repeats, discard=0)
-    scored, alone = found[ours.name], found[plain.name]
+    measured = alternate([ours, plain], o.repeats, discard=0)
+    scored, alone = measured[ours.name], measured[plain.name]
     rate = Spread([o.answers / x["seconds"] for x in scored])
     cpu = Spread([1000 * x["cpu_seconds"] / o.answers for x in scored])
     alone_rate = Spread([x["answers"] / x["seconds"] for x in alone])
@@ -80,15 +80,15 @@ def main() -> None:
 
 def complaints(scored: list[dict[str, Any]], answers: int, workers: int) -> list[str]:
     """What contradicts the claim, whatever the speed."""
-    found = []
+    problems = []
     for fate in ("hostile rewarded", "ordinary misjudged", "ordinary invalid"):
         if any(x["fates"].get(fate) for x in scored):
-            found.append(f"{max(x['fates'].get(fate, 0) for x in scored)} {fate}")
+            problems.append(f"{max(x['fates'].get(fate, 0) for x in scored)} {fate}")
     if any(x["answered"] != answers for x in scored):
-        found.append("answers without a verdict")
+        problems.append("answers without a verdict")
     if any(x["workers_at_the_end"] != workers for x in scored):
-        found.append("a worker is missing at the end")
-    return found
+        problems.append("a worker is missing at the end")
+    return problems
 
 
 def math_versions() -> dict[str, str]:

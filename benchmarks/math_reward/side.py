@@ -68,7 +68,7 @@ def main() -> None:
     questions = groups(settings["answers"], settings["group"], settings["hostile"], settings["seed"])
 
     async def score(runner: RewardRunner) -> list[list[Score]]:
-        found: list[list[Score]] = []
+        scores: list[list[Score]] = []
         for start in range(0, len(questions), BATCH):
             tasks = [
                 runner.score(
@@ -77,8 +77,8 @@ def main() -> None:
                 )
                 for i, (gold, own) in enumerate(questions[start : start + BATCH])
             ]
-            found += await asyncio.gather(*tasks)
-        return found
+            scores += await asyncio.gather(*tasks)
+        return scores
 
     def once() -> dict[str, Any]:
         runner = RewardRunner([Math()], workers=settings["workers"])
@@ -92,7 +92,7 @@ def main() -> None:
             )
             ready, forked, before = time.perf_counter() - start, pool.started, cpu_seconds(pool)
             start = time.perf_counter()
-            found = asyncio.run(score(runner))
+            all_scores = asyncio.run(score(runner))
             seconds = time.perf_counter() - start
             used, replaced = cpu_seconds(pool) - before, pool.started - forked
             (after,) = asyncio.run(
@@ -104,11 +104,11 @@ def main() -> None:
         finally:
             runner.close()
         fates: dict[str, int] = {}
-        for (_, own), scores in zip(questions, found, strict=True):
+        for (_, own), scores in zip(questions, all_scores, strict=True):
             for answer, verdict in zip(own, scores, strict=True):
                 fate = judged(answer, verdict)
                 fates[fate] = fates.get(fate, 0) + 1
-        answered = sum(len(scores) for scores in found)
+        answered = sum(len(scores) for scores in all_scores)
         facts = {"answered": answered, "workers_at_the_end": alive if after.correct else 0, "replaced": replaced}
         return {"seconds": seconds, "start": ready, "cpu_seconds": used, "fates": fates, **facts}
 

@@ -71,12 +71,12 @@ class Runs:
 
         return self.forked(work)
 
-    def problems(self, found: dict[str, Any]) -> list[str]:
+    def problems(self, end: dict[str, Any]) -> list[str]:
         """What is wrong with a run that should have ended with one line and without a bad checkpoint."""
         from safetensors.torch import load_file
 
-        problems = [] if found["status"] == "ended" else [found["status"]]
-        problems += ["several lines"] if "\n" in found["said"] else []
+        problems = [] if end["status"] == "ended" else [end["status"]]
+        problems += ["several lines"] if "\n" in end["said"] else []
         for file in sorted((self.folder / "checkpoints").rglob("*.safetensors")):
             bad = [name for name, value in load_file(file).items() if not value.isfinite().all()]
             problems += [f"{name} of a checkpoint" for name in bad[:1]]
@@ -88,14 +88,14 @@ class Runs:
         equal = again["status"] == "done" and self.traces(self.folder) == self.expected
         return [] if equal else [f"the resumed run differs ({again['said'] or again['status']})"]
 
-    def row(self, place: str, step: Any, found: dict[str, Any], problems: list[str]) -> dict[str, Any]:
+    def row(self, place: str, step: Any, end: dict[str, Any], problems: list[str]) -> dict[str, Any]:
         """A row of the table; the run is deleted."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        said = found["said"].replace(str(self.root), "")
+        said = end["said"].replace(str(self.root), "")
         return {
             "place": place,
             "step": step,
-            "ended": found["status"],
+            "ended": end["status"],
             "good": "; ".join(problems) or "yes",
             "said": said,
         }
@@ -134,24 +134,24 @@ def main() -> None:
 def campaign(runs: Runs, places: int | None) -> list[dict[str, Any]]:
     """All places, or the first `places`, one after the other."""
     rows: list[dict[str, Any]] = []
-    for found in islice(chain(in_training(runs), in_files(runs), learning_rates(runs)), places):
-        rows.append(found)
-        print(f"  {len(rows)} {found['place']}: {found['ended']}, {found['good']}", file=sys.stderr, flush=True)
+    for row in islice(chain(in_training(runs), in_files(runs), learning_rates(runs)), places):
+        rows.append(row)
+        print(f"  {len(rows)} {row['place']}: {row['ended']}, {row['good']}", file=sys.stderr, flush=True)
     return rows
 
 
 def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
     """Ended, and resumed without the fault."""
     for place, (step, fault) in faults().items():
-        found = runs.go(runs.folder, fault=fault, step=step)
-        problems = runs.problems(found)
+        end = runs.go(runs.folder, fault=fault, step=step)
+        problems = runs.problems(end)
         if place == "reward":
             records = [json.loads(line) for line in (runs.folder / "metrics.jsonl").read_text().splitlines()]
             lost = sum(r.get("reward/invalid", 0) for r in records if r["kind"] == "train")
-            problems = [] if (found["status"], lost) == ("done", 1) else [f"{found['status']}, {lost} rewards invalid"]
+            problems = [] if (end["status"], lost) == ("done", 1) else [f"{end['status']}, {lost} rewards invalid"]
         else:
             problems += runs.resumed()
-        yield runs.row(place, step, found, problems)
+        yield runs.row(place, step, end, problems)
 
 
 def in_files(runs: Runs) -> Iterator[dict[str, Any]]:
@@ -160,21 +160,21 @@ def in_files(runs: Runs) -> Iterator[dict[str, Any]]:
     for name in ("model.safetensors", "optimizer.safetensors"):
         runs.go(runs.folder, fault=fault, step=3)
         put_nan(next((runs.folder / "checkpoints" / "000002").rglob(name)), "mlp.up_proj.weight")
-        found = runs.go(runs.folder)
-        same = found["status"] == "done" and runs.traces(runs.folder) == runs.expected
-        yield runs.row(f"{name} of the last checkpoint", "resume", found, [] if same else ["the resumed run differs"])
+        end = runs.go(runs.folder)
+        same = end["status"] == "done" and runs.traces(runs.folder) == runs.expected
+        yield runs.row(f"{name} of the last checkpoint", "resume", end, [] if same else ["the resumed run differs"])
     for name in ("mlp.up_proj.weight", "model.norm.weight", "embed_tokens.weight"):
         model = runs.root / "damaged"
         shutil.copytree(runs.model, model)
         put_nan(model / "model.safetensors", name)
-        found = runs.go(runs.folder, model=model)
+        end = runs.go(runs.folder, model=model)
         shutil.rmtree(model)
-        yield runs.row(f"model file, {name}", "start", found, runs.problems(found))
+        yield runs.row(f"model file, {name}", "start", end, runs.problems(end))
 
 
 def learning_rates(runs: Runs) -> Iterator[dict[str, Any]]:
     """Constant, without warmup."""
     for rate in LEARNING_RATES:
         changes = {"train__optimizer__lr": rate, "train__warmup_steps": 0, "train__schedule": "constant"}
-        found = runs.go(runs.folder, **changes)
-        yield runs.row(f"learning rate {rate:g}", "all", found, runs.problems(found))
+        end = runs.go(runs.folder, **changes)
+        yield runs.row(f"learning rate {rate:g}", "all", end, runs.problems(end))

@@ -23,7 +23,7 @@ def main() -> None:
     )
     o = p.parse_args()
     python = o.peer_python or peer_python(HERE / "step_vs_trl")  # the same environment
-    found: dict[str, Any] = {}
+    by_method: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for method in ("sft", "dpo"):
             steps = o.repeats + 2  # the first is discarded, the last ends the run
@@ -38,17 +38,20 @@ def main() -> None:
                 "lr": 1e-5,
                 "seed": 1,
             }
-            found[method] = measure(settings, python, o)
-    rows = [[method, *row] for method, one in found.items() for row in one["rows"]]
+            by_method[method] = measure(settings, python, o)
+    rows = [[method, *row] for method, measurement in by_method.items() for row in measurement["rows"]]
     dtype = "float32" if o.float32 else "bf16 on float32 weights"
-    peer_versions = next(iter(found.values()))["peer_versions"]
+    peer_versions = next(iter(by_method.values()))["peer_versions"]
     print(f"{Path(o.model).name}, {o.rows} rows a step, {dtype}, {o.threads} threads, TRL {peer_versions['trl']};")
     print(f"median [min-max] of {o.repeats} steps, sides alternating, the first step discarded\n")
     print(table(["method", "side", "seconds a step", "times as fast"], rows))
     print("\nEqual: checkpoint, rows, AdamW at 1e-5, bf16, no gradient checkpointing; DPO's reference log-probs are")
     print("computed before the first step on both sides. Not equal: the order of the rows, and so a step's tokens.\n")
-    result = {f"ratio_{method}": one["ratio"] for method, one in found.items()}
-    result |= {"ratio": min(result.values()), "seconds": {method: one["seconds"] for method, one in found.items()}}
+    result = {f"ratio_{method}": measurement["ratio"] for method, measurement in by_method.items()}
+    result |= {
+        "ratio": min(result.values()),
+        "seconds": {method: measurement["seconds"] for method, measurement in by_method.items()},
+    }
     kept = {"rows": o.rows, "micro_batch": o.micro_batch or o.rows, "bf16": not o.float32, "threads": o.threads}
     result |= {"claim": "offline_vs_trl", "model": Path(o.model).name, "settings": kept, "peer_versions": peer_versions}
     finish(result, o.json_out)

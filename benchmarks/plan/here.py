@@ -75,10 +75,10 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
         )  # fmt: skip
         records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         peak = json.loads((folder / "summary.json").read_text())["peak_memory_bytes"]
-    found = [record for record in records if record["kind"] == "train"][1:]
+    steps_trained = [record for record in records if record["kind"] == "train"][1:]
 
     def median(read: Callable[[dict[str, Any]], float]) -> float:
-        return statistics.median(read(record) for record in found)
+        return statistics.median(read(record) for record in steps_trained)
 
     return {
         "generate": median(lambda r: r["time/generate"]),
@@ -110,7 +110,7 @@ def fitted(kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]])
         costs = dict.fromkeys(unknown, 0.0)
         base = times_of(name, kind, runs, with_costs(rates, costs))
         slopes = {rate: times_of(name, kind, runs, with_costs(rates, costs | {rate: 1.0})) - base for rate in unknown}
-        late = np.array([found[name] for _, found in runs]) - base
+        late = np.array([measurement[name] for _, measurement in runs]) - base
         for free in (unknown, unknown[:1], unknown[1:]):  # all of them, else one alone
             found_costs = np.linalg.lstsq(np.array([slopes[rate] for rate in free]).T, late)[0]
             costs |= dict.fromkeys(unknown, 0.0) | dict(zip(free, map(float, found_costs), strict=True))
@@ -127,7 +127,9 @@ def with_costs(rates: Rates, costs: dict[str, float]) -> Rates:
 
 def times_of(name: str, kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]], rates: Rates) -> Any:
     """[runs] planned seconds."""
-    return np.array([seconds_of(planned(words, kind, found["length"], rates))[name] for words, found in runs])
+    return np.array(
+        [seconds_of(planned(words, kind, measurement["length"], rates))[name] for words, measurement in runs]
+    )
 
 
 def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS) -> dict[str, Any]:
@@ -136,20 +138,22 @@ def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS)
     words = [words_of(model, setting) for setting in settings]
     measurements = [measured(each, steps, threads) for each in words]
     for i, each in enumerate(words[: len(CALIBRATION)]):  # again, as the machine may have been slower for a while
-        measurements[i] = min(measurements[i], measured(each, steps, threads), key=lambda found: found["step"])
+        measurements[i] = min(
+            measurements[i], measured(each, steps, threads), key=lambda measurement: measurement["step"]
+        )
     runs = list(zip(words, measurements, strict=True))
     rates = fitted(kind, runs[: len(CALIBRATION)])
-    plans = [planned(words, kind, found["length"], rates) for words, found in runs]
+    plans = [planned(words, kind, measurement["length"], rates) for words, measurement in runs]
     sizes = [sum(plan.memory.trainer.values()) + sum(plan.memory.engine.values()) for plan in plans]
-    beside = [found["memory"] - size for (_, found), size in zip(runs, sizes, strict=True)]
+    beside = [measurement["memory"] - size for (_, measurement), size in zip(runs, sizes, strict=True)]
     bare = statistics.fmean(beside[: len(CALIBRATION)])
     rows: list[dict[str, Any]] = []
-    for setting, (_, found), plan, size in zip(settings, runs, plans, sizes, strict=True):
+    for setting, (_, measurement), plan, size in zip(settings, runs, plans, sizes, strict=True):
         figures = seconds_of(plan) | {"memory": size + bare}
         for name in ("generate", "train", "step", "memory"):
-            ratio = figures[name] / found[name] if found[name] else 1.0
+            ratio = figures[name] / measurement[name] if measurement[name] else 1.0
             within = abs(ratio - 1) <= BOUNDS.get(name, 1.0)
-            row = {"setting": setting, "figure": name, "measured": found[name], "planned": figures[name]}
+            row = {"setting": setting, "figure": name, "measured": measurement[name], "planned": figures[name]}
             rows.append(row | {"ratio": round(ratio, 3), "within": within, "fitted": setting in CALIBRATION})
     device = {"gemm": kind.bf16 * 1e12, "bandwidth": kind.bandwidth * 1e12, "bare_process": bare}
     found_rates = {rate: getattr(rates, rate) for unknown in SOLVED.values() for rate in unknown}

@@ -51,13 +51,13 @@ def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
 
 def compare(rates: Rates) -> list[dict[str, Any]]:
     """A line for each published figure."""
-    found = []
+    rows = []
     for row in ROWS:
         plan = plan_of(row, rates)
         for name, planned in figures_of(plan, row).items():
             published = row.figures[name]
             within = abs(planned / published - 1) <= BOUNDS.get(name, TIME)
-            found.append(
+            rows.append(
                 {
                     "row": row.name,
                     "source": row.source,
@@ -73,7 +73,7 @@ def compare(rates: Rates) -> list[dict[str, Any]]:
                     "note": row.note,
                 }
             )
-    return found
+    return rows
 
 
 def main() -> None:

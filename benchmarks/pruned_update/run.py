@@ -19,8 +19,8 @@ def main() -> None:
         Side(f"P={rate:g}", "pruned_update.side", settings | {"rate": rate}, threads=o.threads) for rate in o.rates
     ]
     about = {side.name: side.about for side in sides}
-    found = alternate(sides, o.repeats)
-    times = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
+    measured = alternate(sides, o.repeats)
+    times = {name: Spread([x["seconds"] for x in runs]) for name, runs in measured.items()}
     whole = times["P=0"].median
     rows = [
         [

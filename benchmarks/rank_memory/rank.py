@@ -101,7 +101,7 @@ def main() -> None:
     with ranks_of(config) as ranks:
         batch = Estimates(resolved, gemm=1e12).batch
         shape = shape_of(config, batch, ranks.size)
-        one = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
+        first = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
         before, live = resident("VmRSS"), LiveTensors()
         with live:
             loaded = model_source(config.model, config.seed, sharding_of(config)).load()
@@ -111,7 +111,7 @@ def main() -> None:
             objective = make_objective(config).at_version(VERSION)
             training = Training("policy", stack, objective)
             answer: dict[str, int] = {}
-            for sizes in (one, shape):
+            for sizes in (first, shape):
                 live.most = live.now
                 Path("/proc/self/clear_refs").write_text("5")  # the peak of the resident set is that from now on
                 if ranks.rank == 0:

@@ -40,16 +40,16 @@ def main() -> None:
                 words += [f"train.examples_per_step={examples}", f"folder={folder}/{name.replace(' ', '-')}-{repeat}"]
                 rows[name].append(step_of(words, launcher, ranks, o.sharding, Path(words[-1].removeprefix("folder="))))
     middle = {name: statistics.median(row["rate"] for row in runs) for name, runs in rows.items()}
-    one = middle["one process"]
+    alone = middle["one process"]
     examples = f"{o.examples} examples of about {o.length} tokens a rank"
     print(f"{Path(model).name}, SFT, {examples}, {o.sharding}, float32, one thread a rank")
     print(f"GEMM, one thread: {gemm:,.0f} GFLOP/s\n")
-    cells = [[name, f"{rate:,.0f}", f"{rate / one:.2f}"] for name, rate in middle.items()]
+    cells = [[name, f"{rate:,.0f}", f"{rate / alone:.2f}"] for name, rate in middle.items()]
     print(table(["", "tokens/s of training", "of one process"], cells))
     finish(
         {
             "claim": "rank_speed",
-            **{name.replace(" ", "_"): round(rate / SIDES[name][1] / one, 4) for name, rate in middle.items()},
+            **{name.replace(" ", "_"): round(rate / SIDES[name][1] / alone, 4) for name, rate in middle.items()},
             "gemm": gemm,
             "rows": rows,
             "settings": {"steps": o.steps, "examples": o.examples, "length": o.length, "sharding": o.sharding},

@@ -50,10 +50,10 @@ def _of_the_machine(name: str) -> bool:
     return first in LEFT_OUT or "per_second" in name or "seconds" in name or "overlap" in name
 
 
-def metric_deviations(one: Path, several: Path) -> dict[str, tuple[float, float]]:
+def metric_deviations(alone: Path, several: Path) -> dict[str, tuple[float, float]]:
     """The largest deviation of each metric that differs at all: as a share of it, and as `DIFFERENCES` judges it.
     Infinite where a count, a text or the presence differs."""
-    first, second = records(one), records(several)
+    first, second = records(alone), records(several)
     worst: dict[str, tuple[float, float]] = {}
     if [(r["kind"], r.get("step")) for r in first] != [(r["kind"], r.get("step")) for r in second]:
         worst["records"] = (math.inf, math.inf)
@@ -77,12 +77,12 @@ def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
     return share, share / LOG_PROB if any(word in name for word in RATIOS) else share
 
 
-def norm_deviations(one: Path, several: Path) -> dict[str, float]:
+def norm_deviations(alone: Path, several: Path) -> dict[str, float]:
     """The largest relative deviation of gradient norms: `exact_norm`, of several ranks from one process, both computed
     in float64; `logged_1`, `logged_N`, of what each has logged from its own in float64. Empty where the optimizer wrote
     none, and where a step has several updates."""
-    exact = [exact_norms(folder) for folder in (one, several)]
-    logged = [[x["grad_norm"] for x in records(folder) if x["kind"] == "train"] for folder in (one, several)]
+    exact = [exact_norms(folder) for folder in (alone, several)]
+    logged = [[x["grad_norm"] for x in records(folder) if x["kind"] == "train"] for folder in (alone, several)]
     if not exact[0] or len(exact[0]) != len(logged[0]):
         return {}
 
@@ -122,10 +122,10 @@ def weights(folder: Path) -> dict[str, Any]:
     return out
 
 
-def weight_deviation(one: Path, several: Path, start: Path | None) -> tuple[float, float | None]:
+def weight_deviation(alone: Path, several: Path, start: Path | None) -> tuple[float, float | None]:
     """The largest difference of a weight over the largest of its tensor; and the norm of all differences over that of
     what the run has moved (None: it is not known where it began)."""
-    first, second = weights(one), weights(several)
+    first, second = weights(alone), weights(several)
     if first.keys() != second.keys():
         return math.inf, None
     largest = max(float((second[n] - x).abs().max() / x.abs().max().clamp(min=1e-30)) for n, x in first.items())

@@ -61,12 +61,12 @@ def resumed(case: Case, place: Place) -> Iterator[dict[str, Any]]:
             yield row
 
 
-def same_tensors(one: Path, other: Path) -> bool:
+def same_tensors(folder: Path, other: Path) -> bool:
     """Whether weights and optimizer state of the last checkpoints are equal to the bit."""
-    first, second = by_place(tensors(one)), by_place(tensors(other))
+    first, second = by_place(tensors(folder)), by_place(tensors(other))
     return first.keys() == second.keys() and all(bool((second[name] == x).all()) for name, x in first.items())
 
 
-def by_place(found: dict[str, Any]) -> dict[str, Any]:
+def by_place(tensors: dict[str, Any]) -> dict[str, Any]:
     """A step count is the same on all ranks, and any of them writes it."""
-    return {name if x.dim() else name.partition(":")[2]: x for name, x in found.items()}
+    return {name if x.dim() else name.partition(":")[2]: x for name, x in tensors.items()}

@@ -81,15 +81,15 @@ def measure(case: Case, place: Place) -> list[dict[str, Any]]:
         failure = run_command(case.words(place.models, rollouts, more=case.source), 1, folder / "source.log")
         if failure:
             return [row_of(case, 1, failure=f"source: {failure}")]
-    one = folder / "1"
-    if failure := run_command(case.words(place.models, one, rollouts), 1, folder / "1.log"):
+    alone = folder / "1"
+    if failure := run_command(case.words(place.models, alone, rollouts), 1, folder / "1.log"):
         return [row_of(case, 1, failure=failure)]
     rows = []
     for size in case.sizes:
         several = folder / str(size)
         words = [*case.words(place.models, several, rollouts), "placement=torchrun", *case.placed]
         failure = run_command(words, size, folder / f"{size}.log", torchrun=case.torchrun)
-        rows.append(row_of(case, size, failure=failure) if failure else compared(case, size, one, several, place))
+        rows.append(row_of(case, size, failure=failure) if failure else compared(case, size, alone, several, place))
     if not all(row.get("same_completions", True) for row in rows) and not case.replay:
         return measure_again(case, place)
     return rows
@@ -102,15 +102,15 @@ def measure_again(case: Case, place: Place) -> list[dict[str, Any]]:
     return measure(replace(case, replay=True, name=f"{case.name} (replay: a sample differed)"), place)
 
 
-def compared(case: Case, size: int, one: Path, several: Path, place: Place) -> dict[str, Any]:
+def compared(case: Case, size: int, alone: Path, several: Path, place: Place) -> dict[str, Any]:
     """How far a run on several ranks is from that on one process."""
     if not case.exact:
         return row_of(case, size)
-    metrics = metric_deviations(one, several)
+    metrics = metric_deviations(alone, several)
     name, (share, judged) = max(metrics.items(), key=lambda item: item[1][1], default=("none", (0.0, 0.0)))
     start = None if "lora" in case.recipe else place.models / case.model
-    weight, moved = weight_deviation(one, several, start)
-    same = completions(one) == completions(several)
+    weight, moved = weight_deviation(alone, several, start)
+    same = completions(alone) == completions(several)
     return row_of(
         case,
         size,
@@ -123,7 +123,7 @@ def compared(case: Case, size: int, one: Path, several: Path, place: Place) -> d
         beyond={name: pair for name, pair in metrics.items() if pair[1] > case.bound},
         weight=weight,
         moved=moved,
-        **norm_deviations(one, several),
+        **norm_deviations(alone, several),
     )
 
 
@@ -163,13 +163,13 @@ def main() -> None:
         rows = []
         for case in cases:
             (place.root / "runs").mkdir(parents=True, exist_ok=True)
-            found = list(resumed(case, place)) if case.row == "resume" else measure(case, place)
+            new = list(resumed(case, place)) if case.row == "resume" else measure(case, place)
             if options.keep is None:
                 shutil.rmtree(place.root / "runs")
             else:
                 (place.root / "runs").rename(place.root / f"{len(rows):03d}")
-            rows += found
-            for row in found:
+            rows += new
+            for row in new:
                 print("  " + shown(row), file=sys.stderr, flush=True)
     if options.json_out is not None and options.json_out.exists() and len(cases) < len(every):
         measured = {row["case"] for row in rows}

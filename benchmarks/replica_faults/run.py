@@ -57,31 +57,31 @@ class Figures:
 async def measure(engine: Any, servers: Sequence[Any], prompts: int, callers: int, dies: bool) -> Figures:
     from tests.engine.http.plain_dialect import expected, requests, update
 
-    found, todo, weights = Figures(), iter(range(prompts)), {1: 0.8}
+    figures, todo, weights = Figures(), iter(range(prompts)), {1: 0.8}
     await engine.publish(update(1, weights[1]))
 
     async def caller() -> None:
         for uid in todo:
             asked = {(r.prompt.uid, r.sample): r for r in requests(1, 8, first=uid, max_tokens=24)}
             start, keys = time.monotonic(), []
-            async for one in engine.generate(list(asked.values())):
-                found.seconds.append(time.monotonic() - start)
-                found.lengths.append(len(one.tokens))
-                keys.append(one.key[:2])
-                right = expected(asked[keys[-1]], one, weights)
-                found.wrong += not np.allclose(one.sampled_log_prob, right, atol=1e-5)
-            found.doubled += len(keys) - len(set(keys))
-            found.missing += len(set(asked) - set(keys))
+            async for completion in engine.generate(list(asked.values())):
+                figures.seconds.append(time.monotonic() - start)
+                figures.lengths.append(len(completion.tokens))
+                keys.append(completion.key[:2])
+                right = expected(asked[keys[-1]], completion, weights)
+                figures.wrong += not np.allclose(completion.sampled_log_prob, right, atol=1e-5)
+            figures.doubled += len(keys) - len(set(keys))
+            figures.missing += len(set(asked) - set(keys))
 
     async def disaster() -> None:
         for share in (0.3, 0.6):
-            while len(found.seconds) < share * prompts * 8:
+            while len(figures.seconds) < share * prompts * 8:
                 await asyncio.sleep(0.005)
             await asyncio.to_thread(servers[0].die if share == 0.3 else servers[0].come_back)
 
     await asyncio.gather(*(caller() for _ in range(callers)), *([disaster()] if dies else []))
-    found.counts = (await engine.health()).detail["replicas"]
-    return found
+    figures.counts = (await engine.health()).detail["replicas"]
+    return figures
 
 
 def side(name: str, facts: dict[str, Any], prompts: int, callers: int, seed: int) -> Figures:
@@ -100,22 +100,22 @@ def main() -> None:
     p.add_argument("--callers", type=int, default=6, help="prompts that generate at once (default: %(default)s)")
     o = p.parse_args()
     sys.path.insert(0, str(HERE.parent))  # the fakes are those of the tests
-    rows, found = list[list[str]](), list[dict[str, Any]]()
+    rows, runs = list[list[str]](), list[dict[str, Any]]()
     for kind, facts in (("random", {"batch_invariant": False}), ("repeatable", {"batch_invariant": True})):
         for name in SIDES:
             for seed in range(o.repeats):
-                one = {"servers": kind, "side": name, "seed": seed}
-                one |= side(name, facts, o.prompts, o.callers, seed).json()
-                found.append(one)
-                rows.append([str(value) for value in one.values()])
+                run = {"servers": kind, "side": name, "seed": seed}
+                run |= side(name, facts, o.prompts, o.callers, seed).json()
+                runs.append(run)
+                rows.append([str(value) for value in run.values()])
     print(f"{o.prompts} prompts of 8 completions, {o.callers} at once, over 4 servers\n")
-    print(table(list(found[0]), rows) + "\n")
-    reached = not any(one["missing"] or one["doubled"] or one["wrong"] for one in found)
+    print(table(list(runs[0]), rows) + "\n")
+    reached = not any(run["missing"] or run["doubled"] or run["wrong"] for run in runs)
     finish(
         {
             "claim": "replica_faults",
             "reached": reached,
-            "runs": found,
+            "runs": runs,
             "prompts": o.prompts,
             "callers": o.callers,
             "idle_seconds": IDLE,

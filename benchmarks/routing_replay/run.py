@@ -17,16 +17,16 @@ def main() -> None:
     rows, measured = [], {}
     for scale in o.scales:
         models = [measure(seed, scale, o.prompts, o.tokens, o.threads) for seed in range(o.repeats)]
-        found = {side: {name: fmean(m[side][name] for m in models) for name in FIGURES} for side in ("off", "rollout")}
+        means = {side: {name: fmean(m[side][name] for m in models) for name in FIGURES} for side in ("off", "rollout")}
         differing = fmean(m["differing"] for m in models)
-        ratios = {name: found["off"][name] / found["rollout"][name] for name in FIGURES}
-        measured[f"{scale:g}"] = found | {"differing": differing, "ratios": ratios, "models": models}
-        for side, own in found.items():
+        ratios = {name: means["off"][name] / means["rollout"][name] for name in FIGURES}
+        measured[f"{scale:g}"] = means | {"differing": differing, "ratios": ratios, "models": models}
+        for side, own in means.items():
             rows.append([f"{scale:g}", side, f"{differing:.2%}", *(f"{own[name]:.3g}" for name in FIGURES)])
     header = ["router scale", "routes", "experts that differ", "mean |gap|", "99 %", "largest", "KL (k3)"]
     print(f"Log-probs of engine and trainer in bfloat16, nats a token; the mean over {o.repeats} random models\n")
     print(table(header, rows))
-    ratio = min(found["ratios"]["k3"] for found in measured.values())
+    ratio = min(means["ratios"]["k3"] for means in measured.values())
     finish({"claim": "routing_replay", "ratio": round(ratio, 2), "scales": measured}, o.json_out)
 
 

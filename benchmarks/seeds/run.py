@@ -41,7 +41,7 @@ def main() -> None:
         waiting = [pool.submit(one, model, algorithm, seed, o.threads, o.override) for algorithm, seed in runs]
         for done in as_completed(waiting):
             print(f"  {json.dumps(done.result())}", file=sys.stderr, flush=True)
-    found = [done.result() for done in waiting]
+    results = [done.result() for done in waiting]
     rows = [
         [
             x["algorithm"],
@@ -51,17 +51,17 @@ def main() -> None:
             f"{x['correct']}/{x['questions']}",
             f"{x['minutes']:.1f}",
         ]
-        for x in found
+        for x in results
     ]
     print(
         f"recipes/quickstart.yaml {' '.join(o.override)}".rstrip()
         + f", {o.threads} threads; greedy, on questions that were not trained on\n"
     )
     print(table(["algorithm", "seed", "before", "after", "right", "minutes"], rows))
-    worst = min(x["after"] for x in found)
+    worst = min(x["after"] for x in results)
     print(f"\nworst {worst:.3f}; {'every run' if worst >= AT_LEAST else 'NOT every run'} reaches {AT_LEAST}\n")
     finish(
-        {"claim": "seeds", "worst": worst, "reached": worst >= AT_LEAST, "runs": found, "threads": o.threads},
+        {"claim": "seeds", "worst": worst, "reached": worst >= AT_LEAST, "runs": results, "threads": o.threads},
         o.json_out,
     )
 

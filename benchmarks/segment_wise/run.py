@@ -63,8 +63,8 @@ def main() -> None:
         model = make_model(Path(place) / "model")
         for seed, side, lag in plan(o.seeds):
             settings = {"side": side, "lag": lag, "seed": seed, "steps": o.steps, "lr": o.lr}
-            found = [one for one in kept if settings.items() <= one.items()]
-            if not found and side in o.sides:
+            matching = [earlier for earlier in kept if settings.items() <= earlier.items()]
+            if not matching and side in o.sides:
                 tree = recipe(model, seed, steps=o.steps, lr=o.lr)
                 tree["algorithm"] = ALGORITHMS[side]
                 tree["engine"]["dtype"] = "bfloat16" if "bf16" in side else "float32"
@@ -72,12 +72,12 @@ def main() -> None:
                 tree["runtime"] |= {"max_lag": lag, "max_concurrent_rollouts": 8 * (lag + 1)}
                 load = round(os.getloadavg()[0], 1)
                 records = run(Path(place) / str(len(runs)), tree)
-                found = [settings | {"load": load} | figures(records, lag + 2) | weights(records, lag)]
-                print(f"  {json.dumps(found[0])}", file=sys.stderr, flush=True)
+                matching = [settings | {"load": load} | figures(records, lag + 2) | weights(records, lag)]
+                print(f"  {json.dumps(matching[0])}", file=sys.stderr, flush=True)
                 if o.keep:
                     with o.keep.open("a") as file:
-                        file.write(json.dumps(found[0]) + "\n")
-            runs += found
+                        file.write(json.dumps(matching[0]) + "\n")
+            runs += matching
     result = report(runs, o.steps)
     finish({"claim": "segment_wise", **result, "runs": runs, "steps": o.steps, "lr": o.lr}, o.json_out)
 
@@ -86,7 +86,7 @@ def report(runs: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
     """Print the tables; the figures of the claim."""
 
     def some(side: str, lag: int) -> list[Mapping[str, Any]]:
-        return [one for one in runs if (one["side"], one["lag"]) == (side, lag)]
+        return [run for run in runs if (run["side"], run["lag"]) == (side, lag)]
 
     print(f"{steps} steps of 8 prompts x 8 completions\n\nStandard deviation of the weights of the same tokens\n")
     rows, ratios = list[list[str]](), dict[str, list[float]]()
@@ -94,22 +94,22 @@ def report(runs: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
         for lag in LAGS:
             if not some(side, lag):
                 continue
-            ratio = Spread([one["std_ratio"] for one in some(side, lag)])
+            ratio = Spread([run["std_ratio"] for run in some(side, lag)])
             ratios[f"{side}, lag {lag}"] = ratio.json()
             names = ("std_correction", "std_current", "lag_mean")
-            middle = [f"{Spread([one[k] for one in some(side, lag)]).median:.3f}" for k in names]
-            missing = max(one["missing"] for one in some(side, lag))
+            middle = [f"{Spread([run[k] for run in some(side, lag)]).median:.3f}" for k in names]
+            missing = max(run["missing"] for run in some(side, lag))
             rows.append([side, str(lag), *middle, ratio.text(".2f"), f"{missing:.2%}"])
     print(table(["side", "max_lag", "segment-wise", "decoupled", "mean lag", "ratio", "missing"], rows))
     print("\nAccuracy on held-out prompts, and CPU of the trainer's process\n")
     shown = ("accuracy", "reward", "train_cpu_seconds", "lag_mean")
-    told = [
-        [side, str(lag), *(Spread([one[k] for one in found]).text(".3f") for k in shown), str(len(found))]
+    cells = [
+        [side, str(lag), *(Spread([run[k] for run in matching]).text(".3f") for k in shown), str(len(matching))]
         for lag in LAGS
         for side in ("decoupled", "sdp", "loglinear")
-        if (found := some(side, lag))
+        if (matching := some(side, lag))
     ]
-    print(table(["side", "max_lag", *shown, "seeds"], told) + "\n")
+    print(table(["side", "max_lag", *shown, "seeds"], cells) + "\n")
     result: dict[str, Any] = {"std_ratio": ratios}
     for side, lag in (("sdp", LAGS[1]), ("loglinear", LAGS[0]), ("loglinear", LAGS[1])):
         pairs = [(a, b) for a in some(side, lag) for b in some("decoupled", lag) if a["seed"] == b["seed"]]

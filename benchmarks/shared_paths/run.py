@@ -23,10 +23,10 @@ def main() -> None:
             for name, share in SIDES.items()
         ]
         run = {side.name: side.about["tokens_run"] for side in sides}
-        found = alternate(sides, o.repeats)
-        times = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
+        by_side = alternate(sides, o.repeats)
+        times = {name: Spread([x["seconds"] for x in runs]) for name, runs in by_side.items()}
         slow, fast = times.values()
-        norms = {name: found[name][0]["grad_norm"] for name in times}
+        norms = {name: by_side[name][0]["grad_norm"] for name in times}
         measured[shape] = {"ratio": round(slow.median / fast.median, 3), "tokens_run": run, "grad_norm": norms}
         measured[shape]["seconds"] = {name: t.json() for name, t in times.items()}
         rows += [

@@ -25,10 +25,10 @@ def main() -> None:
         settings |= {"prompt_tokens": prompt_tokens, "tokens": int(tokens), "opening": sum(opening)}
         sides = [Side(name, "shared_prompt.side", settings | {"run": name}, threads=o.threads) for name in names]
         about = {side.name: side.about for side in sides}
-        found = alternate(sides, o.repeats)
-        times = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
+        by_side = alternate(sides, o.repeats)
+        times = {name: Spread([x["seconds"] for x in runs]) for name, runs in by_side.items()}
         slow, fast = (times[name] for name in names)
-        norms = [found[name][0]["grad_norm"] for name in times]
+        norms = [by_side[name][0]["grad_norm"] for name in times]
         measured[shape] = {
             "ratio": round(slow.median / fast.median, 3),
             "seconds": {name: t.json() for name, t in times.items()},
@@ -41,7 +41,7 @@ def main() -> None:
                 f"{about[name]['tokens_run']:,}",
                 t.text(".2f"),
                 f"{slow.median / t.median:.2f}",
-                f"{found[name][0]['grad_norm']:.4f}",
+                f"{by_side[name][0]['grad_norm']:.4f}",
             ]
             for name, t in times.items()
         ]

@@ -67,14 +67,20 @@ def main() -> None:
     torch.set_num_threads(1)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as place:
-        found = measure(Path(place), options.steps)
+        by_run = measure(Path(place), options.steps)
     rows = [
-        [name, figure, f"{one['real'][figure]:.3f}", f"{one['simulated'][figure]:.3f}", f"{one['apart'][figure]:.1%}"]
-        for name, one in found.items()
+        [
+            name,
+            figure,
+            f"{comparison['real'][figure]:.3f}",
+            f"{comparison['simulated'][figure]:.3f}",
+            f"{comparison['apart'][figure]:.1%}",
+        ]
+        for name, comparison in by_run.items()
         for figure in FIGURES
     ]
     print(harness.table(["run", "figure", "real", "simulated", "apart"], rows))
-    harness.finish({"runs": found, "steps": options.steps}, options.json_out)
+    harness.finish({"runs": by_run, "steps": options.steps}, options.json_out)
 
 
 def measure(root: Path, steps: int) -> dict[str, Any]:

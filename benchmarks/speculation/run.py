@@ -22,10 +22,10 @@ def main() -> None:
         Side(name, "speculation.engine_side", settings | {"num_speculative_tokens": most}, threads=o.threads)
         for name, most in (("without", 0), ("drafts", o.drafts))
     )
-    found = alternate([plain, drafts], o.repeats, discard=0)
+    measured = alternate([plain, drafts], o.repeats, discard=0)
     lines, result = [], {}
     for task in o.tasks:
-        pairs = [(a[task], b[task]) for a, b in zip(found[plain.name], found[drafts.name], strict=True)]
+        pairs = [(a[task], b[task]) for a, b in zip(measured[plain.name], measured[drafts.name], strict=True)]
         if any(a["digest"] != b["digest"] for a, b in pairs):
             raise RuntimeError(f"{task}: the completions differ")
         ratio = Spread([b["rate"] / a["rate"] for a, b in pairs])

@@ -44,18 +44,19 @@ def main() -> None:
         for name, source in sources.items():
             runs[name].append(measure(source, settings))
     columns = ("host", "decoder", "sampling", "model", "total")
-    found = {name: {key: Spread([run[key] for run in some]) for key in columns} for name, some in runs.items()}
+    spreads = {name: {key: Spread([run[key] for run in some]) for key in columns} for name, some in runs.items()}
     tokens = runs["now"][0]["tokens"]
     print(
         f"CPU seconds of a step of {o.prompts * o.completions} completions x {o.tokens} tokens, tiny model, one thread;"
     )
     print(f"median [min-max] of {o.repeats}, in turn\n")
-    print(table(["side", *columns], [[name, *(found[name][key].text(".3f") for key in columns)] for name in found]))
-    ratio = found["now"]["host"].median / found[o.base]["host"].median
+    print(table(["side", *columns], [[name, *(spreads[name][key].text(".3f") for key in columns)] for name in spreads]))
+    ratio = spreads["now"]["host"].median / spreads[o.base]["host"].median
     print(
-        f"\nThe host takes {ratio:.0%} of what it took; {found['now']['host'].median / tokens * 1e6:.2f} us a token.\n"
+        f"\nThe host takes {ratio:.0%} of what it took; "
+        f"{spreads['now']['host'].median / tokens * 1e6:.2f} us a token.\n"
     )
-    seconds = {name: {key: spread.json() for key, spread in some.items()} for name, some in found.items()}
+    seconds = {name: {key: spread.json() for key, spread in some.items()} for name, some in spreads.items()}
     finish({"claim": "step_overhead", "ratio": round(ratio, 4), "seconds": seconds, "tokens": tokens}, o.json_out)
 
 

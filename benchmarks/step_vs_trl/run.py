@@ -63,14 +63,14 @@ def main() -> None:
             "gradient_checkpointing": o.peer_checkpointing,
             "micro_batch": o.peer_micro_batch or o.prompts * o.completions // o.updates,
         }
-        title, side, told = PEERS[o.peer]
+        title, side, note = PEERS[o.peer]
         peer = Side(title, side, theirs, threads=o.threads, python=o.peer_python or python_with(o.peer))
         mine = settings | {"algorithm": o.algorithm}
         ours = Side("proxima", "step_vs_trl.proxima_side", mine | {"skip": True}, threads=o.threads)
         full = Side("proxima, nothing skipped", "step_vs_trl.proxima_side", mine | {"skip": False}, threads=o.threads)
-        found = alternate([peer, ours, full], o.repeats, discard=discard)
-    seconds = {name: Spread([x["seconds"] for x in runs]) for name, runs in found.items()}
-    length = {name: Spread([x["length"] for x in runs]) for name, runs in found.items()}
+        measured = alternate([peer, ours, full], o.repeats, discard=discard)
+    seconds = {name: Spread([x["seconds"] for x in runs]) for name, runs in measured.items()}
+    length = {name: Spread([x["length"] for x in runs]) for name, runs in measured.items()}
     base = seconds[peer.name].median
     rows = [[name, s.text(".2f"), f"{base / s.median:.2f}", length[name].text(".1f")] for name, s in seconds.items()]
     name, dtype, versions = (
@@ -87,14 +87,14 @@ def main() -> None:
         "Not equal: the draw"
     )
     print(
-        f"of the questions, and so the lengths; ours includes what the run writes to disk, {told}. `proxima` leaves out"
+        f"of the questions, and so the lengths; ours includes what the run writes to disk, {note}. `proxima` leaves out"
     )
     print(
         "completions whose advantage is exactly 0, which changes no gradient; `nothing skipped` runs them all, as "
         f"{o.peer} does.\n"
     )
     ratio, ratio_full = (round(base / seconds[side.name].median, 3) for side in (ours, full))
-    skipped = Spread([x["skipped"] for x in found[ours.name]])
+    skipped = Spread([x["skipped"] for x in measured[ours.name]])
     result = {
         "claim": f"step_vs_{o.peer}",
         "ratio": ratio,

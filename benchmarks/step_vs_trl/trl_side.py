@@ -32,8 +32,10 @@ def main() -> None:
     ]
 
     def last_number(completions: list, answer: list, **_: object) -> list[float]:
-        found = [re.findall(r"-?\d+", c[0]["content"]) for c in completions]
-        return [float(bool(numbers) and numbers[-1] == right) for numbers, right in zip(found, answer, strict=True)]
+        numbers_of = [re.findall(r"-?\d+", c[0]["content"]) for c in completions]
+        return [
+            float(bool(numbers) and numbers[-1] == right) for numbers, right in zip(numbers_of, answer, strict=True)
+        ]
 
     class Turn(TrainerCallback):
         """Holds each step until it is asked for, and answers with its duration: generation, scoring, losses, optimizer.

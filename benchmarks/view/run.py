@@ -125,7 +125,7 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
     """Seconds of each action, every time in a browser that has kept nothing."""
     from playwright.sync_api import sync_playwright
 
-    found: dict[str, list[float]] = {name: [] for name in ("first, with the server's imports", *LIMITS)}
+    seconds: dict[str, list[float]] = {name: [] for name in ("first, with the server's imports", *LIMITS)}
     with sync_playwright() as driver:
         kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"], env=kept)
@@ -134,7 +134,7 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
             page = context.new_page()
             page.goto(f"{address}#/0/step/1", wait_until="commit")
             painted = page.evaluate(SHOWN, ROWS)
-            found["first paint of the step" if repeat else "first, with the server's imports"].append(painted)
+            seconds["first paint of the step" if repeat else "first, with the server's imports"].append(painted)
             typed = filtered(page, '[aria-label="length, at least"]', "1")
             searched = filtered(page, '[aria-label="Text of the answers"]', "two numbers")
             page.goto("about:blank")
@@ -145,12 +145,12 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
             )
             opened = page.evaluate(SHOWN, ".tokens .tok.at") - start
             if repeat:
-                found["filter by length"].append(typed)
-                found["filter by text"].append(searched)
-                found["open the long answer"].append(opened)
+                seconds["filter by length"].append(typed)
+                seconds["filter by text"].append(searched)
+                seconds["open the long answer"].append(opened)
             context.close()
         browser.close()
-    return found
+    return seconds
 
 
 def filtered(page: Any, field: str, text: str) -> float:

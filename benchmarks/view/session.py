@@ -47,13 +47,16 @@ def session(stored: Served, weights: Served, seconds: float, readings: list[dict
 def memory(servers: list[Any]) -> dict[str, list[int]]:
     """[resident, proportional] MB of each server and of its process: a page that two share is half of each in the
     second."""
-    found = {}
+    sizes = {}
     for process, name in zip(servers, ("server", "server with --recompute"), strict=True):
         (computing,) = process.children()
-        for one, part in ((process, name), (computing, f"its process with {'weights' if 'rec' in name else 'torch'}")):
-            of = one.memory_full_info()
-            found[part] = [round(of.rss / MB), round(getattr(of, "pss", of.uss) / MB)]
-    return found
+        for server, part in (
+            (process, name),
+            (computing, f"its process with {'weights' if 'rec' in name else 'torch'}"),
+        ):
+            of = server.memory_full_info()
+            sizes[part] = [round(of.rss / MB), round(getattr(of, "pss", of.uss) / MB)]
+    return sizes
 
 
 def client(address: str) -> Any:

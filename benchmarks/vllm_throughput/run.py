@@ -53,10 +53,10 @@ class PeerBenchmark:
         more = ["--dataset-path", str(data), "--num-prompts", str(len(texts)), "--result-filename", out.name]
         done = subprocess.run([*self.command, *more], capture_output=True, text=True, env=self.variables)
         if done.returncode:
-            told = "; ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-            raise RuntimeError(f"`{PEER}` failed (it needs pandas in the server's environment): {told}")
-        found = json.loads(out.read_text())
-        return {"tokens": found["total_output_tokens"], "seconds": found["duration"], "failed": found["failed"]}
+            message = "; ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+            raise RuntimeError(f"`{PEER}` failed (it needs pandas in the server's environment): {message}")
+        result = json.loads(out.read_text())
+        return {"tokens": result["total_output_tokens"], "seconds": result["duration"], "failed": result["failed"]}
 
 
 def ours(engine: Any, prompts: Sequence[Any], tokens: int) -> dict[str, Any]:
@@ -64,10 +64,10 @@ def ours(engine: Any, prompts: Sequence[Any], tokens: int) -> dict[str, Any]:
     from proxima.engine.protocol import Request, Sampling
 
     sampling = Sampling(max_tokens=tokens)
-    asked = [Request(prompt=one, sample=0, sampling=sampling, seed=one.uid) for one in prompts]
+    asked = [Request(prompt=prompt, sample=0, sampling=sampling, seed=prompt.uid) for prompt in prompts]
 
     async def main() -> int:
-        return sum([len(one.tokens) async for one in engine.generate(asked)])
+        return sum([len(completion.tokens) async for completion in engine.generate(asked)])
 
     start = time.perf_counter()
     return {"tokens": asyncio.run(main()), "seconds": time.perf_counter() - start, "failed": 0}
@@ -96,7 +96,7 @@ def main() -> None:
     environment = None if o.executable else str(HERE.parent / ".venv-vllm")
     serve = Serve(executable=o.executable, environment=environment, dtype="bfloat16", threads=1)
     program = str(find_executable(serve))
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_engine: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         with start_servers("vllm", serve, model=model, max_length=1024, log=folder / "engine.log") as servers:
@@ -117,20 +117,21 @@ def main() -> None:
                 for number, name in enumerate((PEER, *engines)):
                     texts = questions(o.requests, 100 * turn + number)
                     if name == PEER:
-                        one = peer.once(texts)
+                        run = peer.once(texts)
                     else:
                         ids = [loaded.tokenizer(text)["input_ids"] for text in texts]
                         prompts = [
-                            Prompt(uid=i, messages=(), tokens=np.asarray(one, np.int32)) for i, one in enumerate(ids)
+                            Prompt(uid=i, messages=(), tokens=np.asarray(tokens, np.int32))
+                            for i, tokens in enumerate(ids)
                         ]
-                        one = ours(engines[name], prompts, o.tokens)
-                    one["rate"] = one["tokens"] / one["seconds"]
-                    print(f"  {name}: {one['rate']:.0f} tokens/s{'' if turn else ', discarded'}", flush=True)
+                        run = ours(engines[name], prompts, o.tokens)
+                    run["rate"] = run["tokens"] / run["seconds"]
+                    print(f"  {name}: {run['rate']:.0f} tokens/s{'' if turn else ', discarded'}", flush=True)
                     if turn:
-                        found.setdefault(name, []).append(one)
+                        by_engine.setdefault(name, []).append(run)
             for name in engines.keys() - {LOCAL}:
                 engines[name].close()
-    report(found, o)
+    report(by_engine, o)
 
 
 def local_engine(loaded: Any, running: int) -> Any:
@@ -149,12 +150,12 @@ def endless(rules: Any) -> Any:
     return replace(rules, stop_tokens=())
 
 
-def report(found: dict[str, list[dict[str, Any]]], o: Any) -> None:
+def report(by_engine: dict[str, list[dict[str, Any]]], o: Any) -> None:
     """The table and the result."""
-    rates = {name: Spread([one["rate"] for one in runs]) for name, runs in found.items()}
+    rates = {name: Spread([run["rate"] for run in runs]) for name, runs in by_engine.items()}
     base = rates[PEER].median
     whole = o.requests * o.tokens
-    lost = {name: sum(one["failed"] or one["tokens"] != whole for one in runs) for name, runs in found.items()}
+    lost = {name: sum(run["failed"] or run["tokens"] != whole for run in runs) for name, runs in by_engine.items()}
     if any(lost.values()):
         raise RuntimeError(f"measurements without all {whole} tokens: {lost}")
     rows = [[name, rate.text(), f"{rate.median / base:.2f}"] for name, rate in rates.items()]

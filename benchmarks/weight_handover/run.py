@@ -15,11 +15,11 @@ def main() -> None:
     o = p.parse_args()
     rows, measured = [], {}
     for dtype in o.dtypes:
-        found = measure(need_model(o.model), dtype, o.lr, o.steps, o.repeats, o.threads)
-        measured[dtype] = found
-        shares = [f"{found['changed'][str(block)]:.3f}" for block in (0, *BLOCKS)]
-        times = [f"{found[side][0]:.3f}" for side in ("memcpy", "publish", "compare", "delta")]
-        rows.append([dtype, f"{found['bytes'] / 2**20:.0f}", *shares, *times])
+        measurement = measure(need_model(o.model), dtype, o.lr, o.steps, o.repeats, o.threads)
+        measured[dtype] = measurement
+        shares = [f"{measurement['changed'][str(block)]:.3f}" for block in (0, *BLOCKS)]
+        times = [f"{measurement[side][0]:.3f}" for side in ("memcpy", "publish", "compare", "delta")]
+        rows.append([dtype, f"{measurement['bytes'] / 2**20:.0f}", *shares, *times])
     header = ["weights", "MiB", "values changed", "64 B", "4 KiB", "1 MiB", "memcpy s", "publish s", "compare s"]
     print(
         f"AdamW, lr {o.lr:g}, update {o.steps + 1}; shares of values and of blocks that changed; {o.threads} threads\n"
@@ -72,9 +72,9 @@ def measure(model_path: str, dtype: str, lr: float, steps: int, repeats: int, th
             work()
             if version > 1:
                 times[side].append(perf_counter() - start)
-    spreads = {side: Spread(found) for side, found in times.items()}
+    spreads = {side: Spread(seconds) for side, seconds in times.items()}
     ratio = round(spreads["publish"].median / spreads["memcpy"].median, 2)
-    return {"bytes": len(new), "changed": changed, "ratio": ratio} | {k: one.json() for k, one in spreads.items()}
+    return {"bytes": len(new), "changed": changed, "ratio": ratio} | {k: spread.json() for k, spread in spreads.items()}
 
 
 def differing(new, old, block: int = 4096):

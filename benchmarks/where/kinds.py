@@ -103,28 +103,28 @@ def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, C
 def _places(events: list[Any]) -> list[tuple[str | None, str | None]]:
     """The phase and the region of each event. A backward operation has the region of its forward one: autograd gives
     both the same sequence number."""
-    known: dict[int, tuple[str | None, str | None]] = {}
+    places: dict[int, tuple[str | None, str | None]] = {}
     of_number: dict[int, str | None] = {}
 
     def place(event: Any) -> tuple[str | None, str | None]:
         chain = []
-        while event is not None and id(event) not in known:
+        while event is not None and id(event) not in places:
             chain.append(event)
             event = event.cpu_parent
-        phase, region = (None, None) if event is None else known[id(event)]
-        for one in reversed(chain):
-            if one.name.startswith(PHASE):
-                phase = one.name.removeprefix(PHASE)
-            elif one.name.startswith(REGION):
-                region = one.name.removeprefix(REGION)
-            elif one.name.startswith("autograd::engine::evaluate_function"):
-                region = of_number.get(one.sequence_nr)
-            elif phase == "forward" and one.sequence_nr >= 0:
-                of_number[one.sequence_nr] = region  # the last one with a number is the one that autograd recorded
-            known[id(one)] = phase, region
-        return known[id(chain[0])] if chain else (phase, region)
+        phase, region = (None, None) if event is None else places[id(event)]
+        for link in reversed(chain):
+            if link.name.startswith(PHASE):
+                phase = link.name.removeprefix(PHASE)
+            elif link.name.startswith(REGION):
+                region = link.name.removeprefix(REGION)
+            elif link.name.startswith("autograd::engine::evaluate_function"):
+                region = of_number.get(link.sequence_nr)
+            elif phase == "forward" and link.sequence_nr >= 0:
+                of_number[link.sequence_nr] = region  # the last one with a number is the one that autograd recorded
+            places[id(link)] = phase, region
+        return places[id(chain[0])] if chain else (phase, region)
 
     ordered = sorted(range(len(events)), key=lambda i: events[i].time_range.start)
     for i in ordered:
         place(events[i])
-    return [known[id(event)] for event in events]
+    return [places[id(event)] for event in events]

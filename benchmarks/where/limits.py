@@ -59,12 +59,12 @@ class Shapes:
 
 def best(work: Callable[[], Any], repeats: int) -> float:
     """Seconds of the fastest of some repeats, after one that warms up."""
-    found = float("inf")
+    least = float("inf")
     for _ in range(repeats + 1):
         start = clock()
         work()
-        found = min(found, clock() - start)
-    return found
+        least = min(least, clock() - start)
+    return least
 
 
 def bandwidth(count: int, device: torch.device) -> dict[str, float]:

@@ -73,9 +73,9 @@ class Times:
     def phase(self, name: str, seconds: Sequence[float], limits: Mapping[str, float], tokens: int = 0) -> Phase:
         """Kinds of the phase `name`, of which each repeat took `seconds`. If the profiled run took longer than that in
         its operations alone, they are scaled down to it."""
-        found, middle = self.kinds.get(name, Counter[str]()), statistics.median(seconds)
-        scale = min(1.0, middle / max(1e-9, sum(found.values())))
-        kinds = {kind: found[kind] * scale for kind in KINDS if found[kind]}
+        of_kind, middle = self.kinds.get(name, Counter[str]()), statistics.median(seconds)
+        scale = min(1.0, middle / max(1e-9, sum(of_kind.values())))
+        kinds = {kind: of_kind[kind] * scale for kind in KINDS if of_kind[kind]}
         kinds["overhead"] = max(0.0, middle - sum(kinds.values()))
         longest = dict(self.operations.get(name, Counter()).most_common(12))
         return Phase(list(seconds), kinds, dict(limits), tokens, longest)
@@ -126,8 +126,8 @@ class Parts:
         """`tokens` new tokens of each of `rows` completions of some prompts of `context` tokens."""
         prompts = min(prompts, rows)
         engine, ask = self._engine(rows), self._prompts(prompts, context)
-        found = times(lambda: self._generate(engine, ask, rows, tokens), self.repeats)
-        seconds = [total - first for total, first in zip(found.phases["total"], found.phases["prefill"], strict=True)]
+        timed = times(lambda: self._generate(engine, ask, rows, tokens), self.repeats)
+        seconds = [total - first for total, first in zip(timed.phases["total"], timed.phases["prefill"], strict=True)]
         steps = tokens - 1
         joined, head = self._products(rows)
         size = self.dtype.itemsize
@@ -143,12 +143,12 @@ class Parts:
             "elementwise": self._between(rows) * steps,
             "vocabulary": self._logits(rows) * steps,
         }
-        return {"decode": found.phase("decode", seconds, limits, rows * steps)}
+        return {"decode": timed.phase("decode", seconds, limits, rows * steps)}
 
     def prefill(self, prompts: int, length: int) -> dict[str, Phase]:
         """Prompts of `length` tokens, to the first token of one completion of each."""
         engine, ask = self._engine(prompts), self._prompts(prompts, length)
-        found = times(lambda: self._generate(engine, ask, prompts, 1), self.repeats)
+        timed = times(lambda: self._generate(engine, ask, prompts, 1), self.repeats)
         rows = prompts * length
         joined, _ = self._products(rows)
         head = Products([self.shapes.head], self.dtype, self.device).forward(prompts, packed=True)
@@ -158,7 +158,7 @@ class Parts:
             "elementwise": self._between(rows),
             "vocabulary": self._logits(prompts),
         }
-        return {"prefill": found.phase("prefill", found.phases["total"], limits, rows)}
+        return {"prefill": timed.phase("prefill", timed.phases["total"], limits, rows)}
 
     def update(self, sequences: int, prompt: int, response: int) -> dict[str, Phase]:
         """An update of `sequences` completions of `response` tokens, eight of each prompt of `prompt` tokens."""
@@ -173,7 +173,7 @@ class Parts:
             chosen = builder.step_batch(groups, step=1)
             stack.update(objective, objective.items(chosen.trajectories, chosen.updates), lambda done, total: None)
 
-        found = times(work, self.repeats)
+        timed = times(work, self.repeats)
         self.loaded.model.load_state_dict(before)
         trajectories = builder.step_batch(groups, step=1).trajectories
         items = [(item,) for item in trajectories]
@@ -182,7 +182,7 @@ class Parts:
         fed = [tokens_fed([items[i] for i in cut], share_prompt=share) for cut in cuts]
         batches = [(rows, len(cut) * response) for rows, cut in zip(fed, cuts, strict=True)]
         forward, backward = self._training_limits(batches, sequences, prompt, response)
-        phases, tokens = found.phases, sum(fed)
+        phases, tokens = timed.phases, sum(fed)
         rest = [
             total - sum(phases[name][i] for name in ("forward", "backward", "optimizer"))
             for i, total in enumerate(phases["total"])
@@ -190,10 +190,10 @@ class Parts:
         moved = ADAM_BYTES * self.shapes.parameters
         optimizer = {"elementwise": self.machine.moved(moved, moved)}
         return {
-            "forward": found.phase("forward", phases["forward"], forward, tokens),
-            "backward": found.phase("backward", phases["backward"], backward, tokens),
-            "optimizer": found.phase("optimizer", phases["optimizer"], optimizer),
-            "host of an update": found.phase("host", rest, {}),
+            "forward": timed.phase("forward", phases["forward"], forward, tokens),
+            "backward": timed.phase("backward", phases["backward"], backward, tokens),
+            "optimizer": timed.phase("optimizer", phases["optimizer"], optimizer),
+            "host of an update": timed.phase("host", rest, {}),
         }
 
     def publish(self) -> dict[str, Phase]:
@@ -203,10 +203,10 @@ class Parts:
         def work() -> None:
             asyncio.run(engine.publish(WeightUpdate(version=1, module=model)))
 
-        found = times(work, self.repeats)
+        timed = times(work, self.repeats)
         moved = (4 + self.dtype.itemsize) * self.shapes.parameters
         limits = {"copies": self.machine.moved(moved, moved)}
-        return {"publish": found.phase("publish", found.phases["total"], limits)}
+        return {"publish": timed.phase("publish", timed.phases["total"], limits)}
 
     def _engine(self, rows: int) -> LocalEngine:
         return LocalEngine(self.loaded, Local(slots=rows, dtype=self.name))  # type: ignore[arg-type]

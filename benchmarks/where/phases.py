@@ -49,8 +49,8 @@ def find(place: str) -> tuple[Any, str]:
     module, _, path = place.partition(":")
     *classes, name = path.split(".")
     owner: Any = importlib.import_module(module)
-    for one in classes:
-        owner = getattr(owner, one, None)
+    for attribute in classes:
+        owner = getattr(owner, attribute, None)
     if not hasattr(owner, name):
         raise RuntimeError(f"{place} does not exist; benchmarks/where/phases.py names it")
     return owner, name
@@ -58,8 +58,8 @@ def find(place: str) -> tuple[Any, str]:
 
 def kernels() -> Iterator[str]:
     """The places of all methods of the classes in KERNELS, and of the functions `…_kernel`, which return one."""
-    for found in pkgutil.iter_modules(importlib.import_module(KERNELS).__path__):
-        module = importlib.import_module(f"{KERNELS}.{found.name}")
+    for info in pkgutil.iter_modules(importlib.import_module(KERNELS).__path__):
+        module = importlib.import_module(f"{KERNELS}.{info.name}")
         for name, owner in vars(module).items():
             if name.endswith("_kernel"):
                 yield f"{module.__name__}:{name}"

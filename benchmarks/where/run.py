@@ -56,23 +56,26 @@ def main() -> None:
         "update": f"{o.update[0]} sequences of {o.update[1]} + {o.update[2]} tokens, shared prompts",
         "publish": "weights to the engine",
     }
-    found: dict[str, Any] = {}
+    phases: dict[str, Any] = {}
     for name in o.only:
         if name == "step":
             continue
-        for phase, one in calls[name]().items():
+        for phase, measured_phase in calls[name]().items():
             key = phase if name != "long" else "decode, long"
-            found[key] = one
-            print(f"{describe(key, titles[name], one)}\n", flush=True)
-    if found:
+            phases[key] = measured_phase
+            print(f"{describe(key, titles[name], measured_phase)}\n", flush=True)
+    if phases:
         machine = parts.machine
-        print(f"{summary(found)}\n\n{o.threads} threads; {machine.text()}\n")
-    result: dict[str, Any] = {"claim": "where", "phases": {name: one.json() for name, one in found.items()}}
-    if found:
+        print(f"{summary(phases)}\n\n{o.threads} threads; {machine.text()}\n")
+    result: dict[str, Any] = {
+        "claim": "where",
+        "phases": {name: measured_phase.json() for name, measured_phase in phases.items()},
+    }
+    if phases:
         result["roofs"] = machine.json()
-    if "forward" in found:  # 6 operations a weight and token, of the product rate: what others report as MFU
-        seconds = found["forward"].median + found["backward"].median
-        result["mfu"] = 6 * parts.shapes.parameters * found["forward"].tokens / seconds / machine.flops
+    if "forward" in phases:  # 6 operations a weight and token, of the product rate: what others report as MFU
+        seconds = phases["forward"].median + phases["backward"].median
+        result["mfu"] = 6 * parts.shapes.parameters * phases["forward"].tokens / seconds / machine.flops
         print(f"model FLOP/s of forward and backward: {result['mfu']:.1%} of the product rate\n")
     if "step" in o.only:
         result["step"] = step(o, model)
@@ -101,10 +104,10 @@ def ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f}"
 
 
-def summary(found: Mapping[str, Any]) -> str:
+def summary(phases: Mapping[str, Any]) -> str:
     """One line a phase: its rate, how much of it each kind is, and the share of the limit."""
     rows = []
-    for name, phase in found.items():
+    for name, phase in phases.items():
         shares = [f"{phase.kinds.get(kind, 0.0) / phase.median:.0%}" for kind in NAMES]
         rate = f"{phase.tokens / phase.median:,.0f}" if phase.tokens else ""
         products = phase.limits.get("products", 0.0) / phase.median
@@ -122,8 +125,8 @@ def step(o: Any, model: str) -> dict[str, list[float]]:
     settings |= {"algorithm": "cppo", "skip": False}
     side = Side("step", "where.step_side", settings, threads=o.threads)
     steps = alternate([side], o.repeats)["step"]
-    columns = {name: [one["phases"][name] for one in steps] for name in PHASES}
-    total = [one["seconds"] for one in steps]
+    columns = {name: [step_figures["phases"][name] for step_figures in steps] for name in PHASES}
+    total = [step_figures["seconds"] for step_figures in steps]
     columns["host"] = [whole - sum(column[i] for column in columns.values()) for i, whole in enumerate(total)]
     columns["whole step"] = total
     middle = statistics.median(total)
