@@ -29,7 +29,7 @@ def test_who_gets_what_is_reported(recipe):
     assert "vllm at http://127.0.0.1:8001 gets tokens, for the reference" in reference
     assert "/dev/shm" in weights and "256 tokens" in weights
     own, *_ = engine_notes(resolve(recipe(), ["engine={kind: vllm, serve: {replicas: 2}}"]).config)
-    assert "vllm in 2 processes of its own, started and ended with the run, gets" in own
+    assert "vllm in 2 processes of its own, started and stopped with the run, gets" in own
 
 
 def test_a_server_holds_its_memory_itself(recipe):

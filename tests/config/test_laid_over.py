@@ -62,7 +62,7 @@ def test_what_can(recipe, name, word):
 def test_a_layout_is_no_recipe(recipe):
     with pytest.raises(ConfigError) as raised:
         resolve("layouts/qwen3_4b_8xH100")
-    line = "layouts/qwen3_4b_8xH100: is a layout, which says where a recipe computes, and no recipe; lay it over a "
+    line = "layouts/qwen3_4b_8xH100: is a layout (a placement on a cluster), not a recipe; lay it over a "
     assert str(raised.value) == f"{line}recipe: qwen3_4b_cppo @layouts/qwen3_4b_8xH100"
     with pytest.raises(ConfigError, match=r"^qwen3_30b_8xH100: no such recipe; (?!.*layouts)"):
         resolve("qwen3_30b_8xH100")

@@ -1,23 +1,23 @@
 """Config: a recipe and overrides become one checked config in which every value knows its origin.
 
-    sections/         a section of a recipe each: its fields and its checks
-    schema, families  the sections together: a run, what `proxima eval` reads; every command that trains, a line each
+    sections/         one module per section of a recipe: its fields and its checks
+    schema, families  the configs of a run and of `proxima eval`; the table of the commands that train
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
-    laid_over         `@FILE`, a recipe over another             mixtures          a check that models with experts need
+    laid_over         `@FILE`, a recipe laid over another        mixtures          the check of settings for experts
     builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
-    resolution        recipe → Resolved, for any root            problems          the user's line, did-you-mean
-    resolved          the config, and where each value is from
-    describe, slots   a dataclass: fields, kinds, help           other_names       what the peers call our fields
-    validate          the list of all checks                     comparable        which fields may differ
-    estimate          batch, memory, time of a recipe            explanation       the rest of what `explain` shows
-    step_size, model_size, memory_size                           what the estimate adds up
+    resolution        recipe → Resolved, for any root            problems          error lines, did-you-mean
+    resolved          the config, and the origin of each value
+    describe, slots   a dataclass: fields, kinds, help           other_names       the peers' names for our fields
+    validate          the list of all checks                     comparable        the fields that may differ
+    estimate          batch, memory, time of a recipe            explanation       the rest of the output of `explain`
+    step_size, model_size, memory_size                           the terms of the estimate
     json_schema       for editors                                yaml_dump         config.yaml of a run
 
-Imports: pyyaml, torch, every room below, all at the first use, because `proxima --help` reads `families`. Imported by
+Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
 `runtime`, `check` and the rooms above.
 To add a field or a check: see `sections`. To add a command that trains on a fixed data set: see `families`. To add a
-preset: a key in `presets.py` with its source. A field has no aliases; a name that it had goes into `other_names.py`.
+preset: a key in `presets.py` with its source. A field has no aliases; its former names go into `other_names.py`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""A merged tree becomes typed, checked dataclasses, a provenance entry for each value, and a list of problems."""
+"""Build typed, checked dataclasses from a merged tree; collect each value's provenance and all problems."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -18,29 +18,29 @@ from proxima.data.secret_values import HIDDEN
 
 
 class _Failed:
-    """Stands for a value that has a problem, so that what contains it is not built."""
+    """Placeholder for a value that has a problem: the object that contains it is not built."""
 
 
 FAILED = _Failed()
 
 
 class Builder:
-    """Walks schema and tree together; collects entries and problems.
+    """Walks schema and tree in lockstep, and collects entries and problems.
 
     Args:
         import_code: import the code outside proxima that a value names: the class of a kind, the function of a reward.
-            False: such a kind is a problem, and such a function is not looked at.
-        refused: sections that can't be read, with their problems.
+            False: such a kind is a problem, and such a function is not checked.
+        refused: sections that can't be read, each with its problem.
     """
 
     def __init__(self, import_code: bool = True, refused: Mapping[str, Problem] | None = None) -> None:
         self.import_code, self.refused_sections = import_code, refused or {}
-        self.sections: dict[str, Any] = {}  # of the root, those that are whole
+        self.sections: dict[str, Any] = {}  # sections of the root without problems
         self.entries: list[ResolvedValue] = []
         self.problems: list[Problem | Callable[[], Problem]] = []
 
     def all_problems(self) -> list[Problem]:
-        """All problems. What an unknown key means may be a field that was read after it."""
+        """All problems. Those of unknown keys are worded last: a key may mean a field that was read later."""
         return [problem if isinstance(problem, Problem) else problem() for problem in self.problems]
 
     def fail(self, path: str, message: str, node: Node | None = None) -> Any:
@@ -49,7 +49,7 @@ class Builder:
         return FAILED
 
     def leaf(self, path: str, value: Any, node: Node, help: str, default: Any = MISSING) -> Any:
-        """The value, entered as a line of `explain`."""
+        """Enter the value as a line of `explain`, and return it."""
         source, shown = node.source, to_json(value)
         usual = source.origin == "default" or (default is not MISSING and shown == to_json(default))
         entry = ResolvedValue(path, shown, node.provenance(), help, source.origin, source.text, usual)
@@ -73,7 +73,7 @@ class Builder:
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 
     def dataclass(self, cls: type, node: Node, path: str, label: str, slot: Slot | None = None) -> Any:
-        """Build `cls` from a mapping. `label` is what errors call it: the kind of `slot`, or the section's name."""
+        """Build `cls` from a mapping. `label` is its name in errors: the kind of `slot`, or the section's name."""
         if node.mapping is None:
             near = next((info.name for info in fields_of(cls)), "field")
             return self.fail(path, f"must be a mapping of its fields: {{{near}: …}}", node)
@@ -94,12 +94,12 @@ class Builder:
             return spec
         except FieldError as error:
             return self.refused(error, node, path)
-        except (ValueError, TypeError) as error:  # a spec from elsewhere that names no field
+        except (ValueError, TypeError) as error:  # a spec from outside proxima whose error names no field
             self.problems.append(Problem(path or "recipe", " ".join(str(error).split()), None, node.source.text))
             return FAILED
 
     def refused(self, error: FieldError, node: Node, path: str) -> Any:
-        """A spec's own error with the full path and the place where the value was written."""
+        """Record a spec's own error with the full path and the place where the value was written."""
         child: Node | None = node
         for name in error.field.split("."):
             child = child.mapping.get(name) if child and child.mapping else None
@@ -195,7 +195,7 @@ class Builder:
 
 
 def _indexed(node: Node) -> Node:
-    """`{0: a, 1: b}`, from `reward.0=…` with no list below, as a list."""
+    """Convert `{0: a, 1: b}`, from `reward.0=…` without a list in the layer below, to a list."""
     keys = sorted(node.mapping or {}, key=lambda key: int(key) if key.isdigit() else -1)
     if node.mapping and keys == [str(index) for index in range(len(keys))]:
         return Node([node.mapping[key] for key in keys], node.source)

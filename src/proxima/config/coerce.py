@@ -1,4 +1,4 @@
-"""A written value becomes a value of the annotated type, or a message that says what would be accepted."""
+"""Convert a written value to the annotated type, or raise an error that says what would be accepted."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +15,8 @@ class Mismatch(Exception):
     """The value does not fit the type.
 
     Args:
-        expected: what would fit, after "must be".
-        where: path below the field, `.2`.
+        expected: the values that fit, as a phrase after "must be".
+        where: path below the field, such as `.2`.
         node: the value below the field that does not fit.
     """
 
@@ -26,11 +26,12 @@ class Mismatch(Exception):
 
 
 def coerce(node: Node, hint: Any) -> Any:
-    """The node's value as `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, and unions of
-    them.
+    """Convert the node's value to `hint`: bool, int, float, str, Literal, None, tuple, list, dict, Path, Any, or a
+    union of them.
 
-    Numbers may be written as any number (`1e3` for an int, `2` for a float); a bool is `true` or `false` and nothing
-    else; on the command line a text needs no quotes even if it looks like a number. Else Mismatch, with the remedy.
+    An int or a float may be written as any number of that value (`1e3` for an int, `2` for a float); a bool only as
+    `true` or `false`; on the command line a text needs no quotes even if it looks like a number. Raises Mismatch, with
+    the remedy, for anything else.
     """
     options = options_of(hint)
     if NONE in options and node.value is None:
@@ -48,7 +49,7 @@ def coerce(node: Node, hint: Any) -> Any:
 
 
 def _strictness(option: Any) -> int:
-    """Exact types first: in `int | float | str`, `3` is an int and `x` a str."""
+    """A sort key that puts exact types first: in `int | float | str`, `3` is an int and `x` a str."""
     order = [bool, int, float]
     return order.index(option) if option in order else {str: 8, Any: 9}.get(option, 5)
 

@@ -1,8 +1,8 @@
-"""The fields in which two configs may differ: for a resume, for a sweep that finds a run in its folder, for a
-comparison.
+"""The fields in which two configs may differ: when a run is resumed, when a sweep finds a run in its folder, and when
+runs are compared.
 
 A field belongs to one class; a class says for which purposes its fields may differ. A field without a class may differ
-for none: a new field is safe by default. To classify one: its path, or the section's, below its class.
+for none: a new field is safe by default. To classify one: add its path, or the section's, to its class.
 """
 
 import math
@@ -19,7 +19,7 @@ class Purpose(Enum):
     """The purpose for which two configs are compared."""
 
     RESUME = auto()  # the run in the folder continues with this config
-    CHANGE = auto()  # it continues with it as another run from there on, because the user accepts that
+    CHANGE = auto()  # the same, but as another run from there on, because the user accepts the change
     RERUN = auto()  # the run in the folder is the one that a sweep would start
     CELL = auto()  # two runs are repetitions of one experiment
     ACCURACY = auto()  # two held-out accuracies were measured on the same questions in the same way
@@ -28,11 +28,11 @@ class Purpose(Enum):
 class FieldClass(Enum):
     """The effect of changing a field, and the purposes for which it may differ."""
 
-    LABEL = frozenset(Purpose)  # a name, a place, or the use of the machine: never a result
-    METHOD = frozenset({Purpose.CHANGE})  # how steps are made; a checkpoint fits any value
-    CHECKPOINTED = frozenset[Purpose]()  # within a METHOD: what a checkpoint holds depends on it
+    LABEL = frozenset(Purpose)  # a name, a place, or the use of the machine: never affects a result
+    METHOD = frozenset({Purpose.CHANGE})  # how steps are computed; a checkpoint fits any value
+    CHECKPOINTED = frozenset[Purpose]()  # within a METHOD: the content of a checkpoint depends on it
     OPERATION = frozenset({Purpose.RESUME, Purpose.CELL})  # how a run is kept alive and stored
-    PROGRESS = frozenset({Purpose.RESUME, Purpose.ACCURACY})  # how long it goes on, or when it is evaluated
+    PROGRESS = frozenset({Purpose.RESUME, Purpose.ACCURACY})  # how long a run is, or when it is evaluated
     RESUMABLE = frozenset({Purpose.RESUME})  # no finished step depends on it: devices, chunk sizes, held-out questions
     REPLICATION = frozenset({Purpose.CELL})  # the repetitions of an experiment differ in it
 
@@ -44,21 +44,21 @@ _PATHS: Mapping[FieldClass, str] = {
         runtime sampling train""",
     FieldClass.CHECKPOINTED: """runtime.max_concurrent_rollouts runtime.max_lag train.completions_per_prompt
         train.optimizer.kind""",
-    # `engine.serve`, where and how servers run: at each start they are asked what they are
+    # `engine.serve` says where and how servers run; their capabilities are queried at each start
     FieldClass.OPERATION: """checkpoint engine.away_seconds engine.call_seconds engine.chunk_tokens
         engine.health_seconds engine.idle_seconds engine.probe_bound engine.probe_tokens engine.restarts engine.retries
         engine.serve engine.timeout engine.weight_seconds engine.weights runtime.max_unscored_steps
         runtime.reward_timeout runtime.reward_memory_mb runtime.reward_trial runtime.reward_workers
         runtime.rollout_retries runtime.stall_seconds""",
     FieldClass.PROGRESS: "eval.after eval.before eval.every train.epochs train.steps",
-    # what ends a run, and what a step does from now on; `rollouts`: the files are compared by content
+    # conditions that end a run, and settings of later steps; `rollouts`: the files are compared by content
     FieldClass.RESUMABLE: """algorithm.dynamic_sampling.exhausted algorithm.dynamic_sampling.max_num_gen_batches
         algorithm.mismatch engine.max_running engine.prefill_tokens eval model.device model.gradient_checkpointing
         model.log_prob_chunk placement.sharding rollouts""",
     FieldClass.REPLICATION: "seed",
 }
 FIELD_CLASSES = {path: kind for kind, paths in _PATHS.items() for path in paths.split()}
-ABSENT = object()  # stands for the value of a field that one of the two configs lacks
+ABSENT = object()  # the value of a field that one of the two configs lacks
 
 
 def may_differ(path: str, purpose: Purpose) -> bool:
@@ -71,12 +71,12 @@ def may_differ(path: str, purpose: Purpose) -> bool:
 
 
 def compared(values: Mapping[str, Any], purpose: Purpose) -> dict[str, Any]:
-    """The values, by dotted path, that must be equal."""
+    """The values that must be equal, by dotted path."""
     return {path: value for path, value in values.items() if not may_differ(path, purpose)}
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any], purpose: Purpose) -> Iterator[tuple[str, Any, Any]]:
-    """Each field that differs and may not: path, value before, value now; `ABSENT` where one side lacks the field."""
+    """Yield fields that differ but must not: path, value before, value now; `ABSENT` on a side without the field."""
     first, second = compared(before, purpose), compared(now, purpose)
     for path in dict.fromkeys([*second, *first]):
         pair = first.get(path, ABSENT), second.get(path, ABSENT)
@@ -106,7 +106,7 @@ def _flat(path: str, config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: it would be read back as null and never be equal again."""
+    """Replace infinity and NaN, which JSON lacks, by their repr: they would be read back as null and never be equal."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -116,6 +116,6 @@ def _finite(value: Any) -> Any:
 
 
 def _same_place(first: Any, second: Any) -> bool:
-    """True for two spellings of one existing path, an absolute and a relative one."""
+    """True for two spellings of one existing path, such as an absolute and a relative one."""
     places = [Path(place) for place in (first, second) if isinstance(place, str)]
     return len(places) == 2 and all(place.exists() for place in places) and places[0].samefile(places[1])

@@ -1,4 +1,4 @@
-"""Describes config dataclasses: fields with type, default and meaning, for `explain`, `list`, JSON schema and errors.
+"""Describe config dataclasses: fields with type, default and meaning, for `explain`, `list`, JSON schema and errors.
 
 The meaning of a field is the text in its `Annotated[...]`, else its entry under `Args:` in the class docstring.
 """
@@ -29,9 +29,9 @@ class FieldInfo:
         name: as in a recipe.
         hint: its type, without `Annotated`.
         help: meaning and unit in one line, may be empty.
-        default: the value when a recipe says nothing; `MISSING` when it must be given.
-        slot: set where the field holds specs of a table.
-        presets: set where a preset's name is allowed.
+        default: the value if a recipe does not set the field; `MISSING` for a required field.
+        slot: set if the field holds specs of a table.
+        presets: set if a preset's name is allowed.
     """
 
     name: str
@@ -50,7 +50,7 @@ class FieldInfo:
 
 @cache
 def fields_of(cls: type) -> tuple[FieldInfo, ...]:
-    """The fields a recipe may set, in the order of the class; TypeError if it is no dataclass."""
+    """The fields a recipe may set, in the order of the class; TypeError if the class is not a dataclass."""
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass; a spec is one, and its fields are its config")
     hints = get_type_hints(cls, include_extras=True)
@@ -77,14 +77,14 @@ def all_fields(cls: type, path: str = "") -> Iterator[tuple[str, FieldInfo]]:
 
 
 def summary_of(cls: type) -> str:
-    """The first sentence of the docstring; of a dataclass without one, nothing."""
+    """The first sentence of the docstring; empty for a dataclass without one."""
     text = cls.__doc__ or ""
     paragraph = " ".join(inspect.cleandoc(text).split("\n\n", 1)[0].split())
     return "" if text.startswith(f"{cls.__name__}(") else first_sentence(paragraph)
 
 
 def first_sentence(text: str) -> str:
-    """The text up to its first full stop; one inside brackets ends nothing."""
+    """The text up to its first full stop that is not in brackets."""
     parts = text.split(". ")
     for count in range(1, len(parts) + 1):
         sentence = ". ".join(parts[:count])
@@ -95,7 +95,7 @@ def first_sentence(text: str) -> str:
 
 @cache
 def _documented(cls: type) -> Mapping[str, str]:
-    """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` takes those of K1."""
+    """The entries under `Args:` of the class and its bases, each as one line; `Args: as `K1`` includes those of K1."""
     meanings: dict[str, str] = {}
     for base in cls.__mro__:
         for names, text in args_section(base.__doc__ or ""):
@@ -109,7 +109,7 @@ def _documented(cls: type) -> Mapping[str, str]:
 
 
 def args_section(docstring: str) -> list[tuple[tuple[str, ...], str]]:
-    """`Args:` of a docstring: pairs of the names before the colon and the text after it, joined to one line."""
+    """The entries under `Args:` of a docstring: pairs of the names before the colon and the text after it."""
     lines = inspect.cleandoc(docstring).splitlines()
     start = next((i for i, line in enumerate(lines) if line.strip().startswith("Args:")), None)
     if start is None:
@@ -164,14 +164,14 @@ def table_of(reference: str) -> Mapping[str, Any]:
 
 
 def kinds_of(slot: Slot) -> Kinds:
-    """The kinds of a slot; each class is imported when it is taken."""
+    """The kinds of a slot; each class is imported when it is looked up."""
     kinds = table_of(slot.table)
     assert isinstance(kinds, Kinds)
     return kinds
 
 
 def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
-    """A key of the slot's table, or `package.module:Class`; else ConfigError with the nearest kind."""
+    """The class of a kind, a key of the slot's table or `package.module:Class`; ConfigError names the nearest kind."""
     table = kinds_of(slot)
     if (canonical := canonical_kind(kind, slot)) in table:
         return table[canonical]
@@ -183,7 +183,7 @@ def lookup(kind: str, slot: Slot, path: str, source: str) -> type:
         raise one_problem(f"{path}.kind", message, kind, source)
     try:
         fields_of(spec_class := class_at(kind))
-    except Exception as error:  # importing runs anybody's code; whatever it raises is the user's line
+    except Exception as error:  # importing runs arbitrary code; all that it raises becomes an error line
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         message = f"can't be imported: {reason}; write package.module:Class"
         raise one_problem(f"{path}.kind", message, kind, source) from None
@@ -196,7 +196,7 @@ def canonical_kind(kind: str, slot: Slot) -> str:
 
 
 def class_at(reference: str) -> type:
-    """The class that `package.module:Class` names; else whatever its import raises."""
+    """The class that `package.module:Class` names; raises whatever its import raises."""
     module, _, name = reference.partition(":")
     if module.endswith(".py"):
         raise ValueError("a class is named by its module, not by a file")
@@ -207,7 +207,7 @@ def class_at(reference: str) -> type:
 
 
 def kind_of(spec: object, *tables: str) -> str:
-    """The kind by which a recipe names this spec: a key of one of the tables ("package.module:DICT"; none given: those
+    """The kind by which a recipe names this spec: a key of one of the tables ("package.module:DICT"; by default those
     of every slot of `RunConfig`), else `package.module:Class`."""
     cls = type(spec)
     reference = f"{cls.__module__}:{cls.__qualname__}"

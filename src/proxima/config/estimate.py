@@ -1,7 +1,7 @@
 """Estimate the micro-batches, memory and time of a run, whether it generates or trains on a fixed data set, from the
 config and the model's config.json; no weights are read.
 
-Every figure is an upper bound or says what it rests on. Measured figures of a run are in its metrics.jsonl.
+Every figure is an upper bound or states its assumptions. Measured figures of a run are in its metrics.jsonl.
 """
 
 import math
@@ -37,22 +37,22 @@ from proxima.task.prompts import to_prompt
 # share of the machine's GEMM rate that generation and training reach: SmolLM2-135M, 2 cores, bf16
 GENERATE_SHARE = 0.31  # 1,100 of 3,600 tok/s
 TRAIN_SHARE = 0.43  # 520 of 1,200 tok/s
-SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows of which the tokens are counted
-ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, where none can be counted
+SAMPLE_PROMPTS, SAMPLE_EXAMPLES = 16, 64  # first rows whose tokens are counted
+ASSUMED_PROMPT, ASSUMED_EXAMPLE = 128, 256  # tokens, if none can be counted
 
 Value = TypeVar("Value")
 
 
 class Estimates:
-    """Batch, memory and time of a config, each None where what it needs can't be read; `notes` says why.
+    """Batch, memory and time of a config; memory and time are None if their inputs can't be read, and `notes` says why.
 
-    The size of a model whose config.json can't be read is that of `model_size.KNOWN`, and `known_size` is true; else
-    it is not known.
+    The size of a model whose config.json can't be read comes from `model_size.KNOWN`, and `known_size` is true; a model
+    that is not listed there has no size.
 
     Args:
         resolved: the config.
-        gemm: FLOP/s to reckon with; None measures it here.
-        share: of a rank; None: that of the config's placement.
+        gemm: FLOP/s to assume; None: measured on this machine.
+        share: the share of a rank; None: that of the config's placement.
     """
 
     def __init__(self, resolved: Resolved[Any], gemm: float | None = None, share: Share | None = None) -> None:
@@ -66,7 +66,7 @@ class Estimates:
         self.host: dict[str, int] = {}
         self.time: Time | None = None
         if share is None and self.share.ranks > 1 and not hasattr(config.placement, "ranks") and not launched_ranks():
-            unknown = f"torchrun says how many ranks there are; memory is estimated for {self.share.ranks}"
+            unknown = f"torchrun sets the number of ranks; memory is estimated for {self.share.ranks}"
             self.notes.append(f"{unknown}: set WORLD_SIZE=8 before this command for another number")
         task = config.task
         if TASKS.holds(task, "mix") and (shares := self._read(lambda: task.shares(config.seed), "shares")):
@@ -112,15 +112,15 @@ class Estimates:
         if counted is not None or (published := known_facts(spec.path)) is None:
             return counted
         self.known_size = True
-        not_here = f"it is not here yet, `proxima {command_of(config)}` downloads it (93 MB)"
+        not_here = f"it is not downloaded yet; `proxima {command_of(config)}` downloads it (93 MB)"
         reason = not_here if is_downloadable(spec.path) else "its config.json can't be read here"
         self.notes = [f"known size: that of {Path(spec.path).name} as published; {reason}"]
         if spec.lora is not None:
-            self.notes.append("the adapter is not in the memory: its size is not known until the model is downloaded")
+            self.notes.append("the memory excludes the adapter, whose size is unknown until the model is downloaded")
         return published
 
     def _groups(self, config: RunConfig) -> StepSize:
-        """The step of a run that generates, and notes on what its figures leave out."""
+        """The step of a run that generates; adds notes on what its figures leave out."""
         if self.model is not None and not self.known_size:  # else trying its tokenizer would wait for the hub again
             self.prompt = self._read(lambda: longest_prompt(config), "prompt length")
         if self.prompt is None:
@@ -160,7 +160,7 @@ class Estimates:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds, for completions that all take `max_tokens`; `gemm` is the rate, FLOP/s, that it rests on."""
+    """Seconds, if all completions have `max_tokens` tokens; `gemm` is the assumed rate, FLOP/s."""
 
     generate: float
     train: float
@@ -174,8 +174,8 @@ class Time:
 
 
 def longest_prompt(config: RunConfig) -> int:
-    """The longest prompt among the first questions, tokens, chat template included; ValueError, which says why, if the
-    data or the tokenizer can't be read."""
+    """The length of the longest prompt among the first questions, in tokens, chat template included; ValueError, with
+    the reason, if the data or the tokenizer can't be read."""
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     rows = config.task.rows(config.seed)
     count = min(SAMPLE_PROMPTS, len(rows))
@@ -184,7 +184,7 @@ def longest_prompt(config: RunConfig) -> int:
 
 
 def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
-    """The number of rows, and the tokens of the first usable ones."""
+    """The number of rows, and the lengths in tokens of the first usable ones."""
     tokenizer: Any = load_tokenizer(config.model.path, config.model.revision)
     text = load_config(config.model.path, config.model.revision).get_text_config()
     limit = context_limit(text)
@@ -192,13 +192,13 @@ def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
     for number in range(min(SAMPLE_EXAMPLES, len(rows))):
         try:
             lengths.append(sum(map(len, config.sequences_of(number, rows[number], tokenizer, context))))
-        except FieldError:  # the run skips it, or is refused
+        except FieldError:  # the run skips such a row, or is refused
             continue
     return len(rows), [length for length in lengths if length]
 
 
 def engine_notes(config: Any) -> Iterator[str]:
-    """A line for each engine that is a server, on what it gets; none for an engine in this process."""
+    """Yield a line for each engine that is a server, on the data sent to it; none for an engine in this process."""
     algorithm = config.algorithm
     places = [("engine", config.engine, "prompts, completions and, at the start and after each step, all weights")]
     if algorithm.needs_reference:
@@ -212,7 +212,7 @@ def engine_notes(config: Any) -> Iterator[str]:
         folder = config.engine.weight_folder or "a folder in memory (/dev/shm)"
         yield (
             f"engine: new weights are written to {folder} (weights={config.engine.weights}), read by each server and "
-            f"proven by {config.engine.probe_tokens} tokens; their memory is in no figure, and the time to generate is "
+            f"proven by {config.engine.probe_tokens} tokens; their memory is not included, and the time to generate is "
             "that of the engine here"
         )
 
@@ -221,7 +221,7 @@ def _where(spec: Any, urls: tuple[str, ...]) -> str:
     if spec.serve is None:
         return f"at {', '.join(urls)}"
     count = spec.serve.replicas
-    return f"in {count} process{'es' if count > 1 else ''} of its own, started and ended with the run,"
+    return f"in {count} process{'es' if count > 1 else ''} of its own, started and stopped with the run,"
 
 
 def batch_of(config: RunConfig, prompt: int) -> StepSize:
@@ -247,7 +247,7 @@ def batch_of(config: RunConfig, prompt: int) -> StepSize:
 
 
 def _micro_batches(prompts: int, completions: int, prompt: int, length: int, budget: int, shared: bool) -> int:
-    """Micro-batches that the trainer's own packing makes of `prompts` groups when all is as long as it can be."""
+    """The number of micro-batches that the trainer's packing makes of `prompts` groups of maximum length."""
     question, answer = np.zeros(max(prompt, 1), np.int32), np.zeros(length, np.int32)
     groups = (Trajectory(prompt_tokens=question, tokens=answer, group=group) for group in range(prompts))
     longest = [(trajectory,) for trajectory in groups for _ in range(completions)]
@@ -262,9 +262,9 @@ def time_of(
     teacher: ModelFacts | None = None,
     critic: ModelFacts | None = None,
 ) -> Time:
-    """2 FLOP a parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra forward), over a share
-    of the GEMM rate; `proximal: next` as if every completion had one more. Under dynamic sampling only the first
-    generation batch counts: how many there are, only the questions know."""
+    """Estimate the time: 2 FLOP per parameter and token to generate, 6 to train, 4 with LoRA (2 more for each extra
+    forward), over a share of the GEMM rate; `proximal: next` as if every completion had one more forward. With dynamic
+    sampling only the first generation batch counts, because the number of batches depends on the questions."""
     products, spec = 6 if config.model.lora is None else 4, config.eval  # frozen weights have no gradient
     if isinstance(config, RunConfig):
         assert isinstance(batch, StepSize)
@@ -287,24 +287,24 @@ def time_of(
 
 
 def _generation(config: RunConfig, batch: StepSize) -> int:
-    """FLOP a parameter of the engine at a step; a replay generates nothing."""
+    """The engine's FLOP per parameter in a step; 0 for a replay, which generates nothing."""
     if config.replayed is not None:
         return 0
     (prompts, sequences), length = batch.generated, config.sampling.max_tokens
     flop = 2 * (sequences * length + prompts * (batch.longest - length))
     scored = config.algorithm.proximal == "next" and config.algorithm.next_from == "engine"
-    return flop + 2 * sequences * batch.longest * scored  # one version later, at most once a token
+    return flop + 2 * sequences * batch.longest * scored  # scored one version later, at most once per token
 
 
 def _extra_forwards(config: RunConfig) -> int:
-    """Forwards of each token of a step beside those of its updates."""
+    """The number of forwards of each token of a step, not counting those of its updates."""
     algorithm = config.algorithm
     following = algorithm.proximal == "next" and algorithm.next_from == "trainer"
     return (algorithm.proximal in ("recompute", "next")) + algorithm.needs_reference + following
 
 
 def _critic_flop(config: RunConfig, batch: StepSize, critic: ModelFacts | None) -> int:
-    """A forward pass for the values, and training on every completion, pruned ones too."""
+    """The critic's FLOP in a step: a forward for the values, and training on all completions, pruned ones too."""
     if critic is None or not isinstance(config.critic, ModelCritic):
         return 0
     dropped = 0 if batch.kept is None else batch.prompts * (batch.completions - batch.kept) * config.sampling.max_tokens
@@ -312,11 +312,11 @@ def _critic_flop(config: RunConfig, batch: StepSize, critic: ModelFacts | None) 
 
 
 def _answers(config: RunConfig) -> int:
-    """Completions of an evaluation; 0 where how many can't be read."""
+    """The number of completions of an evaluation; a set of unknown size counts as 0."""
     answers = 0
     for held_out in config.eval.all_sets.values():
         questions = held_out.limit
-        if questions == 0 or TASKS.holds(held_out.task, "jsonl", "parquet"):  # a file here; others may be a download
+        if questions == 0 or TASKS.holds(held_out.task, "jsonl", "parquet"):  # a local file; others may need a download
             with suppress(ValueError):
                 count = len(held_out.task.rows(config.seed))
                 questions = min(questions or count, count)
@@ -325,7 +325,7 @@ def _answers(config: RunConfig) -> int:
 
 
 def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
-    """FLOP/s of `size`³ matrix products in `dtype`, best of several; takes about `seconds`."""
+    """Measure the FLOP/s of `size`³ matrix products in `dtype`, the best of several; takes about `seconds`."""
     from torch.utils.benchmark import Timer  # warms up, and waits for the device
 
     kind = getattr(torch, dtype)

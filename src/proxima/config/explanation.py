@@ -13,7 +13,7 @@ from proxima.task.column_mapping import ColumnMapping
 
 
 def shown_entries(resolved: Resolved[Any]) -> list[ResolvedValue]:
-    """The values with their sources; null for the column of answers that the data lacks, where a local file tells."""
+    """The values with their sources; the column of answers is null if a local file shows that the data lacks it."""
     return [_as_read(resolved, entry) for entry in resolved.entries]
 
 
@@ -24,7 +24,7 @@ def _as_read(resolved: Resolved[Any], entry: ResolvedValue) -> ResolvedValue:
     try:
         columns = task.columns()
     except (UserError, OSError, ValueError):
-        return entry  # missing or broken data has its own line
+        return entry  # missing or broken data is reported on its own line
     absent = columns is not None and task.lacks_answer(columns)
     return replace(entry, value=None, source="the data has no such column", is_default=False) if absent else entry
 
@@ -44,12 +44,12 @@ def header_of(resolved: Resolved[Any]) -> str:
 
 
 def config_remarks(resolved: Resolved[Any]) -> list[Problem]:
-    """The warnings, and what is still to do: an error of `train`, a warning for a reader."""
+    """The warnings, and the problems of `to_do`, which are errors for `train` but warnings here."""
     return [*warnings(resolved), *to_do(resolved)]
 
 
 def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any]:
-    """The same for programs: `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes`, `warnings`."""
+    """`explain` as data, including `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes` and `warnings`."""
     estimates = Estimates(resolved, gemm)
     time, memory = estimates.time, estimates.memory
     return {

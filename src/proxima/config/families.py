@@ -1,14 +1,14 @@
-"""The commands that train, one line each: which recipes are theirs, and what runs them.
+"""The commands that train, one entry each: their recipes, and the code that runs them.
 
 To add a way to train on a fixed data set, three files:
 
     config/sections/NAME_section.py    its section, and the config of its recipes: a subclass of `OfflineConfig`, whose
-                                       `sequences_of` says what is trained of a row, for `explain`
+                                       `sequences_of` returns the trained sequences of a row, for `explain`
     train/offline/NAME_method.py       its `OfflineMethod`
-    here                               its line, which the command line, the functions of `proxima`, `resolve`,
+    here                               its entry, which the command line, the functions of `proxima`, `resolve`,
                                        `explain`, the JSON schema and the reference read
 
-Nothing is imported before a recipe is of the family, so that `proxima --help` can read the table.
+Configs and methods are imported at first use, so that `proxima --help` can read the table without them.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A command of `proxima` that trains, and all that is its own.
+    """A command of `proxima` that trains, and its properties.
 
     Args:
         command: its name on the command line.
@@ -29,12 +29,12 @@ class Family:
         title: what it does, for `proxima --help`.
         config: the dataclass of its recipes, "package.module:Class".
         example: an override of one of its fields, for `--help`.
-        own: the section that only its recipes have, which says that a recipe is of this family; empty for `train`,
-            which takes all others.
+        own: the section that only its recipes have, by which they are recognised; empty for `train`, which takes all
+            others.
         method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
-        learning_rate: of its optimizer where a recipe says nothing; None: the optimizer's own default.
-        samples: its model generates, so that held-out evaluations have answers to look at.
-        prints_pairs: its command ends with the table of the last evaluation, of held-out pairs.
+        learning_rate: of its optimizer if a recipe sets none; None: the optimizer's own default.
+        samples: its model generates, so that held-out evaluations have answers to inspect.
+        prints_pairs: its command finally prints the table of the last evaluation, on held-out pairs.
     """
 
     command: str
@@ -102,13 +102,13 @@ FAMILIES = {family.command: family for family in (TRAIN, *OFFLINE)}
 
 
 def family_of(layers: Sequence["Node"]) -> Family:
-    """The family of a recipe; `TRAIN` where it has the section of no other."""
+    """The family of a recipe; `TRAIN` if it has no other family's section."""
     written = {key for layer in layers for key in layer.mapping or ()}
     return next((family for family in OFFLINE if family.own in written), TRAIN)
 
 
 def family_of_config(config: Any) -> Family | None:
-    """The family whose recipes have this config, or one of this class; None for another root, as of `proxima eval`."""
+    """The family of a config, or of a config class; None for another root, such as that of `proxima eval`."""
     cls = config if isinstance(config, type) else type(config)
     reference = f"{cls.__module__}:{cls.__qualname__}"
     return next((family for family in FAMILIES.values() if family.config == reference), None)

@@ -1,7 +1,7 @@
-"""A JSON schema (draft 7) of recipes, for editors: completion, meaning on hover, a red line under what is refused.
+"""A JSON schema (draft 7) of recipes, for editors: completion, help on hover, a red line under invalid values.
 
-Made from the dataclasses and the tables of kinds; what only `__post_init__` knows is not in it. `recipes/schema.json`
-is its output.
+Generated from the dataclasses and the tables of kinds, without the checks of `__post_init__`. `recipes/schema.json` is
+its output.
 """
 
 import collections.abc
@@ -89,7 +89,7 @@ def _slot(info: FieldInfo, slot: Slot, definitions: Json) -> Json:
         name = f"{slot.table.rpartition(':')[2].lower()}.{kind}"
         names = [kind, *sorted(alias for alias, meant in aliases.items() if meant == kind)]
         if name not in definitions:
-            definitions[name] = {}  # a mix of tasks holds tasks
+            definitions[name] = {}  # ends the recursion: a mix of tasks holds tasks
             definitions[name] = _spec(cls, names, definitions)
         options.append({"$ref": f"#/definitions/{name}"})
     if info.default is None:

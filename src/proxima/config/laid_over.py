@@ -10,13 +10,13 @@ from proxima.data.recipe_files import FILE, find_recipe, shipped_layouts, shippe
 
 
 def read_over(word: str, below: Sequence[Node]) -> list[Node]:
-    """The layers of a file over these of a recipe.
+    """Read the layers of a file that the command line lays over a recipe's layers, `below`.
 
     Args:
-        word: of the command line, `@FILE`.
+        word: `@FILE`, from the command line.
 
     Raises:
-        ConfigError: as `read_recipe`; or the file is a layout of proxima's, and the recipe one that it is not for.
+        ConfigError: as `read_recipe`; or the file is a shipped layout for other recipes.
     """
     name = word.removeprefix(FILE)
     path, layouts = find_recipe(name), shipped_layouts()
@@ -28,15 +28,15 @@ def read_over(word: str, below: Sequence[Node]) -> list[Node]:
 
 
 def refuse_layout(name: str) -> None:
-    """ConfigError for a layout in the place of a recipe."""
+    """Raise ConfigError if a layout is given in place of a recipe."""
     if name in (layouts := shipped_layouts()) and find_recipe(name) == layouts[name]:
         fitting = (recipe for recipe in shipped_recipes() if recipe.startswith(_model_of(name)))
         over = f"lay it over a recipe: {next(fitting, 'RECIPE')} {FILE}{name}"
-        raise one_problem(name, f"is a layout, which says where a recipe computes, and no recipe; {over}")
+        raise one_problem(name, f"is a layout (a placement on a cluster), not a recipe; {over}")
 
 
 def _check_layout(word: str, path: Path, recipes: Sequence[str]) -> None:
-    """A layout is for the recipes whose names begin like its own."""
+    """Raise ConfigError for a shipped recipe whose name does not begin with the layout's model."""
     model, shipped = _model_of(path.stem), {Path(name).name for name in shipped_recipes()}
     bases = [name for name in recipes if name in shipped]
     if not bases or bases[-1].startswith(model):
@@ -47,7 +47,7 @@ def _check_layout(word: str, path: Path, recipes: Sequence[str]) -> None:
 
 
 def _model_of(layout: str) -> str:
-    """`qwen3_30b`, of `layouts/qwen3_30b_8xH100`."""
+    """The model in a layout's name: `qwen3_30b` in `layouts/qwen3_30b_8xH100`."""
     return layout.rpartition("/")[2].rpartition("_")[0]
 
 

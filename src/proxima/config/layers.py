@@ -1,4 +1,4 @@
-"""Layers become one tree: preset ← extended recipe ← recipe ← command line, with presets written out."""
+"""Merge layers into one tree: preset ← extended recipe ← recipe ← command line, with presets written out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -16,13 +16,13 @@ Preset = Mapping[str, Any] | Sequence[Any]  # the fields of a section, or the sp
 
 
 def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tuple[Node, dict[str, Problem]]:
-    """The layers, the lowest first, then the overrides, over the presets that they name; and the sections whose preset
-    is unknown, with their problems.
+    """Merge the layers, lowest first, and then the overrides over the presets that they name. Also returns the sections
+    whose preset is unknown, with their problems.
 
-    An override `@FILE` stands for a recipe file over the others, as `@layouts/qwen3_30b_128xH800` for a cluster; every
-    `key=value` is over all files. `root` is the config of the recipe's training command. Presets are written out after
-    each layer, so that the next one sees which kinds it changes. ConfigError for a malformed override, or an index
-    beyond the end of its list.
+    An override `@FILE` lays a recipe file over the others, such as `@layouts/qwen3_30b_128xH800` for a cluster; every
+    `key=value` takes precedence over all files. `root` is the config of the recipe's training command. Presets are
+    written out after each layer, so that the next one sees which kinds it changes. Raises ConfigError for a malformed
+    override, or an index beyond the end of its list.
     """
     layout = layout_of(root)
     tree = Node({}, layers[-1].source)
@@ -105,7 +105,7 @@ def _with_kind_source(node: Node, text: str) -> Node:
 
 
 def with_learning_rate(tree: Node, family: Family) -> Node:
-    """Write the family's own learning rate under an optimizer of proxima's that has none."""
+    """Set the family's default learning rate if the optimizer is one of proxima's and the recipe sets no rate."""
     rate = family.learning_rate
     train = (tree.mapping or {}).get("train", Node({}, DEFAULT))
     if rate is None or train.mapping is None:
@@ -122,7 +122,7 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
 
 def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
     """Lay `eval.sampling`, and that of each of `eval.sets`, over the training's sampling. Without `eval.task` nothing
-    changes, but that an `eval.every` of the recipe is 0 where the command line takes the task away."""
+    changes, except that the recipe's `eval.every` becomes 0 if the command line removes the task."""
     fields = dict(tree.mapping or {})
     evaluation, training = fields.get("eval"), fields.get("sampling")
     if evaluation is None or evaluation.mapping is None:
@@ -145,8 +145,8 @@ def _with_evaluation_defaults(tree: Node, layout: Layout) -> Node:
 
 
 def _with_sampling(evaluation: Node, training: Node | None, layout: Layout) -> Node:
-    """Lay the sampling of a held-out set over the training's: all of it for several samples a question, else its
-    `max_tokens` and `stop`, and greedy."""
+    """Lay the sampling of a held-out set over its defaults: with several samples per question all of the training's
+    sampling, else its `max_tokens` and `stop`, and greedy."""
     if evaluation.mapping is None:
         return evaluation
     samples = evaluation.at("samples")

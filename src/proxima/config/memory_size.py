@@ -33,9 +33,9 @@ ENGINE = (
     "weights shared with the engine's process",
     "reward models",
 )
-"""What rank 0 alone holds, beside what is trained."""
+"""Entries that only rank 0 holds, in addition to the trained models."""
 HANDED = ("new weights, for the servers to read", "perturbed copy of them, for servers that return")
-"""What it holds in host memory, whatever its device."""
+"""Entries that rank 0 holds in host memory, whatever its device."""
 
 AnyConfig = RunConfig | OfflineConfig
 
@@ -48,8 +48,8 @@ def memory_of(
     critic: ModelFacts | None = None,
     share: Share | None = None,
 ) -> dict[str, int]:
-    """Bytes of a run on one device, the first rank's, by what they hold; the sum counts engine and trainer, which take
-    turns, at once. `share` is that of the config's placement if it is left out."""
+    """The bytes of a run on the first rank's device, by purpose; the sum counts both engine and trainer, although they
+    take turns. `share` defaults to that of the config's placement."""
     share = share or rank_share(config.placement)
     forwarded = forwarded_of(config, batch, share)
     parts = training_memory(config.model, model, forwarded, share, config.train.optimizer)
@@ -70,7 +70,7 @@ def memory_of(
 
 
 def host_memory(config: AnyConfig, model: ModelFacts, share: Share) -> dict[str, int]:
-    """Bytes of host memory that the ranks of several devices take, by what they hold."""
+    """The bytes of host memory that ranks on several devices use, by purpose."""
     copied = isinstance(config, RunConfig) and share.ranks > 1
     parts = {
         "offloaded by each rank": offloaded_memory(config.model, model, share, config.train.optimizer),
@@ -83,7 +83,7 @@ def forwarded_of(config: AnyConfig, batch: StepSize | ExampleStep, share: Share)
     """The largest micro-batch of a rank."""
     if not (isinstance(batch, StepSize) and isinstance(config, RunConfig)):
         tokens = max(min(batch.budget, math.ceil(batch.tokens / share.shares)), batch.longest)
-        own = batch.longest - batch.longest // 2  # half of an example is taken to be its prompt
+        own = batch.longest - batch.longest // 2  # half of an example is assumed to be its prompt
         masked = tokens // max(1, batch.longest) * own * batch.longest
         part = math.ceil(tokens / share.context)
         return Forwarded(part, part + part // 2, masked, batch.tokens / share.shares <= batch.budget)
@@ -100,7 +100,7 @@ def forwarded_of(config: AnyConfig, batch: StepSize | ExampleStep, share: Share)
 
 
 def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | None, share: Share) -> dict[str, int]:
-    """Bytes of the models that only score."""
+    """The bytes of the models that only score."""
     algorithm, engine = config.algorithm, config.algorithm.reference_engine
     rewards = {*config.reward, *(spec for held_out in config.eval.sets for spec in held_out.reward)}
     adapter_off = engine is None and config.model.lora is not None  # the policy without it is the reference
@@ -119,7 +119,7 @@ def _frozen_memory(config: RunConfig, model: ModelFacts, teacher: ModelFacts | N
 
 
 def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dict[str, int]:
-    """Bytes of the engine that generates, and of what is handed to it."""
+    """The bytes of the engine that generates, and of the weights handed to it."""
     engine, element = config.engine, _weight_bytes(config, config.engine)
     master = model.parameters * BYTES[config.model.dtype]
     handed = 0 if _here(engine) or getattr(engine, "weight_folder", None) else master
@@ -130,13 +130,13 @@ def _engine_memory(config: RunConfig, model: ModelFacts, batch: StepSize) -> dic
         **dict.fromkeys(HANDED, handed),
         "weights shared with the engine's process": master if ENGINES.holds(engine, "local_process") else 0,
         "KV cache": cache,
-        "kept KV of earlier turns": cache if local and played else 0,  # `Scheduler` keeps as much as all rows have
+        "kept KV of earlier turns": cache if local and played else 0,  # `Scheduler` keeps as much KV as all rows have
     }
 
 
 def _row(config: RunConfig, batch: StepSize, played: bool) -> int:
-    """Tokens that a row of the cache has room for: those of a prompt and its completion, or of an episode. What an
-    environment answers counts where a limit of the recipe is one of it, too."""
+    """The tokens that a row of the cache has room for: a prompt and its completion, or an episode. An environment's
+    answers are included only if a limit of the recipe covers them."""
     longest = batch.longest
     if played:
         prompt, own = batch.longest - config.sampling.max_tokens, config.episode.tokens
@@ -147,24 +147,24 @@ def _row(config: RunConfig, batch: StepSize, played: bool) -> int:
 
 
 def _slots(config: RunConfig, batch: StepSize) -> int:
-    """Completions that are generated at once here; a server's memory is its own."""
+    """The number of completions generated at once on this machine; 0 for a server, whose memory is not counted."""
     engine, rows = config.engine, batch.generated[1]
     most = getattr(engine, "slots", None) or getattr(engine, "max_rows", None) or rows
     return min(rows, most) if _here(engine) else 0
 
 
 def _here(engine: Any) -> bool:
-    """True for an engine that holds its weights on this machine's account; a server has `urls`."""
+    """True for an engine whose weights count as memory of this run; a server has `urls`."""
     return not hasattr(engine, "urls")
 
 
 def _weight_bytes(config: RunConfig, engine: Any) -> int:
-    """Of each weight of an engine, and each element of its keys and values."""
+    """The bytes of each weight of an engine, and of each element of its keys and values."""
     return BYTES.get(str(getattr(engine, "dtype", None)), BYTES[config.model.compute_dtype])
 
 
 def _scorer_bytes(config: RunConfig, parameters: int, engine: Any, share: Share) -> int:
-    """Weights of a frozen model, and the copy of an engine that runs it; those of a server are its own."""
+    """The bytes of a frozen model's weights, and of the copy in an engine that runs it; 0 if a server holds them."""
     if engine is not None and not engine.needs_weights:
         return 0
     if engine is None:

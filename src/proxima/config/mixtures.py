@@ -1,4 +1,4 @@
-"""The check that what is for mixtures of experts is asked of one."""
+"""The check that settings for mixtures of experts are used with such a model."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def routing_problems(config: Any) -> Findings:
 
 
 def check_routed(config: Any) -> None:
-    """Before any weights load.
+    """Check the settings for mixtures of experts, before any weights are loaded.
 
     Raises:
-        FieldError: a field is for mixtures of experts, and the model is none, or its attention records no routes.
+        FieldError: a field is for mixtures of experts, and the model is not one, or its attention records no routes.
     """
     algorithm, model = config.algorithm, config.model
     given = {

@@ -1,7 +1,7 @@
 """The size of a model, counted from its config.json, or as published if that is neither cached nor reachable.
 
-`tests/recipes/test_memory.py` builds each known one from its shape and counts. To add one: a line here, and its shape
-there.
+`tests/recipes/test_memory.py` builds each known model from its shape and counts its weights. To add one: a line here,
+and its shape there.
 """
 
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ class ModelFacts:
         query_width: elements of one layer's queries of one token; 0: as many as `hidden`.
         layer: weights of a decoder layer; 0: `parameters` / `layers`.
         normed: queries and keys have a norm each.
-        experts: of a token, in a layer with experts; `intermediate` is that of all of them together.
+        experts: experts per token in a layer with experts; `intermediate` is the sum over these.
         adapter: number of an adapter's weights; None: without `model.lora`, or not counted.
         all_experts: of a layer with experts. active: weights that one token uses; 0: all.
         heads, kv_heads: of queries, and of keys and values; 0: not known.
@@ -50,9 +50,9 @@ class ModelFacts:
     kv_heads: int = 0
 
 
-# hub name without its owner, small letters → facts; then as in `ModelFacts`
+# hub name without its owner, in lower case → facts, in the order of `ModelFacts`
 KNOWN: dict[str, ModelFacts] = {
-    "deepseek-v3": ModelFacts(  # the latent that it caches, 576 elements, stands for keys and values
+    "deepseek-v3": ModelFacts(  # its cached latent, 576 elements, counts as keys and values
         671_026_404_352,
         61,
         7168,
@@ -144,13 +144,13 @@ KNOWN: dict[str, ModelFacts] = {
 
 
 def known_facts(path: str) -> ModelFacts | None:
-    """The size of a model by the last part of its hub name or path, whatever its capitals; None for others."""
+    """The size of a model by the last part of its hub name or path, ignoring case; None if it is not listed."""
     return KNOWN.get(path.rstrip("/").rpartition("/")[2].lower())
 
 
 def model_facts(path: str, revision: str | None = None, lora: Lora | None = None) -> ModelFacts:
-    """Read config.json and build the model without weights (on the meta device), which counts its parameters exactly.
-    UserError if the model can't be found, its architecture is not known, or it lacks the layers of an adapter."""
+    """Read config.json and build the model without weights (on the meta device) to count its parameters exactly.
+    UserError if the model can't be found, its architecture is unknown, or it lacks the layers of an adapter."""
     model = load_shape(path, revision)
     text: Any = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", 1)
@@ -185,7 +185,7 @@ def _weights(module: nn.Module) -> int:
 
 
 def critic_facts(config: RunConfig, model: ModelFacts) -> ModelFacts | None:
-    """The size of a critic with weights of its own, those of an output layer included if it has one; None without."""
+    """The size of a critic that is a separate model, including any output layer; None without such a critic."""
     critic = config.critic
     if not isinstance(critic, ModelCritic):
         return None

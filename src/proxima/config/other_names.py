@@ -1,7 +1,6 @@
-"""Names that peers and earlier versions of proxima use for our fields, for the error about an unknown field; and kinds
-that are missing on purpose.
+"""Names that peers and earlier versions of proxima use for our fields, for the error about an unknown field.
 
-Options of a whole file are the work of `proxima convert`. To add a name: behind its field.
+`proxima convert` translates whole files of options. To add a name: append it to those of its field.
 """
 
 from collections.abc import Collection
@@ -9,7 +8,7 @@ from collections.abc import Collection
 from proxima.config.describe import fields_of, kinds_of
 from proxima.config.slots import Slot
 
-# our field: names of TRL, verl, AReaL; with a section where the name alone could be anything
+# our field: names in TRL, verl, AReaL; with a section if the name alone is ambiguous
 _NAMES = {
     "algorithm.advantage": "adv_estimator",
     "algorithm.advantage.scale": "scale_rewards norm_adv_by_std_in_grpo",
@@ -52,7 +51,7 @@ _NAMES = {
     "train.updates_per_step": "ppo_mini_batch_size",
     "train.warmup_steps": "lr_warmup_steps",
 }
-ANYWHERE = frozenset({"kind", "name", "path"})  # many sections have them: another's is not meant
+ANYWHERE = frozenset({"kind", "name", "path"})  # too common to suggest another section's
 _FIELDS: dict[str, list[str]] = {}
 for field, names in _NAMES.items():
     for name in names.split():
@@ -60,7 +59,7 @@ for field, names in _NAMES.items():
 
 
 def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
-    """Our field of a peer's `name`, met in `section`: the first that a recipe of this family has; None if none has.
+    """Our field for a peer's `name`, found in `section`: the first that a recipe of this family has, or None.
 
     Args:
         paths: the dotted paths of the recipe's resolved values.
@@ -73,7 +72,7 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
 
 
 def place_of_name(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:
-    """The remedy for a field that is another's: of another kind of its slot, or at one of the `paths`."""
+    """The remedy for a misplaced field: it belongs to another kind of its slot, or is at one of the `paths`."""
     kinds = {} if slot is None else kinds_of(slot)
     others = [kind for kind in sorted(kinds) if name in {info.name for info in fields_of(kinds[kind])}]
     if others:

@@ -11,7 +11,7 @@ Preset = dict[str, Any]
 
 
 def preset(surrogate: str, scale: str = "group", aggregate: str = "token_mean", /, **more: Any) -> Preset:
-    """A preset on fresh data with group-relative advantages.
+    """A preset for fresh data with group-relative advantages.
 
     Args:
         surrogate: kind of the surrogate; its fields are those in `more` that name no slot.
@@ -84,11 +84,11 @@ ALGORITHMS: dict[str, Preset] = {
     # Without section 3.2, dynamic sampling: uniform groups stay, also in the denominator. AIME 2024: 50 %, not 52 %.
     "dapo_no_dynamic": preset("ppo_clip", **DAPO),
     # arXiv 2505.24298, AReaL: for stale data, in asynchronous training. The trust region is around the policy that the
-    # update starts from, and each token is weighted from the one that sampled it to that, with 0 outside [0.2, 5].
+    # update starts from; each token is weighted by the ratio of that to the sampling policy, with 0 outside [0.2, 5].
     "decoupled": decoupled_ppo("recompute", "proximal"),
-    # arXiv 2306.13649: a student learns its teacher's distribution on samples of its own. Reverse KL, as in MiniLLM
+    # arXiv 2306.13649: a student learns its teacher's distribution on its own samples. Reverse KL, as in MiniLLM
     # (2306.08543), over the teacher's 16 most probable tokens and a bucket for the rest. Without a surrogate, rewards
-    # are only measured. The teacher is yours to name: distillation.path.
+    # are only measured. The recipe must name the teacher: distillation.path.
     "distill": {
         "advantage": {"kind": "grpo", "scale": "none"},
         "distillation": {"divergence": {"kind": "reverse_kl", "top_k": 16}},
@@ -97,10 +97,10 @@ ALGORITHMS: dict[str, Preset] = {
     "dppo": preset("dppo", "none", divergence="binary_tv", delta=0.15),
     # arXiv 2503.20783: GRPO without its two biases: no division by the group's std, none by a completion's length.
     "dr_grpo": preset("ppo_clip", "none", "sequence_mean_token_sum_norm", epsilon_low=0.2, epsilon_high=0.2),
-    # arXiv 2606.09821, UniRL: 12.5 is the public recipe and hardly pulls; 0.1 to 1 does.
+    # arXiv 2606.09821, UniRL: 12.5 is the public recipe's value and hardly pulls; 0.1 to 1 does.
     "drpo": preset("drpo", "none", epsilon=12.5),
-    # AReaL, segment-wise decoupled PPO: `decoupled` with the weight of each token towards the version right after its
-    # own. Published at max_head_offpolicyness 2: runtime.max_lag=2.
+    # AReaL, segment-wise decoupled PPO: `decoupled` with the weight of each token towards the version right after the
+    # one that sampled it. Published at max_head_offpolicyness 2: runtime.max_lag=2.
     "sdp": decoupled_ppo("next", "next"),
     # arXiv 2507.20673: the geometric mean of a sequence's clipped ratios.
     "gmpo": preset("geo_mean", "group", SEQUENCE_MEAN, epsilon_low=0.4, epsilon_high=0.4),
@@ -118,7 +118,7 @@ ALGORITHMS: dict[str, Preset] = {
     "ppo": preset("ppo_clip", epsilon_low=0.2, epsilon_high=0.2, advantage={"kind": "gae", "gamma": 1.0, "lam": 0.95}),
     # arXiv 2504.02546 without its rescaling: the group's mean as baseline, no trust region: one update on fresh data.
     "reinforce": preset("reinforce", "none"),
-    # DPO on the policy's own completions: of each prompt the best against the worst. A prompt without one is dropped.
+    # DPO on the policy's own completions: the best against the worst of a prompt. Prompts without a pair are dropped.
     "online_dpo": {
         "advantage": {"kind": "grpo", "scale": "none"},
         "preference": {"kind": "sigmoid", "beta": 0.1},

@@ -15,7 +15,7 @@ class Problem:
     Args:
         path: the dotted path of the field, or a file.
         message: what is wrong and what to do about it.
-        value: the value as the user would write it; None where there is none (a missing field).
+        value: the value as the user would write it; None for a missing field.
         source: where the value came from: `command line`, `FILE:LINE`, `preset cppo`, `default`.
     """
 
@@ -31,11 +31,11 @@ class Problem:
 
 
 class ConfigError(UserError):
-    """Everything that is wrong with a config, found in one go; `str()` has one line a problem.
+    """All problems of a config, reported together; `str()` has one line per problem.
 
     Args:
         problems: in the order of the schema.
-        whole: a `Resolved` of the sections without a problem, in which checks across fields may find more; or None.
+        whole: a `Resolved` of the sections without problems, in which checks across fields may find more; or None.
     """
 
     def __init__(self, problems: Iterable[Problem], whole: Any = None) -> None:
@@ -44,7 +44,7 @@ class ConfigError(UserError):
 
 
 def one_problem(path: str, message: str, value: str | None = None, source: str | None = None) -> ConfigError:
-    """A `ConfigError` of one line."""
+    """A `ConfigError` with a single problem."""
     return ConfigError([Problem(path, message, value, source)])
 
 

@@ -1,4 +1,4 @@
-"""YAML files and `key=value` texts become trees of nodes that know file and line.
+"""Parse YAML files and `key=value` texts into trees of nodes that know file and line.
 
 Duplicate keys, tags and anchors that contain themselves are refused; scalars are those of `scalars.py`.
 """
@@ -18,17 +18,17 @@ from proxima.config.tree import COMMAND_LINE, FILL_IN, Layout, Node, Source, mer
 from proxima.data.recipe_files import find_recipe, shipped_folder, shipped_recipes
 from proxima.data.text_files import read_text
 
-MOST_NODES = 100_000  # a few lines of anchors within anchors can stand for billions of values
+MOST_NODES = 100_000  # a few lines of anchors within anchors can expand to billions of values
 _TAGS = ("tag:yaml.org,2002:seq", "tag:yaml.org,2002:map")
 
 
 def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
-    """The recipe and all that it extends, as layers: the lowest first, the recipe itself last.
+    """Read the recipe and all that it extends, as layers: the lowest first, the recipe itself last.
 
     Args:
-        path: a YAML file, a run folder, which stands for its `config.yaml`, or the name of a recipe (`find_recipe`).
+        path: a YAML file, a run folder, whose `config.yaml` is read, or the name of a recipe (`find_recipe`).
         above: the recipes that extend it. `extends: other.yaml` is relative to the folder of its own file; `extends:
-            quickstart` is the recipe that comes with proxima.
+            quickstart` is the shipped recipe.
     Raises:
         ConfigError: no such file, bad YAML (with the line), a duplicate key, a circular `extends`.
     """
@@ -58,7 +58,7 @@ def read_recipe(path: str | Path, above: tuple[Path, ...] = ()) -> list[Node]:
 
 
 def read_yaml(path: Path) -> Node:
-    """One YAML file whose top level is a mapping."""
+    """Read one YAML file, whose top level must be a mapping."""
     name = shown_path(path)
     try:
         text = read_text(path)
@@ -129,7 +129,7 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
 
 
 def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
-    """`key=value` texts as one layer, whatever their order; a value is YAML (`selection=[]`, `folder=null`,
+    """Parse `key=value` texts, in any order, into one layer; a value is YAML (`selection=[]`, `folder=null`,
     `train.optimizer.lr=1e-5`). ConfigError for a text without `=`, an empty part of a path, or a key given twice."""
     split = [_split(text) for text in overrides]
     for key, count in Counter(key for key, _ in split).items():
@@ -171,8 +171,8 @@ def _split(text: str) -> tuple[str, Node]:
 
 
 def shown_path(path: Path) -> str:
-    """The path as a user would type it: relative if it is below the current folder, the name of a recipe that comes
-    with proxima elsewhere."""
+    """The path as a user would type it: relative if it is below the current folder; elsewhere the name of a shipped
+    recipe, or the absolute path."""
     relative = os.path.relpath(path)
     if not relative.startswith("..") or not path.is_absolute():
         return relative
@@ -182,7 +182,7 @@ def shown_path(path: Path) -> str:
 
 
 def _near_recipe(path: Path) -> str | None:
-    """The recipe with the nearest name to `path`, in its folder, in recipes/ or among proxima's; None: none is near."""
+    """The recipe with the name nearest to `path`: in its folder, in recipes/ or shipped; None if no name is similar."""
     shipped = shipped_recipes()
     names = {name.rpartition("/")[2]: name for name in shipped} | {name: name for name in shipped}
     for file in (*Path("recipes").glob("*.yaml"), *path.parent.glob("*.yaml")):

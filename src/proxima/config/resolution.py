@@ -1,8 +1,8 @@
-"""From a recipe and overrides to a config in which every value knows where it was written.
+"""Resolve a recipe and overrides to a config in which every value knows where it was written.
 
     read → layers.merged: one tree → builder: typed, checked dataclasses
-All problems are collected and raised together as one `ConfigError`. No library of validation does this: of a value that
-pydantic or msgspec refuses, the file and line where it was written, and the value of the layer below, are gone by then.
+All problems are collected and raised together as one `ConfigError`. No validation library does this: when pydantic or
+msgspec refuses a value, the file and line where it was written, and the value of the layer below, are already lost.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,9 +46,9 @@ def resolve(
     Args:
         recipe: see `Recipe`.
         overrides: `key=value` texts with dotted keys; an index addresses a list: `reward.0.weight=2`.
-        layer: values over the recipe's and below the overrides, each with its own source (a cell of a sweep).
-        root: the config of the command: of a training command, or a dataclass whose fields are sections of one, and the
-            recipe may then have the other sections too: the command does not read them. None: the recipe's own.
+        layer: values laid over the recipe's and below the overrides, each with its own source (a cell of a sweep).
+        root: the config of the command: that of a training command, or a dataclass with some of its sections, and the
+            recipe may then have the other sections too: they are not read. None: the recipe's own.
         import_code: see `Builder`.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
     Raises: ConfigError, with one line for each problem.
@@ -78,9 +78,9 @@ def resolve(
 
 
 def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[str, Node]:
-    """The sections that the command reads, those that are none at all included, which are errors. Of a section that
-    means something else to it, the fields of the class that both derive from: `proxima eval` reads the system prompt of
-    a run of SFT, and not how it was evaluated."""
+    """The sections that the command reads, and unknown ones, which are errors. If the command has another class for a
+    section, only the fields of the common base class are kept: `proxima eval` reads the system prompt of an SFT run,
+    but not how it was evaluated."""
     theirs = {info.name: info.section for info in fields_of(family)}
     ours = {info.name: info.section for info in fields_of(root)}
     kept = {}
@@ -97,7 +97,7 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
 
 
 def _of_another_command(family: Family, wanted: Family, name: str | None) -> ConfigError:
-    """The line for `proxima train` with a recipe of `proxima sft`."""
+    """The error for a recipe of another command, such as `proxima train` with a recipe of `proxima sft`."""
     why = f"has a section {family.own!r}" if family.own else f"has no section {wanted.own!r}"
     place = name or "recipe"
     meant = "" if family.own else f", or write `{wanted.own}: {{}}` into it"

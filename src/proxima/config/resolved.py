@@ -20,11 +20,11 @@ class ResolvedValue:
 
     Args:
         path: dotted path of a leaf, `algorithm.surrogate.delta`, or of a slot's `kind`.
-        value: scalars, lists and dicts, as JSON has them.
-        source: where it was written, `command line, over 0.15 of the preset`; `where` is the first half of it.
+        value: a scalar, list or dict, as in JSON.
+        source: where it was written, `command line, over 0.15 of the preset`; `where` is the part before `, over`.
         help: meaning and unit.
         origin: `file`, `command line`, `preset` or `default`.
-        is_default: it is what a recipe gets that says nothing.
+        is_default: it is the value of a recipe that does not set the field.
     """
 
     path: str
@@ -43,8 +43,8 @@ class Resolved(Generic[Root]):
     Args:
         config: every slot holds its spec.
         entries: all leaves in the order of the schema.
-        recipe: the path or name of the recipe; None for a config made from a mapping.
-        import_code: whether what it names outside proxima was imported.
+        recipe: the path or name of the recipe; None for a config built from a mapping.
+        import_code: the code outside proxima that it names was imported.
     """
 
     config: Root
@@ -60,7 +60,7 @@ class Resolved(Generic[Root]):
         raise KeyError(path)
 
     def get(self, path: str) -> Any:
-        """The section, spec or value at a dotted path; None where the command's config lacks the section."""
+        """The section, spec or value at a dotted path; None if the command's config lacks the section."""
         value: Any = self.config
         for name in path.split("."):
             value = getattr(value, name, None)
@@ -73,7 +73,7 @@ class Resolved(Generic[Root]):
 
     @contextmanager
     def locating(self) -> Iterator[None]:
-        """Turn each `FieldError` whose field is a path of this config into the user's line, with the value's origin.
+        """Turn a `FieldError` whose field is a path of this config into a `ConfigError` with the value's origin.
 
         `with resolved.locating(), within("task"): rows = config.task.rows(seed)`. Other errors pass unchanged.
         """
@@ -87,7 +87,7 @@ class Resolved(Generic[Root]):
             raise ConfigError(problems) from raised
 
     def _problem_of(self, error: FieldError) -> Problem | None:
-        """None if the field is no path of this config."""
+        """The problem of an error; None if its field is not a path of this config."""
         at = next((entry for entry in self.entries if f"{error.field}.".startswith(f"{entry.path}.")), None)
         if at is None:
             return None

@@ -1,7 +1,7 @@
-"""Scalars of recipes: YAML 1.2 when read, which is what people mean; what any YAML reader takes alike when written.
+"""Scalars of recipes: read as YAML 1.2, which is what people mean, and written so that all YAML readers agree.
 
 `1e-5` is a number; `on`, `yes` and `12:30` are texts; `_` may separate digits. A text that some reader would take for
-something else is written in quotes.
+something else is quoted.
 """
 
 import dataclasses
@@ -32,13 +32,13 @@ class Loader(yaml.SafeLoader):
     """PyYAML's safe loader with the scalars of YAML 1.2."""
 
     converted = 0  # nodes read so far
-    stand_ins: frozenset[int] = frozenset()  # lines whose comment says that the value is still to fill in
+    stand_ins: frozenset[int] = frozenset()  # lines whose comment marks a value as still to be filled in
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML reads this class attribute
 
 
 class Dumper(yaml.SafeDumper):
-    """PyYAML's safe dumper, which quotes what either version of YAML would read as something else."""
+    """PyYAML's safe dumper, which quotes texts that either version of YAML would read as something else."""
 
 
 for _name, _pattern, _first in _PATTERNS:
@@ -55,7 +55,7 @@ Loader.add_constructor(_TAG + "int", _construct_int)
 
 
 def to_json(value: Any) -> Any:
-    """A field's value as JSON has it: tuples become lists, paths texts, a section the mapping of its fields."""
+    """A field's value in JSON types: tuples become lists, paths texts, and a section a mapping of its fields."""
     if isinstance(value, list | tuple):
         return [to_json(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -72,13 +72,13 @@ def in_one_line(value: Any) -> str:
     if isinstance(value, tuple):
         value = list(value)
     if isinstance(value, str) and "\n" in value:
-        return json.dumps(value, ensure_ascii=False)  # quoted in another way, its lines would be lines here
+        return json.dumps(value, ensure_ascii=False)  # any other style would spread it over several lines
     style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
     return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
 
 
 def for_any_reader(value: Any) -> str:
-    """The same with every digit, and `1.0e-05` with a point, without which YAML 1.1 takes it for a text."""
+    """As `in_one_line`, but with every digit, and with a point in `1.0e-05`, without which YAML 1.1 reads a text."""
     if isinstance(value, float) and math.isfinite(value):
         return re.sub(r"^(-?\d+)(e|$)", r"\1.0\2", repr(value))
     return in_one_line(value)

@@ -1,8 +1,8 @@
 """The configuration of a run as dataclasses: each field once, with its default, bounds, and meaning and unit as text.
-The classes of its sections, with their checks, are in `sections`; those of runs on fixed data too, see `families`.
+The classes of its sections, with their checks, are in `sections`, as are those of runs on fixed data, see `families`.
 
 A field marked with `Slot` holds `{kind: NAME, ...fields}` in a recipe, or NAME alone, where NAME is a key of the slot's
-table or `package.module:Class`; here it holds the spec made from it.
+table or `package.module:Class`; here it holds the spec built from it.
 """
 
 from dataclasses import dataclass, field
@@ -52,7 +52,7 @@ class RunConfig:
 
     @property
     def replayed(self) -> Path | None:
-        """The folder of the run whose rollouts are trained on; `{seed}` in it is the seed. None: they are generated."""
+        """The folder of the run whose rollouts are trained on, with the seed for `{seed}`; None: they are generated."""
         return None if self.rollouts is None else Path(self.rollouts.replace("{seed}", str(self.seed))).expanduser()
 
 

@@ -1,4 +1,4 @@
-"""Declares that a preset may fill a field of a config; and a bound that several sections check."""
+"""The annotation of config fields that a preset may fill, and two bounds that several sections check."""
 
 from dataclasses import dataclass
 from typing import Any

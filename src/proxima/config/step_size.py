@@ -1,4 +1,4 @@
-"""The size of a step: what it generates, and how many tokens and micro-batches it forwards."""
+"""The size of a step: the sequences that it generates, and the tokens and micro-batches that it forwards."""
 
 import math
 from collections.abc import Sequence
@@ -15,17 +15,17 @@ class StepSize:
     """The arithmetic of a step.
 
     Args:
-        prompts, completions, sequences: of a step, those that `allocate` adds included; sequences = prompts ×
-            completions.
+        prompts, completions, sequences: prompts of a step, including those that `allocate` adds, and completions of
+            each; sequences = prompts × completions.
         longest: tokens of the longest sequence, prompt + completion.
-        tokens: most tokens forwarded for one pass over the step, shared prompts once where that is on.
+        tokens: most tokens forwarded for one pass over the step, shared prompts once with `model.share_prompt`.
         micro_batches: most forwards of one pass over the step.
         budget: tokens of a micro-batch.
-        updates: optimizer steps a step, all epochs.
-        kept: completions of each prompt that pruning leaves for the forwards; None: it is not asked for.
+        updates: optimizer updates per step, over all epochs.
+        kept: completions of each prompt that pruning leaves for the forwards; None: no pruning.
         at_once: prompts of a generation batch under dynamic sampling, 0: as many as it takes to fill the batch; None:
-            it is not asked for.
-        greedy: one more completion of each prompt is generated, the baseline that the advantage compares with.
+            no dynamic sampling.
+        greedy: one more completion of each prompt is generated, as the baseline of the advantage.
     """
 
     prompts: int
@@ -43,7 +43,7 @@ class StepSize:
 
     @property
     def generated(self) -> tuple[int, int]:
-        """Prompts and sequences of the first generation batch; without dynamic sampling there is no other."""
+        """Prompts and sequences of the first generation batch, the only one without dynamic sampling."""
         prompts = max(self.at_once or 0, self.prompts)
         return prompts, prompts * (self.completions + self.greedy)
 
@@ -60,10 +60,10 @@ class ExampleStep:
     """The arithmetic of a step on a fixed data set.
 
     Args:
-        examples: of a step.
+        examples: rows of a step.
         mean, longest: tokens of an example, all of its sequences together, among the first rows.
         tokens: forwarded in a step of examples of the mean length.
-        micro_batches: that these make.
+        micro_batches: micro-batches for these tokens.
         budget: tokens of a micro-batch.
         steps: of the run; 0: the number of rows is not known.
     """
@@ -83,8 +83,8 @@ class ExampleStep:
 
 
 def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, int | None]:
-    """Prompts a step, those included that `allocate` adds, and how many completions of each are trained on; None: all.
-    From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
+    """The prompts per step, including those that `allocate` adds, and the completions of each that are trained on;
+    None: all. From `train.prompts_per_step`, `train.completions_per_prompt` and the specs that prune."""
     specs: list[Any] = [spec for spec in selection if SELECTIONS.holds(spec, "prune")]
     prompts *= prompts_factor(specs, size)
     kept = size
@@ -94,12 +94,12 @@ def pruned(prompts: int, size: int, selection: Sequence[object]) -> tuple[int, i
 
 
 def at_once(prompts: int, refill: DynamicSampling | None) -> int | None:
-    """Prompts of a generation batch: 0 where the running acceptance says it, None without dynamic sampling."""
+    """Prompts of a generation batch: 0 if the running acceptance decides, None without dynamic sampling."""
     return None if refill is None else refill.generation_batch(prompts) or 0
 
 
 def group_arithmetic(completions: int, kept: int | None, together: int | None) -> str:
-    """`, 4 of 16 kept, 96 prompts at a time until it is full`: what pruning and dynamic sampling add to a step."""
+    """Describe pruning and dynamic sampling in a step: `, 4 of 16 kept, 96 prompts at a time until it is full`."""
     left = "" if kept is None else f", {kept} of {completions} kept"
     if together is None:
         return left

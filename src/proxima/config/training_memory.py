@@ -1,8 +1,8 @@
 """The bytes that the trainer holds at once on one device, alone or as one of several ranks.
 
-Term by term what autograd and FSDP keep of a decoder of the Llama kind, at the moment when most is alive: the loss of
-an update's last micro-batch. `proxima rehearse` counts the same tensor by tensor, and a benchmark compares both with
-processes that train (`benchmarks/rank_memory`).
+It adds up, term by term, what autograd and FSDP keep of a Llama-like decoder at the peak: the loss of an update's last
+micro-batch. `proxima rehearse` counts the same tensor by tensor, and a benchmark compares both with processes that
+train (`benchmarks/rank_memory`).
 """
 
 import math
@@ -19,7 +19,7 @@ ACTIVATIONS = "activations of a micro-batch"
 LOGITS = "logits"
 MOMENTS, MOMENTUM = "Adam's two moments", "Muon's momentum"
 GATHERED = "gathered layers"
-DEFAULT_RANKS, NODE = 2, 8  # ranks of a torchrun that has not started; of a node of which nothing is known
+DEFAULT_RANKS, NODE = 2, 8  # assumed ranks of a torchrun that has not started; of an unknown node
 LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
 
 
@@ -28,8 +28,8 @@ class Share:
     """The share of a trained model that one rank holds.
 
     Args:
-        ranks: of the run.
-        sharding: a `Sharding`; None: one process, which holds it plain.
+        ranks: the ranks of the run.
+        sharding: a `Sharding`; None: one process, which holds the model whole.
     """
 
     ranks: int = 1
@@ -37,7 +37,7 @@ class Share:
 
     @property
     def parts(self) -> int:
-        """The ranks that a model is split over."""
+        """The number of ranks that a model is split over."""
         kind = "replicate" if self.sharding is None else self.sharding.kind
         if kind == "hybrid":
             per_node = self.sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", NODE))
@@ -46,22 +46,22 @@ class Share:
 
     @property
     def tensor(self) -> int:
-        """The ranks that a layer's matrices are split over."""
+        """The number of ranks that a layer's matrices are split over."""
         return 1 if self.sharding is None else int(self.sharding.tensor_parallel)
 
     @property
     def context(self) -> int:
-        """The ranks that the tokens of a micro-batch are split over."""
+        """The number of ranks that the tokens of a micro-batch are split over."""
         return 1 if self.sharding is None else int(self.sharding.context_parallel)
 
     @property
     def shares(self) -> int:
-        """The parts that an update is split into."""
+        """The number of parts that an update is split into."""
         return max(1, self.ranks // (self.tensor * self.context))
 
     def local(self, model: ModelFacts) -> ModelFacts:
-        """The model that a rank computes with, whose layers it gathers: what a tensor group splits is so much narrower,
-        but for the states between the layers."""
+        """The model that a rank computes with after gathering a layer: all widths that a tensor group splits are
+        divided by its size; the states between the layers are not split."""
         t, e = self.tensor, 1 if self.sharding is None else self.sharding.expert_parallel
         layer, experts = model.layer or model.parameters // model.layers, 0
         if model.all_experts:
@@ -87,8 +87,8 @@ class Share:
 
 
 def rank_share(placement: Any) -> Share:
-    """The share of a rank; of torchrun, which alone knows how many there are, by WORLD_SIZE, else as few
-    as its groups allow, `DEFAULT_RANKS` at least."""
+    """The share of a rank. Only torchrun knows the number of its ranks: it is taken from WORLD_SIZE, or else the
+    smallest that the groups allow, at least `DEFAULT_RANKS`."""
     if placement is None or PLACEMENTS.holds(placement, "local"):
         return Share()
     from proxima.config.sections.ranks_section import launched_ranks
@@ -104,11 +104,12 @@ class Forwarded:
     """The largest micro-batch of a rank.
 
     Args:
-        tokens: forwarded; of ranks that split them, its part.
-        keys: that its queries attend to, those of a shared prompt once for each of its completions; its part, too.
+        tokens: tokens forwarded; if ranks split them, this rank's part.
+        keys: keys that its queries attend to, those of a shared prompt once for each of its completions; also this
+            rank's part.
         masked: queries × keys of the rows that attend to a prompt, whose mask every layer keeps.
-        alone: an update has no other: its gradients come as its activations go.
-        fused: through `model.fused_backbone`.
+        alone: the update has no other micro-batch: gradients are allocated as activations are freed.
+        fused: the forward uses `model.fused_backbone`.
     """
 
     tokens: int
@@ -121,7 +122,7 @@ class Forwarded:
 def training_memory(
     spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share, optimizer: Any = None
 ) -> dict[str, int]:
-    """Bytes by what they hold; an entry may be 0. `optimizer`: its spec; None, or one without `moments`: AdamW's."""
+    """The trainer's bytes by purpose; some may be 0. `optimizer`: its spec; None, or one without `moments`: AdamW's."""
     p, compute, master = model.parameters, BYTES[spec.compute_dtype], BYTES[spec.dtype]
     gathered = 2 if getattr(share.sharding, "param_dtype", None) == "bfloat16" else master
     here = 0 if share.offloads else 1
@@ -142,7 +143,7 @@ def training_memory(
     cast_again = spec.gradient_checkpointing and (share.sharding is not None or forwarded.fused)
     kept_layers = 1 if cast_again else model.layers
     logits = _logits(spec, own, forwarded.tokens, gathered, compute)
-    turn = max(0, _between_layers(spec, own, forwarded, share, gathered) - logits)  # not with the logits
+    turn = max(0, _between_layers(spec, own, forwarded, share, gathered) - logits)  # never alive with the logits
     kept = 0
     if share.sharding is not None:
         whole = not share.sharding.reshard_after_forward
@@ -161,7 +162,7 @@ def training_memory(
 
 
 def offloaded_memory(spec: ModelConfig, model: ModelFacts, share: Share, optimizer: Any = None) -> int:
-    """Bytes of weights, gradients and moments of a rank that wait in host memory."""
+    """The bytes of a rank's weights, gradients and moments that are kept in host memory."""
     moments = sum(_moments(spec, model, optimizer)) // share.parts
     if not share.offloads:
         return moments if getattr(optimizer, "offload", False) else 0
@@ -172,11 +173,11 @@ def offloaded_memory(spec: ModelConfig, model: ModelFacts, share: Share, optimiz
 
 
 def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> tuple[int, int]:
-    """Bytes of Muon's momentum and of Adam's moments, of the whole model."""
+    """The bytes of Muon's momentum and of Adam's moments, for the whole model."""
     if spec.lora is not None or not hasattr(optimizer, "moments"):
         return 0, 8 * (model.parameters if spec.lora is None else model.adapter or 0)
     layer = model.layer or model.parameters // model.layers
-    if model.experts:  # what is no expert's: queries, keys, values and output
+    if model.experts:  # weights outside the experts: queries, keys, values and output
         layer = 2 * model.hidden * ((model.query_width or model.hidden) + model.kv_width)
     matrices = model.layers * layer
     momentum, moments = optimizer.moments(matrices, model.parameters - matrices)
@@ -184,7 +185,7 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> tuple[int,
 
 
 def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
-    """Bytes that the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
+    """The bytes that the layers keep for the backward pass. `residual`: bytes of an element between the layers."""
     states, layer = forwarded.tokens * residual * model.hidden, _of_layer(spec, model, forwarded, residual)
     ends = 4 * states  # embeddings, the last norm, and the states that predict
     if spec.gradient_checkpointing:
@@ -194,14 +195,14 @@ def _activations(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, res
 
 
 def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residual: int) -> int:
-    """Bytes that one layer keeps, without checkpointing or while it is recomputed."""
+    """The bytes that one layer keeps, without checkpointing or while it is recomputed."""
     h, i, e = model.hidden, model.intermediate, BYTES[spec.compute_dtype]
     queries, tokens = model.query_width or h, forwarded.tokens
     if forwarded.fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
         return tokens * (2 * (residual + e) * h + e * (2 * queries + 2 * model.kv_width + 2 * i))
     norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
     inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
-    attention = 3 * e * queries  # queries, the output, and that in the order of the tokens
+    attention = 3 * e * queries  # queries, the output, and the output in token order
     keys = 2 * e * queries  # keys and values, repeated for each head of the queries
     of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
     gated = 4 * e * i + 2 * e * model.experts * h
@@ -209,9 +210,8 @@ def _of_layer(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, residu
 
 
 def _between_layers(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, share: Share, residual: int) -> int:
-    """Bytes that exist only during the backward pass of a layer: gradients in flight, the head's gradient, and whole
-    layers of a sharded model with the buffers of their sum, as far as they exceed what the layer kept and then
-    frees."""
+    """The bytes that exist only during the backward pass of a layer: gradients in flight, the head's gradient, and, for
+    a sharded model, whole layers and the buffers that sum their gradients, beyond what the layer frees."""
     e, layer = BYTES[spec.compute_dtype], model.layer or model.parameters // model.layers
     passing = forwarded.tokens * (2 * e * model.intermediate + 2 * residual * model.hidden)
     if spec.lora is None:
@@ -224,8 +224,8 @@ def _between_layers(spec: ModelConfig, model: ModelFacts, forwarded: Forwarded, 
 
 
 def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:
-    """The more of two: a chunk of logits with its softmax and the rounded head; or a chunk of their gradient with that
-    of the head, which grows chunk by chunk."""
+    """The rounded head, and the larger of two: a chunk of logits with its softmax; or a chunk of their gradient with
+    that of the head, which grows chunk by chunk."""
     chunk, head = min(spec.log_prob_chunk, tokens) * model.vocabulary, model.vocabulary * model.hidden
     rounded = head * compute if compute != element else 0
     gradient = 0 if spec.lora is not None else head * (compute + element)

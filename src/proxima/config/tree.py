@@ -1,5 +1,4 @@
-"""A recipe before it has types: a tree of nodes, each knowing where it was written; and how one layer overrides
-another.
+"""A recipe before it has types, as a tree of nodes that know where they were written; and the merging of layers.
 
 Layers, lowest first: the preset, the recipe that is extended, the recipe, the command line. Mappings merge key by key;
 anything else is replaced. One exception: `kind` (of a slot) and `preset` say what their siblings mean, so a layer that
@@ -13,13 +12,13 @@ from typing import Any, Literal
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
-FILL_IN = "TO FILL IN"  # a comment after a placeholder value, as `proxima convert` writes it
+FILL_IN = "TO FILL IN"  # the comment after a placeholder value, as `proxima convert` writes it
 Scalar = str | int | float | bool | None
 
 
 @dataclass(frozen=True)
 class Source:
-    """The place where a value was written. `text` is shown to the user, `short` follows an overridden value."""
+    """The place where a value was written. `text` is shown to the user, `short` after an overridden value."""
 
     text: str
     origin: Literal["file", "command line", "preset", "default"] = "file"
@@ -38,9 +37,9 @@ class Node:
     """A scalar, a mapping or a list of nodes.
 
     Args:
-        value: what it holds.
+        value: its content.
         source: where it was written.
-        text: a scalar as it was written, `1e-5`; None for mappings and lists.
+        text: a scalar as it was written, such as `1e-5`; None for mappings and lists.
         over: the node it replaced, from the layer below.
     """
 
@@ -58,7 +57,7 @@ class Node:
         return self.value if isinstance(self.value, list) else None
 
     def at(self, key: str) -> "Scalar | dict[str, Node] | list[Node]":
-        """The value of a field of this mapping; None where it is not written."""
+        """The value of a field of this mapping; None if it is not written."""
         child = (self.mapping or {}).get(key)
         return None if child is None else child.value
 
@@ -79,14 +78,14 @@ class Node:
         return line if len(line) <= 60 else line[:57] + "..."
 
     def provenance(self) -> str:
-        """`command line, over 0.15 of the preset`."""
+        """The origin of the value: `command line, over 0.15 of the preset`."""
         if self.over is None or self.over.mapping is not None or self.over.items is not None:
             return self.source.text
         return f"{self.source.text}, over {self.over.shown()} of {self.over.source.short}"
 
 
 def node_of(value: Any, source: Source) -> Node:
-    """A plain value (dicts, lists, scalars) as a tree that was all written at one place."""
+    """Convert a plain value (dicts, lists, scalars) to a tree whose nodes all have one source."""
     if isinstance(value, Mapping):
         return Node({str(key): node_of(child, source) for key, child in value.items()}, source)
     if isinstance(value, list | tuple):
@@ -96,12 +95,12 @@ def node_of(value: Any, source: Source) -> Node:
 
 @dataclass(frozen=True)
 class Layout:
-    """The part of the schema at a path that merging needs.
+    """The part of the schema at one path that merging needs.
 
     Args:
         head: `kind` or `preset`, the key that says what its siblings mean; None elsewhere.
         many: a list whose entries have this head.
-        default: the head where none is written.
+        default: the head if none is written.
         children: the layout of the fields below.
     """
 
@@ -122,7 +121,7 @@ NO_LAYOUT = Layout()
 
 
 def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = "") -> Node:
-    """`top` laid over `base`; ConfigError for an index (`reward.3.weight=2`) that the list below does not have."""
+    """Lay `top` over `base`; ConfigError for an index (`reward.3.weight=2`) beyond the end of the list below."""
     top = _long_form(top, layout)
     if base is None:
         fields = top.mapping if layout.children else None
@@ -135,7 +134,7 @@ def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = 
     if base.items is not None and _is_indices(top):
         return _merge_indices(base, top, layout, path)
     if base.mapping is None or top.mapping is None:
-        both = top.source.origin == base.source.origin == "preset"  # laid down for a lower layer already
+        both = top.source.origin == base.source.origin == "preset"  # a lower layer has already written the preset out
         return base if both else replace(top, over=base)
     if layout.head is not None and (changed := _another(base.mapping, top.mapping, layout)) is not None:
         return replace(top, value={**top.mapping, layout.head: changed}, over=base)
@@ -146,7 +145,7 @@ def merge(base: Node | None, top: Node, layout: Layout = NO_LAYOUT, path: str = 
 
 
 def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Node | None:
-    """The head of `top` if it is another than that of `base`."""
+    """The head of `top` if it differs from that of `base`; None if not."""
     assert layout.head is not None
     new, written = top.get(layout.head), base.get(layout.head)
     before = written.value if written is not None else layout.default
@@ -156,7 +155,7 @@ def _another(base: dict[str, Node], top: dict[str, Node], layout: Layout) -> Nod
 
 
 def _long_form(node: Node, layout: Layout) -> Node:
-    """`cppo` as `{kind: cppo}`, `none` as null, and one spec as a list of one."""
+    """Expand `cppo` to `{kind: cppo}`, `none` to null, and one spec to a list of one."""
     if layout.many:
         if node.items is None and node.value is not None and not _is_indices(node) and not _is_of_one(node, layout):
             node = Node([node], node.source)
@@ -171,13 +170,13 @@ def _long_form(node: Node, layout: Layout) -> Node:
 
 
 def _is_of_one(node: Node, layout: Layout) -> bool:
-    """True for `reward.path=…`: fields of the only entry of a list, whose kind is that of the layer below."""
+    """True for `reward.path=…`: fields of a list's only entry, whose kind is that of the layer below."""
     fields = node.mapping if layout.many and node.source.origin == "command line" else None
     return bool(fields) and layout.head not in (fields or {}) and not _is_indices(node)
 
 
 def _at_first(entries: list[Node], top: Node, path: str) -> Node:
-    """Fields of the only entry, as those of entry 0; ConfigError unless there is one entry."""
+    """Address fields of the only entry as those of entry 0; ConfigError unless there is exactly one entry."""
     if len(entries) != 1:
         field, value = next(iter((top.mapping or {}).items()))
         remedy = f"did you mean {path}.0.{field}?" if entries else f"write {path}={{kind: …, {field}: …}}"

@@ -1,7 +1,7 @@
-"""The checks of a config before a run: do its parts fit each other and this machine?
+"""The checks of a config before a run: its parts must fit each other and this machine.
 
-The checks are beside their sections; all of them are listed here, in the order in which a user reads what they find.
-Those in `CHECKS` stop the run; those in `WARNINGS` are shown.
+A check is defined in the module of its section; all are listed here, in the order in which a user reads their findings.
+Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
 """
 
 import importlib
@@ -37,11 +37,11 @@ Check = Callable[..., Findings]
 
 @dataclass(frozen=True)
 class IfSet:
-    """A check of a section that most recipes leave out: its module is imported where one has it.
+    """A check of a section that most recipes leave out: its module is imported only if a recipe has the section.
 
     Args:
         section: its name in a recipe.
-        name: of the function, in `sections.<section>_section`.
+        name: name of the function in `sections.<section>_section`.
     """
 
     section: str
@@ -62,7 +62,7 @@ def values_are_filled_in(r: Resolved[Any]) -> Findings:
 
 
 def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
-    """The packages of the trackers are installed, and no tool is named twice."""
+    """The trackers' packages must be installed, and no kind may be named twice."""
     kinds = [kind_of(tracker) for tracker in monitor]
     for index, tracker in enumerate(monitor):
         if remedy := tracker.problem():
@@ -139,7 +139,7 @@ def load_recipe(
     *,
     root: type[Root] = RunConfig,  # type: ignore[assignment]  # the default of Root
 ) -> Resolved[Root]:
-    """`resolve`, then `check`; ConfigError with one line for each problem. Downloads the demo's model where the recipe
+    """Resolve and check a recipe; ConfigError has one line for each problem. Downloads the demo's model if the recipe
     names it and it is missing."""
     with all_problems():
         resolved = resolve(recipe, overrides, root=root)
@@ -149,15 +149,15 @@ def load_recipe(
         from proxima.model.demo_model import download_demo_model
 
         download_demo_model(Path(path))
-        if problems := check(resolved):  # of what its config says
+        if problems := check(resolved):  # now with the model's config
             raise ConfigError(problems)
     return resolved
 
 
 @contextmanager
 def all_problems(*, data: bool = True) -> Iterator[None]:
-    """Add to the ConfigError of a `resolve` what `check` finds in the sections that are whole; with `data` also what is
-    only `to_do`."""
+    """Add to the ConfigError of a `resolve` the findings of `check` in the sections without problems; those of `to_do`
+    only with `data`."""
     try:
         yield
     except ConfigError as error:
@@ -169,22 +169,22 @@ def all_problems(*, data: bool = True) -> Iterator[None]:
 
 
 def check(resolved: Resolved[Any]) -> list[Problem]:
-    """Everything that would stop the run later."""
+    """The problems that would stop the run later."""
     return _problems(resolved, CHECKS)
 
 
 def warnings(resolved: Resolved[Any]) -> list[Problem]:
-    """Settings that run but are seldom intended."""
+    """Problems of settings that run but are seldom intended."""
     return _problems(resolved, WARNINGS)
 
 
 def to_do(resolved: Resolved[Any]) -> list[Problem]:
-    """Problems that stop `train` and are only warnings for a reader: missing data files, values to fill in."""
+    """Problems that stop `train` but are only warnings in `explain`: missing data files, values to fill in."""
     return _problems(resolved, (data_section.data_files_exist, values_are_filled_in))
 
 
 def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[Problem]:
-    """The findings of those checks whose sections, named by their parameters, the config has."""
+    """The findings of the checks whose parameters are all fields of the config, or `r`."""
     sections = {"r": resolved, **vars(resolved.config)}
     problems = []
     for check in checks:

@@ -1,4 +1,4 @@
-"""The resolved config as YAML: complete, each value with its provenance behind it; it loads back to the same config."""
+"""The resolved config as YAML: complete, each value followed by its provenance; it loads back to the same config."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.scalars import for_any_reader
 
-Lines = list[tuple[str, str | None]]  # each with the comment behind it
+Lines = list[tuple[str, str | None]]  # each with the comment that follows it
 
 
 def dump(resolved: Resolved[Any]) -> str:
-    """YAML text, of which `resolve` gives a config equal to `resolved.config`; comments say where values came from."""
+    """YAML text that `resolve` turns into a config equal to `resolved.config`; comments say where values came from."""
     lines = yaml_lines(nested((entry.path, entry) for entry in resolved.entries), _leaf)
     width = min(60, max((len(text) for text, _ in lines), default=0))
     body = "\n".join(f"{text:<{width}}  # {comment}" if comment else text for text, comment in lines)
@@ -23,7 +23,7 @@ def _leaf(key: str, value: ResolvedValue, margin: str) -> Lines:
 
 
 def nested(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Leaves by their dotted paths as a tree by the parts of the paths; a list has the keys 0, 1, …"""
+    """Nest leaves with dotted paths in a tree, one level per part of a path; a list has the keys 0, 1, …"""
     root: dict[str, Any] = {}
     for path, leaf in leaves:
         *parents, last = path.split(".")
@@ -35,7 +35,7 @@ def nested(leaves: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], margin: str = "") -> Lines:
-    """A tree of `nested` as YAML; `leaf(key, value, margin)` gives the lines of a leaf, of which the last is no
+    """A tree of `nested` as YAML; `leaf(key, value, margin)` returns a leaf's lines, the last of which is no
     comment."""
     lines: Lines = []
     for key, child in tree.items():
@@ -46,7 +46,7 @@ def yaml_lines(tree: dict[str, Any], leaf: Callable[[str, Any, str], Lines], mar
         if not all(part.isdigit() for part in child):
             lines += yaml_lines(child, leaf, f"{margin}  ")
             continue
-        for index in sorted(child, key=int):  # of a list: the dash precedes its first field
+        for index in sorted(child, key=int):  # an item of a list: the dash precedes its first field
             inner = yaml_lines(child[index], leaf, f"{margin}    ")
             first = next(i for i, (text, _) in enumerate(inner) if not text.lstrip().startswith("#"))
             for at, (text, comment) in enumerate(inner[: first + 1]):

@@ -137,7 +137,7 @@ def test_ray_is_not_installed(recipe, monkeypatch):
             "placement.colocate=true (command line): lets servers and ranks take turns, and "
             "runtime.max_concurrent_rollouts has both compute at once; set that to null, or colocate to false",
         ),
-        ("algorithm.proximal=next", "placement.colocate=true (command line): has the servers asleep during updates"),
+        ("algorithm.proximal=next", "placement.colocate=true (command line): puts the servers to sleep during updates"),
     ],
 )
 def test_servers_that_sleep_are_asked_nothing(recipe, override, line):

@@ -1,18 +1,18 @@
-"""The sections of a recipe, a module each: its dataclass, with the bounds of each field, and its checks against other
+"""The sections of a recipe, one module each: its dataclass, with the bounds of each field, and its checks against other
 sections and this machine.
 
     model_section      data_section       train_section      eval_section (also `checkpoint`)    runtime_section
     algorithm_section  sampling_section   critic_section     reward_section    rollouts_section  episode_section
     placement_section  ranks_section: its kinds with several processes
     offline_section    what every run on a fixed data set has; its methods: sft_section, reward_model_section,
-                       preference_section
+    preference_section
 
 A check is a function whose parameters are the sections that it reads, by their names in a recipe, and `r`, the
-`Resolved` itself, if it reads more. It yields pairs: the path of a field, and what is wrong with its value. It runs
-where the config of the command has all of its sections, and none of them has a problem of its own.
+`Resolved` itself, if it reads more. It yields pairs: the path of a field, and what is wrong with its value. It runs if
+the config of the command has all of these sections, and none of them has a problem itself.
 
 Imported by `schema`, `families` and `validate`. To add a field: a line in its dataclass with a meaning in `Annotated`
-and a bound in `__post_init__`. To add a check: the function beside its section, a line in `validate.CHECKS` or
+and a bound in `__post_init__`. To add a check: the function in its section's module, a line in `validate.CHECKS` or
 `validate.WARNINGS` (an `IfSet` if most recipes leave the section out), and the case as a user types it in
 `tests/config/test_validate.py`.
 """

@@ -38,7 +38,7 @@ FROM_TOP_K = frozenset({"top_k", "behavior_top_k_log_prob", "top_k_log_prob"})
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig:
-    """A teacher beside the rewards, or, without a surrogate, alone: the rewards are then only measured."""
+    """A teacher in addition to the rewards, or, without a surrogate, alone: rewards are then only measured."""
 
     path: Annotated[str, "the teacher, of the student's vocabulary: Hugging Face name, folder, or .gguf file"]
     divergence: Annotated[Any, _DIVERGENCE, "how far the student is from it, at each token"] = None
@@ -120,7 +120,7 @@ class AlgorithmConfig:
 
     @property
     def reads_behavior(self) -> bool:
-        """True when loss or guard need the engine's log-probs. Otherwise they are only measured."""
+        """True if the loss or the guard needs the engine's log-probs. Otherwise they are only measured."""
         if self.mismatch.on_mismatch not in ("auto", "warn"):
             return True
         if self.preference is not None:
@@ -133,18 +133,18 @@ class AlgorithmConfig:
 
     @property
     def trains_on_rewards(self) -> bool:
-        """False where a teacher alone trains, and the rewards are only measured."""
+        """False if only a teacher trains, and the rewards are only measured."""
         return self.surrogate is not None or self.preference is not None
 
     @property
     def needs_reference(self) -> bool:
-        """True when loss or reward need the frozen reference."""
+        """True if the loss or the reward needs the frozen reference."""
         in_loss = self.reference_kl is not None and self.reference_kl.coefficient > 0
         return in_loss or self.reward_kl is not None or self.preference is not None
 
 
 def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """An advantage relative to the group is 0 in a group of one."""
+    """A group-relative advantage needs several completions: in a group of one it is 0."""
     advantage = algorithm.advantage
     alone = train.completions_per_prompt == 1 and algorithm.trains_on_rewards
     if alone and not needs_baseline(advantage) and not advantage.per_token:
@@ -154,7 +154,7 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
 
 
 def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """The teacher exists, and what its divergence compares is supplied."""
+    """The teacher must exist, and the log-probs that its divergence compares must be supplied."""
     distillation = algorithm.distillation
     if distillation is None:
         return
@@ -174,12 +174,12 @@ def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any)
 
 
 def _set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Those of the fields that are set, neither empty nor at the value that turns them off, with that value."""
+    """The fields that are neither empty nor at the value that turns them off, each with that value."""
     return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
 
 
 def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """Every tensor that a spec declares in `needs` comes from the engine, the trainer or the reference model."""
+    """Every tensor that a spec declares in `needs` must come from the engine, the trainer or the reference model."""
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
     if algorithm.reference_kl is not None or algorithm.reward_kl is not None:
         supplied |= {"reference_log_prob"}
@@ -202,7 +202,7 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
 
 
 def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
-    """A loss over pairs replaces the surrogate and all that surrounds it, and its selection leaves pairs."""
+    """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs."""
     if algorithm.preference is None:
         return
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
@@ -221,8 +221,8 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
 
 
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
-    """Routes that are replayed must have been recorded, from a model with routers. Stored rollouts may lack them, which
-    is counted."""
+    """Replayed routes must have been recorded, from a model with routers. Stored rollouts may lack them, which is
+    counted."""
     path, replay = "algorithm.routing_replay", algorithm.routing_replay
     if replay == "recompute" and algorithm.proximal not in ("recompute", "next"):
         message = "replays the forward pass that recomputes the proximal policy, and there is none"
@@ -246,14 +246,14 @@ def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
 
 
 def epochs_measure_the_kl(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Online DPO has no ratio to a proximal policy."""
+    """Refuse `train.target_kl` for online DPO, which has no ratio to a proximal policy."""
     if algorithm.preference is not None and train.target_kl is not None:
         yield "train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null"
 
 
 def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic: Any) -> Findings:
-    """The loop supplies rewards, groups, greedy baselines and a forward pass of the policy, and the critic, if there is
-    one, values."""
+    """An advantage may need rewards, groups, greedy baselines and a forward pass of the policy, which the loop
+    supplies, and values, which a critic supplies."""
     path = "algorithm.advantage.kind"
     if missing := unsupported_by_loop(algorithm.advantage, frozenset() if critic is None else {"value"}):
         usable = ", ".join(kind for kind, cls in sorted(ADVANTAGES.items()) if not unsupported_by_loop(cls))
@@ -267,8 +267,7 @@ def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic:
 
 
 def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """`gdpo` weighs the normalised rewards itself; the weights of the rewards are those of their sum, and it reads none
-    of them."""
+    """`gdpo` weights the normalised rewards itself and ignores the rewards' own weights, which apply to their sum."""
     advantage, weights = algorithm.advantage, [as_reward(spec).weight for spec in reward]
     if not ADVANTAGES.holds(advantage, "gdpo"):
         return
@@ -279,21 +278,21 @@ def gdpo_has_the_weights(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> F
 
 
 def advantage_reads_the_kl(algorithm: AlgorithmConfig) -> Findings:
-    """`gdpo` normalises each reward on its own, and the KL in the reward is none of them."""
+    """`gdpo` normalises each reward separately, and the KL in the reward is not one of them."""
     if algorithm.reward_kl is not None and ADVANTAGES.holds(algorithm.advantage, "gdpo"):
         message = "'gdpo' reads the rewards one by one, without the KL; set algorithm.reference_kl or another advantage"
         yield "algorithm.reward_kl", message
 
 
 def unsupported_by_loop(advantage: Advantage | type[Advantage], supplied: Set[str] = frozenset()) -> str | None:
-    """The requirement of an advantage, or its class, that the loop lacks: ``needs `value` ``; None if it lacks none.
-    `supplied`: the columns that forward stages fill."""
+    """The requirement of an advantage, or its class, that the loop does not meet: ``needs `value` ``; None if it meets
+    all. `supplied`: the columns that forward stages fill."""
     missing = sorted(set(advantage.needs) - {"baseline", "group", "score_variance", "turn", "state"} - supplied)
     return f"needs `{missing[0]}`" if missing else None
 
 
 def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Pruning with `allocate` keeps the size of an update only where whole groups fill the freed slots."""
+    """Pruning with `allocate` keeps the size of an update only if whole groups fill the freed slots."""
     size = train.completions_per_prompt
     for i, spec in enumerate(algorithm.selection):
         if SELECTIONS.holds(spec, "prune") and spec.allocate and not spec.keeps_size(size):
@@ -306,7 +305,7 @@ def allocation_keeps_batch_size(algorithm: AlgorithmConfig, train: TrainConfig) 
 
 
 def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
-    """Dynamic sampling replaces dropped groups; pruning and balancing keep a part of every group."""
+    """Dynamic sampling needs a selection that drops groups; pruning and balancing keep a part of every group."""
     dynamic, selection = algorithm.dynamic_sampling, algorithm.selection
     if dynamic is not None and all(SELECTIONS.holds(spec, "balance", "prune") for spec in selection):
         remedy = "add drop_uniform_groups to algorithm.selection, or set algorithm.dynamic_sampling=null"
@@ -317,7 +316,7 @@ def dynamic_sampling_has_a_selection(r: Resolved[Any], algorithm: AlgorithmConfi
 
 
 def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """A reward of the whole batch is computed after the greedy baseline."""
+    """Refuse whole-batch rewards with a greedy baseline, which is computed before them."""
     if needs_baseline(algorithm.advantage):
         for i, spec in enumerate(reward):
             if as_reward(spec).whole_batch:
@@ -326,7 +325,7 @@ def baseline_rewards_are_per_completion(algorithm: AlgorithmConfig, reward: Sequ
 
 
 def selection_metrics_exist(algorithm: AlgorithmConfig, reward: Sequence[Any]) -> Findings:
-    """A selection by a metric names one that completions have."""
+    """The metric of a selection must be one that completions have."""
     metrics = {*METRICS, *METRIC_ALIASES, *(as_reward(spec).label for spec in reward)}
     for i, spec in enumerate(algorithm.selection):
         metric = getattr(spec, "metric", None)
@@ -336,7 +335,7 @@ def selection_metrics_exist(algorithm: AlgorithmConfig, reward: Sequence[Any]) -
 
 
 def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """A group loses whole completions, so that a rate may not be reachable exactly."""
+    """Warn if a prune rate can't be reached exactly, because a group loses whole completions."""
     size = train.completions_per_prompt
     for i, spec in enumerate(algorithm.selection):
         if SELECTIONS.holds(spec, "prune") and spec.scope == "group":
@@ -347,7 +346,7 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
 
 
 def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
-    """`proximal: next` is for corrections towards the next policy, and these replace those towards the proximal one."""
+    """`proximal: next` needs corrections towards the next policy, which replace those towards the proximal one."""
     if algorithm.proximal != "next":
         for name, off in _set(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
@@ -363,14 +362,14 @@ def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
 
 
 def next_policy_is_computed(algorithm: AlgorithmConfig, rollouts: str | None) -> Findings:
-    """Stored rollouts had other policies after them."""
+    """A replay can't compute the next policy: other policies followed the stored rollouts."""
     if algorithm.proximal == "next" and rollouts is not None:
         message = "a replay has no versions of its own to compute the next policy from; set it to recompute"
         yield "algorithm.proximal", message
 
 
 def correction_has_an_effect(algorithm: AlgorithmConfig) -> Findings:
-    """With the behavior policy as centre, a weight from behavior to proximal policy is 1."""
+    """With the behavior policy as centre, a weight from the behavior to the proximal policy is always 1."""
     if algorithm.proximal != "behavior":
         return
     for i, spec in enumerate(algorithm.correction):
@@ -381,7 +380,7 @@ def correction_has_an_effect(algorithm: AlgorithmConfig) -> Findings:
 
 
 def reference_engine_is_asked(algorithm: AlgorithmConfig) -> Findings:
-    """Nothing is scored where loss and reward read no reference."""
+    """An engine for the reference has no effect if neither loss nor reward reads the reference."""
     if algorithm.reference_engine is not None and not algorithm.needs_reference:
         message = "has no effect: nothing reads the reference; set algorithm.reference_kl or reward_kl, or leave it out"
         yield "algorithm.reference_engine.kind", message

@@ -1,4 +1,4 @@
-"""The `critic` section of a run: what estimates values, where it starts, and how it learns."""
+"""The `critic` section of a run: the estimator of values, its initial weights and its training."""
 
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -35,7 +35,7 @@ class CriticConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCritic(CriticConfig):
-    """A model of its own, trained beside the policy on every completion with a score. Fields that are null are as in
+    """A separate model, trained alongside the policy on every completion with a score. Fields that are null are as in
     `train`."""
 
     path: Annotated[str | None, "a reward model, or a language model that gets a new head; null: model.path"] = None
@@ -58,10 +58,10 @@ class ModelCritic(CriticConfig):
         require(named, "revision", self.revision, "must be null without a path")
 
     def training(self, train: TrainConfig) -> TrainConfig:
-        """`train` of the run with the critic's own settings in their place.
+        """The run's `train` section with the critic's own settings in place of its values.
 
         Raises:
-            FieldError: they don't fit it, as in `train`.
+            FieldError: the combination is invalid, as in `train`.
         """
         own = {name: value for name in _OF_TRAIN if (value := getattr(self, name)) is not None}
         if "warmup_steps" in own:
@@ -73,7 +73,7 @@ class ModelCritic(CriticConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadCritic(CriticConfig):
-    """A linear head on the policy's trunk: its loss is added to the policy's, and both move the trunk."""
+    """A linear head on the policy's trunk: its loss is added to the policy's, and both train the trunk."""
 
     coefficient: Annotated[float, "of the critic's loss beside the policy's"] = 0.1
 
@@ -89,7 +89,7 @@ def critic_model_exists(critic: Any) -> Findings:
 
 
 def critic_is_read(critic: Any, algorithm: AlgorithmConfig) -> Findings:
-    """Values are for advantages, which a teacher alone does not have, and a head that exists is not drawn anew."""
+    """Refuse a critic if only a teacher trains, and `head_std` if the critic's model already has a head."""
     if critic is None:
         return
     if not algorithm.trains_on_rewards:

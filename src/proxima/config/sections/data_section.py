@@ -39,7 +39,7 @@ DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 
 
 def data_files_exist(r: Resolved[Any]) -> Findings:
-    """A task that names a data file, or prepared data, names some that exist."""
+    """Data files and prepared data that a task names must exist."""
     tasks = {f"{path}.task": held_out.task for path, held_out in (r.get("eval.all_sets") or {}).items()}
     if not r.get("rollouts"):  # a replay reads no training questions
         tasks = {"task": r.get("task"), **tasks}

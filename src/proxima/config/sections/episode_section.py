@@ -23,18 +23,18 @@ def is_played(task: Any) -> bool:
 
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:
-    """A run on a fixed data set generates nothing."""
+    """Refuse environments and tools in a run on a fixed data set, which generates nothing."""
     if "episode" in type(r.config).__dataclass_fields__:
         return
     tasks = {"task": r.get("task"), "eval.task": r.get("eval.task")}
     for path, task in tasks.items():
         for name in ("environment", "tools"):
             if getattr(task, name, None):
-                yield f"{path}.{name}", "has no part in a run on a fixed data set; remove it, or use proxima train"
+                yield f"{path}.{name}", "has no effect in a run on a fixed data set; remove it, or use proxima train"
 
 
 def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Findings:
-    """A reward that comes from the environment needs one: it can't score a single answer."""
+    """A reward from an environment needs a task with one: it can't score a single answer."""
     if r.get("episode") is None:
         return
     rewards = {"task": ("reward", reward)}
@@ -52,7 +52,7 @@ def environment_rewards_have_one(r: Resolved[Any], reward: Sequence[Any]) -> Fin
 
 
 def an_episode_has_room_for_a_turn(task: Any, episode: EpisodeSettings, sampling: Sampling) -> Findings:
-    """A turn may have as many tokens as the episode."""
+    """The tokens of an episode must be enough for one turn."""
     if not is_played(task):
         return
     if episode.tokens is not None and episode.tokens < sampling.max_tokens:

@@ -1,4 +1,4 @@
-"""The sections `eval` and `checkpoint`: held-out questions, and what is kept by their figures."""
+"""The sections `eval` and `checkpoint`: held-out evaluation, and the checkpoints that are kept."""
 
 import re
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 RECORD_WORDS = ("accuracy", "length", "main", "reward", "time", "tokens")  # first words of an evaluation's own metrics
-NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # figures of evaluations
+NO_DIRECTION = ("length", "length/mean", "truncated", "truncated_fraction")  # metrics that are not better when higher
 
 
 def _require_random_samples(config: Any) -> None:
@@ -36,7 +36,7 @@ def _require_random_samples(config: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalSetConfig:
-    """A set of held-out questions beside `eval.task`: its metrics are `NAME/accuracy` and so on."""
+    """A set of held-out questions in addition to `eval.task`: its metrics are `NAME/accuracy` and so on."""
 
     name: Annotated[str, "begins the names of its metrics, and of its files in evals/"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "held-out questions"]
@@ -102,7 +102,7 @@ class CheckpointConfig:
 
 
 def require_evaluations(config: Any) -> None:
-    """Raise `FieldError` for an `eval` section that ends the run on a plateau of figures that it does not measure."""
+    """Raise `FieldError` if the metric of `stop_after` is not measured during the run, or is not better when higher."""
     measured = config.stop_after is None or (config.task is not None and config.every > 0)
     remedy = "set eval.task, and eval.every to the steps between two evaluations"
     require(measured, "stop_after", config.stop_after, "needs evaluations during the run", remedy=remedy)
@@ -113,7 +113,7 @@ def require_evaluations(config: Any) -> None:
 
 
 def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findings:
-    """`every` and `keep_best` need evaluations, and those a task."""
+    """`every` and `keep_best` need evaluations, which need a task."""
     if eval.every and eval.task is None:
         yield "eval.every", "there is nothing to evaluate; set eval.task, or eval.every=0"
     if checkpoint.keep_best and (eval.task is None or not eval.every):
@@ -122,7 +122,7 @@ def evaluations_are_configured(eval: Any, checkpoint: CheckpointConfig) -> Findi
 
 
 def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Findings:
-    """`eval.metric` names what an evaluation has; the parts of a reward's own, `name/part`, are known when it runs."""
+    """`eval.metric` must be a metric of evaluations; a reward's own parts, `name/part`, are only known when it runs."""
     if eval.metric is None:
         return
     from proxima.evaluate.estimators import powers_of_two
@@ -137,7 +137,7 @@ def evaluation_metric_exists(eval: EvalConfig, reward: Sequence[Any]) -> Finding
 
 
 def best_metric_has_a_direction(eval: EvalConfig, checkpoint: CheckpointConfig, reward: Sequence[Any]) -> Findings:
-    """`keep_best` needs a metric for which higher or lower is better."""
+    """`keep_best` needs a metric for which higher is better."""
     if not checkpoint.keep_best or not eval.metric:
         return
     if _metric_of_a_set(eval, eval.metric, reward)[0] in ("length", "truncated"):
@@ -146,7 +146,7 @@ def best_metric_has_a_direction(eval: EvalConfig, checkpoint: CheckpointConfig, 
 
 
 def _metric_of_a_set(eval: EvalConfig, full_name: str, rewards: Sequence[Any]) -> tuple[str, int, Sequence[Any]]:
-    """`eval.metric` without the name of a further set before it, and the samples and rewards of the set it is of."""
+    """`eval.metric` without the name of a set before it, and the samples and rewards of the set that it belongs to."""
     name, _, metric = full_name.partition("/")
     for held_out in eval.sets:
         if metric and held_out.name == name:
@@ -155,10 +155,10 @@ def _metric_of_a_set(eval: EvalConfig, full_name: str, rewards: Sequence[Any]) -
 
 
 def evaluation_is_held_out(task: Any, eval: Any) -> Findings:
-    """Training and evaluation have no question in common."""
+    """Warn if training and evaluation have questions in common."""
     sets = [(f"{path}.task", part) for path, spec in eval.all_sets.items() for part in parts_of(spec.task)]
     for (path, asked), trained in product(sets, parts_of(task)):
-        if asked == trained and not TASKS.holds(asked, "seeds"):  # whose uids, and so seeds, are others
+        if asked == trained and not TASKS.holds(asked, "seeds"):  # whose uids, and therefore seeds, differ
             remedy = f"name another file with {path}.path" if hasattr(asked, "path") else "set another split"
             yield path, f"has the questions of `task`: its figures are those of training data; {remedy}"
         elif all(TASKS.holds(task, "arithmetic") for task in (asked, trained)) and not _are_disjoint(trained, asked):

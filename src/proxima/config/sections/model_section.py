@@ -44,14 +44,14 @@ class ModelConfig:
 
 
 def model_exists(model: ModelConfig) -> Findings:
-    """A local path exists and is a model folder or a .gguf file."""
+    """A local path must exist and be a model folder or a .gguf file."""
     if remedy := model_problem(model.path):
         yield "model.path", remedy
 
 
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
-    """The package for adapters is installed, the targets are layers of the model, and the adapter to start from was
-    made for it."""
+    """The package for adapters must be installed, the targets must be layers of the model, and an adapter to start from
+    must be one for this model."""
     if (lora := model.lora) is None:
         return
     from proxima.model.adapter_files import check_start
@@ -67,7 +67,7 @@ def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
         try:
             if lora.path is not None:
                 check_start(lora, model.path, model.revision, scalar=hasattr(r.config, "reward_model"))
-            if (Path(model.path) / "config.json").is_file():  # not a name of the hub, which would be asked
+            if (Path(model.path) / "config.json").is_file():  # a hub name would need a request to the hub
                 target_layers(load_shape(model.path), lora)
         except FieldError as error:
             if error.field.startswith("model.lora"):
@@ -82,8 +82,8 @@ def dtypes_are_consistent(model: ModelConfig) -> Findings:
 
 
 def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: OptimizationConfig) -> Findings:
-    """An update of Adam, about `lr` a weight, is not rounded away: bfloat16 resolves 2^-8 of a weight. An adapter is
-    float32; a critic's own weights are trained as a whole beside it."""
+    """Warn if rounding loses updates of Adam, about `lr` per weight: bfloat16 resolves 2^-8 of a weight. An adapter is
+    float32; a critic with its own weights is trained in full even with one."""
     if model.dtype != "bfloat16":
         return
     critic = r.get("critic")
@@ -102,7 +102,7 @@ def weights_resolve_an_update(r: Resolved[Any], model: ModelConfig, train: Optim
 
 
 def device_exists(model: ModelConfig) -> Findings:
-    """The device is of a known kind and exists here."""
+    """The device must be of a known kind and exist on this machine."""
     try:
         check_device(model.device, "model.device")
     except FieldError as error:
@@ -110,7 +110,7 @@ def device_exists(model: ModelConfig) -> Findings:
 
 
 def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
-    """`max_tokens` leaves room for a prompt in the context."""
+    """`max_tokens` must leave room for a prompt in the context."""
     limit, name = model.max_length, "model.max_length"
     if limit is None:
         folder = base_of(model.path).path if (Path(model.path) / ADAPTER).is_file() else model.path
@@ -125,20 +125,20 @@ def completions_fit_context(r: Resolved[Any], model: ModelConfig) -> Findings:
 
 
 def reward_head_is_new(model: ModelConfig, reward_model: Any) -> Findings:
-    """A reward model that is trained further keeps its head."""
+    """Refuse `head_std` for a reward model that is trained further and keeps its head."""
     if reward_model.head_std != type(reward_model).head_std and has_score(model.path):
         message = f"is for a new head, and {model.path} has one, which is trained further; leave it out"
         yield "reward_model.head_std", message
 
 
 def has_score(path: str) -> bool:
-    """True for the local folder of a scalar model; False for a name of the hub, which is not asked."""
+    """True for the local folder of a scalar model; False for a hub name, which is not looked up."""
     names = _config_json(path).get("architectures")
     return isinstance(names, list) and any("SequenceClassification" in str(name) for name in names)
 
 
 def _config_json(folder: str) -> dict[str, Any]:
-    """The config.json of a folder; empty where there is none, or none that can be read."""
+    """The config.json of a folder; empty if it is missing or can't be read."""
     try:
         config = json.loads((Path(folder).expanduser() / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -181,6 +181,7 @@ def model_problem(path: str) -> str | None:
 
 
 def did_you_mean(place: Path) -> str:
-    """`did you mean models/m? Else `, of a path that does not exist; empty where its folder has nothing like it."""
+    """The hint `did you mean models/m? Else ` for a path that does not exist; empty if its folder has nothing
+    similar."""
     near = nearest(place.name, (child.name for child in place.parent.glob("*")))
     return f"did you mean {shown_path(place.parent / near)}? Else " if near else ""

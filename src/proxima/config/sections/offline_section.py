@@ -49,7 +49,7 @@ class OfflineTrainConfig(OptimizationConfig):
         require(self.epochs is None or self.steps == 0, "epochs", self.epochs, bound)
 
     def steps_of(self, rows: int) -> int:
-        """The steps of a run on so many rows. Without `steps`, the last one of each epoch has the rest of its rows."""
+        """The steps of a run on `rows` rows. Without `steps`, the last step of each epoch has the rest of its rows."""
         return self.steps or (self.epochs or 1) * math.ceil(rows / self.examples_per_step)
 
     @property
@@ -78,7 +78,7 @@ class OfflineEvalConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SampledEvalConfig(OfflineEvalConfig):
-    """Of a method whose model generates."""
+    """The `eval` section of a method whose model generates."""
 
     samples: Annotated[int, "held-out prompts completed greedily at each evaluation, for inspection; 0: none"] = 3
     sample_tokens: Annotated[int, "tokens of such a completion at most"] = 128
@@ -120,8 +120,8 @@ class OfflineConfig:
         require_plain_folder(self.folder)
 
     def sequences_of(self, number: int, row: Row, tokenizer: Any, context: int) -> Sequence[Trajectory]:
-        """The sequences of a row that are trained on; `explain` reckons with their lengths. Empty: they are not known
-        before the run. Raises as `OfflineMethod.item`."""
+        """The sequences of a row that are trained on, whose lengths `explain` uses; empty if unknown before the run.
+        Raises as `OfflineMethod.item`."""
         return ()
 
 
@@ -135,6 +135,6 @@ class PairConfig(OfflineConfig):
         require(not cut, "data.over_length", "truncate", "would change which side is better; set skip or refuse")
 
     def reader(self, tokenizer: Any, context: int) -> PreferenceReader:
-        """Makes pairs of rows."""
+        """The reader that turns rows into pairs."""
         system, arguments = self.data.system, self.data.template_arguments
         return PreferenceReader(tokenizer=tokenizer, context=context, system=system, arguments=arguments)

@@ -10,8 +10,8 @@ from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
 KIND = "placement.kind"
-STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # in the environment of a rank, where it was not torchrun
-STARTED_AGAIN = "placement.restarts"  # in an error after which the supervisor of the ranks says what follows
+STARTED_BY = "PROXIMA_RANKS_STARTED_BY"  # set for ranks that something other than torchrun started
+STARTED_AGAIN = "placement.restarts"  # in an error that already says what the ranks' supervisor will do
 PLACED = "the processes that compute"
 
 
@@ -26,7 +26,7 @@ def is_supervised() -> bool:
 
 
 def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings:
-    """Products that are to be in float32 have weights in float32."""
+    """Products in float32 need gathered weights in float32."""
     sharding = getattr(placement, "sharding", None)
     if getattr(sharding, "param_dtype", None) == "bfloat16" and model.compute_dtype == "float32":
         rounds = "rounds the weights that model.compute_dtype=float32 is to compute with"
@@ -34,25 +34,25 @@ def gathered_weights_are_precise(placement: Any, model: ModelConfig) -> Findings
 
 
 def split_tokens_are_packed(placement: Any, model: ModelConfig) -> Findings:
-    """Ranks that split tokens cut a packed axis."""
+    """Ranks that split tokens need them packed."""
     if getattr(placement, "context_parallel", 1) > 1 and model.attention not in ("auto", "packed"):
         message = f"splits packed tokens, and model.attention={model.attention} does not keep them so"
         yield "placement.context_parallel", f"{message}; set it to 1, or model.attention to auto"
 
 
 def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
-    """The ranks can be laid out as the placement says, and divide the models that they share."""
+    """The number of ranks must fit the placement's layout, and the models must be divisible among them."""
     if hasattr(placement, "sharding"):
         yield from placement.layout_problems(r)
 
 
 def placement_is_installed(placement: Any) -> Findings:
-    """The package that starts the processes is installed."""
+    """The package that starts the processes must be installed."""
     if PLACEMENTS.holds(placement, "ray") and importlib.util.find_spec("ray") is None:
         yield "placement.kind", "needs the package ray: pip install 'proxima-rl[ray]'"
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:
-    """Nothing asks the servers while they leave their devices to the ranks."""
+    """Nothing may call the servers while the ranks use the servers' devices."""
     if getattr(placement, "colocate", False):
         yield from placement.askers_during_updates(runtime, algorithm)

@@ -17,7 +17,7 @@ _LOSSES = Slot("proxima.core.preference:PREFERENCE_LOSSES", many=True)
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceSection:
-    """The loss, the reference, and which columns hold the completions."""
+    """The loss, the reference, and the columns with the completions."""
 
     loss: Annotated[Any, _LOSSES, "of the two completions of a pair; several are added up; kto: of single completions"]
     weights: Annotated[tuple[float, ...], "of the losses, if there are several; none: all 1"] = ()
@@ -47,11 +47,11 @@ class PreferenceSection:
         idle = {"weights": (), "reduce": "sum", "ld_alpha": 1.0, "on_policy_weights": False}
         idle |= {name: getattr(PreferenceSection, name) for name in ("chosen", "rejected")}
         for name, off in idle.items():
-            require(getattr(self, name) == off, name, getattr(self, name), f"must be {off} with kto, which has no part")
+            require(getattr(self, name) == off, name, getattr(self, name), f"must be {off} with kto, which ignores it")
 
     @property
     def kto(self) -> Kto | None:
-        """The loss of single completions; None: those of pairs."""
+        """The loss of single completions; None if the losses are of pairs."""
         kto = next((loss for loss in self.loss if isinstance(loss, Kto)), None)
         kinds = [type(loss).__name__ for loss in self.loss]
         require(kto is None or len(kinds) == 1, "loss", kinds, "must be kto alone: it trains on single completions")

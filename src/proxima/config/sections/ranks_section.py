@@ -16,7 +16,7 @@ from proxima.model.hub_names import is_at_hand
 from proxima.model.parallel.sharding import Sharding, ranks_for_tensors
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What `torchrun` tells a rank of its group."""
+"""Variables by which `torchrun` tells a rank about its group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ class FullSharding(ShardingSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class HybridSharding(FullSharding):
-    """Shards within a node, copies between nodes: gradients alone cross the network."""
+    """Shards within a node, copies between nodes: only gradients cross the network."""
 
     kind: ClassVar[str] = "hybrid"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicatedModel(ShardingSpec):
-    """Each rank holds the whole model; gradients alone are summed."""
+    """Each rank holds the whole model; only gradients are summed."""
 
     kind: ClassVar[str] = "replicate"
 
@@ -86,7 +86,7 @@ class RankPlacement:
 
     def layout_problems(self, r: Resolved[Any]) -> Findings:
         """The reasons why the ranks can't have this layout, or can't split the model, as far as known: the launcher may
-        not have set their number yet, and a model of the hub may not be downloaded."""
+        not have set their number yet, and a hub model may not have been downloaded."""
         ranks, of = getattr(self, "ranks", None) or launched_ranks() or 0, ""
         if self.sharding.kind == "hybrid" and (nearby := os.environ.get("LOCAL_WORLD_SIZE")):
             ranks, of = int(nearby), " of a node"
@@ -116,14 +116,14 @@ class RankPlacement:
 
 
 def launched_ranks() -> int | None:
-    """The ranks that a launcher has started, or that the user names in its place; None: nobody has."""
+    """The number of ranks that a launcher, or the user in its place, has set in WORLD_SIZE; None if unset."""
     size = os.environ.get("WORLD_SIZE", "")
     return int(size) if size.isdecimal() and int(size) > 0 else None
 
 
 def check_layout(placement: RankPlacement, ranks: int, of: str = "") -> None:
-    """FieldError where so many ranks, 0: any number, can't be laid out as the placement says; `of`: of what they are
-    all."""
+    """Raise FieldError if `ranks` ranks (0: any number) can't have the placement's layout. `of` completes their name in
+    the message: ` of a node`."""
     tensor, context, expert = placement.tensor_parallel, placement.context_parallel, placement.expert_parallel
     most = f"a divisor of the {ranks} rank{'s' * (ranks > 1)}{of}"
     legal = nearest_divisor(tensor, ranks_for_tensors(placement, ranks))
@@ -146,7 +146,7 @@ class TorchrunPlacement(RankPlacement):
 
 @dataclass(frozen=True, kw_only=True)
 class RayPlacement(RankPlacement):
-    """Processes on a Ray cluster, which this one starts, watches, and restarts when one dies."""
+    """Processes on a Ray cluster, which this process starts, watches, and restarts when one dies."""
 
     ranks: Annotated[int, "processes, one for each device"] = 1
     gpus_per_rank: Annotated[float, "0: a cluster without GPUs"] = 1.0
@@ -211,12 +211,12 @@ class RayPlacement(RankPlacement):
         require(given in (default, gpus), "gpus_per_engine", given, bound)
 
     def askers_during_updates(self, runtime: Any, algorithm: Any) -> Iterator[tuple[str, str]]:
-        """With `colocate`: what would ask servers that sleep."""
+        """Yield the settings by which sleeping servers would be called, with `colocate`."""
         if runtime.overlaps:
             message = "lets servers and ranks take turns, and runtime.max_concurrent_rollouts has both compute at once"
             yield "placement.colocate", f"{message}; set that to null, or colocate to false"
         if algorithm.proximal == "next":
-            message = "has the servers asleep during updates, when algorithm.proximal=next asks them"
+            message = "puts the servers to sleep during updates, when algorithm.proximal=next calls them"
             yield "placement.colocate", f"{message}; use another proximal, or set colocate to false"
 
     @property
@@ -226,5 +226,5 @@ class RayPlacement(RankPlacement):
 
     @property
     def gpus_of_ranks(self) -> float:
-        """Devices of the ranks in one bundle."""
+        """The number of devices of the ranks in one bundle."""
         return self.ranks // self.bundles * self.gpus_per_rank

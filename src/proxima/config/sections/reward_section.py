@@ -12,7 +12,7 @@ from proxima.reward import REWARDS
 
 
 def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequence[Any]) -> Findings:
-    """A reward model has a scalar head, and reads the policy's tokens only if it has its vocabulary."""
+    """A reward model must have a scalar head, and the policy's vocabulary if it reads the policy's tokens."""
     lists = {"reward": reward}
     lists |= {f"{path}.reward": spec.reward for path, spec in (r.get("eval.all_sets") or {}).items() if spec.reward}
     for path, rewards in lists.items():
@@ -27,7 +27,7 @@ def reward_models_are_ready(r: Resolved[Any], model: ModelConfig, reward: Sequen
 
 
 def overlong_penalty_is_reachable(sampling: Sampling, reward: Sequence[Any]) -> Findings:
-    """A completion can become long enough for the penalty."""
+    """Warn if no completion can become long enough for the penalty."""
     longest = sampling.max_tokens
     for i, spec in enumerate(reward):
         if REWARDS.holds(spec, "overlong") and (free := spec.max_tokens - spec.buffer_tokens) >= longest:

@@ -1,5 +1,5 @@
-"""Checks of `rollouts`, a replay: a run on the stored rollouts of another one. What decided which groups were
-generated, and how they were scored, is fixed by that run; what acts on the groups afterwards is this recipe's."""
+"""Checks of `rollouts`, a replay: a run on the stored rollouts of another run. That run fixes the settings that decided
+which groups were generated and how they were scored; this recipe decides what happens to the groups afterwards."""
 
 from dataclasses import fields
 from pathlib import Path
@@ -18,12 +18,12 @@ STORED = (  # the sections and fields that decided what is stored
     *("task", "reward", "seed", "data", "sampling"),
     *("engine.top_k_log_probs", "engine.sampling_mask", "engine.routed_experts", "train.completions_per_prompt"),
 )
-NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only checked at a start
+NOT_STORED = ("data.check_answers", "data.max_unreadable")  # only used before a run starts
 DYNAMIC = "algorithm.dynamic_sampling"
 
 
 def replay_is_of_another_run(r: Resolved[Any], rollouts: str | None, folder: str | None) -> Findings:
-    """The rollouts that are read are in another folder than those that are written."""
+    """A replay must not write to the folder from which it reads rollouts."""
     if rollouts is None or folder is None:
         return
     if Path(folder).expanduser().resolve() == r.config.replayed.resolve():
@@ -31,7 +31,7 @@ def replay_is_of_another_run(r: Resolved[Any], rollouts: str | None, folder: str
 
 
 def stored_groups_are_as_configured(r: Resolved[Any], rollouts: str | None) -> Findings:
-    """The replayed run stored what this config would have had generated; said only of a config that is whole."""
+    """The replayed run must have stored what this config would generate; not checked if a section has a problem."""
     if rollouts is None or len(vars(r.config)) < len(fields(r.config)):
         return
     place = r.config.replayed
@@ -50,7 +50,7 @@ def stored_groups_are_as_configured(r: Resolved[Any], rollouts: str | None) -> F
 
 
 def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
-    """The first field of each part of the config that decided what was generated, and differs."""
+    """Yield the first differing field of each part of the config that decided what was generated."""
     first, second = flat_values(before), flat_values(r.config)
     paths = [path for path in dict.fromkeys([*second, *first]) if not _below(path, NOT_STORED)]
     # without dynamic sampling, a step trains on the groups that are stored
@@ -68,7 +68,7 @@ def _differing_fields(r: Resolved[Any], before: RunConfig) -> Findings:
 
 
 def _unsupplied(r: Resolved[Any], before: RunConfig) -> Findings:
-    """The algorithm asks no more of the rollouts than they hold."""
+    """Yield the requirements of the algorithm that the stored rollouts don't meet."""
     sizes = [
         pruned(c.train.prompts_per_step, c.train.completions_per_prompt, c.algorithm.selection)[0]
         for c in (before, r.config)

@@ -61,7 +61,7 @@ class RuntimeConfig:
 
 
 def require_stall_seconds(config: Any) -> None:
-    """Raise `FieldError` for a time that a run never stalls for, or always."""
+    """Raise `FieldError` unless `stall_seconds` is 0, or finite and at least 1."""
     value = config.stall_seconds
     usable = value == 0 or 1 <= value < math.inf
     require(usable, "stall_seconds", value, "must be finite and >= 1", remedy="0 never warns")
@@ -70,7 +70,7 @@ def require_stall_seconds(config: Any) -> None:
 def overlap_is_possible(
     runtime: RuntimeConfig, rollouts: str | None, algorithm: AlgorithmConfig, engine: Any
 ) -> Findings:
-    """Nothing is generated beside a replay, nothing has an age without versions, and no batch is generated at once."""
+    """Refuse overlap in a replay, without policy versions, or with `oversample`, which needs generation batches."""
     refill = algorithm.dynamic_sampling
     if runtime.max_concurrent_rollouts is not None and rollouts is not None:
         yield CONCURRENT, "a replay (rollouts) generates nothing; set it to null"
@@ -83,8 +83,8 @@ def overlap_is_possible(
 
 
 def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None) -> Findings:
-    """Settings that only apply to asynchronous training are not set without it. `rollouts`: of a run, not of `proxima
-    eval`, which reads the same section."""
+    """Settings that only apply to asynchronous training must not be set without it. The parameter `rollouts` limits
+    this to runs: `proxima eval` reads the same section, but has no such field."""
     if runtime.overlaps:
         return
     missing = runtime.max_concurrent_rollouts is None
@@ -96,7 +96,7 @@ def overlap_settings_have_an_effect(runtime: RuntimeConfig, rollouts: str | None
 
 
 def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """Engine and trainer can work at once, and the bounds leave them room."""
+    """Warn if engine and trainer can't work concurrently, or if a bound has no effect."""
     if not runtime.overlaps:
         if runtime.max_concurrent_rollouts is not None:
             yield "runtime.max_lag", f"{CONCURRENT} has no effect: with 0 the run is synchronous"
@@ -117,7 +117,7 @@ def overlap_is_of_use(runtime: RuntimeConfig, train: TrainConfig, algorithm: Alg
 
 
 def some_tokens_are_older(algorithm: AlgorithmConfig, runtime: RuntimeConfig) -> Findings:
-    """Only tokens two versions old or older differ from plain decoupled PPO."""
+    """Warn if no token can be at least two versions old: only such tokens differ from plain decoupled PPO."""
     if algorithm.proximal != "next":
         return
     if (lag := runtime.max_lag) < 2:

@@ -9,23 +9,23 @@ from proxima.engine.protocol import Sampling
 
 SAMPLING_OFF = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 BEHAVIOR = "algorithm.behavior"
-WIDE = 512  # ids of a token that are little beside the rest of it
+WIDE = 512  # ids per token that are few compared with its other data
 
 
 def training_samples_at_random(sampling: Sampling) -> Findings:
-    """Temperature 0 gives equal completions: a group has nothing to compare."""
+    """Refuse temperature 0, which gives equal completions: a group has nothing to compare."""
     if sampling.temperature == 0:
         message = "training needs samples, 0 is greedy; set it > 0, evaluation is greedy by default"
         yield "sampling.temperature", message
 
 
 def replays_sampling_masks(sampling: Sampling, algorithm: AlgorithmConfig) -> bool:
-    """True where the policy's log-probs are of the tokens that could be sampled, and not of the whole vocabulary."""
+    """True if the policy's log-probs are over the tokens that could be sampled, not over the whole vocabulary."""
     return bool(sampling.truncates) and algorithm.behavior == "sampled"
 
 
 def behavior_matches_sampling(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """A ratio of the policy to a truncated distribution needs the tokens that were left, or it is off by their mass."""
+    """A ratio of the policy to a truncated distribution needs the tokens that remained, or it is off by their mass."""
     if not replays_sampling_masks(sampling, algorithm) or "sampling_mask" in getattr(engine, "provides", ()):
         return
     cut = next(name for name, off in SAMPLING_OFF.items() if getattr(sampling, name) != off)
@@ -70,7 +70,7 @@ def sampling_masks_are_small(sampling: Sampling, algorithm: AlgorithmConfig) -> 
 
 
 def sampling_masks_are_read(sampling: Sampling, algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """The engine makes sampling masks only where something is truncated, and only `behavior: sampled` reads them."""
+    """Warn about unused sampling masks: made only if sampling truncates, and read only by `behavior: sampled`."""
     if not getattr(engine, "sampling_mask", False) or replays_sampling_masks(sampling, algorithm):
         return
     if not sampling.truncates:

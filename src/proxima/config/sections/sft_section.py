@@ -13,7 +13,7 @@ from proxima.task.template import template_fields
 
 @dataclass(frozen=True, kw_only=True)
 class SftSection:
-    """The part of a row that is trained on, and the columns that it is made from."""
+    """The part of a row that is trained on, and the columns that it comes from."""
 
     loss_on: Annotated[
         Literal["completion", "all_turns"],
@@ -38,7 +38,7 @@ class SftConfig(OfflineConfig):
     eval: Annotated[SampledEvalConfig, "held-out evaluation"] = field(default_factory=SampledEvalConfig)
 
     def reader(self, tokenizer: Any, context: int) -> ChatReader:
-        """Makes examples of rows."""
+        """The reader that turns rows into examples."""
         return ChatReader(
             tokenizer=tokenizer,
             context=context,

@@ -40,11 +40,11 @@ class OptimizationConfig:
 
     @property
     def updates(self) -> int | None:
-        """Optimizer updates of the run; None where only the data says."""
+        """Optimizer updates of the run; None if they depend on the data."""
         raise NotImplementedError
 
     def warmup_of(self, updates: int) -> int:
-        """The updates of warm-up in a run of `updates`."""
+        """The number of warm-up updates in a run of `updates` updates."""
         return self.warmup_steps or math.ceil(self.warmup_ratio * updates - 1e-9)  # 0.07 * 100 is a little above 7
 
 
@@ -80,7 +80,7 @@ class TrainConfig(OptimizationConfig):
 
 
 def optimizers_are_ready(r: Resolved[Any], train: OptimizationConfig) -> Findings:
-    """The package of an optimizer is installed, and it has weights to train."""
+    """The package of an optimizer must be installed, and Muon needs whole matrices, which an adapter does not have."""
     given = {"train": train.optimizer, "critic": getattr(r.get("critic"), "optimizer", None)}
     for section, optimizer in given.items():
         if OPTIMIZERS.holds(optimizer, "adamw_8bit") and importlib.util.find_spec("torchao") is None:
@@ -91,7 +91,7 @@ def optimizers_are_ready(r: Resolved[Any], train: OptimizationConfig) -> Finding
 
 
 def warmup_ends(train: OptimizationConfig) -> Findings:
-    """The learning rate reaches its value within the run."""
+    """Warn if the learning rate does not reach its value within the run."""
     if (updates := train.updates) is not None and train.warmup_of(updates) >= updates:
         name = "train.warmup_ratio" if train.warmup_ratio else "train.warmup_steps"
         made = f"the run has {updates} update{'s' * (updates != 1)}"
@@ -100,7 +100,7 @@ def warmup_ends(train: OptimizationConfig) -> Findings:
 
 
 def completions_fit_micro_batch(sampling: Sampling, train: TrainConfig) -> Findings:
-    """A whole completion fits the token budget of one forward."""
+    """Warn if a completion may exceed the token budget of one forward."""
     if (tokens := sampling.max_tokens) > train.tokens_per_micro_batch:
         message = f"a completion may have {tokens} tokens (sampling.max_tokens): it is forwarded alone, over budget"
         yield "train.tokens_per_micro_batch", message
