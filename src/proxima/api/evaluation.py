@@ -141,7 +141,7 @@ def run_evaluation(
 
 
 def _model_and_recipe(model: str, recipe: Recipe | None, checkpoint: str, *, named: bool) -> tuple[str, Recipe | None]:
-    """The model's path, of a run that of its checkpoint, and the recipe if there is one."""
+    """The path of the model, or of a run's checkpoint, and the recipe if there is one."""
     from proxima.lab.run_search import find_runs, misspelt, no_runs, runs_beside
 
     if not Path(model).exists() and runs_beside(Path(model)):
@@ -187,7 +187,7 @@ def _resolve_evaluation(
 def _named_suites(
     resolved: Resolved[EvaluateConfig], tasks: Mapping[str, Path | None], data: Path | None
 ) -> list["EvalSuite"]:
-    """The tasks of named sets, drawn as the overrides say; what a recipe says of its own evaluation is not theirs."""
+    """The tasks of named sets, sampled as the overrides say; a recipe's own evaluation settings don't apply."""
     from proxima.evaluate.suites import suite
     from proxima.runtime.launch.eval_suites import named_suite
 

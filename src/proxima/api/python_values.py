@@ -1,4 +1,4 @@
-"""Values of Python in recipes and overrides: as the texts that a command line would have."""
+"""Python values in recipes and overrides, converted to the texts that a command line would have."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ def override_texts(overrides: Overrides) -> list[str]:
 
 
 def expand_user(value: Any) -> Any:
-    """A text or path with a leading `~` as the home folder, which the shell does on a command line; else the value."""
+    """Expand a leading `~` of a text or path, as the shell does on a command line; other values are unchanged."""
     return os.path.expanduser(value) if isinstance(value, str | Path) else value
 
 
 def plain(value: Any, key: str = "recipe") -> Any:
-    """A value of Python as YAML has it: a spec as its kind and fields, a class or function as where it is value."""
+    """Convert a Python value to plain YAML: a spec becomes its kind and fields, a class or function its reference."""
     if isinstance(value, Mapping):
         return {str(name): plain(item, str(name)) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -71,7 +71,7 @@ def _reference(value: Any, key: str) -> str:
 
 @contextmanager
 def overrides_named() -> Iterator[None]:
-    """Errors say `overrides` in place of the command line, which nobody typed."""
+    """Make errors name `overrides` instead of the command line, which was not used."""
     try:
         yield
     except ConfigError as error:

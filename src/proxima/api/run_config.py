@@ -21,8 +21,8 @@ def resolve_run(
     overwrite: bool = False,
     accept_changes: bool = False,
 ) -> Resolved[Any]:
-    """The checked config of a run, of the class of its command; for a resume, of the run in the folder that is given in
-    place of a recipe."""
+    """The checked config of a run, of the class of its command. To resume, the run's folder is given in place of a
+    recipe."""
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
         raise UserError(reason, remedy="keep one")

@@ -21,7 +21,7 @@ JSON_COLUMNS = ("answer", "metadata", "parts")
 
 @dataclass(frozen=True, repr=False)
 class SavedRun:
-    """A run, read from its folder whenever something is asked of it: it may be unfinished, or running.
+    """A run, read from its folder at each access: it may be unfinished, or running.
 
     Proxima's documentation of the run folder describes every metric and column. Tables need pandas.
     """

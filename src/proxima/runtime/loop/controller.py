@@ -38,7 +38,7 @@ class Controller(TrainingLoop):
     Args:
         plan, store, observer, clock: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
-            another run stored, without them where no question is held out.
+            another run stored, without engine and rewards if there are no held-out questions.
         batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
         evaluation: the held-out questions; None: there are none.

@@ -27,7 +27,7 @@ class Publisher:
         generator: engine and rewards; None where nothing is generated.
         stack: with the trained weights.
         compute: the thread of the tensor work.
-        activity, observer: told of new weights.
+        activity, observer: notified of new weights.
         log: name of the engine's log in the run folder.
         shares_devices: engine and trainer take turns: see `DeviceTurns`.
     """

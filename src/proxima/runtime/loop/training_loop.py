@@ -125,7 +125,7 @@ class TrainingLoop:
         Returns: True when all steps are done.
 
         Raises:
-            RunEnded, UserError: the run can't continue; a checkpoint is written all the same, unless the weights
+            RunEnded, UserError: the run can't continue; a checkpoint is still written, unless the weights
                 diverged or are in the middle of a step.
         """
         ranks = self.trained.stack.ranks.watch
@@ -221,8 +221,8 @@ class TrainingLoop:
             await self.checkpoint(step)
 
     async def checkpoint(self, step: int) -> None:
-        """Everything a resume needs, written aside and renamed, and older ones deleted. An existing checkpoint of the
-        step stays: a kill may have come before the deleting."""
+        """Write all that a resume needs aside, rename it, and delete older checkpoints. An existing checkpoint of the
+        step stays: a kill may have come before the deletion."""
         await self.write_aside(self.store.finish_checkpoint)
         if step and read_checkpoint(self.folder.checkpoint(step)) is None:
             await self.write_checkpoint(step)

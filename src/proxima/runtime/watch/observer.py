@@ -75,7 +75,7 @@ class Observer:
         """An evaluation is finished; `record` is its line of metrics.jsonl (kind `eval`)."""
 
     def sampled(self, groups: Sequence[Group]) -> None:
-        """Completions of held-out prompts that nobody judges, after the `evaluated` of training on a fixed data set."""
+        """Unscored completions of held-out prompts, after the `evaluated` of training on a fixed data set."""
 
     def step(self, record: Record, sample: Sample | None) -> None:
         """A step is finished; `record` is its line of metrics.jsonl (kind `train`)."""

@@ -13,15 +13,15 @@ PATIENCE = 5.0  # seconds that a health check may take
 
 
 class StallWatch:
-    """Warns when there was no token and no finished stage for so long, and again each time that the stall has lasted
+    """Warns when there was no token and no finished stage for `seconds`, and again each time that the stall has lasted
     twice as long, until something moves.
 
-    A token counts when the engine's health check tells of it; a stage of the loop, a part of an update or an
+    A token counts when the engine's health check reports it; a stage of the loop, a part of an update or an
     evaluation, and a prompt that passes from state to state count at once. It waits in the event loop, which is free
     while the compute thread works.
 
     Args:
-        seconds: that make a stall; 0: `run` ends at once.
+        seconds: the length of a stall; 0: `run` ends at once.
         generator: engine and rewards; None: there are none.
         on_health: gets each answer of the engine to a health check.
         late: seconds and a sentence about the rank that the others wait for, at a moment of the monotonic clock; None:

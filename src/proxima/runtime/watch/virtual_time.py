@@ -1,4 +1,4 @@
-"""Time that passes only where something waits for it: hours of sleeping in a moment, always in the same order."""
+"""Simulated time that passes only when something waits for it: hours of sleep take a moment, in a fixed order."""
 
 import asyncio
 import selectors
