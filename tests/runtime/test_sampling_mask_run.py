@@ -181,7 +181,7 @@ def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path,
 
     monkeypatch.setattr(Scheduler, "_completion", forgetful)
     with pytest.raises(
-        UserError, match="prompt 0, sample 0, turn 0: the engine did not say which tokens could be sampled"
+        UserError, match="prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
     ):
         go(tmp_path / "run", recipe(tiny_model("llama"), **REPLAY))
 

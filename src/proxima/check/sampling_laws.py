@@ -252,7 +252,7 @@ def _left_out(full: np.ndarray, tokens: np.ndarray, sampling: Sampling) -> np.nd
 
 def _tells_sampled(case: EngineUnderTest) -> str | None:
     reported = case.model is not None and "sampled" in known_capabilities(case).log_probs_for(Sampling())
-    return needs_model(case) or (None if reported else "the engine does not tell the log-probs that it samples with")
+    return needs_model(case) or (None if reported else "the engine does not report the log-probs that it samples with")
 
 
 def _of_temperature(case: EngineUnderTest) -> str | None:

@@ -217,7 +217,7 @@ def _tokenizes(case: ServerUnderTest) -> str | None:
 ABSENT = {  # features that a server may lack, and the message for each
     "pause_modes": "it can't be paused",
     "seeds": "it has no seeds",
-    "version_spans": "it does not say which weights sampled which token; proxima counts by itself",
+    "version_spans": "it does not report which weights sampled which token; proxima counts by itself",
 }
 
 

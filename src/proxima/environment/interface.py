@@ -309,7 +309,7 @@ def _brought(kind: str, environment: Any, taken: Collection[str]) -> list[dict[s
         error.field = f"environment.{error.field}"
         raise
     except Exception as error:
-        reason = f"can't tell its tools: {type(error).__name__}: {error}"
+        reason = f"can't list its tools: {type(error).__name__}: {error}"
         raise FieldError("environment", kind, reason) from error
     names = set(taken)
     for schema in schemas:

@@ -279,7 +279,7 @@ class BatchBuilder:
             where = f"prompt {item.uid}, sample {item.sample}, turn {item.turn}"
             if self.needs_sampling_mask and item.sampling_mask is None and len(item.tokens):
                 remedy = "use an engine with capabilities.sampling_mask, or algorithm.behavior=untruncated"
-                raise UserError(f"{where}: the engine did not say which tokens could be sampled", remedy=remedy)
+                raise UserError(f"{where}: the engine did not report which tokens could be sampled", remedy=remedy)
             if item.behavior_log_prob is not None and (absent := _absent(item, item.behavior_log_prob)).any():
                 complete = False
                 if self.reads_behavior:

@@ -48,7 +48,7 @@ def test_servers_that_can_do_all_of_it_pass():
         ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
         ({"scores": False}, {"score_temperatures": (1.0,), "publishes": False}, {}, "does not score tokens"),
         ({"version_spans": False}, {"overlaps": True}, {"interrupt": "keep"}, "interrupt='keep' needs a server that"),
-        ({}, {"sampling_mask": True}, {}, "does not tell which tokens could be sampled"),
+        ({}, {"sampling_mask": True}, {}, "does not report which tokens could be sampled"),
         (
             {},
             {"training": Sampling(top_k=3), "log_probs": frozenset({"untruncated"})},

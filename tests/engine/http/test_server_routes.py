@@ -158,6 +158,6 @@ def test_what_was_cut_off_has_none_and_the_rest_has_its_own(tmp_path):
 def test_a_server_without_them_is_refused_at_the_start(tmp_path):
     with fakes(1) as servers, engine_over(servers, tmp_path) as (engine, _):
         needs = EngineRequirements(model_path="", tokenizer=None, vocabulary=8, max_length=100)
-        with pytest.raises(FieldError, match="routed_experts=True .* does not tell which experts it chose") as raised:
+        with pytest.raises(FieldError, match="routed_experts=True .* does not report which experts it chose") as raised:
             check_facts(engine.spec, engine.facts, needs, servers[0].url)
         assert "--enable-return-routed-experts" in str(raised.value)

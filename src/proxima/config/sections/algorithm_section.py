@@ -231,7 +231,7 @@ def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: An
         if hasattr(engine, "routed_experts"):
             yield path, "replays the experts that the engine chose; set engine.routed_experts=true"
         else:
-            message = f"engine {r.entry('engine.kind').value!r} does not say which experts it chose"
+            message = f"engine {r.entry('engine.kind').value!r} does not report which experts it chose"
             yield path, f"{message}; set it to recompute, with algorithm.proximal=recompute, or use engine=local"
     if asks_routers(algorithm, engine):
         from proxima.config.mixtures import routing_problems

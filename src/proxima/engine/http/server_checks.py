@@ -204,13 +204,13 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         check_sampling(sampling, facts.log_probs)
     if needs.sampling_mask and not facts.sampling_mask:
         raise UserError(
-            f"{name} does not tell which tokens could be sampled (sampling mask), which algorithm.behavior=sampled "
+            f"{name} does not report which tokens could be sampled (sampling mask), which algorithm.behavior=sampled "
             "needs with top-k, top-p or min-p",
             remedy="start it so that it does (vLLM: --return-sampling-mask), or switch the truncation off",
         )
     if spec.routed_experts and not facts.routed_experts:
         remedy = "start it so that it does (vLLM: --enable-return-routed-experts --enable-scale-out), or leave this out"
-        raise FieldError("routed_experts", True, f"{name} does not tell which experts it chose", remedy=remedy)
+        raise FieldError("routed_experts", True, f"{name} does not report which experts it chose", remedy=remedy)
     given = capabilities_of(spec, facts)
     notes = check_log_probs(needs, given, name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
@@ -227,7 +227,7 @@ def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequir
         reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
         raise UserError(reason, remedy="use a server that scores")
     if needs.overlaps and spec.interrupt == "keep" and not (facts.version_spans and "keep" in facts.interrupts):
-        reason = f"needs a server that keeps what it runs and tells which weights sampled a token; {name} does not"
+        reason = f"needs a server that keeps what it runs and reports which weights sampled a token; {name} does not"
         raise FieldError("interrupt", spec.interrupt, reason, remedy="use recompute or finish")
 
 

@@ -190,7 +190,7 @@ class _Asker:
             if mass < 1 and abs(warm_gap - gap) < CLOSE * (1 + gap):
                 return "raw", ""
             return None, f"of neither distribution: gaps {gap:.4f} and {warm_gap:.4f} at temperatures 1 and 2"
-        return None, "the server's answers do not tell which distribution they are of"
+        return None, "the server's answers do not say which distribution they are of"
 
     async def _pair(self, prompt: tuple[int, ...], temperature: float) -> tuple[float, float] | None:
         """Log-probs of the two most probable tokens, the greater first; None: not reported."""

@@ -31,7 +31,7 @@ def read_last(d: Draft, kind: str, note: str) -> None:
 # ---- TRL -------------------------------------------------------------------------------------------------------------
 
 ROUNDS = "max_tool_calling_iterations"
-RAISED = "TRL tells the model whatever a tool raises; here so for wrong calls, and else the episode begins again."
+RAISED = "TRL shows the model whatever a tool raises; here only of wrong calls; otherwise the episode is restarted."
 SWAPPED = f"TRL swaps in a chat template that keeps what the model saw. {FORKS}"
 
 

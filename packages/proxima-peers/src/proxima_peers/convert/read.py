@@ -192,7 +192,7 @@ def _over_defaults(flat: Flat, path: Path, choices: Mapping[str, str], above: tu
             }
     nested = base.pop("defaults", None)
     absent += [nested.why] if isinstance(nested, Doubtful) else []
-    why = f"the options of {', '.join(absent)} come first, and these files are not here; the peer's defaults are used"
+    why = f"the options of {', '.join(absent)} come first, and these files are missing; the peer's defaults are used"
     return {**({"defaults": Doubtful(why)} if absent else {}), **base}
 
 

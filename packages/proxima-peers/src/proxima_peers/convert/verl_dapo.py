@@ -96,4 +96,4 @@ def _filter(d: Draft, o: Options, name: str) -> None:
         return
     d.put(f"algorithm.selection.{index}.metric", ours, origin)
     if str(metric) not in METRICS:
-        d.lacks(name, f"{metric}: something that your own scorer tells; taken: reward. The name of a reward would do")
+        d.lacks(name, f"{metric}: a value that your own scorer returns; taken: reward. The name of a reward would do")
