@@ -144,7 +144,7 @@ def test_bad_input(proxima, recipe, words, line):
 def test_bad_input_of_a_run(proxima, calibrated):
     run = "runs/tiny-calibration"
     for words, line in (
-        (["calibrate", run, "train.steps=3"], "is a run, which has its settings"),
+        (["calibrate", run, "train.steps=3"], "is a run, whose settings are fixed"),
         (["plot", "threshold", run, "--step", 7], "--step 7: runs/tiny-calibration has no such step; it has 1 to 1"),
         (["plot", "threshold", run, "--completion", "9:9"], "--completion 9:9: no such trained completion"),
         (["plot", "threshold", run, "--surrogate", "dppo"], "--surrogate dppo: only cppo"),

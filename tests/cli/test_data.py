@@ -128,7 +128,7 @@ def test_math_brings_math500(proxima, here):
     code, out, err = proxima("data", "prepare", "math", "--from", "raw", "--out", "sets/math")
     assert (
         code == 0
-        and err.startswith("not made: math500: HuggingFaceH4/MATH-500 is not in the cache")
+        and err.startswith("not prepared: math500: HuggingFaceH4/MATH-500 is not in the cache")
         and "8 rows" in out
     )
     write_jsonl(here / "m500.jsonl", [math500_row("geometry  2?", "2", "test/1.json")])

@@ -80,7 +80,7 @@ def test_a_rehearsal_counts_the_memory(proxima, recipe):
         (("--devices", "8xH2-96G"), "--devices 8xH2-96G: 'H2-96G' is not a known device; did you mean 'H20-96G'?"),
         (("--devices", "8xh100"), "--devices 8xh100: 'h100' is not a known device; did you mean 'H100-80G' or "),
         (("--devices", "8xa100-80"), "--devices 8xa100-80: 'a100-80' is not a known device; did you mean 'A100-80G'?"),
-        (("--propose",), "--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G"),
+        (("--propose",), "--propose, --rehearsed and --mean-length need --devices; name some, as 8xH100-80G"),
         (("--devices", "H100-80G", "--mean-length", "0"), "--mean-length 0 must be in [1, sampling.max_tokens="),
         (
             ("--devices", "8xH100-80G", "placement={kind: torchrun, tensor_parallel: 3}"),

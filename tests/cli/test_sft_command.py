@@ -117,6 +117,6 @@ def test_a_sweep_runs(file, tmp_path, monkeypatch, capsys, warm_processes):
 )
 def test_list_says_where_the_fields_of_a_section_are(name, recipe, capsys):
     assert main(["list", name]) == 2
-    assert f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`" in (
+    assert f"is a section, not a slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`" in (
         capsys.readouterr().err
     )

@@ -67,7 +67,7 @@ def test_json_has_every_figure_and_where_each_time_comes_from(recipe, capsys):
         (["times.updates=1"], "'times' has no field 'updates'; did you mean 'update'?"),
         (["times.publish=x"], "times.publish=x (command line)"),
         (["trian.steps=3"], "did you mean 'train'?"),
-        (["runtime.max_lag=1"], "runtime.max_lag=1: the runs differ in it; use --lag 1"),
+        (["runtime.max_lag=1"], "runtime.max_lag=1: the runs vary this field; use --lag 1"),
     ],
 )
 def test_bad_input_is_one_line(recipe, capsys, words, message):

@@ -171,7 +171,7 @@ def test_jobs_of_a_cluster(recipe, here, monkeypatch):
         assert any(line == f"words train {here / 'tiny.yaml'} seed=5 --resume\n" for line in read)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-        assert process.returncode == 130 and "the job runs on: `ray job logs raysubmit_" in err
+        assert process.returncode == 130 and "the job is still running: `ray job logs raysubmit_" in err
         from ray.job_submission import JobSubmissionClient
 
         jobs = JobSubmissionClient(address).list_jobs()

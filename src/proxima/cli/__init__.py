@@ -1,5 +1,5 @@
-"""The command line: `proxima COMMAND …`. One file a command, each with `COMMAND`: a function whose typed parameters are
-its arguments, or a table of such functions, one for each action (`parameters.py`).
+"""The command line: `proxima COMMAND …`. One file per command, each with `COMMAND`: a function whose typed parameters
+are its arguments, or a table of such functions, one for each action (`parameters.py`).
 
 `main.py` lists the commands and sets the exit code: 0 success, 1 a failed run or a full disk, 2 a problem that the user
 can fix (one line `error: …` each), 70 a bug (`bug_report.py`), 130 Ctrl-C. A command's module is imported when the

@@ -1,4 +1,4 @@
-"""Records an error that is not the user's: the traceback goes to a file, one line to the terminal."""
+"""Records an error that is not the user's fault: the traceback goes to a file, one line to the terminal."""
 
 import os
 import sys
@@ -32,7 +32,7 @@ def report_bug(error: BaseException) -> int:
 
 
 def _write(text: str, run_folder: Path | None) -> Path | None:
-    """The file that now holds the text; None where none can be written."""
+    """Append the text to the first file that can be written and return its path; None if there is none."""
     name = f"proxima-error-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
     places = [Path("runs") / name, Path(tempfile.gettempdir()) / name]
     if run_folder is not None:

@@ -1,7 +1,7 @@
 """Measure |pi - mu| of the sampled tokens, and the thresholds of cppo that follow.
 
-A RECIPE is trained for a few steps without a trust region, in runs/NAME-calibration or the folder that is given. The
-rollouts of a RUN are read as they are: its own trust region has held them.
+A RECIPE is trained for a few steps without a trust region, in runs/NAME-calibration or the given folder. For a RUN,
+its recorded rollouts are used, which its own trust region has constrained.
 """
 
 import json
@@ -39,7 +39,7 @@ def calibrate(
     place = Path(recipe)
     is_run = (place / "run.sqlite").is_file()
     if is_run and override:
-        raise UserError(f"{place} is a run, which has its settings; give its recipe to measure others")
+        raise UserError(f"{place} is a run, whose settings are fixed; give its recipe to measure others")
     from proxima.config import load_recipe
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import Calibration, measurable, read_algorithm, read_trained
@@ -62,7 +62,7 @@ def calibrate(
 
 
 def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
-    """Train the recipe's first steps with an unbounded surrogate and every completion; the run's folder."""
+    """Train the recipe's first steps with an unbounded surrogate on every completion; return the run's folder."""
     from proxima.cli.train import train_recipe
     from proxima.config.recipe_reader import with_values
 
@@ -85,7 +85,7 @@ def warm_up(recipe: str, overrides: Sequence[str], steps: int) -> Path:
 
 
 def lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:
-    """The lines of output for a person."""
+    """The lines of human-readable output."""
     names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
     levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
     spec = calibration.spec

@@ -1,10 +1,10 @@
 """Chat with a model or a run's checkpoint, in the model's chat template. The answer appears as it is sampled.
 
-A model that was trained with tools or an environment has them here too: `call` and `tool` show what it calls, and what
-comes back.
+A model that was trained with tools or an environment has them here too: lines with `call` and `tool` show its calls and
+their results.
 
-Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new one, in a fresh environment. Input that is no
-terminal is one message a line."""
+Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new chat, in a fresh environment. If the input is not
+a terminal, each line is one message."""
 
 import os
 import sys
@@ -38,7 +38,7 @@ def chat(
     Raises:
         UserError: the model or an option is wrong.
     """
-    inference.sampling(MOST)  # refuses before anything is read
+    inference.sampling(MOST)  # validates the options before anything is read
     asked = model_asked(model, inference)
     with open_table(asked, row or 0) as table:
         if table is not None:
@@ -72,7 +72,7 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
 def _converse(
     title: str, new: Callable[[], str | None], answer: Callable[[str], str], begin: Callable[[], str] | None = None
 ) -> None:
-    """Answer line by line. What is called shows what it has to, and returns what is to be noted about it."""
+    """Answer line by line. Each callable prints its own output, and returns a note to print, or an empty one."""
     from proxima.view.formatting import visible
 
     def attempt(act: Callable[[], str | None]) -> None:
@@ -101,7 +101,7 @@ def _show(piece: str) -> None:
 
 
 class EpisodeTalk:
-    """A chat with tools or an environment: prints what it hears from an `EpisodeChat`."""
+    """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
     def __init__(self, asked: ModelAsked, table: "Table", inference: Inference, row: int | None) -> None:
         from proxima.runtime.launch.episode_chat import EpisodeChat
@@ -116,7 +116,7 @@ class EpisodeTalk:
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
     def run(self) -> None:
-        """Until the input ends."""
+        """Chat until the input ends."""
         tools = f" with {', '.join(sorted(self.tools))}" if self.tools else ""
         _converse(f"{self.title}{tools}", self._new, self._answer, self._play if self.plays else None)
 
@@ -141,7 +141,7 @@ class EpisodeTalk:
         limit = f"--max-tokens {most}" if most else f"episode.tokens {self.settings.tokens}"
         return f"cut off at {limit}" if cut else ""
 
-    # ---- what it hears -----------------------------------------------------------------------------------------------
+    # ---- events of the chat ------------------------------------------------------------------------------------------
 
     def opening(self, text: str) -> None:
         from proxima.view.episode_lines import labelled

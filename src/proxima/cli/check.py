@@ -1,9 +1,9 @@
 """Check a kind against the laws of its slot: `proxima check cppo`, `proxima check my_lab.losses:Topr slope=0.3`. Or
-check the files of a run against their checksums: `proxima check runs/mine`. Or check records by hand: `proxima check
-mine.json`.
+check the files of a run against their checksums: `proxima check runs/mine`. Or check records worked out by hand:
+`proxima check mine.json`.
 
-Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, what it means for a run,
-and the cure. Where a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
+Prints a line for each law: passed, skipped, or FAILED with the smallest counterexample found, its consequence for a
+run, and the cure. If a first law fails (the call raises, or returns another type or NaN), the others are not tried. The
 laws are also checked with the settings that a spec names in `test_fields`. Exit code 1 if a law failed, or a file of
 the run is damaged.
 Slots: surrogate, correction, penalty, aggregate, distillation, advantage, selection, reward, engine."""
@@ -72,7 +72,7 @@ def check_target(
 
 
 def check_file(file: str, *, import_code: bool = False, as_json: bool = False) -> int:
-    """Check records by hand. Returns 1 if a number differs."""
+    """Check a file of records worked out by hand. Returns 1 if a number differs."""
     from proxima.check.by_hand_records import check_records
 
     return print_results(f"file {file}", {"file": file}, check_records(file, import_code), as_json)
@@ -84,12 +84,12 @@ def check_kind(
     """Check a kind against the laws of its slot. Returns 1 if it breaks one.
 
     Args:
-        fields: `field=value`, other than the defaults.
-        slot: None: that of the kind or class.
-        model: of an engine, the model to run; None: a tiny one.
+        fields: `field=value` for fields that differ from the defaults.
+        slot: the slot; None: that of the kind or class.
+        model: the model that an engine runs; None: a tiny one.
 
     Raises:
-        UserError: there is no such slot, kind or field.
+        UserError: the slot, kind or field is unknown.
     """
     slot = slot or slot_of_kind(kind)
     spec = spec_from_words(slot, kind, fields)
@@ -98,7 +98,7 @@ def check_kind(
 
 
 def print_results(what: str, facts: dict[str, Any], laws: Iterator["LawResult"], as_json: bool) -> int:
-    """Print the results as they come, or all of them as JSON; the exit code."""
+    """Print the results as they arrive, or all of them as JSON; return the exit code."""
     results = []
     for result in laws:
         results.append(result)
@@ -122,7 +122,7 @@ def require_alone(alone: bool, what: str, why: str) -> None:
 
 
 def check_run(folder: str, *, as_json: bool = False) -> int:
-    """Check the files of a run; a line for each kind of them."""
+    """Check the files of a run and print a line for each kind of file. Returns 1 if one is damaged."""
     from proxima.lab.run_reader import existing_run
     from proxima.runtime.state.folder_check import check_run_files
     from proxima.view.formatting import visible
@@ -141,7 +141,7 @@ def check_run(folder: str, *, as_json: bool = False) -> int:
 
 
 def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
-    """The spec of a kind with its `field=value` texts.
+    """Build the spec of a kind from `field=value` texts.
 
     Raises: ConfigError for an unknown slot, kind or field, or a value that the field can't take.
     """
@@ -154,7 +154,7 @@ def spec_from_words(slot: str, kind: str, fields: Sequence[str]) -> Any:
 
 
 def show(result: "LawResult") -> None:
-    """`passed   masked_nan`; `FAILED   scale (kl): …`. Of variants only failures."""
+    """Print a result: `passed   masked_nan`, `FAILED   scale (kl): …`; for a variant, only a failure."""
     name = f"{result.law.name} ({result.variant})" if result.variant else result.law.name
     if result.status == "FAILED":
         cure = f"\n         cure: {result.law.cure}" if result.law.cure and not result.detail.startswith("as ") else ""
@@ -164,7 +164,7 @@ def show(result: "LawResult") -> None:
 
 
 def results_of(slot: str, spec: Any, model: str | None) -> Iterator["LawResult"]:
-    """The results, law by law."""
+    """Check the laws of a spec and yield the results."""
     from proxima.check import check_engine, check_reward, check_spec
 
     if slot == "reward":
@@ -190,7 +190,7 @@ def slot_of_kind(kind: str) -> str:
         raise one_problem("kind", suggestion(kind, kinds, "package.module:Class"), kind, "command line")
     try:
         cls = class_at(kind)
-    except Exception as error:  # importing runs anybody's code
+    except Exception as error:  # importing runs arbitrary code
         message = " ".join(f"{type(error).__name__}: {error}".split())
         raise UserError(f"{kind} can't be imported: {message}", remedy="write package.module:Class") from None
     return slot_of_class(cls, kind)

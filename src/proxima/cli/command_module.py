@@ -1,4 +1,4 @@
-"""Imports the module of a command: one of this room, or one that another distribution provides."""
+"""Imports the module of a command, from proxima or from another distribution that provides it."""
 
 import importlib
 import textwrap
@@ -13,8 +13,8 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def load_command(name: str, place: str) -> tuple[Command, str]:
-    """A command, and its description for `--help`: `COMMAND` of its module and the docstring there, or where the module
-    has several, those of `COMMANDS`.
+    """Load a command and its description for `--help`: `COMMAND` and the docstring of its module or, if the module has
+    several commands, the entry in its `COMMANDS`.
 
     Args:
         place: a module of proxima, `proxima.cli.explain`, or the distribution that provides the command,

@@ -71,7 +71,7 @@ def compare(
 
 
 def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
-    """The runs, and why some of several can't be compared yet."""
+    """Read the runs; if there are several, also return why some can't be compared yet."""
     from proxima.lab import NoMetrics, read_run
 
     runs, unread = [], []
@@ -88,7 +88,7 @@ def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
 
 
 def _recorded(name: str, runs: "Sequence[Run]") -> str:
-    """The key of a metric that a step or an evaluation has; UserError with the nearest ones if none has."""
+    """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
     from proxima.evaluate.headline import Headline
     from proxima.runtime.watch.metric_names import canonical_metric
 

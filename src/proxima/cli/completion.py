@@ -1,6 +1,6 @@
 """Shell completion: recipes, files, and the fields and values of a recipe.
 
-Fields and values come from `recipes/schema.json`, so that a Tab loads no torch and no class of a config.
+Fields and values come from `recipes/schema.json`, so that pressing Tab imports neither torch nor config classes.
 """
 
 import argparse
@@ -37,7 +37,7 @@ def files(prefix: str, suffixes: tuple[str, ...] = FILES) -> list[str]:
 
 
 def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
-    """`algorithm.surrogate.delta=` for a field, `algorithm=grpo` for a value."""
+    """Complete a field, `algorithm.surrogate.delta=`, or a value, `algorithm=grpo`."""
     definitions = _definitions()
     mine = f"recipes.{getattr(parsed_args, 'command', '')}"
     recipes = [body for name, body in definitions.items() if name.startswith("recipes.")]
@@ -54,7 +54,8 @@ def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object)
 
 
 def fields(start: str, below: Json, definitions: Json) -> Iterator[str]:
-    """`path=` of what takes a value and `path.` of a section; of the only section, its fields."""
+    """Yield `path=` for a field with a value and `path.` for a section; for a section that is the only match, its
+    fields instead."""
     for name, field in below.items():
         inner = fields_below(field, definitions)
         if inner and len(below) == 1:
@@ -65,7 +66,7 @@ def fields(start: str, below: Json, definitions: Json) -> Iterator[str]:
 
 
 def alternatives(field: Json, definitions: Json) -> Iterator[Json]:
-    """The schemas of which one holds."""
+    """Yield the alternative schemas of a field, one of which applies."""
     if "$ref" in field:
         yield from alternatives(definitions[field["$ref"].rpartition("/")[2]], definitions)
     elif several := field.get("oneOf") or field.get("anyOf"):
@@ -76,7 +77,7 @@ def alternatives(field: Json, definitions: Json) -> Iterator[Json]:
 
 
 def fields_below(field: Json, definitions: Json) -> Json:
-    """The fields below a field, of all its alternatives; those of a list below the index of its first entry."""
+    """The fields below a field, of all its alternatives; for a list, those of an entry are below its first index, 0."""
     children: dict[str, list[Json]] = {}
     for schema in alternatives(field, definitions):
         inner = {"0": schema["items"]} if "items" in schema and fields_below(schema["items"], definitions) else {}

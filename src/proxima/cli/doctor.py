@@ -1,6 +1,6 @@
 """Show this machine: versions, threads, devices, free memory and disk, and the speed of matrix products.
 
-proxima doctor --engine http://127.0.0.1:8000  # what a server can do, as `proxima engine probe`"""
+proxima doctor --engine http://127.0.0.1:8000  # the capabilities of a server, as `proxima engine probe`"""
 
 import os
 import platform
@@ -31,7 +31,7 @@ def doctor(
     token_env: Annotated[str | None, Argument("environment variable with that server's bearer token", "NAME")] = None,
     allow_remote: Annotated[bool, Argument("that server may be on another machine")] = False,
 ) -> None:
-    """Print what this machine has, or what a server can do."""
+    """Print the facts about this machine, or the capabilities of a server."""
     if engine is not None:
         from proxima.cli.engine.probe_action import probe_server
         from proxima.cli.engine.server_options import ServerPlace
@@ -74,7 +74,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def installed_servers() -> dict[str, str | None]:
-    """The program of each server that proxima can start: where `engine.serve` finds it; None where it does not."""
+    """The executable that `engine.serve` finds for each server that proxima can start; None if it finds none."""
     from proxima.engine.serve import LAUNCHES, Serve
     from proxima.engine.serve.launch import find_executable
 
@@ -86,8 +86,8 @@ def installed_servers() -> dict[str, str | None]:
 
 
 def memory_bytes() -> tuple[int | None, int | None]:
-    """Total and available memory of the machine, within the limits of its cgroup where it has one; None where the
-    system does not report them."""
+    """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
+    not report them."""
     try:
         facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
@@ -132,7 +132,7 @@ def report_lines(facts: dict[str, Any]) -> list[str]:
         report.append(f"          bfloat16 is slower than float32 here: {remedy}")
     if facts["devices"] == [] and facts["threads"] < facts["cores"]:
         idle = facts["cores"] - facts["threads"]
-        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine while another process is busy")
+        report.append(f"          idle cores: {idle}; OMP_NUM_THREADS limits torch; fine if another process is busy")
     return report
 
 

@@ -1,5 +1,5 @@
-"""Evaluate a model on named sets (--task gsm8k,aime24), on a recipe's held-out questions, or a run on its own; or
-compare two results.
+"""Evaluate a model on named sets (--task gsm8k,aime24) or on a recipe's held-out questions, or a run on its own
+held-out questions; or compare two results.
 
 proxima eval MODEL --task gsm8k                       # greedy, one answer per question
 proxima eval MODEL --task aime24,math500 --samples 8  # mean@8, pass@8, maj@8
@@ -64,7 +64,7 @@ def evaluate_model(
     """Evaluate a model, write the result to a folder and print it; or compare two results.
 
     Raises:
-        UserError: as `proxima.evaluate`.
+        UserError: as for `proxima.evaluate`.
     """
     if compare:
         if model is not None:
@@ -122,7 +122,7 @@ def _ks(text: str) -> tuple[int, ...]:
 
 
 def print_result(outcome: "EvalOutcome") -> None:
-    """Everything, for programs."""
+    """Print the result and every answer as JSON, for programs."""
     answers = {
         name: [_answer(group, i) for group in groups for i in range(len(group.completions))]
         for name, groups in outcome.groups.items()

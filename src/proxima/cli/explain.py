@@ -1,7 +1,8 @@
 """Show a recipe: what is trained, batch arithmetic, memory and time; then the values that differ from the defaults,
 with their origin, and with --all every value with its meaning.
 
-Reads no weights and needs no data: missing data files are warnings. Runs no code but proxima's, unless asked to."""
+Reads no weights and needs no data: missing data files are warnings. Runs only proxima's own code, unless --import-code
+is given."""
 
 import re
 import sys
@@ -37,15 +38,15 @@ def explain(
     import_code: ImportCode = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print what the recipe is; ConfigError, after the values, for a mistake in the recipe. 1 if its plan on these
-    devices does not fit."""
+    """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes. With `devices`, print
+    its plan; return 1 if that does not fit."""
     from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
 
     with all_problems(data=False):
         resolved = resolve(recipe, override, root=None, import_code=import_code)
-    left = to_do(resolved)  # a warning here, an error of `train`
+    left = to_do(resolved)  # a warning here, an error in `train`
     problems = [problem for problem in check(resolved) if problem not in left]
     if devices is not None:
         if problems:  # nothing to plan
@@ -54,7 +55,7 @@ def explain(
             resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json
         )
     if propose or rehearsed or mean_length is not None:
-        raise UserError("--propose, --rehearsed and --mean-length are about --devices; name some, as 8xH100-80G")
+        raise UserError("--propose, --rehearsed and --mean-length need --devices; name some, as 8xH100-80G")
     if as_yaml:
         print(dump(resolved), end="")
         for problem in left:
@@ -80,7 +81,7 @@ def _print_plan(
     rehearsed: bool,
     as_json: bool,
 ) -> int:
-    """The plan of the recipe's own layout, or the best ones; 1 if it does not fit."""
+    """Print the plan of the recipe's own layout, or the fastest ones; return 1 if its own does not fit."""
     from proxima.cli.plan_text import text_of_plan, text_of_proposals
     from proxima.lab.plan import plan_recipe, planned_layout, read_devices
     from proxima.lab.plan.devices import Devices
@@ -140,8 +141,8 @@ def text_of(
 
 
 def differing_values(entries: "Sequence[ResolvedValue]", width: int) -> str:
-    """Path, value and source of the values that differ from the defaults or were given on the command line, and how
-    many others there are."""
+    """Path, value and source of the values that differ from the defaults or were given on the command line, and the
+    number of the others."""
     from proxima.config.scalars import in_one_line
 
     rows = [(e.path, in_one_line(e.value), e.source) for e in entries if not e.is_default or e.origin == "command line"]
@@ -154,7 +155,7 @@ def differing_values(entries: "Sequence[ResolvedValue]", width: int) -> str:
 
 
 def _wrapped(line: str, width: int, indent: str = INDENT) -> str:
-    """The line in lines of at most `width`; it is broken between words, and none of its spaces is lost elsewhere."""
+    """Wrap a line to `width` columns, between words only; spaces are kept except at the breaks."""
     return textwrap.fill(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
 
 
@@ -203,7 +204,7 @@ def _batch_block(estimates: "Estimates") -> str:
 
 
 def _replay_block(config: "RunConfig") -> str:
-    """The run whose rollouts are trained on, and the hash of what is read of it, or why it can't be."""
+    """Name the run whose rollouts are trained on and the hash of those that are read, or why they can't be read."""
     from proxima.data import UserError
     from proxima.runtime.state.replay import StoredRollouts, rollouts_sha
 

@@ -17,17 +17,17 @@ def export_run(
     critic: Annotated[bool, Argument("the critic, for AutoModelForSequenceClassification", exclusive="part")] = False,
     adapter: Annotated[bool, Argument("of a run with LoRA the adapter alone, for peft", exclusive="part")] = False,
 ) -> None:
-    """Export a checkpoint to a folder, and push that to the hub if it is given a name there.
+    """Export a checkpoint to a folder, and push the folder to the hub if `to_hub` names a repository.
 
     Raises:
-        UserError: the run has no such checkpoint or part, or the name can't be one of the hub.
+        UserError: the run has no such checkpoint or part, or the name is not valid on the hub.
     """
     from proxima.data import UserError
     from proxima.runtime.state.export import check_hub_name, export, push_to_hub
     from proxima.runtime.watch.interrupt import quiet_transformers
 
     if private and to_hub is None:
-        raise UserError("--private is about a repository on the hub", remedy="name it with --to-hub ORG/NAME")
+        raise UserError("--private needs a repository on the hub", remedy="name it with --to-hub ORG/NAME")
     if to_hub is not None:
         check_hub_name(to_hub)
     with quiet_transformers():

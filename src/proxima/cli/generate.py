@@ -54,7 +54,7 @@ class Inference:
     environment: Annotated[str | None, Argument(ENVIRONMENT, group=WORLD)] = None
 
     def sampling(self, max_tokens: int, played: "PlayedConfig | None" = None) -> "Sampling":
-        """With `max_tokens` unless they were given; where episodes are played, with the run's limit and stop texts.
+        """The sampling options; defaults: `max_tokens` or, if episodes are played, the run's limit and stop texts.
 
         Raises:
             FieldError: names the option as the user wrote it.
@@ -90,12 +90,12 @@ def complete_prompts(
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
     inference: Inference = Inference(),
 ) -> int:
-    """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if one has failed.
+    """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if an episode failed.
 
     Raises:
         UserError: the model, a prompt or an option is wrong.
     """
-    inference.sampling(MOST)  # refuses before anything is read
+    inference.sampling(MOST)  # validates the options before anything is read
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)
@@ -116,7 +116,7 @@ def complete_prompts(
 def _completed(
     asked: "ModelAsked", table: "Table | None", prompts: Sequence[str], samples: int, inference: Inference
 ) -> "tuple[list[Completion], float]":
-    """The answers, or whole episodes, and the seconds that they took."""
+    """Generate the answers, or whole episodes; return them and the seconds that they took."""
     from proxima.runtime.launch.inference import generate, local_engine
 
     how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
@@ -152,12 +152,12 @@ def _prompts(words: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class ModelAsked:
-    """The model that answers a person.
+    """The model that answers the user's prompts.
 
     Args:
-        path: of the weights; of a run, its checkpoint's.
-        data: system prompt and template arguments, those given and else the run's own.
-        played: with these too, where it has tools or an environment; None: it answers once.
+        path: the path of the weights; for a run, of its checkpoint.
+        data: system prompt and template arguments: those given, else the run's own.
+        played: the config of the episodes, if there are tools or an environment; None: the model answers once.
     """
 
     path: str
@@ -167,10 +167,10 @@ class ModelAsked:
 
 
 def model_asked(model: str, inference: Inference) -> ModelAsked:
-    """The model of a command line.
+    """Find the model that the command line names.
 
     Raises:
-        UserError: there is none, or an option is wrong.
+        UserError: the model does not exist, or an option is wrong.
     """
     from proxima.config import resolve
     from proxima.config.problems import one_problem
@@ -197,7 +197,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         if is_downloadable(model):
             download_demo_model()
         path = model
-        # no row is read but those that an environment of the command line has to itself
+        # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
     if not plays:
         return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data)
@@ -207,7 +207,7 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
 
 
 def _plays(run: str) -> bool:
-    """True if the task of a run has an environment or tools; reads nothing else of it."""
+    """True if the task of a run has an environment or tools; reads only its config.yaml."""
     from proxima.config.recipe_reader import read_yaml
 
     task = read_yaml(Path(run) / "config.yaml").to_python().get("task")
@@ -236,7 +236,7 @@ def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
 
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:
-    """The texts alone for one completion; with the prompts before them for several."""
+    """The lines to print: the text alone for one completion, else each text with its prompt; or whole episodes."""
     from proxima.view.formatting import printable, visible
 
     if any(completion.episode is not None for completion in completions):
@@ -244,7 +244,7 @@ def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[s
 
         episodes = ("\n".join(episode_lines(prompts[c.prompt_uid], c)) for c in completions)
         return "\n\n".join(episodes).split("\n")
-    if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text as it is
+    if len(completions) == 1:  # a terminal would obey escape sequences; a file or a pipe gets the text unchanged
         return [visible(completions[0].text) if sys.stdout.isatty() else completions[0].text]
     return [f"{printable(prompts[c.prompt_uid])}  →  {printable(c.text)}" for c in completions]
 

@@ -1,4 +1,4 @@
-"""Write a recipe, a reward function and questions to start from. They run as they are: cd FOLDER; proxima train
+"""Write a recipe, a reward function and questions to start from. They run without changes: cd FOLDER; proxima train
 recipe.yaml."""
 
 import shlex
@@ -15,7 +15,7 @@ def write_starter(folder: Annotated[Path, Argument("where to write; default: the
     """Copy the files to start from into a folder.
 
     Raises:
-        UserError: one of them is there; nothing is written then.
+        UserError: one of them already exists; nothing is written.
     """
     files = {source: folder / source.name for source in sorted(STARTER.iterdir()) if source.is_file()}
     if present := [target for target in files.values() if target.exists()]:

@@ -22,7 +22,8 @@ OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 def list_kinds(
     slot: Annotated[str | None, Argument(SLOT, complete=complete_slot)] = None, *, as_json: AsJson = False
 ) -> None:
-    """Print the kinds of every slot, those of one with their fields, or the recipes; ConfigError for another name."""
+    """Print the kinds of every slot, those of one slot with their fields, or the recipes; ConfigError for an unknown
+    name."""
     if slot == "recipes":
         return list_recipes(as_json=as_json)
     slots = catalogue()
@@ -46,7 +47,7 @@ def _slot_name(name: str, slots: Collection[str]) -> str:
 
 
 def _fitted(line: str, whole: bool = True) -> str:
-    """The line in at most `WIDTH` columns, and no more than a terminal has: wrapped below its last column if `whole`,
+    """Fit a line to `WIDTH` columns, or the width of a narrower terminal: wrapped below its last column if `whole`,
     else cut."""
     width = min(WIDTH, terminal_width(sys.stdout) or WIDTH)
     if len(line) <= width or not whole:
@@ -64,12 +65,12 @@ def _section(name: str) -> str | None:
     for command, family in FAMILIES.items():
         if name in {info.name for info in fields_of(family.root) if info.section} | {"lora"}:
             recipe = "quickstart" if command == "train" else f"cpu/{command}"
-            return f"is a section and no slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
+            return f"is a section, not a slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
     return None
 
 
 def list_recipes(*, as_json: bool = False) -> None:
-    """Print one line per recipe: its name, and the first sentence of its comments; then the layouts to lay over one."""
+    """Print a line per recipe: its name and the first sentence of its comments; then the layouts to lay over one."""
     files = shipped_recipes() | {f"{FILE}{name}": file for name, file in shipped_layouts().items()}
     comments = {name: _first_sentence(file) for name, file in files.items()}
     if as_json:
@@ -88,7 +89,7 @@ def _first_sentence(file: Path) -> str:
 
 
 def catalogue() -> dict[str, dict[str, Any]]:
-    """slot → {path, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, made from the schema and the
+    """slot → {paths, meaning, kinds: {kind: {summary, fields: {name: {default, help}}}}}, from the schema and the
     tables."""
     from proxima.config.describe import all_fields, fields_of, kinds_of
     from proxima.config.families import FAMILIES

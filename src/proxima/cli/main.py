@@ -21,15 +21,15 @@ from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 from proxima.data.recipe_files import FILE
 
-PEERS = "proxima-peers"  # the distribution of the commands that read other frameworks' files
+PEERS = "proxima-peers"  # the distribution with the commands that read other frameworks' files
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
-    "submit": ("proxima.cli.submit", "send a training command to a Ray cluster, and follow it"),
+    "submit": ("proxima.cli.submit", "submit a training job to a Ray cluster and follow its output"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
     "simulate": (
         "proxima.cli.simulate",
-        "simulate a recipe on virtual time: speed of several lags, or numbers of devices",
+        "simulate a recipe in virtual time: speed of several lags, or numbers of devices",
     ),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "view": ("proxima.cli.view", "look into runs in a browser, down to why a token was masked"),
@@ -52,13 +52,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "convert": (PEERS, "convert another framework's options to a recipe"),
     "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
 }
-WITH_ACTIONS = ("data", "engine", "plot")  # whose actions somebody may take for commands
+WITH_ACTIONS = ("data", "engine", "plot")  # their actions are easily mistaken for commands
 INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that raises one line instead of printing the usage and ending the process, and takes no abbreviation of
-    an option for it."""
+    """An argparse parser that raises a one-line `UserError` instead of printing the usage and exiting, and accepts no
+    abbreviated options."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **{"allow_abbrev": False, **settings})
@@ -72,9 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that can't show a character must not end a run
+            stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run
     if argv is None and "RANK" not in os.environ and {*words[:1]} & FAMILIES.keys():
-        gc.disable()  # until a run has loaded its model: looking through a million imported objects takes half a second
+        gc.disable()  # until a run has loaded its model: traversing a million imported objects takes half a second
     return _guarded(lambda: _run(words, argparse.Namespace()))
 
 
@@ -91,7 +91,7 @@ def _guarded(run: Callable[[], int]) -> int:
         from proxima.runtime.placement.process_group import adopt_launcher
 
         adopt_launcher()
-    if "RANK" in os.environ:  # torch has many lines about a process that is gone
+    if "RANK" in os.environ:  # torch logs many lines about a process that has exited
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         return run()
@@ -129,7 +129,7 @@ def _left_to_first(error: Exception) -> bool:
 
 
 def _near_command(word: str) -> str:
-    """The command, or the action of one, that is spelt like the word; or all commands."""
+    """Suggest the command or action whose name is most similar to the word; if none is, list all commands."""
     meant = {name: name for name in COMMANDS}
     for name in WITH_ACTIONS:
         command, _ = load_command(name, COMMANDS[name][0])
@@ -153,7 +153,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     chosen = next((word for word in words if not word.startswith("-")), None)
     if chosen is not None and chosen not in COMMANDS:
         raise UserError(f"unknown command {chosen!r}; {_near_command(chosen)}")
-    if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow the words that it has
+    if completing := "_ARGCOMPLETE" in os.environ:  # a shell asks how the command line may continue
         chosen = next((word for word in os.environ.get("COMP_LINE", "").split()[1:] if word in COMMANDS), None)
     for name, (place, line) in COMMANDS.items():
         below = commands.add_parser(name, help=line, formatter_class=_Formatter)
@@ -164,7 +164,7 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if completing:
         import argcomplete
 
-        argcomplete.autocomplete(parser)  # answers, and ends the process
+        argcomplete.autocomplete(parser)  # prints the answer and exits
     _, rest = parser.parse_known_args(words, arguments)
     if arguments.command is None:
         if rest:
@@ -180,7 +180,8 @@ SLOW = {*FAMILIES, "eval", "generate", "chat"}  # commands that import libraries
 
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
-    """On a terminal, say at once what takes seconds: reading the recipe, importing libraries, loading the model."""
+    """On a terminal, print a line before the steps that take seconds: reading the recipe, importing libraries, loading
+    the model."""
     silent = getattr(arguments, "quiet", False) or getattr(arguments, "as_json", False) or not stream.isatty()
     if arguments.command in SLOW and not silent:
         given = getattr(arguments, "recipe", None) or getattr(arguments, "model", None) or "the recipe"
@@ -188,8 +189,9 @@ def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
 
 
 def _place_rest(arguments: argparse.Namespace, rest: list[str], options: Sequence[str]) -> None:
-    """argparse takes positionals in one run only; `train R.yaml a=1 --quiet b=2` leaves `b=2` here. `--algorithm=grpo`,
-    as other tools have it, is `algorithm=grpo`."""
+    """Add the words that argparse left over to `override`; UserError for any other word. argparse takes positionals in
+    one run only: `train R.yaml a=1 --quiet b=2` leaves `b=2`. `--algorithm=grpo`, as in other tools, means
+    `algorithm=grpo`."""
     for word in rest:
         field, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("-") and not (hasattr(arguments, "override") and _is_recipe_field(field)):
@@ -212,7 +214,7 @@ def _is_recipe_field(path: str) -> bool:
 
 
 def _of_a_path(error: Exception) -> str | None:
-    """Describe an error about a path that the user gave, whichever use of it failed; None for other errors."""
+    """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)
         own = Path(path).is_relative_to(
@@ -220,13 +222,13 @@ def _of_a_path(error: Exception) -> str | None:
         )  # a file of proxima's is missing: not the user's fault
         return None if own else f"{abbreviated(path, LONGEST_VALUE)}: {error.strerror}"
     raised_in = [frame.filename for frame in traceback.extract_tb(error.__traceback__)][-1:]
-    if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # links in a circle, `~nobody`
+    if isinstance(error, RuntimeError) and raised_in == [pathlib.__file__]:  # a loop of symbolic links, `~nobody`
         return abbreviated(str(error).rstrip("."), LONGEST_VALUE)
     return None
 
 
 def _refuse(text: str, code: int = 2) -> int:
-    from proxima.view.formatting import visible  # names in it may be foreign, and a terminal obeys escape sequences
+    from proxima.view.formatting import visible  # names in it may be untrusted, and a terminal obeys escape sequences
 
     for line in text.splitlines():
         print(f"error: {visible(line)}", file=sys.stderr)

@@ -17,12 +17,12 @@ IMPORT_CODE = "import the classes and functions outside proxima that it names, w
 
 
 def override_help(example: str) -> str:
-    """Of `key=value`; the example is a field of the recipes that the command reads."""
+    """The help text of `key=value` arguments; the example is a field of the recipes that the command reads."""
     return f"a value over the recipe's: train.steps=20, {example}, folder=runs/mine; @FILE: a recipe over it"
 
 
 def completer(name: str) -> Callable[..., list[str]]:
-    """A function of `cli.completion`, which is imported when a shell asks."""
+    """The named function of `cli.completion`; the module is imported only when a shell asks for completions."""
 
     def complete(*words: str, **options: Any) -> list[str]:
         from proxima.cli import completion
@@ -37,7 +37,7 @@ complete_recipe, complete_override = completer("complete_recipe"), completer("co
 
 
 def named_recipe(word: str) -> str:
-    """The word; says on standard error which of two recipes is meant where a file here hides one of proxima's."""
+    """Return the word; print a note on standard error if a file in this folder hides proxima's recipe of that name."""
     file, shipped = find_recipe(word), shipped_recipes().get(word)
     if shipped is not None and file != shipped and not file.samefile(shipped):
         print(f"note: {word} is {file} of this folder, not the recipe that comes with proxima", file=sys.stderr)
@@ -45,7 +45,7 @@ def named_recipe(word: str) -> str:
 
 
 def check_page(option: str, page: Path) -> None:
-    """UserError unless a page can be written there."""
+    """Raise UserError if the page is a folder, or its parent folder does not exist."""
     if page.is_dir() or not page.absolute().parent.is_dir():
         raise UserError(f"{option} {page}: must be a file in a folder that exists")
 

@@ -1,11 +1,11 @@
-"""The arguments of a command, from the signature of its function: each is declared once.
+"""Derives the arguments of a command from the signature of its function, so that each is declared once.
 
 def show(run: Annotated[str, Argument("run folder", "RUN")], *, step: Annotated[int, Argument("one step", "N")] = 1)
 
 has the arguments `RUN [--step N]`. A parameter that may be given by position is a positional argument, a keyword-only
 one an option; a `bool` is a switch, a sequence takes several words, a `Literal` one of its values. A parameter whose
-type is a dataclass stands for the arguments that the fields of that class declare. A command with actions, as
-`proxima data prepare`, is `Actions`.
+type is a dataclass expands to the arguments that the fields of that class declare. A command with actions, such as
+`proxima data`, is an `Actions`.
 """
 
 import argparse
@@ -21,15 +21,15 @@ class Argument:
     """Command-line properties of a parameter.
 
     Args:
-        help: of `--help`; may name the default as `%(default)s`.
-        metavar: the name of the value there, or of each of several.
-        flag: of the option, where it is not the parameter's name.
-        words: how many, of a sequence: `+`, `*`, a number, or `append` for an option that may be repeated.
-        choices: the values that are allowed, where a `Literal` can't list them.
-        read: makes the value of a word; None: the class of the parameter.
-        complete: what a shell offers.
-        group: the title in `--help` below which the option is listed.
-        exclusive: at most one of the options with this name is given.
+        help: the text in `--help`; may contain the default as `%(default)s`.
+        metavar: the name of the value in `--help`, or of each of several values.
+        flag: the option string, if it is not derived from the parameter's name.
+        words: the number of words of a sequence: `+`, `*`, a number, or `append` for an option that may be repeated.
+        choices: the allowed values, if a `Literal` can't list them.
+        read: converts a word to the value; None: the class of the parameter does.
+        complete: returns the completions that a shell offers.
+        group: the title in `--help` under which the option is listed.
+        exclusive: at most one of the options with the same name here may be given.
     """
 
     help: str = ""
@@ -45,10 +45,10 @@ class Argument:
 
 @dataclass(frozen=True)
 class Actions:
-    """The actions of a command, each a function; the first paragraph of its docstring is its line of `--help`.
+    """The actions of a command, each a function; the first paragraph of its docstring is its line in `--help`.
 
     Args:
-        metavar: what usage and errors call the action.
+        metavar: the placeholder for the action in usage and errors.
     """
 
     functions: Mapping[str, Callable[..., int | None]]
@@ -79,7 +79,7 @@ def option_strings(parser: argparse.ArgumentParser) -> list[str]:
 
 
 def run_command(command: Command, arguments: argparse.Namespace) -> int:
-    """Run a command with the arguments that `add_command` added; its exit code."""
+    """Run a command with the arguments that `add_command` added; return its exit code."""
     function = command.functions[arguments.action] if isinstance(command, Actions) else command
     return int(call(function, arguments) or 0)
 
@@ -107,7 +107,7 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]
 
 
 def call(function: Callable[..., Any], arguments: argparse.Namespace) -> Any:
-    """The function with the arguments that `add_parameters` added."""
+    """Call the function with the arguments that `add_parameters` added."""
     values = {}
     for name, parameter in inspect.signature(function).parameters.items():
         options = parameter.annotation
@@ -116,10 +116,10 @@ def call(function: Callable[..., Any], arguments: argparse.Namespace) -> Any:
 
 
 def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[inspect.Parameter]:
-    """The parameters of a function, those of its dataclasses in their places.
+    """Yield the parameters of a function; a dataclass is replaced by the parameters of its fields.
 
     Args:
-        defaults: of a dataclass: the instance whose values are the defaults; None: those of its fields.
+        defaults: an instance of the dataclass `function` with the defaults; None: the defaults in the signature.
     """
     for name, parameter in inspect.signature(function).parameters.items():
         default = parameter.default if defaults is None else getattr(defaults, name)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def text_of_plan(plan: "StepPlan") -> str:
-    """The plan of a layout: a line for each stage, then memory and what is sent."""
+    """The plan of a layout: a line for each stage, then memory and network traffic."""
     from proxima.view.formatting import duration
 
     load, memory, micro = plan.load, plan.memory, plan.micro_batch
@@ -58,7 +58,7 @@ def _stages(plan: "StepPlan") -> list[str]:
 
 
 def text_of_proposals(proposals: Sequence["Proposal"]) -> str:
-    """A table of layouts, and the words that set each."""
+    """A table of layouts, and the words of the command line that set each."""
     lines = ["layouts  step       tokens/s a device  memory   binds                         layout"]
     for number, proposal in enumerate(proposals, 1):
         plan = proposal.plan

@@ -128,7 +128,7 @@ def timeline_figure(
 
 
 def parse_surrogate(word: str) -> Any:
-    """The spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as `spec_from_words`."""
+    """Build the spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as for `spec_from_words`."""
     from proxima.cli.check import spec_from_words
 
     kind, *words = word.split(",")
@@ -136,7 +136,7 @@ def parse_surrogate(word: str) -> Any:
 
 
 def _write(figure: "Drawing", out: str, default: str) -> None:
-    """Write the figure and print its path; says whether a file that nobody named is replaced."""
+    """Write the figure and print its path, with `(replaced)` if a file with the default name existed."""
     from proxima.view.chart import write_figure
 
     file = Path(out)

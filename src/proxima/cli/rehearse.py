@@ -1,7 +1,7 @@
 """Rehearse a recipe's training step for devices that you don't have yet: does it fit, and what does it wait for?
 
-Whole steps run on a fake device, with the real architecture and no weights: memory is counted, not estimated. What the
-engine takes beside it is that of `proxima explain`. Exit code 1: it does not fit, or a step would fail."""
+Whole steps run on a fake device, with the real architecture and no weights: memory is counted, not estimated. Only the
+engine's memory is estimated, as by `proxima explain`. Exit code 1: it does not fit, or a step would fail."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,7 +22,7 @@ def rehearse(
     import_code: ImportCode = False,
     as_json: AsJson = False,
 ) -> int:
-    """Print faults, memory and waits; 1 if it does not fit."""
+    """Print faults, memory and waits; return 1 if it does not fit or a step would fail."""
     from proxima.config import check, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
@@ -44,7 +44,7 @@ def rehearse(
 
 
 def text_of_fit(fit: "DeviceFit") -> str:
-    """Faults, the memory of a device by kind, the waits, and what to change."""
+    """List faults, the memory of a device by kind, suggested changes, and waits."""
     rehearsal, lines = fit.rehearsal, [f"fault    {fault}" for fault in fit.rehearsal.faults]
     need, have = (f"{size / 2**30:.1f} GiB" for size in (fit.needed, fit.devices.memory))
     verdict = "fits" if fit.fits else "does not fit"
@@ -56,7 +56,7 @@ def text_of_fit(fit: "DeviceFit") -> str:
             f"         `proxima explain` estimates {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
         )
     if not fit.fits and not fit.advice:
-        lines.append("change   nothing that is known here helps: it needs a larger device")
+        lines.append("change   no known change is enough: it needs a larger device")
     for change in fit.advice:
         verdict = ", which fits" if change.needed <= fit.devices.memory else ""
         lines.append(f"change   {change.word}: about {change.needed / 2**30:.1f} GiB{verdict}")

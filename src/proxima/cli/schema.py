@@ -8,7 +8,7 @@ from proxima.cli.parameters import Argument
 
 
 def write_schema(out: Annotated[str | None, Argument("file to write; default: standard output")] = None) -> None:
-    """Write the schema to a file; None: to standard output."""
+    """Write the schema to a file, or to standard output if `out` is None."""
     import json
 
     from proxima.config.json_schema import json_schema

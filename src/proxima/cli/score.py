@@ -3,12 +3,12 @@
 proxima score answers.jsonl --reward ./my_reward.py:near  # a function of yours
 proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
 proxima score answers.jsonl --reward recipe.yaml          # the rewards of a recipe or a run
-proxima score answers.jsonl --reward quickstart           # those of a recipe that comes with proxima
+proxima score answers.jsonl --reward quickstart           # the rewards of a recipe that comes with proxima
 
-proxima score runs/mine/rollouts/000012.parquet --reward runs/mine  # what a run has recorded, episodes too
+proxima score runs/mine/rollouts/000012.parquet --reward runs/mine  # the recorded rollouts of a run, also episodes
 
-A row has a prompt, a completion or a list of them (a group), and any other columns, which the rewards get as in a
-run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
+A row has a prompt, a completion or a list of them (a group), and any other columns, which are passed to the rewards as
+in a run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ MODEL = "count tokens with this model's tokenizer; loads no weights"
 
 @dataclass(frozen=True)
 class ScoreConfig:
-    """The fields of a recipe that are read."""
+    """The fields of a recipe that the command reads."""
 
     reward: Annotated[Any, Slot("proxima.reward:REWARDS", many=True)] = ()
     runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
@@ -54,7 +54,7 @@ class ScoreConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextColumns:
-    """The columns of a file of texts; None: the first usual one that is there."""
+    """The columns of a file of texts; None: the first of the default names that the file has."""
 
     prompt: Annotated[str | None, Argument(f"default: {', else '.join(PROMPT)}", "COLUMN")] = None
     completion: Annotated[str | None, Argument(f"default: {', else '.join(COMPLETION)}", "COLUMN")] = None
@@ -74,7 +74,7 @@ def score_file(
     rows: Annotated[int, Argument("completions to print; default: 20; 0: all", "N")] = 20,
     json_out: Annotated[Path | None, Argument("write the summary and every score for programs", "FILE")] = None,
 ) -> int:
-    """Score the texts of a file, print a table and a summary. Returns 1 if a completion has no score.
+    """Score the texts of a file, and print a table and a summary. Returns 1 if a completion has no score.
 
     Raises:
         UserError: the file, a reward or a column is wrong.
@@ -101,10 +101,10 @@ def score_file(
 
 
 def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved[ScoreConfig]":
-    """The rewards by name, path or recipe.
+    """Resolve rewards given by name or path, or those of a recipe.
 
     Raises:
-        UserError: none is given, or one beside a recipe; a name, path or field is wrong.
+        UserError: no reward is given, or a recipe is not given alone; a name, path or field is wrong.
     """
     from proxima.config import resolve
 
@@ -124,7 +124,7 @@ def resolve_rewards(given: Sequence[str], overrides: Sequence[str]) -> "Resolved
 
 
 def is_recipe(text: str) -> bool:
-    """A YAML file, a run folder, or the name of a recipe that is no kind of reward."""
+    """True for a YAML file, a run folder, or the name of a recipe that is not also a kind of reward."""
     if Path(text).suffix in (".yaml", ".yml") or (Path(text) / "config.yaml").exists():
         return True
     from proxima.reward import REWARDS
@@ -133,7 +133,7 @@ def is_recipe(text: str) -> bool:
 
 
 def reward_word(text: str) -> str:
-    """A reward of the command line as the value of an override."""
+    """Convert a reward given on the command line to the value of an override."""
     module, colon, _ = text.rpartition(":")
     function = text.endswith(".py") or module.endswith(".py")
     if colon and not function and not text.startswith("{"):
@@ -141,9 +141,9 @@ def reward_word(text: str) -> str:
 
         try:
             class_at(text)
-        except TypeError:  # it exists, and is no class
+        except TypeError:  # it exists, but is not a class
             function = True
-        except Exception:  # importing runs anybody's code; the reward reports it
+        except Exception:  # importing runs arbitrary code; the reward reports its errors
             pass
     if text.startswith("{"):
         return text
@@ -151,10 +151,10 @@ def reward_word(text: str) -> str:
 
 
 def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Texts:
-    """The prompts with their completions, whose tokens are those of `model`, if any.
+    """Read the prompts with their completions; texts are tokenised for `model`, if one is given.
 
     Raises:
-        UserError: the file can't be read, a column is missing, or a row has no text; names file and row.
+        UserError: the file can't be read, a column is missing, or a row has no text; the message names file and row.
     """
     from proxima.task.column_mapping import as_messages
     from proxima.task.local_files import Jsonl, Parquet
@@ -170,7 +170,7 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
         completion = chosen("completion", columns.completion, COMPLETION, present, file)
         answer = chosen("answer", columns.answer, (), present, file) if columns.answer else "answer"
         rows = replace(task, question=prompt, answer=None).rows(0)
-    except FieldError as error:  # its field is one of a task
+    except FieldError as error:  # it names a field of the task, which the user did not write
         raise UserError(f"{file} {error.requirement}") from None
     encode = tokens_of(model)
     texts, groups = list[tuple[Prompt, list[Completion]]](), dict[int, tuple[Prompt, list[Completion]]]()
@@ -199,18 +199,18 @@ def read_texts(file: Path, columns: TextColumns, model: str | None = None) -> Te
 
 
 def recorded(prompt: Prompt, row: Mapping[str, Any], text: str) -> list[Completion]:
-    """The completion in a row of a run or an evaluation; none in one of an earlier path of an episode."""
+    """The completion in a row that a run or an evaluation wrote; none if the row is an earlier path of an episode."""
     made = Completion.of_text(prompt.uid, row["sample"], text, row["tokens"])
     if row.get("episode") is None:
         return [made]
     episode = Episode.from_json(row["episode"])
     own = np.repeat([span.sampled for span in episode.spans], [span.tokens for span in episode.spans]).astype(np.bool_)
-    last = row.get("turn", episode.forks) == episode.forks  # an evaluation has no others
+    last = row.get("turn", episode.forks) == episode.forks  # an evaluation stores no earlier paths
     return [replace(made, episode=episode, sampled=own)] if last else []
 
 
 def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence[str], file: Path) -> str:
-    """The column that is named, or the first usual one."""
+    """The given column, or the first of the default names; UserError if the file does not have it."""
     column = next((name for name in (names if given is None else (given,)) if name in present), None)
     if column is None:
         reason = f"{file} has no column {given or names[0]!r}"
@@ -219,7 +219,7 @@ def chosen(what: str, given: str | None, names: Sequence[str], present: Sequence
 
 
 def completion_texts(value: Any, place: str) -> list[str]:
-    """The texts of a completion, or of a list of them; each may be a list of messages, whose last one counts."""
+    """The texts of a completion, or of a list of them; each may be a list of messages, whose last one is used."""
     several = isinstance(value, list) and bool(value) and not isinstance(value[0], dict)
     texts = []
     for given in value if several else [value]:
@@ -242,10 +242,10 @@ def tokens_of(model: str | None) -> Callable[[str], list[int]]:
 
 
 def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) -> tuple[list[Group], list[str]]:
-    """The scored groups, and the names of the rewards; `counts_tokens`: the completions have their tokens.
+    """Score the texts; return the groups and the names of the rewards. `counts_tokens`: the completions have tokens.
 
     Raises:
-        UserError: a reward asks for a column that is not there, counts tokens without a model, or is not ready.
+        UserError: a reward needs a missing column, counts tokens without a model, or is not ready.
     """
     from proxima.reward import RewardRunner
     from proxima.runtime.launch.preflight import ReferenceAnswers, require_columns
@@ -280,7 +280,8 @@ async def _score(rewards: "RewardRunner", texts: Texts) -> list[Group]:
 
 
 def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswered: bool) -> None:
-    """Refuse a reward that reads tokens which a file doesn't have; where a function may, say what is missing."""
+    """Refuse a reward that reads tokens which the file doesn't have; print a note if a function may read missing tokens
+    or answers."""
     from proxima.reward import Function, Length, ModelReward, Overlong
 
     for number, reward in enumerate(rewards):
@@ -298,7 +299,7 @@ def require_texts_suffice(rewards: Sequence[Any], counts_tokens: bool, unanswere
 
 
 def score_rows(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion]]:
-    """Per completion its row in the file, its number in the row, and its score; JSON values."""
+    """Pair each completion with its row in the file, its number in the row and its score, as JSON values."""
     rows = []
     for group in groups:
         for completion, score in zip(group.completions, group.scores, strict=True):
@@ -309,7 +310,7 @@ def score_rows(groups: Sequence[Group]) -> list[tuple[dict[str, Any], Completion
 
 
 def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
-    """Counts, mean and spread (the population's) of the scores, and means of the parts; JSON values."""
+    """Counts, mean, population standard deviation and range of the scores, and means of the parts; JSON values."""
     scores = [score for group in groups for score in group.scores]
     valid = [score for score in scores if score.valid]
     values, verdicts = [score.value for score in valid], [s.correct for s in valid if s.correct is not None]
@@ -329,7 +330,7 @@ def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> None:
-    """The table, the failures by reason, and the summary."""
+    """Print the table, the failures by reason, and the summary."""
     from proxima.view.formatting import NONE, fixed, printable
     from proxima.view.terminal import rendered, table_of_rows
 

@@ -52,7 +52,7 @@ def serve_reward(
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto",
     limits: RequestLimits = RequestLimits(),
 ) -> None:
-    """Serve a reward model until a signal."""
+    """Serve a reward model until a signal stops it."""
     if missing := missing_for_server():
         raise UserError(f"serve-reward needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
@@ -73,10 +73,10 @@ def serve_reward(
         compute = ComputeThread()
         server = Listener(ScorerApp(FairQueue(reward, compute), scorer_limits, token, (host, *allow_host)))
         server.handle_signals()
-        listening.listen()  # whoever reads the line may ask at once
+        listening.listen()  # before the line below: a client that reads it may send requests at once
         name = f"[{host}]" if ":" in host else host
         key = f", with the token of {token_env}" if token else ""
-        print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C ends it", flush=True)
+        print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C stops it", flush=True)
         compute.serve(server.serve([listening]))
 
 

@@ -1,9 +1,9 @@
-"""Simulate a recipe on virtual time: speed, idle shares and lag for several lags and concurrent prompts, or for many
-numbers of devices.
+"""Simulate a recipe in virtual time: speed, idle shares and lag for several lags and numbers of concurrent prompts, or
+for many numbers of devices.
 
-The loop is that of `proxima train`; engine, rewards and trainer only take time. What takes how long comes from a run
-(--from), a YAML file (--times) and times.KEY=VALUE, each over the one before; with --devices from a plan. Runs no code
-but proxima's, unless asked to."""
+The loop is that of `proxima train`; engine, rewards and trainer only take time. Their durations come from a run
+(--from), a YAML file (--times) and times.KEY=VALUE, each overriding the one before; with --devices from a plan. Runs
+only proxima's own code, unless --import-code is given."""
 
 import argparse
 import sys
@@ -28,7 +28,7 @@ CONCURRENT = "values of runtime.max_concurrent_rollouts; default: the recipe's, 
 
 
 def _numbers(text: str) -> list[int]:
-    """`0,1,4` as numbers without repetition."""
+    """Parse `0,1,4` into numbers, without repetition."""
     try:
         numbers = [int(word) for word in text.split(",")]
     except ValueError:
@@ -125,14 +125,14 @@ def _show(
 
 
 def refuse_what_differs(overrides: Sequence[str]) -> None:
-    """UserError for an override of what an option gives several values."""
+    """Raise UserError for an override of a field that the runs vary, because an option sets it."""
     for field, option in (("runtime.max_lag", "--lag"), ("runtime.max_concurrent_rollouts", "--concurrent")):
         if given := next((word for word in overrides if word.startswith(f"{field}=")), None):
-            raise UserError(f"{given}: the runs differ in it", remedy=f"use {option} {given.partition('=')[2]}")
+            raise UserError(f"{given}: the runs vary this field", remedy=f"use {option} {given.partition('=')[2]}")
 
 
 def defaults_note(entries: "tuple[ResolvedValue, ...]") -> list[str]:
-    """A line that names the times that nobody gave."""
+    """A line that lists the times that were neither given nor fitted; none if there are no such times."""
     from proxima.config.scalars import in_one_line
 
     left = [

@@ -1,4 +1,4 @@
-"""`proxima simulate RECIPE --devices`: runs in turns and overlapping on more and more devices."""
+"""`proxima simulate RECIPE --devices`: synchronous and asynchronous runs on increasing numbers of devices."""
 
 import re
 import sys
@@ -18,10 +18,10 @@ MOST = 65_536  # devices
 
 
 def read_counts(text: str) -> "tuple[list[int], DeviceKind]":
-    """`8-1024xH800-80G` or `8,24xH20-96G`: numbers in ascending order, and the kind.
+    """Parse `8-1024xH800-80G` or `8,24xH20-96G` into numbers in ascending order, and the kind.
 
     Raises:
-        UserError: it is not that, or names no known device.
+        UserError: the text is not of that form, a number is out of range, or the device is unknown.
     """
     from proxima.lab.plan.devices import read_devices
 
@@ -56,8 +56,8 @@ def simulate_on_devices(
     """Print the table, and write the page.
 
     Args:
-        entries: of the times: where each value comes from.
-        lags: one of them, of the overlapping runs.
+        entries: the times with their sources.
+        lags: the lag of the asynchronous runs, at most one; none: 1.
     """
     from proxima.lab.simulate.planned_times import PLANNED
     from proxima.lab.simulate.scale import STEPS, simulate_scale

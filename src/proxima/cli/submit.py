@@ -1,5 +1,6 @@
-"""Send a training command to a Ray cluster as a job, after its recipe is checked here. With `placement=ray` the job
-starts the ranks; without, it computes in one process on the cluster's head. Ctrl-C leaves the job running."""
+"""Send a training command to a Ray cluster as a job, after checking its recipe on this machine. With `placement=ray`
+the job starts the ranks; without it, the job trains in one process on the cluster's head. Ctrl-C leaves the job
+running."""
 
 import asyncio
 import logging
@@ -29,9 +30,9 @@ RUNTIME_ENV = "YAML file with Ray's runtime environment of the job: env_vars, pi
 TOKEN = "copy ~/.ray/auth_token from the cluster's head to this machine, and export RAY_AUTH_MODE=token"
 PYTHON = "interpreter on the cluster that has proxima; default: the path of this one"
 ELSEWHERE = ("model.device",)  # fields that only the cluster can check
-ANSWER_SECONDS = 0.5  # between looks at a job that is ending
+ANSWER_SECONDS = 0.5  # between requests to the job server
 AGENT_SECONDS = 60.0  # for the job agent of a new cluster to start
-FOLLOW_TRIES = 5  # broken connections in a row, after which the job runs on unwatched
+FOLLOW_TRIES = 5  # consecutive broken connections, after which the job is no longer followed
 INTERRUPTED = 130
 RAYS_OWN = re.compile(r"^(?:.*\sINFO job_manager\.py:\d+ -- |Running entrypoint for job ).*\n", re.MULTILINE)  # lines
 
@@ -48,7 +49,7 @@ def submit(
     resume: Annotated[bool, Argument("resume the run in the folder")] = False,
     no_wait: Annotated[bool, Argument("print the job's name and return")] = False,
 ) -> int:
-    """Submit the job and follow what it prints; its exit code."""
+    """Submit the job and follow its output; return its exit code."""
     config = check_recipe(recipe, override, command)
     folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
     environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
@@ -68,13 +69,13 @@ def submit(
     try:
         return follow_job(client, job, how_to)
     except KeyboardInterrupt:
-        print(f"\nthe job runs on: {how_to}", file=sys.stderr)
+        print(f"\nthe job is still running: {how_to}", file=sys.stderr)
         return INTERRUPTED
 
 
 def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> Any:
-    """The config of the job. Raise `ConfigError` for what it would refuse, but for what only the cluster's machines can
-    tell."""
+    """Check the recipe and return the config of the job. Raises `ConfigError` for the problems that the job would
+    find, except those that only the cluster's machines can check."""
     from proxima.config import ConfigError, check, resolve
 
     resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
@@ -116,7 +117,7 @@ def recipe_there(recipe: str, folder: Path | None) -> str:
 
 
 def read_environment(file: str | None) -> dict[str, Any]:
-    """The runtime environment in a YAML file."""
+    """Read the runtime environment from a YAML file; empty without a file."""
     if file is None:
         return {}
     import yaml
@@ -131,22 +132,22 @@ def read_environment(file: str | None) -> dict[str, Any]:
 
 
 def connect(address: str | None) -> "JobSubmissionClient":
-    """A client of the cluster's job server."""
+    """Connect to the cluster's job server."""
     try:
         from ray.job_submission import JobSubmissionClient
     except ImportError:
         raise UserError("proxima submit needs the package ray", remedy="pip install 'proxima-rl[ray]'") from None
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it notes each connection that closes
-    if address is not None and "://" not in address:  # Ray would look for a cluster there, for a long time
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it logs each connection that closes
+    if address is not None and "://" not in address:  # Ray would search for a cluster there, for a long time
         raise UserError(f"--address {address} has no scheme", remedy=f"--address http://{address}")
-    if address is not None:  # which the variables would overrule
+    if address is not None:  # which these variables would override
         os.environ.pop("RAY_API_SERVER_ADDRESS", None)
         os.environ["RAY_ADDRESS"] = address
     elif not {"RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"} & os.environ.keys():
         raise UserError("which cluster?", remedy="--address http://HEAD:8265, or set RAY_ADDRESS")
     try:
         return JobSubmissionClient(address)
-    except Exception as error:  # ConnectionError, RuntimeError and what an address that is none raises
+    except Exception as error:  # ConnectionError, RuntimeError, or the error of an address that is not valid
         reason = " ".join(str(error).split())
         shown = address or os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
         if "uthenticat" in reason:
@@ -158,7 +159,7 @@ def connect(address: str | None) -> "JobSubmissionClient":
 
 
 def submit_job(client: "JobSubmissionClient", entrypoint: str, environment: dict[str, Any]) -> str:
-    """Submit a job; its name. Waits for a cluster that has just been started."""
+    """Submit a job and return its name. Waits for a cluster that has just been started."""
     until = time.monotonic() + AGENT_SECONDS
     while True:
         try:
@@ -171,16 +172,16 @@ def submit_job(client: "JobSubmissionClient", entrypoint: str, environment: dict
 
 
 def follow_job(client: "JobSubmissionClient", job: str, how_to: str) -> int:
-    """Print what the job prints until it ends; the exit code of its command.
+    """Print the job's output until it ends; return the exit code of its command.
 
     Args:
-        how_to: for a user whose connection broke.
+        how_to: the remedy in the error if the connection breaks.
     """
     printed = failures = 0
 
     async def tail() -> None:
         nonlocal printed, failures
-        skip = printed  # a new connection begins with the first line
+        skip = printed  # a new connection starts again from the first line
         async for text in client.tail_job_logs(job):
             fresh, skip = text[skip:], max(0, skip - len(text))
             printed += len(fresh)

@@ -29,7 +29,7 @@ def sweep(
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     retry_failed: Annotated[bool, Argument("also retry the runs that failed")] = False,
 ) -> int:
-    """Train the cells, or print their commands; the exit code."""
+    """Train the cells, or print their commands; return the exit code."""
     from proxima.lab import plan_runs, read_sweep
 
     plan = read_sweep(recipe, folder=folder, jobs=jobs, only=only)
@@ -38,7 +38,7 @@ def sweep(
 
 
 def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool = False) -> int:
-    """Run the sweep, show its progress and its final table; the exit code."""
+    """Run the sweep, show its progress and its final table; return the exit code."""
     from rich.console import Console
 
     from proxima.lab.metrics_follower import RunState

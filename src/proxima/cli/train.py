@@ -81,14 +81,14 @@ def train_recipe(
         quiet: print only the outcome.
 
     Raises:
-        UserError: the recipe is wrong, or one of another command.
+        UserError: the recipe is wrong, or belongs to another command.
     """
     from proxima.api.run_config import config_notes, resolve_run
     from proxima.runtime.placement.process_group import check_before_imports, is_first, places_ranks
 
     if rollouts is not None:
         overrides = [*overrides, f"rollouts={json.dumps(rollouts)}"]
-    quiet = quiet or not is_first()  # which speaks for all processes of a run
+    quiet = quiet or not is_first()  # the first one prints for all processes of a run
     begin: dict[str, Any] = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes}
     resolved = resolve_run(recipe, overrides, root=FAMILIES[command].root, **begin)
     if resume and not quiet:
@@ -114,7 +114,7 @@ def train_recipe(
         status = summary.status
         if quiet and is_first():
             print(outcome(summary))
-    except RunEnded as end:  # the run failed as designed, which is no bug
+    except RunEnded as end:  # the run detected that it can't continue: not a bug
         if not end.reported:
             print(f"error: {end}", file=sys.stderr)
         status = "failed"
@@ -126,7 +126,7 @@ def train_recipe(
 
 
 def print_last_evaluation(folder: Path) -> None:
-    """The table of the last evaluation of a reward model."""
+    """Print the table of the last evaluation of a reward model."""
     from proxima.runtime.state.folder import RunFolder
     from proxima.view.eval_tables import pair_table
     from proxima.view.terminal import rendered

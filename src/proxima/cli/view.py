@@ -31,7 +31,7 @@ def view(
     recompute: Annotated[bool, Argument("compute what was not stored from model and checkpoints; loads them")] = False,
     export: Annotated[str | None, Argument(EXPORT, "STEP|UID")] = None,
 ) -> None:
-    """Serve the page until a signal."""
+    """Serve the page until a signal stops it."""
     require_server("view")
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     plain = key is None or bool(re.fullmatch(r"[\w.~-]+", key, re.ASCII))
@@ -45,14 +45,14 @@ def view(
     with listen(host, port, otherwise=0 if port == PORT else None) as listening:
         secret = key if key is not None else new_key(listening)
         address = address_of(listening, host, secret)
-        print(f"{address}  Ctrl-C ends it", flush=True)
+        print(f"{address}  Ctrl-C stops it", flush=True)
         if not no_browser and sys.stdout.isatty():
             webbrowser.open(address)
         serve_pages(MicroscopeApp(viewed, secret, host), listening)
 
 
 def _export(runs: Sequence[str], place: str, recompute: bool) -> None:
-    """Write the page of a step of the one run here, as `RUN-step-12.html`."""
+    """Write the page of a step, or of a prompt, of the single run to the current folder, as `RUN-step-12.html`."""
     from proxima.data.atomic_files import write_atomic
     from proxima.view.microscope.exported_page import exported_page, step_of
     from proxima.view.microscope.server import open_runs

@@ -40,7 +40,7 @@ def test_it_serves_the_recipe_until_ctrl_c_and_says_how_to_train(recipe, tmp_pat
     )
     try:
         said = []
-        while not said or said[-1] != "Ctrl-C ends it\n":
+        while not said or said[-1] != "Ctrl-C stops it\n":
             said.append(command.stdout.readline())
             assert said[-1], said
         train = next(line for line in said if line.startswith("train "))

@@ -1,1 +1,1 @@
-"""`proxima data`: `data_command` has its arguments, `prepare_action` and `inspect_actions` what they do."""
+"""`proxima data`: `data_command` lists its actions; `prepare_action`, `inspect_actions`, `episode_action` run them."""

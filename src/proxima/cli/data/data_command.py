@@ -1,4 +1,4 @@
-"""Make data sets to train on and to evaluate on: prepare, show, check, list. Inspect the episodes of a recipe.
+"""Prepare, show, check and list data sets for training and evaluation. Inspect the episodes of a recipe.
 
 proxima data prepare gsm8k     # from the hub or its cache into data/gsm8k
 proxima data prepare dapo-math --from dapo.parquet --against data/aime24 data/math500

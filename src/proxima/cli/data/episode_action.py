@@ -1,4 +1,4 @@
-"""`proxima data inspect`: an episode of a recipe with its tokens, before anything is trained."""
+"""`proxima data inspect`: show an episode of a recipe with its tokens, before anything is trained."""
 
 import os
 import sys
@@ -34,8 +34,8 @@ def inspect_episode(
     row: Annotated[int, Argument(ROW)] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Play an episode of a recipe's task in its environment, with made turns of the model, and print its tokens: which
-    are the prompt, which are sampled and trained, which are not. Loads no weights."""
+    """Play an episode of a recipe's task in its environment, with scripted turns of the model, and print its tokens:
+    which are the prompt, which are sampled and trained, which are not. Loads no weights."""
     from proxima.config import load_recipe
     from proxima.runtime.launch.episodes import AgentWorld
     from proxima.runtime.launch.run_data import load_run_data
@@ -76,7 +76,7 @@ def _prompt(source: Any, row: int) -> Prompt:
 
 @dataclass
 class MadeTurns:
-    """An engine that says what it was given, and then the last of it again."""
+    """An engine that answers with the given turns in order, and then repeats the last one."""
 
     world: "World"
     turns: tuple[str, ...] = ()
@@ -84,10 +84,11 @@ class MadeTurns:
     def __post_init__(self) -> None:
         self.tokenizer: Any = self.world.template.tokenizer
         self.turns = self.turns or (*_call(self.world), SENTENCE)
-        self.cut: list[tuple[int, int, int]] = []  # turn, its tokens, how many of them there was room for
+        self.cut: list[tuple[int, int, int]] = []  # turn, number of its tokens, number of those that fit
 
     def cuts(self, max_tokens: int) -> list[str]:
-        """A note on each turn that a limit cut; `max_tokens` of the recipe, of which an episode may leave less."""
+        """A note on each turn that a limit cut off: `max_tokens` of the recipe, or the fewer tokens that an episode had
+        left."""
         notes = []
         for turn, whole, room in self.cut:
             limit = f"sampling.max_tokens={max_tokens}; raise it" if room == max_tokens else "what the episode has left"
@@ -100,7 +101,7 @@ class MadeTurns:
         return Request(prompt=prompt, sample=0, sampling=sampling)
 
     async def generate(self, requests: Sequence["Request"]) -> AsyncIterator[Completion]:
-        """Each request's turn as the tokenizer encodes it, ended by the end-of-text token."""
+        """Yield each request's turn as the tokenizer encodes it, ended by the end-of-text token unless cut off."""
         for request in requests:
             text = self.turns[min(request.turn, len(self.turns) - 1)]
             tokens = self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -41,7 +41,7 @@ def show_folder(
 
 
 def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_json: AsJson = False) -> int:
-    """Compare folders with the hashes in their cards; 1 if a file differs."""
+    """Compare folders with the hashes in their cards; exit code 1 if a file differs."""
     from proxima.prepare import verify_folder
 
     folders = {name: verify_folder(Path(name).expanduser()) for name in folder}
@@ -58,7 +58,7 @@ def check_folders(folder: Annotated[Sequence[str], Argument(words="+")], *, as_j
 
 
 def list_sources(*, as_json: AsJson = False) -> None:
-    """Show what can be prepared, where it is published, and what is in data/."""
+    """List the data sets that can be prepared, where they are published, and which of them are in data/."""
     from proxima.prepare import SOURCES
 
     rows: list[dict[str, Any]] = [

@@ -1,4 +1,4 @@
-"""`proxima data prepare`: which parts are made from what, and what happened to each row."""
+"""`proxima data prepare`: find the parts and files to prepare, and report what happened to the rows."""
 
 import shlex
 import sys
@@ -35,7 +35,7 @@ UNREADABLE = "refuse if more of the questions have no readable answer; 0.01"
 
 @dataclass(frozen=True)
 class PartRequest:
-    """A part to prepare; `required`: named on the command line, or the source is useless without it."""
+    """A part to prepare; `required` is True if it has a `--from`, or the source is useless without it."""
 
     part: "Part"
     place: str | None
@@ -70,10 +70,10 @@ def prepare_source(
     as_json: Annotated[bool, Argument("print the cards for programs", flag="--json")] = False,
     quiet: Annotated[bool, Argument("no progress")] = False,
 ) -> None:
-    """Make a data set without repeats or evaluation questions, with a card.
+    """Prepare a data set without repeats or evaluation questions, with a card.
 
     Raises:
-        UserError: see `prepare`; or no part could be made.
+        UserError: as for `prepare`, or no part could be prepared.
     """
     from proxima.prepare import locate_files, prepare, resolve_template
     from proxima.prepare.atomic_folder import refuse_existing
@@ -116,7 +116,7 @@ def prepare_source(
             )
         if not as_json:
             print("\n".join(report(made[-1], dry_run)), flush=True)
-    sys.stderr.writelines(f"not made: {line}\n" for line in missing)
+    sys.stderr.writelines(f"not prepared: {line}\n" for line in missing)
     if as_json:
         print_json([prepared.card for prepared in made])
     if not made and missing:
@@ -125,7 +125,7 @@ def prepare_source(
 
 @contextmanager
 def _progress(folder: Path) -> "Iterator[StageProgress]":
-    """Progress of a preparation; UserError for a full disk, or a folder that may not be written."""
+    """Show the progress of a preparation; UserError for a full disk, or a folder that is not writable."""
     from proxima.view.terminal import StageProgress
 
     progress = StageProgress(sys.stderr, patience=10.0)
@@ -139,7 +139,7 @@ def _progress(folder: Path) -> "Iterator[StageProgress]":
 
 
 def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
-    """The result of each step, in lines."""
+    """Yield lines with the result of each step."""
     from proxima.prepare.dataset_card import recipe_snippet, repetition_line
 
     card = done.card
@@ -176,8 +176,8 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
 
 
 def _eval_sets(folder: Path, made: "Sequence[PreparedFolder]", against: Sequence[str] | None) -> "list[EvalSet]":
-    """The evaluation sets that training questions are compared with: those named, else those beside the folder; and
-    those made just now."""
+    """The evaluation sets that training questions are compared with: those in `against`, or else those next to the
+    folder; and those that this command has prepared."""
     from proxima.prepare import load_eval_set, sibling_eval_sets
 
     fresh = {done.test.name: done.test for done in made if done.test}
@@ -202,7 +202,7 @@ def _parts(name: str) -> tuple["Part", ...]:
 
 
 def _requests(parts: Sequence["Part"], given: Sequence[str], out: Path | None) -> list[PartRequest]:
-    """The parts to make, evaluation sets first: training questions are compared with them."""
+    """The parts to prepare, evaluation sets first: training questions are compared with them."""
     places = dict(_named_places(parts, given))
     main = next((part for part in parts if not part.optional), None)
     requests = []
@@ -220,7 +220,7 @@ def _requests(parts: Sequence["Part"], given: Sequence[str], out: Path | None) -
 
 
 def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(part, place) of each --from: by its name before the `=`, or what the place is called."""
+    """Yield (part, place) for each --from; the part is named before the `=` or inferred from the name of the place."""
     names = {part.name for part in parts}
     for text in given:
         name, equals, place = text.partition("=")
@@ -249,7 +249,8 @@ def _command(
     options: "PrepareOptions",
     against: Sequence[str] | None,
 ) -> str:
-    """The options that decide the content: equal data have equal cards wherever they are written."""
+    """The command with only the options that decide the content, so that equal data have equal cards wherever they are
+    written."""
     words = ["proxima", "data", "prepare", source]
     for place in places:
         words += ["--from", place]

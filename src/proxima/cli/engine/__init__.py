@@ -1,2 +1,2 @@
-"""`proxima engine`: `engine_command` has its actions, one module each. To add one: a module and a line in its
+"""`proxima engine`: `engine_command` lists its actions, one module each. To add one: a module and a line in
 `COMMAND`."""

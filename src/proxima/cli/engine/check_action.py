@@ -1,8 +1,8 @@
-"""`proxima engine check URL`: the laws of engines, against a live server.
+"""`proxima engine check URL`: check the laws of engines against a live server.
 
-Prints a line for each law: passed, skipped with the reason, or FAILED with what was found and what it would mean for a
-run. Exit code 1 if a law failed. The server should have nothing else to do; laws that pause it or load weights are run
-with --control alone."""
+Prints a line for each law: passed, skipped with the reason, or FAILED with the finding and its consequence for a run.
+Exit code 1 if a law failed. The server should have no other load; laws that pause it or load weights are run only with
+--control."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,10 +27,10 @@ def check_server(
     draws: Annotated[int, Argument("tokens to draw to compare their frequencies; 3000")] = 3000,
     as_json: Annotated[bool, Argument("print every result for programs", flag="--json")] = False,
 ) -> int:
-    """Check the laws of engines against a live server; 1 if one fails.
+    """Check the laws of engines against a live server; exit code 1 if one fails.
 
     Raises:
-        UserError: there is no such server or model, or there are too few draws.
+        UserError: the server can't be reached, the model does not exist, or there are too few draws.
     """
     from proxima.check import check_live_server
 
@@ -46,7 +46,7 @@ def check_server(
 
 
 def _find(place: ServerPlace) -> "BareServer":
-    """The server, asked what it is and can do."""
+    """Detect the server's kind and capabilities."""
     from proxima.check.bare_server import BareServer
     from proxima.engine.http.detect import detect_server
 

@@ -1,9 +1,9 @@
-"""Engines that are servers: install one, start one for a recipe, ask one what it can do, check it.
+"""Engines that are servers: install one, start one for a recipe, query its capabilities, check it.
 
-proxima engine install vllm                               # into .venv-vllm, an environment of its own
-proxima engine serve quickstart engine=vllm               # start a server for a recipe; Ctrl-C ends it
-proxima engine probe http://127.0.0.1:8000                # what a server can do
-proxima engine check http://127.0.0.1:8000 --model MODEL  # whether it does it right"""
+proxima engine install vllm                               # into .venv-vllm, a dedicated environment
+proxima engine serve quickstart engine=vllm               # start a server for a recipe; Ctrl-C stops it
+proxima engine probe http://127.0.0.1:8000                # the capabilities of a server
+proxima engine check http://127.0.0.1:8000 --model MODEL  # test that it behaves correctly"""
 
 from proxima.cli.engine.check_action import check_server
 from proxima.cli.engine.install_action import install_server

@@ -1,11 +1,11 @@
-"""`proxima engine install`: a server into a virtual environment of its own."""
+"""`proxima engine install`: install a server into a dedicated virtual environment."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 from proxima.cli.parameters import Argument
 
-INTO = "folder of the environment, made if it is not there; default: .venv-vllm"
+INTO = "folder of the environment, created if it does not exist; default: .venv-vllm"
 BUILD = "cpu, gpu, or auto, the default: gpu where this machine has one from NVIDIA"
 
 
@@ -15,7 +15,7 @@ def install_server(
     into: Annotated[Path, Argument(INTO, "DIR")] = Path(".venv-vllm"),
     build: Annotated[Literal["auto", "cpu", "gpu"], Argument(BUILD)] = "auto",
 ) -> None:
-    """Install a server into an environment of its own."""
+    """Install a server into a dedicated virtual environment."""
     from proxima.engine.serve.launch import has_gpu
     from proxima.engine.serve.server_environment import ServerEnvironment
 

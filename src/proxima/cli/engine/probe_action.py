@@ -1,4 +1,4 @@
-"""`proxima engine probe URL`: what a server can do, found by asking it."""
+"""`proxima engine probe URL`: ask a server for its capabilities."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +23,7 @@ MEANINGS = {
 def probe_server(
     place: ServerPlace, *, as_json: Annotated[bool, Argument("print the facts for programs", flag="--json")] = False
 ) -> None:
-    """Ask a server what it can do."""
+    """Ask a server for its capabilities."""
     from proxima.engine.http.detect import detect_server
 
     _, facts = with_server(place, lambda client: detect_server(client, place.kind))
@@ -36,13 +36,13 @@ def probe_server(
 
 
 def plain_facts(facts: "ServerFacts") -> dict[str, Any]:
-    """The facts as JSON has them: sets become sorted lists."""
+    """The facts as JSON values: sets become sorted lists."""
     values = vars(facts) | {"more": dict(facts.more)}
     return {name: sorted(value) if isinstance(value, frozenset) else value for name, value in values.items()}
 
 
 def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
-    """Each fact and how it reads: `version spans`, `yes`."""
+    """Yield the name and the text of each fact: `version spans`, `yes`."""
     for name, value in plain_facts(facts).items():
         if name == "more":
             yield from facts.more.items()
@@ -55,7 +55,7 @@ def fact_rows(facts: "ServerFacts") -> Iterator[tuple[str, str]]:
 
 def _text(name: str, value: Any) -> str:
     if value is None:
-        return "none" if name == "quantization" else "the server does not tell"
+        return "none" if name == "quantization" else "not reported by the server"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):

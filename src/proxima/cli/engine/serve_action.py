@@ -1,4 +1,4 @@
-"""`proxima engine serve`: the server of a recipe, in the foreground."""
+"""`proxima engine serve`: run the server of a recipe in the foreground."""
 
 import os
 import shlex
@@ -19,7 +19,7 @@ def serve_recipe(
     """Start the server of a recipe, and keep it running.
 
     Raises:
-        UserError: the recipe's engine is no server, or the server can't start.
+        UserError: the recipe's engine is not a server, or the server can't start.
     """
     from proxima.config import resolve
     from proxima.config.sections.model_section import model_problem
@@ -35,11 +35,11 @@ def serve_recipe(
         serve, kind = serve_section(config)
         with within("engine.serve"):
             check_serve(kind, serve, model=config.model.path)
-        if remedy := model_problem(config.model.path):  # the server would start, load its packages, and die of it
+        if remedy := model_problem(config.model.path):  # else the server would start, load its packages, and fail
             raise FieldError("model.path", config.model.path, remedy)
         if is_downloadable(config.model.path):
             download_demo_model()
-        load_config(config.model.path, config.model.revision)  # reads nothing else of a model, of a hub's neither
+        load_config(config.model.path, config.model.revision)  # reads the config alone, also of a model on the hub
         with within("engine.serve"):
             servers = start_servers(
                 kind,
@@ -57,17 +57,17 @@ def serve_recipe(
         try:
             print(f"log      {servers.started[0].log}")
             print(f"train    {how_to_train([recipe, *override], config.engine, servers.urls, servers.token)}")
-            print("Ctrl-C ends it", flush=True)
+            print("Ctrl-C stops it", flush=True)
             raise servers.wait()
         except KeyboardInterrupt:
-            print("ending the server", flush=True)
+            print("stopping the server", flush=True)
 
 
 def serve_section(config: Any) -> "tuple[Any, str]":
-    """`engine.serve` and the kind of the engine; where the recipe names a server by its URL, a section for that one.
+    """`engine.serve` and the kind of the engine; if the recipe names servers by URL, a section for those.
 
     Raises:
-        FieldError: the engine is no server, or one on another machine.
+        FieldError: the engine is not a server, a server is on another machine, or the ports are not consecutive.
     """
     from urllib.parse import urlsplit
 
@@ -93,14 +93,15 @@ def serve_section(config: Any) -> "tuple[Any, str]":
 
 
 def key_of(engine: Any) -> str | None:
-    """The key that clients of this recipe send: of `token_env`; none where it gives only a URL; else a new one."""
+    """The key that clients of this recipe send: the value of `token_env`; empty, for no key, if the recipe gives only a
+    URL; else None, for a new key."""
     if engine.token_env is not None:
         return os.environ.get(engine.token_env, "")
     return None if engine.serve is not None else ""
 
 
 def how_to_train(given: Sequence[str], engine: Any, urls: tuple[str, ...], key: str) -> str:
-    """The command with which another terminal trains the recipe on these servers."""
+    """The command that trains the recipe on these servers from another terminal."""
     words = ["proxima", "train", *given]
     if engine.serve is None:
         return shlex.join(words)

@@ -1,4 +1,4 @@
-"""The options that say which server is meant."""
+"""The options that select a server."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -34,7 +34,7 @@ def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]
     """Return the result of `use(client)`, then close the connections.
 
     Raises:
-        UserError: an address that can't be meant, or a call that failed.
+        UserError: the address is not valid, or a call failed.
     """
     from proxima.engine.http.client import Address, ServerClient, ServerError
 
@@ -42,7 +42,7 @@ def with_server(place: ServerPlace, use: "Callable[[ServerClient], Awaitable[T]]
         raise UserError(f"--seconds {place.seconds:g}: must be > 0 and finite")
     try:
         address = Address(place.url, place.token_env, place.allow_remote)
-    except FieldError as error:  # in the words of a command line
+    except FieldError as error:  # name the options of the command line
         text = str(error).replace("allow_remote=true", "--allow-remote").replace("token_env=", "--token-env ")
         raise UserError(text.replace(" token_env", " --token-env")) from error
     client = ServerClient(address, seconds=place.seconds)

@@ -4,10 +4,10 @@ from typing import Any
 
 
 def brief_answer(prompt: Any, completion: Any) -> dict[str, float | bool]:
-    """0 unless the first word is the row's answer; else 0.5, and up to 0.5 more the less text follows.
+    """0 unless the first word is the row's answer; otherwise 0.5, plus 0.5 divided by the number of words.
 
-    Called once a completion, in a worker process: if it raises or hangs, that completion has no score and the run goes
-    on. `prompt.answer` is the row's answer, `completion.text` what the model wrote. Returns a number, or a dict:
+    Called once per completion, in a worker process: if it raises or hangs, that completion has no score and the run
+    continues. `prompt.answer` is the row's answer, `completion.text` the model's answer. Returns a number, or a dict:
     `value` is trained on, `correct` counts as accuracy, and any other number is logged.
     """
     words = completion.text.lower().replace(",", " ").replace(".", " ").split()
