@@ -8,10 +8,10 @@ KEPT: list[socket.socket] = []  # until this process ends
 def kept_socket() -> socket.socket:
     """A socket with a free port of 127.0.0.1, which listens to nothing: whoever connects is refused, nobody else is
     given the port, and a server that asks for it by its number, with SO_REUSEADDR, can listen there beside it."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    found.bind(("127.0.0.1", 0))
-    return found
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", 0))
+    return listener
 
 
 def kept_port() -> int:

@@ -48,7 +48,7 @@ def imported(path: Path) -> set[str]:
 
 def test_the_package_breaks_no_rule():
     """Sizes, names with one meaning, circles, code that nothing reaches."""
-    assert {rule: found for rule, found in house_rules().violations().items() if found} == {}
+    assert {rule: problems for rule, problems in house_rules().violations().items() if problems} == {}
 
 
 def test_every_slow_test_exists():
@@ -63,14 +63,14 @@ def test_every_slow_test_exists():
 
 def test_no_name_says_old():
     """It hides which of the policies is meant: behavior, proximal, or the version before."""
-    found = []
+    collected = []
     for path in SOURCES:
         named = (
             getattr(node, field, None) for node in modules()[path].nodes for field in ("id", "arg", "attr", "name")
         )
         names = {name for name in named if isinstance(name, str)}
-        found += [f"{name_of(path)}: {name}" for name in sorted(names) if re.search(r"(^|_)old(_|$)", name)]
-    assert not found
+        collected += [f"{name_of(path)}: {name}" for name in sorted(names) if re.search(r"(^|_)old(_|$)", name)]
+    assert not collected
 
 
 def test_nothing_is_unpickled():

@@ -120,11 +120,11 @@ def test_a_mutant_is_the_source_with_one_change(tmp_path, monkeypatch):
         "class Spec:\n    examples: tuple = (-1,)\n"
         "    def __call__(self, x):\n        return -x if 0 < x <= 9 else x - 1\n"
     )
-    found = list(mutants.mutants_of(tmp_path / "spec.py"))
-    changes = [mutant.name.split("  ", 1)[1] for mutant in found]
+    values = list(mutants.mutants_of(tmp_path / "spec.py"))
+    changes = [mutant.name.split("  ", 1)[1] for mutant in values]
     assert changes[1:] == ["0 < x <= 9  ->  0 > x <= 9", "0 < x <= 9  ->  0 < x >= 9", "-x  ->  +x", "x - 1  ->  x + 1"]
     results = []
-    for mutant in found:
+    for mutant in values:
         scope = {"percent_off": mutants.percent_off}
         exec(mutants.mutated(tmp_path / "spec.py", mutant.site), scope)
         results.append([scope["Spec"]()(x) for x in (-2, 2, 20)])

@@ -28,8 +28,8 @@ def run(tiny_model, tmp_path_factory):
 
 def test_importing_the_package_loads_nothing_else():
     script = "import sys, proxima; print(sorted({'torch', 'pandas', 'transformers', 'proxima.api'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert found.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 def test_what_a_notebook_looks_up():
@@ -104,21 +104,21 @@ def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
     async def cell():
         tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=1)
         run = proxima.train(tree)
-        found = proxima.evaluate(run.folder, max_tokens=4, limit=3, out=tmp_path / "found")
+        tokens = proxima.evaluate(run.folder, max_tokens=4, limit=3, out=tmp_path / "found")
         await asyncio.sleep(0)  # the loop is as it was
-        return run, found
+        return run, tokens
 
-    run, found = asyncio.run(cell())
+    run, tokens = asyncio.run(cell())
     assert run.status == "done" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     out = capsys.readouterr().out
     assert "done: 1 step in " in out and "arithmetic" in out
     assert (
-        list(found.figures["figure"])[:2] == ["accuracy", "reward/mean"]
-        and found.result["suites"]["arithmetic"]["questions"] == 3
+        list(tokens.figures["figure"])[:2] == ["accuracy", "reward/mean"]
+        and tokens.result["suites"]["arithmetic"]["questions"] == 3
     )
-    assert list(found.answers["set"]) == ["arithmetic"] * 3
-    assert found.answers["length"].max() <= 4
-    assert repr(found) == f"<evaluation {tmp_path / 'found'}  arithmetic accuracy {found.figures['value'][0]:.3f}>"
+    assert list(tokens.answers["set"]) == ["arithmetic"] * 3
+    assert tokens.answers["length"].max() <= 4
+    assert repr(tokens) == f"<evaluation {tmp_path / 'found'}  arithmetic accuracy {tokens.figures['value'][0]:.3f}>"
 
 
 def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
@@ -184,9 +184,9 @@ def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatc
     rollouts = run.rollouts(columns=["text", "reward"])
     assert list(rollouts["reward"]) == [len(text) / 10 for text in rollouts["text"]]
     again = recipe(tiny_model("llama"), folder=str(tmp_path / "class"), train__steps=1)
-    found = proxima.train(again, {"reward": [{"kind": Even, "weight": 2}], "eval.every": 0}, quiet=True)
-    assert found.config["reward"][0] == {
-        **found.config["reward"][0],
+    result = proxima.train(again, {"reward": [{"kind": Even, "weight": 2}], "eval.every": 0}, quiet=True)
+    assert result.config["reward"][0] == {
+        **result.config["reward"][0],
         "kind": "tests.runtime.tiny_run:Even",
         "weight": 2,
     }

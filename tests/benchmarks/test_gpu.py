@@ -62,10 +62,10 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     words = ["--rehearse", "--model", str(tmp_path), "--json-out", str(out), "--only", *parts]
     monkeypatch.setattr(sys, "argv", ["gpu", *words])
     assert gpu.main() == 0
-    found = json.loads(out.read_text())
-    assert found["rehearsal"] and found["parts"]["good"]["result"] == {"ratio": 3.5}
-    assert found["parts"]["says"]["result"] == "3 passed in 1 s"
-    reasons = {name: one["reason"] for name, one in found["parts"].items() if "reason" in one}
+    output = json.loads(out.read_text())
+    assert output["rehearsal"] and output["parts"]["good"]["result"] == {"ratio": 3.5}
+    assert output["parts"]["says"]["result"] == "3 passed in 1 s"
+    reasons = {name: entry["reason"] for name, entry in output["parts"].items() if "reason" in entry}
     assert reasons == {
         "broken": "exit code 1: ValueError: 17 rows",
         "slow": "not done after 0.01 minutes",
@@ -79,8 +79,8 @@ def test_without_a_gpu_it_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(sys, "argv", ["gpu"])
     assert gpu.main() == 2
-    told = capsys.readouterr()
-    assert told.out == "" and told.err.count("\n") == 1 and "--rehearse" in told.err
+    output = capsys.readouterr()
+    assert output.out == "" and output.err.count("\n") == 1 and "--rehearse" in output.err
 
 
 def test_the_demo_is_told_by_its_accuracy():

@@ -163,10 +163,10 @@ def own_side_of_vllm(module, model, out):
     engine = LocalEngine(load(str(model), device="cpu"), Local(slots=2, dtype="float32"))
     texts = module.questions(2, 1)
     prompts = [Prompt(uid=i, messages=(), tokens=np.arange(1, 4 + len(text) % 3)) for i, text in enumerate(texts)]
-    one = module.ours(engine, prompts, 3)
-    one |= {"tokens": 6, "rate": one["tokens"] / one["seconds"]}
+    single = module.ours(engine, prompts, 3)
+    single |= {"tokens": 6, "rate": single["tokens"] / single["seconds"]}
     options = SimpleNamespace(requests=2, tokens=3, running=2, repeats=1, model=str(model), json_out=Path(out))
-    module.report({module.PEER: [one], "proxima": [one]}, options)
+    module.report({module.PEER: [single], "proxima": [single]}, options)
 
 
 @pytest.mark.parametrize("claim", TINY)
@@ -190,9 +190,9 @@ def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
     monkeypatch.setattr(Activity, "stage", Activity.stage)
     earlier = {"kind": "sync", "commit": "earlier", "hits": [["trainer", "start"]], "wrong": []}
     (file := tmp_path / "runs.jsonl").write_text(json.dumps(earlier) + "\n")
-    found = episodes.campaign(tmp_path, file, 2, kinds=["sync"])
-    assert found["wrong"] == [] and "earlier" in found["commits"] and sum(found["kills"].values()) >= 2
-    assert 2 <= found["runs"] == found["runs_as_expected"] == len(episodes.lines(file, "sync"))
+    result = episodes.campaign(tmp_path, file, 2, kinds=["sync"])
+    assert result["wrong"] == [] and "earlier" in result["commits"] and sum(result["kills"].values()) >= 2
+    assert 2 <= result["runs"] == result["runs_as_expected"] == len(episodes.lines(file, "sync"))
 
 
 def test_kills_of_asynchronous_runs(measured, monkeypatch):

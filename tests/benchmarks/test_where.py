@@ -69,10 +69,10 @@ def test_a_backward_pass_has_the_regions_of_its_forward_pass(monkeypatch):
     monkeypatch.setattr(phases, "PHASES", watched)
     monkeypatch.setattr(phases, "REGIONS", {"attention": (f"{__name__}:Model.scores",)})
     model, before = Model(), Model.forward
-    found, operations, clock = kinds.trace(lambda: model.forward(torch.randn(8, 64)).backward())
+    result, operations, clock = kinds.trace(lambda: model.forward(torch.randn(8, 64)).backward())
     for phase in watched:
         assert {"attention aten::bmm", "products aten::mm"} <= set(operations[phase])
-        assert clock.seconds[phase] > sum(found[phase].values()) > 0
+        assert clock.seconds[phase] > sum(result[phase].values()) > 0
     assert Model.forward is before  # what was replaced is back
 
 
@@ -90,9 +90,9 @@ def test_a_compiled_kernel_is_an_operation(tmp_path, monkeypatch):
     module = importlib.import_module("lab_kernels.step")
     step = module.Step()
     monkeypatch.setattr(Model, "forward", lambda self: (step.norm(), module.sample_kernel()()))
-    found, operations, clock = kinds.trace(lambda: Model().forward())
+    result, operations, clock = kinds.trace(lambda: Model().forward())
     assert list(operations["decode"]) == ["elementwise kernel/Step.norm", "vocabulary kernel/sample_kernel"]
-    assert clock.seconds["decode"] > found["decode"]["elementwise"] > 0
+    assert clock.seconds["decode"] > result["decode"]["elementwise"] > 0
 
 
 def test_a_clock_counts_the_outer_phase(monkeypatch):

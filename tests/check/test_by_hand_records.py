@@ -19,7 +19,7 @@ def by_hand(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"surrogate": "ppo_clip", "aggregate": "token_sum"}, "loss: -4, expected -2"),
         ({"expected": {"loss": -2.1}}, "loss: -2, expected -2.1"),
@@ -27,14 +27,14 @@ def by_hand(**changes: Any) -> dict[str, Any]:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], told: str) -> None:
+def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     assert check_record(by_hand()).status == check_record(by_hand(source="hand")).status == "passed"
     result = check_record(by_hand(**changes))
-    assert result.status == "FAILED" and told in result.detail
+    assert result.status == "FAILED" and message in result.detail
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"surrogate": None}, "golden record 'ratio_one' names no spec; add one of surrogate, "),
         ({"surrogate": "ppo_clap"}, "did you mean 'ppo_clip'"),
@@ -48,10 +48,10 @@ def test_what_is_wrong_is_named(changes: dict[str, Any], told: str) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_faulty_record_is_refused(changes: dict[str, Any], told: str, proxima, here) -> None:  # noqa: F811
+def test_a_faulty_record_is_refused(changes: dict[str, Any], message: str, proxima, here) -> None:  # noqa: F811
     (here / "mine.json").write_text(json.dumps([by_hand(**changes)]))
     code, out, err = proxima("check", "mine.json")
-    assert (code, out) == (2, "") and err.count("\n") == 1 and told in err
+    assert (code, out) == (2, "") and err.count("\n") == 1 and message in err
 
 
 def test_a_file_without_records_is_refused(proxima, here) -> None:  # noqa: F811
@@ -133,7 +133,7 @@ def test_every_slot_by_hand(specs: dict[str, Any], inputs: dict[str, Any], expec
 
 
 @pytest.mark.parametrize(
-    ("specs", "inputs", "told"),
+    ("specs", "inputs", "message"),
     [
         ({"reward_kl": {}}, {"log_prob": [-1]}, "inputs: score is missing"),
         ({"proximal": "next"}, {"old_log_prob": [-1]}, "there is no 'old_log_prob' here; did you mean"),
@@ -141,10 +141,10 @@ def test_every_slot_by_hand(specs: dict[str, Any], inputs: dict[str, Any], expec
         ({"selection": "balance"}, {"reward": [1], "group": [1], "advantages": [1]}, "no field 'advantages'"),
     ],
 )
-def test_an_input_by_hand_that_is_wrong_is_named(specs: dict[str, Any], inputs: dict[str, Any], told: str) -> None:
+def test_an_input_by_hand_that_is_wrong_is_named(specs: dict[str, Any], inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refused:
         check_record({"name": "x", "source": "by hand", **specs, "inputs": inputs, "expected": {"loss": 0}})
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_command(proxima, here):  # noqa: F811
@@ -162,7 +162,7 @@ def test_the_command(proxima, here):  # noqa: F811
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (
             {"source": "verl 0.9"},
@@ -172,7 +172,7 @@ def test_the_command(proxima, here):  # noqa: F811
         ({"corection": "importance"}, "golden record 'ratio_one' has the unknown keys corection"),
     ],
 )
-def test_a_file_of_other_records_is_refused(change, told, proxima, here):  # noqa: F811
+def test_a_file_of_other_records_is_refused(change, message, proxima, here):  # noqa: F811
     (here / "mine.json").write_text(json.dumps([by_hand(), by_hand(**change)]))
     code, out, err = proxima("check", "mine.json")
-    assert (code, out) == (2, "") and err.startswith(f"error: mine.json: entry 1: {told}") and err.count("\n") == 1
+    assert (code, out) == (2, "") and err.startswith(f"error: mine.json: entry 1: {message}") and err.count("\n") == 1

@@ -21,9 +21,9 @@ def loaded():
 
 
 def checked(law, spec, loaded, **fields):
-    (found,) = (one for one in ENGINE_LAWS if one.name == law)
+    (chosen,) = (entry for entry in ENGINE_LAWS if entry.name == law)
     setup = EngineSetup.of(loaded())
-    return check_law(found, EngineUnderTest(spec, setup, loaded, dtype="float32", **fields))
+    return check_law(chosen, EngineUnderTest(spec, setup, loaded, dtype="float32", **fields))
 
 
 DEFECTS = [
@@ -55,10 +55,10 @@ def test_every_law_has_a_defect():
     assert {law for _, law, _ in DEFECTS} == {law.name for law in ENGINE_LAWS}
 
 
-@pytest.mark.parametrize(("defect", "law", "told"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
-def test_a_defect_is_found(defect, law, told, loaded):
+@pytest.mark.parametrize(("defect", "law", "message"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_defect_is_found(defect, law, message, loaded):
     result = checked(law, Broken(defect()), loaded)
-    assert result.status == "FAILED" and told in result.detail, result
+    assert result.status == "FAILED" and message in result.detail, result
 
 
 @pytest.mark.parametrize("law", sorted(law.name for law in ENGINE_LAWS))
@@ -68,7 +68,7 @@ def test_a_sound_engine_passes(law, loaded):
 
 
 def test_without_a_model_there_is_nothing_to_compare_with(loaded):
-    (law,) = (one for one in ENGINE_LAWS if one.name == "greedy")
+    (law,) = (entry for entry in ENGINE_LAWS if entry.name == "greedy")
     result = check_law(law, EngineUnderTest(Local(dtype="float32"), EngineSetup.of(loaded())))
     assert (result.status, result.detail) == ("skipped", "no model to compare with: give --model FOLDER")
 
@@ -81,8 +81,8 @@ def softmax(logits):
 def test_the_false_alarms_of_the_test_of_frequencies(draws):
     """The chances of a sound sampler are uniform: of 2,000, about 2 % are below 0.02 and none below the limit."""
     random, p = np.random.default_rng(0), softmax(np.random.default_rng(1).normal(size=300) * 2)
-    told = dict(enumerate(np.log(p)))
-    chances = [tail_of_chi_squared(*chi_squared(told, random.choice(300, draws, p=p))) for _ in range(2000)]
+    log_probs = dict(enumerate(np.log(p)))
+    chances = [tail_of_chi_squared(*chi_squared(log_probs, random.choice(300, draws, p=p))) for _ in range(2000)]
     assert 0.01 < np.mean(np.array(chances) < 0.02) < 0.035 and min(chances) > FALSE_ALARM
 
 
@@ -90,15 +90,15 @@ def test_the_false_alarms_of_the_test_of_frequencies(draws):
 def test_the_power_of_the_test_of_frequencies(temperature):
     """1,000 counted draws of a sampler at a wrong temperature are found, each time of 50."""
     random, logits = np.random.default_rng(0), np.random.default_rng(1).normal(size=300) * 2
-    told = dict(enumerate(np.log(softmax(logits))))
+    log_probs = dict(enumerate(np.log(softmax(logits))))
     wrong = softmax(logits / temperature)
-    chances = [tail_of_chi_squared(*chi_squared(told, random.choice(300, 1000, p=wrong))) for _ in range(50)]
+    chances = [tail_of_chi_squared(*chi_squared(log_probs, random.choice(300, 1000, p=wrong))) for _ in range(50)]
     assert max(chances) < FALSE_ALARM
 
 
 def test_chi_squared_by_hand():
-    told = {0: np.log(0.5), 1: np.log(0.25)}  # and a quarter for all others
+    messages = {0: np.log(0.5), 1: np.log(0.25)}  # and a quarter for all others
     tokens = np.array([0] * 40 + [1] * 30 + [7] * 30)  # expected: 50, 25, 25
-    assert chi_squared(told, tokens) == (pytest.approx(100 / 50 + 25 / 25 + 25 / 25), 2)
+    assert chi_squared(messages, tokens) == (pytest.approx(100 / 50 + 25 / 25 + 25 / 25), 2)
     assert tail_of_chi_squared(4.0, 2) == pytest.approx(np.exp(-2.0))
     assert chi_squared({5: 0.0}, np.full(100, 5)) == (0.0, 0) and tail_of_chi_squared(0.0, 0) == 1.0

@@ -34,10 +34,10 @@ def folder(tiny, tmp_path_factory):
 
 class NoLogProbs(FakeSglang):
     def output(self, *given):
-        found = super().output(*given)
+        result = super().output(*given)
         for name in ("output_top_logprobs", "input_token_logprobs"):
-            found["meta_info"].pop(name, None)
-        return found
+            result["meta_info"].pop(name, None)
+        return result
 
 
 class OtherTokenizer(FakeSglang):
@@ -48,9 +48,9 @@ class OtherTokenizer(FakeSglang):
 class RunsOn(FakeSglang):
     """Never stops at a token."""
 
-    def ending(self, one):
-        one.sampling["ignore_eos"] = True
-        return super().ending(one)
+    def ending(self, entry):
+        entry.sampling["ignore_eos"] = True
+        return super().ending(entry)
 
 
 class AbortsAll(FakeSglang):
@@ -65,15 +65,15 @@ class AbortsNothing(FakeSglang):
 
 
 class ForgetsSeeds(FakeSglang):
-    def uniform(self, one):
+    def uniform(self, entry):
         return self.random.random()
 
 
 class WrongSpans(FakeSglang):
     def output(self, *given):
-        found = super().output(*given)
-        found["meta_info"]["weight_versions"][-1]["end"] -= 1
-        return found
+        result = super().output(*given)
+        result["meta_info"]["weight_versions"][-1]["end"] -= 1
+        return result
 
 
 class NeverPauses(FakeSglang):
@@ -89,9 +89,9 @@ class ForgetsTheVersion(FakeSglang):
 class OldSpans(FakeSglang):
     """Loads, and goes on to call its tokens by the version before."""
 
-    def step(self, one):
-        super().step(one)
-        one.versions[-1] = "default"
+    def step(self, entry):
+        super().step(entry)
+        entry.versions[-1] = "default"
 
 
 class OtherWeights(FakeSglang):
@@ -143,11 +143,11 @@ def test_every_law_has_a_defect():
     assert {law for _, law, _ in DEFECTS} == set(LAWS)
 
 
-@pytest.mark.parametrize(("defective", "law", "told"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
-def test_a_defect_is_found(defective, law, told, tiny, folder):
+@pytest.mark.parametrize(("defective", "law", "message"), DEFECTS, ids=lambda value: getattr(value, "__name__", None))
+def test_a_defect_is_found(defective, law, message, tiny, folder):
     with defective(tiny, options()) as server:
         result = checked(server, law, tiny, folder)
-    assert result.status == "FAILED" and told in result.detail, result
+    assert result.status == "FAILED" and message in result.detail, result
 
 
 @pytest.mark.parametrize("law", sorted(LAWS))
@@ -158,7 +158,7 @@ def test_a_sound_server_passes(law, tiny, folder):
 
 
 def test_log_probs_before_truncation_are_scored_where_a_server_reports_those_after_it(tiny, folder):
-    (law,) = (one for one in SAMPLING_LAWS if one.name == "truncation")
+    (law,) = (entry for entry in SAMPLING_LAWS if entry.name == "truncation")
     with FakeSglang(tiny, FakeSglangOptions(processed=True)) as server:
         bare = BareServer(Address(server.url), *asyncio.run(found_at(server)))
         assert bare.facts.log_probs == "processed"

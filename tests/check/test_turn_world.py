@@ -37,8 +37,8 @@ def test_episodes_are_paid_by_the_turn():
 
 @pytest.mark.parametrize(("kind", "group_size"), [("rloo", 2), ("turn_returns", 2), ("turn_returns", 3)])
 def test_leave_one_out_is_unbiased(kind, group_size):
-    found = gradient(WORLD, ADVANTAGES[kind](), group_size)
-    torch.testing.assert_close(found, WORLD.gradient(WORLD.policy(0)), **EXACT)
+    result = gradient(WORLD, ADVANTAGES[kind](), group_size)
+    torch.testing.assert_close(result, WORLD.gradient(WORLD.policy(0)), **EXACT)
 
 
 def test_leave_one_out_is_unbiased_over_three_turns():

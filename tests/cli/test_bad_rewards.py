@@ -80,10 +80,10 @@ def test_a_scorer_that_is_not_there(proxima, recipe, here):
 
 def test_a_penalty_that_is_never_due_is_said(recipe):
     """The tiny recipe's completions have at most 4 tokens."""
-    for limit, told in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):
+    for limit, message in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):
         resolved = resolve(recipe(), [f"reward={{kind: overlong, max_tokens: {limit}, buffer_tokens: 4}}"])
         said = [str(problem) for problem in warnings(resolved) if "never reached" in str(problem)]
-        assert [line[: len("reward.0.max_tokens=8 ")] for line in said] == told
+        assert [line[: len("reward.0.max_tokens=8 ")] for line in said] == message
 
 
 def test_all_kinds_are_listed_with_a_sentence(proxima):

@@ -32,27 +32,31 @@ def test_thresholds_are_quantiles():
     behavior = rng.uniform(0.2, 0.8, (50, 40))
     policy = behavior + rng.normal(0, 0.05, behavior.shape).clip(-0.15, 0.15)
     completions = [completion(b, p) for b, p in zip(behavior, policy, strict=True)]
-    found = Calibration.of(completions, Cppo(), share=0.01)
+    calibration = Calibration.of(completions, Cppo(), share=0.01)
     far = np.abs(policy - behavior)
     weight = 1 - 0.2 * np.arange(40) / 39
-    assert found.delta_b == pytest.approx(np.quantile(far, 0.9), rel=0.06)
-    assert found.delta == pytest.approx(np.quantile(far * weight, 0.99), rel=0.06)
-    assert found.quantiles[1.0] == pytest.approx(far.max(), rel=1e-5)
-    assert (found.tokens, found.completions) == (2000, 50)
-    assert found.masked == masked_share(as_batch(completions), Cppo(delta=found.delta, delta_b=found.delta_b))
-    assert found.masked < found.masked_now  # the published budget is a third of what these policies need
+    assert calibration.delta_b == pytest.approx(np.quantile(far, 0.9), rel=0.06)
+    assert calibration.delta == pytest.approx(np.quantile(far * weight, 0.99), rel=0.06)
+    assert calibration.quantiles[1.0] == pytest.approx(far.max(), rel=1e-5)
+    assert (calibration.tokens, calibration.completions) == (2000, 50)
+    assert calibration.masked == masked_share(
+        as_batch(completions), Cppo(delta=calibration.delta, delta_b=calibration.delta_b)
+    )
+    assert calibration.masked < calibration.masked_now  # the published budget is a third of what these policies need
 
 
 def test_a_percentile_of_too_few_tokens_is_said():
-    found = Calibration.of([WORKED], Cppo(), share=0.001)
-    assert "WARNING of 5 tokens that is the largest; raise --steps for 1,000 and more" in lines(found, 0.001, Path("r"))
-    assert "WARNING" not in "".join(lines(found, 0.2, Path("r")))
+    calibration = Calibration.of([WORKED], Cppo(), share=0.001)
+    assert "WARNING of 5 tokens that is the largest; raise --steps for 1,000 and more" in lines(
+        calibration, 0.001, Path("r")
+    )
+    assert "WARNING" not in "".join(lines(calibration, 0.2, Path("r")))
 
 
 def test_thresholds_of_equal_policies_are_legal():
     same = completion([0.5, 0.5], [0.5, 0.5])
-    found = Calibration.of([same], Cppo(), share=0.001)
-    assert (found.delta, found.delta_b, found.masked) == (1e-6, 0.0, 0.0)
+    calibration = Calibration.of([same], Cppo(), share=0.001)
+    assert (calibration.delta, calibration.delta_b, calibration.masked) == (1e-6, 0.0, 0.0)
 
 
 def test_figure_shows_the_worked_example():
@@ -91,12 +95,12 @@ def test_recipe_and_its_run(proxima, here, calibrated):
     assert len(completions) == 8  # those whose advantage is 0 too
     assert f"of 8 completions, {folder.relative_to(here)}" in calibrated
     code, out, _ = proxima("calibrate", folder, "--json")
-    found = json.loads(out)
-    assert code == 0 and found["tokens"] == sum(len(it.log_prob) for it in completions)
+    output = json.loads(out)
+    assert code == 0 and output["tokens"] == sum(len(it.log_prob) for it in completions)
     assert (
-        f"algorithm.surrogate.delta={found['delta']:g} algorithm.surrogate.delta_b={found['delta_b']:g}" in calibrated
+        f"algorithm.surrogate.delta={output['delta']:g} algorithm.surrogate.delta_b={output['delta_b']:g}" in calibrated
     )
-    assert f"{found['masked_now']:.3%} with delta=0.15 delta_b=0.02" in calibrated
+    assert f"{output['masked_now']:.3%} with delta=0.15 delta_b=0.02" in calibrated
     key = f"{completions[3].prompt_uid}:{completions[3].sample}"
     assert proxima("plot", "threshold", folder, "--completion", key) == (0, "threshold.svg\n", NO_BOUND)
     prompt, sample = key.split(":")

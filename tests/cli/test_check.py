@@ -60,7 +60,7 @@ def test_a_strangers_surrogate_is_one_file(stranger, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "law", "told"),
+    ("change", "law", "message"),
     [
         (("-b.masked", "b.masked"), "on_policy", "gradient at ratio 1"),
         (('b.masked("advantage")', "b.advantage"), "masked_nan", "loss is not 0 outside the loss mask"),
@@ -72,14 +72,14 @@ def test_a_strangers_surrogate_is_one_file(stranger, capsys):
         (("-b.masked(", "0.1 - b.masked("), "zero_advantage", "advantage 0"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, change, law, told):
+def test_what_is_wrong_is_found_with_a_small_counterexample(stranger, change, law, message):
     before, after = change
     assert before in SOUND
     name = f"broken_{law}"
     stranger(name, SOUND.replace(before, after))
     spec = importlib.import_module(name).SoftClip()
-    (result,) = (check_law(one, spec) for one in laws_of("surrogate", spec) if one.name == law)
-    assert result.status == "FAILED" and told in result.detail
+    (result,) = (check_law(entry, spec) for entry in laws_of("surrogate", spec) if entry.name == law)
+    assert result.status == "FAILED" and message in result.detail
     assert "counterexample: lengths [" in result.detail
 
 
@@ -92,7 +92,7 @@ def test_broken_laws_are_in_the_json(stranger, capsys):
 
 
 @pytest.mark.parametrize(
-    ("change", "law", "told"),
+    ("change", "law", "message"),
     [
         (("torch.tanh(", "torch.sinh("), "extreme_ratios", "the loss is "),
         (
@@ -112,13 +112,13 @@ def test_broken_laws_are_in_the_json(stranger, capsys):
         ),
     ],
 )
-def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, law, told):
+def test_what_a_spec_says_of_itself_is_not_believed(stranger, capsys, change, law, message):
     before, after = change
     assert before in SOUND
     stranger(f"boasting_{law}", SOUND.replace(before, after))
     assert main(["check", "--json", f"boasting_{law}:SoftClip"]) == 1
     results = {r["law"]: r for r in json.loads(capsys.readouterr().out)["results"]}
-    assert results[law]["status"] == "FAILED" and told in results[law]["detail"]
+    assert results[law]["status"] == "FAILED" and message in results[law]["detail"]
 
 
 def test_an_exempt_law_is_run(capsys):
@@ -223,9 +223,9 @@ def test_a_strangers_engine(stranger, capsys):
         ),
     )
     assert main(["check", "stale_lab:Echo"]) == 1
-    told = capsys.readouterr().out
-    assert "FAILED   versions: tokens carry versions {" in told
-    assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in told
+    output = capsys.readouterr().out
+    assert "FAILED   versions: tokens carry versions {" in output
+    assert "FAILED   determinism: prompt 0, sample 0 differs when it is alone" in output
 
 
 def test_our_engine(capsys):

@@ -224,14 +224,14 @@ def lab(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore:std")
 @pytest.mark.parametrize("name", BROKEN)
 def test_the_cause_comes_first_and_alone(lab, capsys, name):
-    source, law, told, cure = BROKEN[name]
+    source, law, message, cure = BROKEN[name]
     lab(f"broken_{name}", source)
     assert main(["check", f"broken_{name}:Mine"]) == 1
     lines = capsys.readouterr().out.splitlines()
     (failed,) = (
         number for number, line in enumerate(lines) if line.startswith("FAILED")
     )  # nothing that follows from it
-    assert lines[failed].startswith(f"FAILED   {law}: ") and told in lines[failed]
+    assert lines[failed].startswith(f"FAILED   {law}: ") and message in lines[failed]
     assert lines[failed + 2].startswith("         cure: ") and cure in lines[failed + 2]
     rest = lines[failed + 3]
     assert (rest.startswith("skipped  not_tried: ") and f"before `{law}` does" in rest) or lines[failed + 3 :] == lines[
@@ -259,9 +259,9 @@ def test_two_nans_are_equal():
 
     from proxima.check.laws import require_close, same
 
-    nan, one = torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, float("nan")])
+    nan, entry = torch.tensor([float("nan"), 1.0]), torch.tensor([1.0, float("nan")])
     require_close(nan, nan.clone(), "x")
-    assert same(nan, nan.clone()) and not same(nan, one)
+    assert same(nan, nan.clone()) and not same(nan, entry)
     with pytest.raises(AssertionError, match="x at 0"):
         require_close(nan, torch.tensor([1.0, 1.0]), "x")
 

@@ -46,17 +46,17 @@ def test_the_table_fits_a_hundred_columns(proxima, sweep, no_page):
 
 def test_numbers_for_programs(proxima, sweep, here):
     code, out, _ = proxima("compare", "runs/s", "--target", "0.8", "--json")
-    found = json.loads(out)
-    assert code == 0 and found["page"] is None and not (sweep / "compare.html").exists()
-    assert [cell["cell"] for cell in found["cells"]] == ["grpo", "cppo"]
-    assert found["cells"][1]["reach"]["time"] == {
+    output = json.loads(out)
+    assert code == 0 and output["page"] is None and not (sweep / "compare.html").exists()
+    assert [cell["cell"] for cell in output["cells"]] == ["grpo", "cppo"]
+    assert output["cells"][1]["reach"]["time"] == {
         "values": [7.0, 7.0],
         "median": 7.0,
         "ratio": 2.0,
         "pairs": 2,
         "never": 0,
     }
-    assert found["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
+    assert output["cells"][1]["folders"] == ["runs/s/cppo/seed-1", "runs/s/cppo/seed-2"]
     code, out, _ = proxima("compare", "runs/s", "--json", "--out", "page.html")
     assert json.loads(out)["page"] == "page.html" and (here / "page.html").exists()
 
@@ -116,8 +116,8 @@ def test_a_metric_under_the_name_of_another_framework(proxima, here, no_page):
         make_run(here / "runs" / str(seed), records, seed=seed)
     code, out, _ = proxima("compare", "runs/1", "runs/2", "--metric", "mismatch_k3_kl")
     assert code == 0 and "mismatch/k3_kl, mean over the last tenth of the steps\n" in out and "0.002 ± " in out
-    found = json.loads(proxima("compare", "runs/1", "runs/2", "--metric", "rollout_corr/k3_kl", "--json")[1])
-    assert next(iter(found["metrics"]["rollout_corr/k3_kl"].values()))["mean"] == 0.002
+    output = json.loads(proxima("compare", "runs/1", "runs/2", "--metric", "rollout_corr/k3_kl", "--json")[1])
+    assert next(iter(output["metrics"]["rollout_corr/k3_kl"].values()))["mean"] == 0.002
     code, _, err = proxima("compare", "runs/1", "--metric", "mismatch/k3_lk")
     assert (
         code == 2

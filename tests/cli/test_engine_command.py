@@ -60,7 +60,7 @@ def web():
 
 @pytest.mark.parametrize("action", ["probe", "check"])
 @pytest.mark.parametrize(
-    ("url", "told"),
+    ("url", "message"),
     [
         ("127.0.0.1:8000", "url='127.0.0.1:8000' must be http://HOST:PORT without a path"),
         ("http://127.0.0.1:99999", "must be http://HOST:PORT, the port in 1..65535"),
@@ -68,9 +68,9 @@ def web():
         ("http://example.com:8000", "is on another machine: set --allow-remote and --token-env"),
     ],
 )
-def test_an_address_that_cannot_be_meant(proxima, action, url, told):
+def test_an_address_that_cannot_be_meant(proxima, action, url, message):
     code, out, err = proxima("engine", action, url)
-    assert (code, out) == (2, "") and told in err and err.count("\n") == 1
+    assert (code, out) == (2, "") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize("action", ["probe", "check"])
@@ -100,12 +100,12 @@ def test_probe_shows_what_a_server_can_do(proxima):
         code, out, err = proxima("engine", "probe", server.url)
         assert (code, err) == (0, "")
         rows = dict(line.split("  ", 1) for line in out.splitlines())
-        _, told, _ = proxima("engine", "probe", server.url, "--kind", "sglang", "--json")
-    found = {name: text.strip() for name, text in rows.items()}
-    assert found["server"] == "sglang 0.0.fake" and found["max length"] == "510"
-    assert found["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
-    assert found["pause modes"] == "abort, keep" and found["seeds"] == "no" and found["quantization"] == "none"
-    facts = json.loads(told)
+        _, message, _ = proxima("engine", "probe", server.url, "--kind", "sglang", "--json")
+    by_name = {name: text.strip() for name, text in rows.items()}
+    assert by_name["server"] == "sglang 0.0.fake" and by_name["max length"] == "510"
+    assert by_name["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
+    assert by_name["pause modes"] == "abort, keep" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
+    facts = json.loads(message)
     assert facts["weight_updates"] == ["disk"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 510
     assert facts["more"]["tokenizer"] == "tiny"
 
@@ -146,7 +146,7 @@ def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     )
     with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--json")
-    results = {one["law"]: one for one in json.loads(out)["results"]}
+    results = {entry["law"]: entry for entry in json.loads(out)["results"]}
     assert code == 0 and results["columns"]["status"] == "passed"
     assert results["temperature"]["detail"] == "no model to compare with: give --model FOLDER"
     assert results["weights"]["detail"] == "it disturbs others: give --control"
@@ -169,13 +169,13 @@ def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--model", "nowhere"], "--model nowhere: no config.json there; give the folder of a model"),
         (["--draws", "10"], "--draws 10: must be >= 600"),
         (["--kind", "other"], "argument --kind: invalid choice: 'other'"),
     ],
 )
-def test_a_check_that_cannot_be_meant(proxima, words, told):
+def test_a_check_that_cannot_be_meant(proxima, words, message):
     code, out, err = proxima("engine", "check", "http://127.0.0.1:1", *words)
-    assert (code, out) == (2, "") and told in err
+    assert (code, out) == (2, "") and message in err

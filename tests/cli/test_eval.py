@@ -199,18 +199,18 @@ def write(folder, name, correct):
             "sample": s,
             "question": f"q{i}",
             "answer": "1",
-            "correct": one,
-            "reward": None if one is None else float(one),
+            "correct": value,
+            "reward": None if value is None else float(value),
         }
-        | {"valid": one is not None, "log_prob_sum": -1.0, "metadata": "{}"}
+        | {"valid": value is not None, "log_prob_sum": -1.0, "metadata": "{}"}
         for i, own in enumerate(correct)
-        for s, one in enumerate(own)
+        for s, value in enumerate(own)
     ]
     folder.mkdir(exist_ok=True)
     parquet.write_table(pyarrow.Table.from_pylist(table, schema=SCHEMA), folder / f"{name}.parquet")
-    known = json.loads((folder / "result.json").read_text())["suites"] if (folder / "result.json").exists() else {}
+    names = json.loads((folder / "result.json").read_text())["suites"] if (folder / "result.json").exists() else {}
     (folder / "result.json").write_text(
-        json.dumps({"suites": {**known, name: {"sampling": {"temperature": len(correct[0])}}}})
+        json.dumps({"suites": {**names, name: {"sampling": {"temperature": len(correct[0])}}}})
     )
 
 
@@ -225,8 +225,8 @@ def test_compare(proxima, here):
     assert row.split()[-4:] == ["16", "6", "78", "0.052"]
     assert "gsm8k: no significant difference on these 100 questions" in out and "McNemar, exact" in out
     code, out, _ = proxima("eval", "--compare", "a", "b", "--json")
-    found = json.loads(out)["suites"]["gsm8k"]
-    assert found["p"] == pytest.approx(0.05247879) and (found["won"], found["lost"], found["tied"]) == (16, 6, 78)
+    output = json.loads(out)["suites"]["gsm8k"]
+    assert output["p"] == pytest.approx(0.05247879) and (output["won"], output["lost"], output["tied"]) == (16, 6, 78)
 
 
 def test_compare_several_samples_and_suites(proxima, here):
@@ -236,16 +236,16 @@ def test_compare_several_samples_and_suites(proxima, here):
     write(here / "b", "two", [[True]] * 7)
     code, out, err = proxima("eval", "--compare", "a", "b", "--json")
     assert code == 0, err
-    found = json.loads(out)["suites"]
-    assert list(found) == ["one", "two", "all"]
-    assert (found["one"]["questions"], found["one"]["left_out"], found["one"]["won"], found["one"]["tied"]) == (
+    output = json.loads(out)["suites"]
+    assert list(output) == ["one", "two", "all"]
+    assert (output["one"]["questions"], output["one"]["left_out"], output["one"]["won"], output["one"]["tied"]) == (
         3,
         1,
         2,
         1,
     )
-    assert found["one"]["p"] == pytest.approx(0.5) and found["two"]["p"] == pytest.approx(2 / 2**7)
-    assert found["all"]["questions"] == 10 and found["all"]["p"] == pytest.approx(2 / 2**9)
+    assert output["one"]["p"] == pytest.approx(0.5) and output["two"]["p"] == pytest.approx(2 / 2**7)
+    assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
     code, out, _ = proxima("eval", "--compare", "a", "b")
     assert "two: B is better by 1.000 (p = 0.016)" in out and "one: 1 questions with an unknown result" in out
 
@@ -336,8 +336,8 @@ def test_no_model_and_a_model_that_is_not_there(proxima, here, gsm8k):
     make_run(here / "runs/mine", [step(1)])
     make_sweep(here / "runs/all", {"a": {1: ([step(1)], {})}})
     for words in ([], ["--task", "gsm8k"]):
-        told = "error: runs/all is a sweep, not a run; name one of its runs, such as runs/all/a/seed-1\n"
-        assert proxima("eval", "runs/all", *words) == (2, "", told)
+        message = "error: runs/all is a sweep, not a run; name one of its runs, such as runs/all/a/seed-1\n"
+        assert proxima("eval", "runs/all", *words) == (2, "", message)
         assert proxima("eval", "run/mine", *words) == (
             2,
             "",

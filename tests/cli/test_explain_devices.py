@@ -42,9 +42,9 @@ def test_what_does_not_fit_has_no_speed(proxima):
 def test_a_micro_batch_with_which_it_fits(proxima):
     words = ("explain", RECIPES / "gsm8k_grpo_sdp.yaml", "--devices", "8xA100-40G")
     code, out, _ = proxima(*words)
-    found = re.search(r"^step     none: it does not fit, but with (train.tokens_per_micro_batch=\d+)$", out, re.M)
-    assert code == 1 and found is not None
-    code, out, _ = proxima(*words, found[1])
+    match = re.search(r"^step     none: it does not fit, but with (train.tokens_per_micro_batch=\d+)$", out, re.M)
+    assert code == 1 and match is not None
+    code, out, _ = proxima(*words, match[1])
     assert code == 0 and "memory   fits: " in out
 
 

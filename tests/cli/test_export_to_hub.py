@@ -82,12 +82,12 @@ def test_the_exported_folder_is_pushed_in_one_commit(hub, export, run, tmp_path)
     assert code == 0, err
     assert "pushed to " in out and "/ours/model" in out
     assert {token for _, token, _ in hub.asked} == {"Bearer hf_secret"}
-    ((_, _, made),) = [one for one in hub.asked if one[0] == "/api/repos/create"]
+    ((_, _, made),) = [entry for entry in hub.asked if entry[0] == "/api/repos/create"]
     assert (json.loads(made)["name"], json.loads(made)["organization"]) == ("model", "ours")
     assert json.loads(made).get("private") is True or json.loads(made).get("visibility") == "private"
-    ((_, _, commit),) = [one for one in hub.asked if "/commit/main" in one[0]]
+    ((_, _, commit),) = [entry for entry in hub.asked if "/commit/main" in entry[0]]
     lines = [json.loads(line)["value"] for line in commit.splitlines() if json.loads(line)["key"] == "file"]
-    sent = {one["path"]: base64.b64decode(one["content"]) for one in lines}
+    sent = {entry["path"]: base64.b64decode(entry["content"]) for entry in lines}
     assert sent == {file.name: file.read_bytes() for file in (tmp_path / "out").iterdir()}
     assert "model.safetensors" in sent and "hf_secret" not in out + err + sent["README.md"].decode()
 

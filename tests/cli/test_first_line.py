@@ -39,19 +39,19 @@ def test_every_training_says_it_before_it_begins(monkeypatch, capsys, tmp_path, 
     import proxima.runtime.launch.run as launch
     from proxima.config import resolve
 
-    told = []
+    messages = []
 
     def begin(*_, **__):
-        told.append(capsys.readouterr().out)
+        messages.append(capsys.readouterr().out)
         raise UserError("enough")
 
     monkeypatch.setattr(launch, "train", begin)
     monkeypatch.setattr(run_config, "resolve_run", lambda *_, **__: resolve("quickstart", []))
     assert command_line.main([command, "quickstart"]) == 2
-    assert told[0].endswith("  checking recipe and data\n")
-    monkeypatch.setattr(launch, "train", lambda *_, **__: told.append(capsys.readouterr().out) or 1 / 0)
+    assert messages[0].endswith("  checking recipe and data\n")
+    monkeypatch.setattr(launch, "train", lambda *_, **__: messages.append(capsys.readouterr().out) or 1 / 0)
     command_line.main([command, "quickstart", "--quiet"])
-    assert told[1] == ""
+    assert messages[1] == ""
 
 
 def test_each_stage_before_the_start_is_said_once():
@@ -69,9 +69,9 @@ class Terminal(io.StringIO):
 
 @pytest.mark.parametrize("command", ["train", "sft", "dpo", "reward", "eval", "generate", "chat"])
 def test_a_terminal_is_told_at_once(command):
-    told = Terminal()
-    command_line.announce(argparse.Namespace(command=command, model="runs/mine"), told)
-    assert told.getvalue() == "reading runs/mine …\n"  # it may be refused
+    terminal = Terminal()
+    command_line.announce(argparse.Namespace(command=command, model="runs/mine"), terminal)
+    assert terminal.getvalue() == "reading runs/mine …\n"  # it may be refused
     for silent in ({"quiet": True}, {"as_json": True}):
         command_line.announce(argparse.Namespace(command=command, **silent), quiet := Terminal())
         assert quiet.getvalue() == ""

@@ -43,13 +43,13 @@ def test_explain_needs_no_data(proxima, recipe):
 
 def test_explain_json(proxima, recipe):
     code, out, _ = proxima("explain", recipe(), "--json")
-    found = json.loads(out)
+    output = json.loads(out)
     assert code == 0
-    assert found["batch"]["sequences"] == 4
-    assert found["memory_bytes"]["weights"] == 4 * found["parameters"]
-    assert found["seconds"]["step"] > 0
+    assert output["batch"]["sequences"] == 4
+    assert output["memory_bytes"]["weights"] == 4 * output["parameters"]
+    assert output["seconds"]["step"] > 0
     assert {"path": "train.steps", "value": 2, "source": "tiny.yaml:7"}.items() <= {
-        k: v for e in found["values"] if e["path"] == "train.steps" for k, v in e.items()
+        k: v for e in output["values"] if e["path"] == "train.steps" for k, v in e.items()
     }.items()
 
 
@@ -147,9 +147,9 @@ def test_list_of_recipes(proxima, here):
 
 def test_list_json(proxima):
     code, out, _ = proxima("list", "--json")
-    found = json.loads(out)
+    output = json.loads(out)
     assert code == 0
-    assert set(found) == {
+    assert set(output) == {
         "task",
         "reward",
         "algorithm",
@@ -171,23 +171,26 @@ def test_list_json(proxima):
         "placement",
         "sharding",
     }
-    assert found["task"]["paths"] == ["task", "eval.task"]
-    assert found["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
+    assert output["task"]["paths"] == ["task", "eval.task"]
+    assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
     summaries = [
-        (slot, kind) for slot, facts in found.items() for kind, known in facts["kinds"].items() if not known["summary"]
+        (slot, kind)
+        for slot, facts in output.items()
+        for kind, description in facts["kinds"].items()
+        if not description["summary"]
     ]
     assert summaries == []
 
 
 def test_doctor(proxima):
     code, out, _ = proxima("doctor", "--json")
-    found = json.loads(out)
+    output = json.loads(out)
     assert code == 0
-    assert found["packages"]["torch"].startswith("2.")
-    assert found["threads"] >= 1
-    assert found["gemm_gflops"]["float32"] > 0
-    assert found["disk_free_bytes"] > 0
-    assert found["kernels"].startswith(("compiled by ", "eager torch ("))
+    assert output["packages"]["torch"].startswith("2.")
+    assert output["threads"] >= 1
+    assert output["gemm_gflops"]["float32"] > 0
+    assert output["disk_free_bytes"] > 0
+    assert output["kernels"].startswith(("compiled by ", "eager torch ("))
     code, out, _ = proxima("doctor")
     assert code == 0
     assert [line.split()[0] for line in out.splitlines() if line[:1] != " "] == [

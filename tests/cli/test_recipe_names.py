@@ -123,7 +123,7 @@ def test_the_starters_reward():
             self.answer, self.text = "yes", text
 
     values = [brief_answer(Text(""), Text(text)) for text in ("Yes.", "Yes, it is.", "No.", "")]
-    assert [(round(one["value"], 3), one["correct"]) for one in values] == [
+    assert [(round(value["value"], 3), value["correct"]) for value in values] == [
         (1.0, True),
         (0.667, True),
         (0.0, False),
@@ -147,7 +147,7 @@ def test_recipes_complete(here):
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "completions"),
     [
         ("proxima exp", {"explain", "export"}),
         ("proxima train qu", {"quickstart"}),
@@ -159,7 +159,7 @@ def test_recipes_complete(here):
         ("proxima list su", {"surrogate"}),
     ],
 )
-def test_a_shell_completes(here, line, found):
+def test_a_shell_completes(here, line, completions):
     """As argcomplete's script of bash, zsh and fish asks: answers on descriptor 8, and torch is not loaded for it."""
     pytest.importorskip("argcomplete")
     (here / "torch.py").write_text("raise ImportError('a Tab must not wait for torch')")
@@ -167,11 +167,11 @@ def test_a_shell_completes(here, line, found):
     environment = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "IFS": "\n"}
     environment |= {"_ARGCOMPLETE_IFS": "\n", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=here)
-    assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == found, done.stderr
+    assert {word.strip() for word in done.stdout.split("\n") if word.strip()} == completions, done.stderr
 
 
 @pytest.mark.parametrize(
-    ("command", "prefix", "found"),
+    ("command", "prefix", "completions"),
     [
         ("train", "algorithm.surrogate.w", {"algorithm.surrogate.w_min="}),
         ("train", "see", {"seed="}),
@@ -192,12 +192,12 @@ def test_a_shell_completes(here, line, found):
         ("explain", "sft.l", {"sft.loss_on="}),
     ],
 )
-def test_fields_and_values_complete(here, command, prefix, found):
+def test_fields_and_values_complete(here, command, prefix, completions):
     (here / "runs" / "mine").mkdir(parents=True)
     offered = complete_override(prefix, Namespace(command=command))
     assert {
         word for word in offered if word.startswith(prefix) or word == "rollouts=null"
-    } == found  # as argcomplete sifts
+    } == completions  # as argcomplete sifts
 
 
 def test_every_field_of_a_recipe_completes(here):

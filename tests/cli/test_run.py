@@ -142,9 +142,9 @@ def test_generate_from_a_run(run, proxima):
         "generate", "run", "What is 1 + 1?", "--max-tokens", "5", "--json", "--samples", "2", "--temperature", "1"
     )
     assert code == 0, err
-    found = json.loads(out)
-    assert [c["sample"] for c in found["completions"]] == [0, 1]
-    for completion in found["completions"]:
+    output = json.loads(out)
+    assert [c["sample"] for c in output["completions"]] == [0, 1]
+    for completion in output["completions"]:
         assert 1 <= len(completion["tokens"]) <= 5
         assert len(completion["sampled_log_prob"]) == len(completion["tokens"])
         assert all(log_prob <= 0 for log_prob in completion["sampled_log_prob"])

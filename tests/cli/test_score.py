@@ -153,13 +153,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), BAD)
-def test_what_is_wrong_is_one_line(proxima, file, here, words, told):
+@pytest.mark.parametrize(("words", "message"), BAD)
+def test_what_is_wrong_is_one_line(proxima, file, here, words, message):
     (here / "empty.jsonl").write_text("\n")
     (here / "cut.jsonl").write_text('{"prompt": "?", "completion": "a"}\n{"prompt": "?", "compl')
     (here / "none.jsonl").write_text('{"prompt": "?", "completion": null}\n')
     code, out, err = proxima("score", *words)
-    assert (code, out) == (2, "") and err.startswith(f"error: {told}") and len(err.splitlines()) == 1, err
+    assert (code, out) == (2, "") and err.startswith(f"error: {message}") and len(err.splitlines()) == 1, err
 
 
 def test_what_a_run_has_recorded(proxima, here):
@@ -185,7 +185,7 @@ def test_what_a_run_has_recorded(proxima, here):
     rows = read_rows(here / "evals.parquet")
     earlier = {**rows[0], "turn": 0, "episode": json.dumps(json.loads(rows[0]["episode"]) | {"reward": None})}
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (earlier, *rows)))
-    rewards = [word for one in ("environment", "number", "{kind: length, tokens: 3}") for word in ("--reward", one)]
+    rewards = [word for entry in ("environment", "number", "{kind: length, tokens: 3}") for word in ("--reward", entry)]
     for file in ("evals.parquet", "rows.jsonl"):
         code, out, err = proxima("score", file, *rewards, "--json-out", "out.json")
         first, second, third = json.loads((here / "out.json").read_text())["rows"]

@@ -42,16 +42,16 @@ def test_json_has_every_figure_and_where_each_time_comes_from(recipe, capsys):
     with open("times.yaml", "w") as file:
         json.dump(times, file)
     assert main(["simulate", recipe, *LAGS, "--times", "times.yaml", "--json", "seed=2"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    first = found["cells"][0]
+    output = json.loads(capsys.readouterr().out)
+    first = output["cells"][0]
     assert (first["lag"], first["concurrent"], first["speed_up"]) == (0, None, 1.0)
     assert {"tokens_per_second", "steps_per_hour", "idle_trainer", "idle_engine", "mean_lag", "max_lag", "evicted"} < {
         *first
     }
-    assert found["times"]["times.length.value"] == {"value": 20, "source": "times.yaml:1"}
-    assert found["times"]["times.publish"]["source"] == "default"
+    assert output["times"]["times.length.value"] == {"value": 20, "source": "times.yaml:1"}
+    assert output["times"]["times.publish"]["source"] == "default"
     assert main(["simulate", recipe, *LAGS, "--times", "times.yaml", "--json", "seed=2"]) == 0
-    assert json.loads(capsys.readouterr().out) == found
+    assert json.loads(capsys.readouterr().out) == output
 
 
 @pytest.mark.parametrize(

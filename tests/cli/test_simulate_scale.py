@@ -39,13 +39,13 @@ def test_a_table_sentences_and_a_page(recipe, tmp_path, capsys):
 
 def test_json_has_layouts_and_shares(recipe, capsys):
     assert main(["simulate", recipe, *SMALL, "--devices", "8xH20-96G", "--lag", "2", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    ((sync, beside),) = [(run["synchronous"], run["asynchronous"]) for run in found["runs"]]
-    assert (sync["lag"], beside["lag"], found["steps"]) == (0, 2, 2)
+    output = json.loads(capsys.readouterr().out)
+    ((sync, beside),) = [(run["synchronous"], run["asynchronous"]) for run in output["runs"]]
+    assert (sync["lag"], beside["lag"], output["steps"]) == (0, 2, 2)
     assert sync["layout"]["colocated"] and not beside["layout"]["colocated"]
     assert sum(sync["spent"].values()) == pytest.approx(1.0)
     assert sync["tokens_per_second_per_device"] == pytest.approx(sync["tokens_per_second"] / 8)
-    assert found["summary"] == []
+    assert output["summary"] == []
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def spec(recipe, *overrides):
 )
 def test_accepted(recipe, text, value):
     name = text.partition("=")[0].partition(".")[0]
-    found = getattr(spec(recipe, f"task.{text}"), name)
-    assert found == value
-    assert type(found) is type(value)
+    values = getattr(spec(recipe, f"task.{text}"), name)
+    assert values == value
+    assert type(values) is type(value)
 
 
 @pytest.mark.parametrize(

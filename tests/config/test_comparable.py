@@ -43,8 +43,8 @@ def test_every_classified_field_exists(recipe):
     entries += resolve(recipe(), ["engine={kind: vllm, serve: {}}"]).entries
     entries += resolve(recipe(), ["placement=torchrun"]).entries
     entries += resolve({"model": {"path": "a/b"}, "task": "arithmetic", "sft": {}}, root=None).entries
-    known = {".".join(entry.path.split(".")[:end]) for entry in entries for end in range(1, 5)}
-    assert set(FIELD_CLASSES) <= known
+    names = {".".join(entry.path.split(".")[:end]) for entry in entries for end in range(1, 5)}
+    assert set(FIELD_CLASSES) <= names
 
 
 def test_differences_name_path_and_both_values(tmp_path, monkeypatch):

@@ -23,24 +23,24 @@ def batch(recipe, *overrides, prompt=40):
 
 
 def test_batch_arithmetic(recipe):
-    found = batch(recipe, "sampling.max_tokens=12")
-    assert (found.sequences, found.longest, found.tokens, found.micro_batches, found.updates) == (
+    size = batch(recipe, "sampling.max_tokens=12")
+    assert (size.sequences, size.longest, size.tokens, size.micro_batches, size.updates) == (
         64,
         52,
         8 * 40 + 64 * 12,
         1,
         1,
     )
-    assert str(found) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
+    assert str(size) == "8 prompts × 8 completions = 64 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
 
 
 def test_pruned_completions_are_generated_and_not_forwarded(recipe):
-    found = batch(recipe, "sampling.max_tokens=12", "algorithm=cppo_prune_75", "train.completions_per_prompt=16")
+    size = batch(recipe, "sampling.max_tokens=12", "algorithm=cppo_prune_75", "train.completions_per_prompt=16")
     assert (
-        str(found)
+        str(size)
         == "32 prompts × 16 completions = 512 sequences, 4 of 16 kept → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update"
     )
-    assert (found.sequences, found.tokens) == (512, 32 * 40 + 128 * 12)
+    assert (size.sequences, size.tokens) == (512, 32 * 40 + 128 * 12)
     fewer = batch(
         recipe, "algorithm=cppo_prune_75", "algorithm.selection.0.allocate=false", "algorithm.selection.0.scope=batch"
     )
@@ -62,16 +62,16 @@ def test_dynamic_sampling_in_the_arithmetic(recipe):
 def test_over_sampling_is_on_top_of_allocation(recipe):
     """8 prompts × 16 / 4 = 32 for the update, half as many more generated."""
     prune = "algorithm.selection=[drop_uniform_groups,{kind: prune, rate: 0.75, allocate: true}]"
-    found = batch(recipe, prune, "train.completions_per_prompt=16", "algorithm.dynamic_sampling.oversample=1.5")
+    size = batch(recipe, prune, "train.completions_per_prompt=16", "algorithm.dynamic_sampling.oversample=1.5")
     assert "32 prompts × 16 completions = 512 sequences, 4 of 16 kept, 48 prompts at a time until it is full" in str(
-        found
+        size
     )
-    assert found.generated == (48, 768)
+    assert size.generated == (48, 768)
 
 
 def test_the_greedy_baseline_is_generated_too(recipe):
-    found = batch(recipe, "algorithm.advantage=remax", "train.completions_per_prompt=1")
-    assert (found.sequences, found.generated) == (8, (8, 16))
+    size = batch(recipe, "algorithm.advantage=remax", "train.completions_per_prompt=1")
+    assert (size.sequences, size.generated) == (8, (8, 16))
 
 
 def test_time_and_memory_count_what_is_generated(recipe, tiny_model):
@@ -98,9 +98,9 @@ def test_explain_says_what_the_time_leaves_out(recipe, most, said):
 
 
 def test_updates_are_counted_over_epochs(recipe):
-    found = batch(recipe, "train.updates_per_step=2", "train.epochs_per_step=3", "train.tokens_per_micro_batch=64")
-    assert found.updates == 6
-    assert str(found).endswith("of ≤ 64 tokens → 6 updates")
+    size = batch(recipe, "train.updates_per_step=2", "train.epochs_per_step=3", "train.tokens_per_micro_batch=64")
+    assert size.updates == 6
+    assert str(size).endswith("of ≤ 64 tokens → 6 updates")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +115,13 @@ def test_updates_are_counted_over_epochs(recipe):
     ],
 )
 def test_micro_batches_are_counted_by_the_trainers_packing(recipe, budget, share, micro_batches):
-    found = batch(
+    size = batch(
         recipe,
         "sampling.max_tokens=12",
         f"train.tokens_per_micro_batch={budget}",
         f"model.share_prompt={str(share).lower()}",
     )
-    assert found.micro_batches == micro_batches
+    assert size.micro_batches == micro_batches
 
 
 def test_model_facts_are_exact(tiny_model):
@@ -156,15 +156,15 @@ def test_memory_adds_up(recipe, tiny_model):
     ]
     config = resolve(recipe(), overrides).config
     facts = model_facts(str(folder))
-    found = memory_of(config, facts, batch_of(config, 40))
-    assert found["weights"] == 4 * facts.parameters
-    assert "gradients" not in found  # an update has one micro-batch: they come as its activations go
+    memory = memory_of(config, facts, batch_of(config, 40))
+    assert memory["weights"] == 4 * facts.parameters
+    assert "gradients" not in memory  # an update has one micro-batch: they come as its activations go
     several = resolve(recipe(), [*overrides, "train.tokens_per_micro_batch=60"]).config
     assert memory_of(several, facts, batch_of(several, 40))["gradients"] == 4 * facts.parameters
-    assert found["Adam's two moments"] == 8 * facts.parameters
-    assert found["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
-    assert "reference model" not in found
-    assert "autocast copy of the weights" not in found
+    assert memory["Adam's two moments"] == 8 * facts.parameters
+    assert memory["KV cache"] == 2 * facts.layers * facts.kv_width * 64 * 64 * 4
+    assert "reference model" not in memory
+    assert "autocast copy of the weights" not in memory
     for kl in ("algorithm.reference_kl=k3", "algorithm.reward_kl.estimator=k3"):
         more = resolve(recipe(), [*overrides, kl]).config
         assert memory_of(more, facts, batch_of(more, 40))["reference model"] == 4 * facts.parameters
@@ -178,8 +178,8 @@ def test_what_the_engine_keeps_of_earlier_turns_is_in_the_memory(recipe, tiny_mo
     config = resolve(recipe(), [*played, "task={kind: arithmetic, environment: calculator}", bound]).config
     facts = model_facts(str(folder))
     name = "kept KV of earlier turns"
-    found = memory_of(config, facts, batch_of(config, 40))
-    assert found[name] == found["KV cache"] == 2 * facts.layers * facts.kv_width * 128 * 8 * 4
+    memory = memory_of(config, facts, batch_of(config, 40))
+    assert memory[name] == memory["KV cache"] == 2 * facts.layers * facts.kv_width * 128 * 8 * 4
     assert name not in memory_of(resolve(recipe(), played).config, facts, batch_of(config, 40))
     scheduler = engine(slots=8, max_length=100).scheduler
     for length in (40, 90):
@@ -189,8 +189,8 @@ def test_what_the_engine_keeps_of_earlier_turns_is_in_the_memory(recipe, tiny_mo
         while scheduler.running or scheduler.waiting:
             scheduler.step()
         kept = scheduler.prefixes._kept.values()
-        assert 0 < sum(kv.nbytes for kv in kept) <= found[name]
-    assert sum(kv.nbytes for kv in kept) > 0.9 * found[name]
+        assert 0 < sum(kv.nbytes for kv in kept) <= memory[name]
+    assert sum(kv.nbytes for kv in kept) > 0.9 * memory[name]
 
 
 def test_a_teacher_is_in_memory_and_time(recipe, tiny_model):
@@ -198,10 +198,10 @@ def test_a_teacher_is_in_memory_and_time(recipe, tiny_model):
     facts, size = model_facts(student), model_facts(teacher).parameters
     words = [f"model.path={student}", "algorithm=distill", f"algorithm.distillation.path={teacher}"]
     config = resolve(recipe(), words).config
-    found, without = (Estimates(resolve(recipe(), x), 1e9) for x in (words, words[:1]))
-    assert found.memory["teacher model"] == 4 * size and "teacher model" not in without.memory
-    plain = time_of(config, facts, found.batch, 1e9)
-    assert math.isclose((found.time.train - plain.train) * facts.parameters, plain.train * size / 3)  # 2 of 6 FLOP
+    resolved, without = (Estimates(resolve(recipe(), x), 1e9) for x in (words, words[:1]))
+    assert resolved.memory["teacher model"] == 4 * size and "teacher model" not in without.memory
+    plain = time_of(config, facts, resolved.batch, 1e9)
+    assert math.isclose((resolved.time.train - plain.train) * facts.parameters, plain.train * size / 3)  # 2 of 6 FLOP
     scoring = [*words, "algorithm.distillation.divergence.top_k=0", "algorithm.distillation.engine=local"]
     assert Estimates(resolve(recipe(), scoring), 1e9).memory["teacher model"] == 6 * size  # and a copy in bfloat16
 
@@ -214,8 +214,8 @@ def test_time_is_proportional(recipe, tiny_model):
     assert math.isclose(once.run, 10 * once.step)
     assert once.evaluate == 0
     with_eval = resolve(recipe(), ["train.steps=10", "eval.task=tests.config.fakes:Sums", "eval.every=5"]).config
-    found = time_of(with_eval, facts, batch_of(with_eval, 40), 1e9)
-    assert math.isclose(found.run, 10 * found.step + 3 * found.evaluate)  # before, after step 5, after step 10
+    times = time_of(with_eval, facts, batch_of(with_eval, 40), 1e9)
+    assert math.isclose(times.run, 10 * times.step + 3 * times.evaluate)  # before, after step 5, after step 10
 
 
 def test_the_text_has_values_batch_memory_and_time(recipe, tiny_model):
@@ -232,19 +232,19 @@ def test_the_text_has_values_batch_memory_and_time(recipe, tiny_model):
 
 
 def test_what_cannot_be_read_is_said(recipe):
-    found = as_json(resolve(recipe(BASE.replace("org/model", "nowhere"))), gemm=1e12)
-    assert found["memory_bytes"] is None
-    assert found["seconds"] is None
-    assert [note for note in found["notes"] if note.startswith("model size unknown: ")]
-    assert "prompts are taken to have 128 tokens" in found["notes"]
-    assert found["batch"]["sequences"] == 64
+    facts = as_json(resolve(recipe(BASE.replace("org/model", "nowhere"))), gemm=1e12)
+    assert facts["memory_bytes"] is None
+    assert facts["seconds"] is None
+    assert [note for note in facts["notes"] if note.startswith("model size unknown: ")]
+    assert "prompts are taken to have 128 tokens" in facts["notes"]
+    assert facts["batch"]["sequences"] == 64
 
 
 def test_a_known_model_has_a_size_without_its_config(recipe):
-    found = as_json(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
-    assert (found["parameters"], found["known_size"]) == (32_763_876_352, True)
-    assert found["memory_bytes"]["weights"] == 4 * 32_763_876_352 and found["seconds"]["step"] > 0
-    assert found["notes"][0] == "known size: that of Qwen2.5-32B as published; its config.json can't be read here"
+    facts = as_json(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
+    assert (facts["parameters"], facts["known_size"]) == (32_763_876_352, True)
+    assert facts["memory_bytes"]["weights"] == 4 * 32_763_876_352 and facts["seconds"]["step"] > 0
+    assert facts["notes"][0] == "known size: that of Qwen2.5-32B as published; its config.json can't be read here"
     text = text_of(resolve(recipe(BASE.replace("org/model", "models/Qwen2.5-32B"))), gemm=1e12)
     assert "for 32.8 B parameters (known size), all at once" in text
 
@@ -308,7 +308,7 @@ def test_values_that_differ_from_the_defaults_come_first(recipe, tiny_model):
 def test_the_config_of_a_run_has_the_same_differences(recipe, tiny_model):
     first = resolve(recipe(), [f"model.path={tiny_model('llama')}", "sampling.top_k=3"])
     again = resolve(recipe(dump(first), "again.yaml"))
-    differing = [{e.path for e in one.entries if not e.is_default} for one in (first, again)]
+    differing = [{e.path for e in entry.entries if not e.is_default} for entry in (first, again)]
     assert differing[0] == differing[1] - {"algorithm.reference_engine"} and "sampling.top_k" in differing[0]
 
 
@@ -332,17 +332,17 @@ def test_the_four_models_of_ppo(recipe, tiny_model):
     )
     batch, p = batch_of(model, 40), facts.parameters
     assert critic_facts(none, facts) is critic_facts(head, facts) is None
-    found = memory_of(model, facts, batch, critic=critic_facts(model, facts))
-    assert found["critic's weights"] == found["reference model"] == found["weights"] == 4 * p
-    assert found["critic's gradients and Adam's moments"] == 12 * p
+    memory = memory_of(model, facts, batch, critic=critic_facts(model, facts))
+    assert memory["critic's weights"] == memory["reference model"] == memory["weights"] == 4 * p
+    assert memory["critic's gradients and Adam's moments"] == 12 * p
     assert "critic's weights" not in memory_of(head, facts, batch, critic=critic_facts(head, facts))
-    plain, more = (time_of(model, facts, batch, 1e9, critic=one) for one in (None, facts))
+    plain, more = (time_of(model, facts, batch, 1e9, critic=entry) for entry in (None, facts))
     assert more.train - plain.train == pytest.approx(p * 8 * batch.tokens / (0.43 * 1e9))
 
 
 def test_a_reward_model_that_is_not_there_yet_is_a_note(recipe, tiny_model):
     """The rest is shown; `check` says which field names it."""
     text = BASE.replace("reward: number", "reward: {kind: model, path: models/judge}")
-    found = as_json(resolve(recipe(text), [f"model.path={tiny_model('llama')}"]), gemm=1e12)
-    assert found["memory_bytes"] is None and found["seconds"]["step"] > 0
-    assert [note for note in found["notes"] if note.startswith("memory unknown: ") and "models/judge" in note]
+    facts = as_json(resolve(recipe(text), [f"model.path={tiny_model('llama')}"]), gemm=1e12)
+    assert facts["memory_bytes"] is None and facts["seconds"]["step"] > 0
+    assert [note for note in facts["notes"] if note.startswith("memory unknown: ") and "models/judge" in note]

@@ -20,11 +20,11 @@ def algorithm(recipe, name):
 
 
 def test_dapo_is_the_paper(recipe):
-    found = algorithm(recipe, "dapo")
-    assert found.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
-    assert (found.advantage.scale, found.aggregate, found.reference_kl) == ("group", TokenMean(), None)
-    assert found.selection == (DropUniformGroups(metric="accuracy"),)
-    assert found.dynamic_sampling.max_num_gen_batches == 10
+    preset = algorithm(recipe, "dapo")
+    assert preset.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.28, dual_clip=10.0)
+    assert (preset.advantage.scale, preset.aggregate, preset.reference_kl) == ("group", TokenMean(), None)
+    assert preset.selection == (DropUniformGroups(metric="accuracy"),)
+    assert preset.dynamic_sampling.max_num_gen_batches == 10
 
 
 def test_dapo_without_dynamic_sampling_is_dapo_without_dynamic_sampling(recipe):
@@ -47,11 +47,15 @@ def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(rec
 
 def test_a_lag_without_old_tokens_is_reported(recipe):
     path = recipe()
-    told = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
-    assert any("no token is two versions old, so this is proximal=recompute; set max_lag to 2" in line for line in told)
+    messages = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
+    assert any(
+        "no token is two versions old, so this is proximal=recompute; set max_lag to 2" in line for line in messages
+    )
     given = ["algorithm=sdp", "runtime.max_lag=2"]
-    told = [str(problem) for problem in warnings(resolve(path, given))]
-    assert any("without runtime.max_concurrent_rollouts each step trains on its own version" in line for line in told)
+    messages = [str(problem) for problem in warnings(resolve(path, given))]
+    assert any(
+        "without runtime.max_concurrent_rollouts each step trains on its own version" in line for line in messages
+    )
     for more in (["runtime.max_concurrent_rollouts=8"], ["algorithm.dynamic_sampling={}"]):
         assert not [p for p in warnings(resolve(path, [*given, *more])) if p.path == "algorithm.proximal"]
 
@@ -67,20 +71,20 @@ def test_a_lag_without_old_tokens_is_reported(recipe):
     ],
 )
 def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
-    found = algorithm(recipe, name)
-    (prune,) = found.selection
+    preset = algorithm(recipe, name)
+    (prune,) = preset.selection
     assert prune == Prune(rate=rate, keep="largest", scope="group", count="keep", allocate=True)
     assert (prune.kept(16), prune.prompts_factor(16)) == (kept, 16 // kept)
-    assert (found.advantage, found.surrogate) == (
+    assert (preset.advantage, preset.surrogate) == (
         Grpo(scale="group", epsilon=1e-4),
         PpoClip(epsilon_low=0.2, epsilon_high=0.2),
     )
-    assert (found.aggregate, found.reference_kl, found.proximal) == (
+    assert (preset.aggregate, preset.reference_kl, preset.proximal) == (
         SequenceMeanTokenMean(),
         K3(coefficient=0.04),
         "recompute",
     )
-    assert found.dynamic_sampling is None
+    assert preset.dynamic_sampling is None
 
 
 def test_presets_share_nothing_that_could_be_changed():
@@ -90,6 +94,6 @@ def test_presets_share_nothing_that_could_be_changed():
 
 @pytest.mark.parametrize(("proximal", "refused"), [("behavior", True), ("recompute", False), ("loglinear", False)])
 def test_a_correction_without_effect_is_refused(recipe, proximal, refused):
-    found = check(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
-    lines = [str(problem) for problem in found if "has no effect: with algorithm.proximal=behavior" in str(problem)]
+    problems = check(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
+    lines = [str(problem) for problem in problems if "has no effect: with algorithm.proximal=behavior" in str(problem)]
     assert len(lines) == refused

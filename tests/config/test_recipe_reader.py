@@ -44,9 +44,9 @@ def lines_of(error):
     ],
 )
 def test_a_scalar_is_what_people_mean(recipe, text, value):
-    found = read_yaml(Path(recipe(f"x: {text}"))).to_python()["x"]
-    assert found == value
-    assert type(found) is type(value)
+    values = read_yaml(Path(recipe(f"x: {text}"))).to_python()["x"]
+    assert values == value
+    assert type(values) is type(value)
 
 
 def test_a_node_knows_its_line_and_its_text(recipe):
@@ -152,8 +152,8 @@ SLOT = Layout(children={"s": Layout("kind")})
 def test_overrides_are_yaml_and_their_order_does_not_matter():
     texts = ["a.b=1e-3", "a.c=[1, two]", "s.x=1", "s=name", "t=Answer: [", "n=null", "e=", "q=a=b"]
     for order in (texts, texts[::-1]):
-        found = read_overrides(order, SLOT).to_python()
-        assert found == {
+        value = read_overrides(order, SLOT).to_python()
+        assert value == {
             "a": {"b": 1e-3, "c": [1, "two"]},
             "s": {"kind": "name", "x": 1},
             "t": "Answer: [",

@@ -55,15 +55,15 @@ def test_every_value_knows_where_it_came_from(recipe):
     recipe(BASE + "train: {steps: 40, optimizer: {lr: 1e-5}}\n", "recipes/gsm8k.yaml")
     recipe("extends: gsm8k.yaml\nalgorithm: cppo\ntrain:\n  steps: 50\n", "recipes/gsm8k_cppo.yaml")
     resolved = resolve("recipes/gsm8k_cppo.yaml", ["algorithm.surrogate.delta=0.2", "train.optimizer.lr=2e-5"])
-    found = sources(resolved)
-    assert found["algorithm.surrogate.kind"] == "preset cppo, chosen in recipes/gsm8k_cppo.yaml:2"
-    assert found["algorithm.surrogate.delta"] == "command line, over 0.15 of the preset"
-    assert found["algorithm.surrogate.w_min"] == "preset cppo"
-    assert found["algorithm.surrogate.budget"] == "default"
-    assert found["train.steps"] == "recipes/gsm8k_cppo.yaml:4, over 40 of recipes/gsm8k.yaml:5"
-    assert found["train.optimizer.lr"] == "command line, over 1e-5 of recipes/gsm8k.yaml:5"
-    assert found["train.optimizer.kind"] == "default"
-    assert found["model.path"] == "recipes/gsm8k.yaml:1"
+    origins = sources(resolved)
+    assert origins["algorithm.surrogate.kind"] == "preset cppo, chosen in recipes/gsm8k_cppo.yaml:2"
+    assert origins["algorithm.surrogate.delta"] == "command line, over 0.15 of the preset"
+    assert origins["algorithm.surrogate.w_min"] == "preset cppo"
+    assert origins["algorithm.surrogate.budget"] == "default"
+    assert origins["train.steps"] == "recipes/gsm8k_cppo.yaml:4, over 40 of recipes/gsm8k.yaml:5"
+    assert origins["train.optimizer.lr"] == "command line, over 1e-5 of recipes/gsm8k.yaml:5"
+    assert origins["train.optimizer.kind"] == "default"
+    assert origins["model.path"] == "recipes/gsm8k.yaml:1"
     assert resolved.config.algorithm.surrogate.delta == 0.2
     assert resolved.config.train.optimizer.lr == 2e-5
 
@@ -270,9 +270,9 @@ def test_a_list_preset_is_written_out_with_its_name(recipe):
     for override in presets:
         resolved = resolve(recipe(), [override])
         assert resolved.config.algorithm.correction == CORRECTION_PRESETS["decoupled_token_is"]
-        found = sources(resolved, "algorithm.correction.0.")
-        assert found.pop("algorithm.correction.0.kind") == "preset decoupled_token_is, chosen in command line"
-        assert "preset decoupled_token_is" in found.values()
+        origins = sources(resolved, "algorithm.correction.0.")
+        assert origins.pop("algorithm.correction.0.kind") == "preset decoupled_token_is, chosen in command line"
+        assert "preset decoupled_token_is" in origins.values()
     resolved = resolve(
         recipe(BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, correction: decoupled_token_is}"))
     )

@@ -62,9 +62,9 @@ def test_a_key_of_no_command_is_unknown_everywhere(recipe):
 )
 def test_each_training_on_a_fixed_data_set_has_its_learning_rate(command, section, rate):
     recipe = {"model": {"path": "org/model"}, "task": "gsm8k", command: section}
-    found = resolve(recipe, root=None)
-    assert found.config.train.optimizer.lr == rate
-    assert found.entry("train.optimizer.lr").source == f"default of proxima {command_of(found.config)}"
+    resolved = resolve(recipe, root=None)
+    assert resolved.config.train.optimizer.lr == rate
+    assert resolved.entry("train.optimizer.lr").source == f"default of proxima {command_of(resolved.config)}"
     for train in ({"optimizer": "adamw"}, {"optimizer": {"eps": 1e-6}}, {"epochs": 2}):
         assert resolve({**recipe, "train": train}, root=None).config.train.optimizer.lr == rate
     assert resolve(recipe, ["train.optimizer.lr=3e-4"], root=None).config.train.optimizer.lr == 3e-4

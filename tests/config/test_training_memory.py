@@ -28,10 +28,10 @@ def held(recipe, share, *overrides, forwarded=FULL):
 @pytest.mark.parametrize("kind", ["full", "hybrid"])
 def test_shards_are_divided(recipe, monkeypatch, kind):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    alone, one = held(recipe, Share()), held(recipe, Share(16, Sharding(kind=kind)))
+    alone, single = held(recipe, Share()), held(recipe, Share(16, Sharding(kind=kind)))
     parts = 16 if kind == "full" else 4
-    assert [one[name] for name in SHARDED] == [alone[name] // parts for name in SHARDED]
-    assert one[ACTIVATIONS] <= alone[ACTIVATIONS] and one[GATHERED] > 0 == alone[GATHERED]
+    assert [single[name] for name in SHARDED] == [alone[name] // parts for name in SHARDED]
+    assert single[ACTIVATIONS] <= alone[ACTIVATIONS] and single[GATHERED] > 0 == alone[GATHERED]
 
 
 def test_gradients_are_whole_until_they_are_added_up(recipe):
@@ -60,8 +60,8 @@ def test_the_state_of_each_optimizer(recipe):
     share, config = Share(8, Sharding()), resolve(recipe()).config
 
     def state(optimizer, model=MODEL, share=None):
-        found = training_memory(config.model, model, FULL, share or Share(), optimizer)
-        return found["Muon's momentum"], found["Adam's two moments"]
+        memory = training_memory(config.model, model, FULL, share or Share(), optimizer)
+        return memory["Muon's momentum"], memory["Adam's two moments"]
 
     assert state(AdamW()) == state(None) == state(object()) == (0, 8 * p)
     assert state(AdamW8bit()) == (0, pytest.approx(2 * p * (1 + 4 / 256), rel=1e-6))
@@ -133,18 +133,18 @@ def test_the_ranks_of_a_placement(recipe, monkeypatch):
     placements = [resolve(recipe(), [text]).config.placement for text in ("placement=local", ray, torchrun)]
     assert [rank_share(placement).ranks for placement in placements] == [1, 4, 2]
     assert [rank_share(placement).parts for placement in placements] == [1, 4, 2]
-    told = [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
-    assert len(told) == 1
+    messages = [note for note in Estimates(resolve(recipe(), [torchrun]), 1e12).notes if "WORLD_SIZE" in note]
+    assert len(messages) == 1
     uneven = resolve(recipe(), [torchrun, "placement.tensor_parallel=3"])
     assert (rank_share(uneven.config.placement).ranks, rank_share(uneven.config.placement).shares) == (6, 2)
     monkeypatch.setenv("WORLD_SIZE", "8")
     assert rank_share(placements[2]).ranks == 8
     assert Estimates(resolve(recipe(), [torchrun, "placement.tensor_parallel=16"]), 1e12).share.shares == 1
-    known = "model.path=Qwen/Qwen3-4B"
-    notes = Estimates(resolve(recipe(), [torchrun, known]), 1e12).notes
+    setting = "model.path=Qwen/Qwen3-4B"
+    notes = Estimates(resolve(recipe(), [torchrun, setting]), 1e12).notes
     assert not [note for note in notes if "WORLD_SIZE" in note]
     assert "the time is that of one process; 8 ranks share the training" in notes
-    assert not [note for note in Estimates(resolve(recipe(), [known]), 1e12).notes if "ranks share" in note]
+    assert not [note for note in Estimates(resolve(recipe(), [setting]), 1e12).notes if "ranks share" in note]
 
 
 def test_the_first_rank_holds_the_engine_too(recipe):

@@ -395,9 +395,9 @@ def test_a_warm_up_is_a_number_or_a_share_of_the_updates(recipe, overrides, upda
     ],
 )
 def test_a_schedule_without_an_effect_is_refused(recipe, overrides, start):
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         resolve(recipe(), overrides)
-    assert str(found.value).startswith(start)
+    assert str(caught.value).startswith(start)
 
 
 def test_a_share_of_warm_up_that_is_the_whole_run_is_a_warning(recipe):
@@ -421,8 +421,8 @@ def test_only_what_is_trained_in_bfloat16_is_warned_about(recipe):
     own = ["critic.optimizer={kind: adamw, lr: 1e-6}", "train.optimizer.lr=1e-4"]
 
     def about(*overrides):
-        found = [str(problem) for problem in warnings(resolve(recipe(), list(overrides)))]
-        return [line.partition("=")[0] for line in found if "2^-8" in line]
+        problems = [str(problem) for problem in warnings(resolve(recipe(), list(overrides)))]
+        return [line.partition("=")[0] for line in problems if "2^-8" in line]
 
     assert about(*words, lora) == []
     assert about(*words, lora, *critic) == ["train.optimizer.lr"]
@@ -466,8 +466,8 @@ def test_absent_columns_of_all_data_are_named_together(recipe):
     resolved = resolve(recipe(text + "eval: {task: {kind: jsonl, path: held.jsonl, answer: null}}\n"))
     with pytest.raises(ConfigError) as caught, resolved.locating():
         open_tasks(tasks, seed=0)
-    found = [(problem.path, problem.source) for problem in caught.value.problems]
-    assert found == [("task.question", "default"), ("task.answer", "run.yaml:2"), ("eval.task.question", "default")]
+    values = [(problem.path, problem.source) for problem in caught.value.problems]
+    assert values == [("task.question", "default"), ("task.answer", "run.yaml:2"), ("eval.task.question", "default")]
     with pytest.raises(
         FieldErrors, match="task.question='question' names no column.*\ntask.answer=.*\neval.task.quest"
     ):
@@ -478,14 +478,14 @@ def test_absent_columns_of_all_data_are_named_together(recipe):
 
 def test_a_metric_of_a_further_set_is_known_by_the_name_of_the_set(recipe):
     sets = "eval.sets=[{name: hard, task: {kind: arithmetic}, samples: 4}]"
-    known = [f"eval.task={ELSEWHERE}:Sums", sets]
+    names = [f"eval.task={ELSEWHERE}:Sums", sets]
     for metric in ("hard/accuracy", "hard/pass@4", "hard/number", "accuracy"):
-        assert problems(recipe, *known, f"eval.metric={metric}") == []
-    (line,) = problems(recipe, *known, "eval.metric=hard/acuracy")
+        assert problems(recipe, *names, f"eval.metric={metric}") == []
+    (line,) = problems(recipe, *names, "eval.metric=hard/acuracy")
     assert "an evaluation has no such metric; did you mean 'accuracy'?" in line
-    (line,) = problems(recipe, *known, "eval.metric=pass@4")
+    (line,) = problems(recipe, *names, "eval.metric=pass@4")
     assert "an evaluation has no such metric" in line
-    (line,) = problems(recipe, *known, "eval.metric=hard/length", "checkpoint.keep_best=true", "eval.every=1")
+    (line,) = problems(recipe, *names, "eval.metric=hard/length", "checkpoint.keep_best=true", "eval.every=1")
     assert "keep_best keeps the highest" in line
 
 

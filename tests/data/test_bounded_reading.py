@@ -42,7 +42,7 @@ def body(response, **more):
 
 def lines(response, line=LIMIT, total=10 * LIMIT):
     async def work():
-        return [one async for one in stream_lines(response, line=line, total=total)]
+        return [entry async for entry in stream_lines(response, line=line, total=total)]
 
     return asyncio.run(work())
 

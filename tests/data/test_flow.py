@@ -97,11 +97,11 @@ def test_a_trajectory_needs_a_prompt_and_a_value_for_each_token():
 def test_outcomes_from_groups():
     scores = (Score(value=1.0), Score.failed("x"))
     group = Group(prompt=PROMPT, completions=(completion(), completion((), finish_reason="length")), scores=scores)
-    found = Outcomes.from_groups([group, group])
-    assert found.group.tolist() == [0, 0, 1, 1] and found.valid.tolist() == [True, False] * 2
-    assert found.length.tolist() == [2, 0] * 2 and found.truncated.tolist() == [False, True] * 2
-    assert found.reward[0] == 1 and torch.isnan(found.reward[1]) and found.reward.dtype == torch.float64
-    assert found.take(torch.tensor([2, 0])).group.tolist() == [1, 0]
+    outcomes = Outcomes.from_groups([group, group])
+    assert outcomes.group.tolist() == [0, 0, 1, 1] and outcomes.valid.tolist() == [True, False] * 2
+    assert outcomes.length.tolist() == [2, 0] * 2 and outcomes.truncated.tolist() == [False, True] * 2
+    assert outcomes.reward[0] == 1 and torch.isnan(outcomes.reward[1]) and outcomes.reward.dtype == torch.float64
+    assert outcomes.take(torch.tensor([2, 0])).group.tolist() == [1, 0]
     with pytest.raises(ValueError, match=r"Group.scores: 1 scores for 2 completions of prompt 3"):
         Group(prompt=PROMPT, completions=group.completions, scores=scores[:1])
 

@@ -48,5 +48,5 @@ def test_rewards_of_several_tasks_each_have_a_column_and_gdpo_compares_each_only
     assert named.part_names == ("math", "code") and named.metric("code").isnan().tolist() == [False, False, True, True]
     advantage = Gdpo(finish="none", weights=(3.0, 1.0))(named)  # the absent reward neither adds nor scales
     assert [round(x, 3) for x in advantage.tolist()] == [-0.707, 0.707, -2.121, 2.121]
-    one = Outcomes.from_groups(groups[:1], ("math", "code"))  # a batch without a row of one task
-    assert Gdpo(finish="none", weights=(3.0, 1.0))(one).tolist() == advantage.tolist()[:2]
+    single = Outcomes.from_groups(groups[:1], ("math", "code"))  # a batch without a row of one task
+    assert Gdpo(finish="none", weights=(3.0, 1.0))(single).tolist() == advantage.tolist()[:2]

@@ -48,8 +48,8 @@ def of_markdown(page: str) -> Iterator[Printed]:
         if line.startswith("```"):
             fence = None if fence is not None else line[3:].strip()
         elif fence is not None or line.startswith("    "):
-            if fence in (None, "", "bash", "console") and (found := STARTS.fullmatch(line.strip())):
-                text = found[1]
+            if fence in (None, "", "bash", "console") and (match := STARTS.fullmatch(line.strip())):
+                text = match[1]
                 while text.endswith("\\"):
                     text = text[:-1] + lines[number].strip()
                     number += 1
@@ -61,8 +61,8 @@ def of_markdown(page: str) -> Iterator[Printed]:
         else:
             prose.append((at, line))
     joined = "\n".join(text for _, text in prose)
-    for found in INLINE.finditer(joined):
-        text = " ".join(found[1].split())
+    for match in INLINE.finditer(joined):
+        text = " ".join(match[1].split())
         words = text.split()
         if len(words) == 3 and (
             (words[1] in ("data", "engine", "eval") and not words[2].isupper()) or words[2][0] == "-"
@@ -71,7 +71,7 @@ def of_markdown(page: str) -> Iterator[Printed]:
         if "…" in words:
             continue  # a shape
         if len(words) > 2 or (text.startswith("proxima ") and words[1] not in COMMANDS):
-            yield Printed(page, prose[joined[: found.start()].count("\n")][0], text, mention=True)
+            yield Printed(page, prose[joined[: match.start()].count("\n")][0], text, mention=True)
 
 
 def fence(page: str, start: str) -> str:
@@ -84,8 +84,8 @@ def of_comments(page: str) -> Iterator[Printed]:
     """Those of the comments at the top of a recipe, and of the docstring of an example."""
     text = re.sub(r" \\\n# +", " ", (ROOT / page).read_text(encoding="utf-8"))
     for number, line in enumerate(text.splitlines(), 1):
-        if found := re.fullmatch(r"#? {0,4}((?:proxima|python) \S.*)", line):
-            yield Printed(page, number, found[1])
+        if match := re.fullmatch(r"#? {0,4}((?:proxima|python) \S.*)", line):
+            yield Printed(page, number, match[1])
 
 
 def of_help() -> Iterator[Printed]:
@@ -106,7 +106,7 @@ def pages() -> dict[str, list[Printed]]:
         for folder in ("docs", "benchmarks/results")
         for file in (ROOT / folder).rglob("*.md")
     )
-    found = {name: list(of_markdown(name)) for name in names}
+    values = {name: list(of_markdown(name)) for name in names}
     for folder, pattern in (
         ("recipes", "*.yaml"),
         ("examples", "*.yaml"),
@@ -115,6 +115,6 @@ def pages() -> dict[str, list[Printed]]:
     ):
         for file in sorted((ROOT / folder).rglob(pattern)):
             name = str(file.relative_to(ROOT))
-            found[name] = list(of_comments(name)) if file.is_file() and file.suffix != ".pyc" else []
-    found["proxima --help"] = list(of_help())
-    return {name: commands for name, commands in found.items() if commands}
+            values[name] = list(of_comments(name)) if file.is_file() and file.suffix != ".pyc" else []
+    values["proxima --help"] = list(of_help())
+    return {name: commands for name, commands in values.items() if commands}

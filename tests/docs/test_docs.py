@@ -96,17 +96,17 @@ def test_the_recipe_of_an_agent_resolves(tmp_path, monkeypatch):
 
 def test_what_a_page_shows_of_a_recipe_resolves():
     """The keys are those of the schema, and the numbers beside them are what they make."""
-    found = {}
+    by_name = {}
     for kind in ("drop_uniform_groups", "prune"):
         text = method_pages.pages()[DOCS / "algorithms" / f"{kind}.md"]
         recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", text, re.DOTALL)[1])
         recipe["algorithm"]["surrogate"] = "ppo_clip"
-        found[kind] = resolve({"model": {"path": "a/b"}, "task": "arithmetic", "reward": ["number"], **recipe}).config
+        by_name[kind] = resolve({"model": {"path": "a/b"}, "task": "arithmetic", "reward": ["number"], **recipe}).config
         assert all(f"**{part}.**" in text for part in ("Metrics", "Published"))
-    refill = found["drop_uniform_groups"].algorithm.dynamic_sampling
+    refill = by_name["drop_uniform_groups"].algorithm.dynamic_sampling
     assert refill == DynamicSampling()  # what the page shows is the default
-    assert found["drop_uniform_groups"].algorithm.selection[0].metric == "accuracy"
-    pruned, train = found["prune"].algorithm.selection[1], found["prune"].train
+    assert by_name["drop_uniform_groups"].algorithm.selection[0].metric == "accuracy"
+    pruned, train = by_name["prune"].algorithm.selection[1], by_name["prune"].train
     factor = pruned.prompts_factor(train.completions_per_prompt)
     assert (pruned.kept(16), factor, train.prompts_per_step * factor, train.prompts_per_step * factor * 16) == (
         2,

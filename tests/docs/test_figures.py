@@ -14,16 +14,20 @@ from scripts.figures import FIGURES, README, ROOT, figure, updated
 def test_a_page_has_the_figures_of_the_result(page, words, numbers):
     text = (ROOT / page).read_text(encoding="utf-8")
     assert updated(text, words, numbers) == text
-    shown = words.format(*(figure(*one) for one in numbers))
+    shown = words.format(*(figure(*number) for number in numbers))
     assert shown in text and updated(text.replace(shown, words.replace("{}", "77")), words, numbers) == text
 
 
 def test_every_row_of_the_readme_is_measured():
     section = (ROOT / README).read_text(encoding="utf-8").partition("## Benchmarks")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| .* \|$", section, flags=re.MULTILINE)
-    told = [words.format(*(figure(*one) for one in numbers)) for page, words, numbers in FIGURES if page == README]
+    messages = [
+        words.format(*(figure(*number) for number in numbers)) for page, words, numbers in FIGURES if page == README
+    ]
     assert len(rows) >= 5
-    assert [row for row in rows if re.search(r"\d", row.rpartition(" | ")[2]) and not any(t in row for t in told)] == []
+    assert [
+        row for row in rows if re.search(r"\d", row.rpartition(" | ")[2]) and not any(t in row for t in messages)
+    ] == []
 
 
 def test_words_that_a_page_lacks_are_refused():
@@ -46,7 +50,7 @@ def test_a_figure_is_the_range_over_kinds_of_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(figures, "ROOT", tmp_path)
     figures.results.cache_clear()
     try:
-        assert [found["ratio"] for found in figures.results("decode")] == [2.25, 3.125]
+        assert [result["ratio"] for result in figures.results("decode")] == [2.25, 3.125]
         assert figure("decode", "ratio", ".1f") == "2.2 to 3.1" and figure("decode", "ratio", ".0%") == "225 to 312 %"
         assert (
             figure("decode", "ratio over all", ".0%") == "22 to 31 %"

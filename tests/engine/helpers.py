@@ -27,11 +27,11 @@ def engine(
         **{"slots": 8, "dtype": str(dtype).removeprefix("torch.")} | settings,
         decoder="general" if decoder == "recompute" else decoder,
     )
-    found = LocalEngine(loaded(kind, seed), spec, max_length=max_length)
+    engine = LocalEngine(loaded(kind, seed), spec, max_length=max_length)
     if decoder == "recompute":
-        found.scheduler.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
-        found.scheduler.cache = found.scheduler.decoder.new_cache(found.scheduler.slots)
-    return found
+        engine.scheduler.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
+        engine.scheduler.cache = engine.scheduler.decoder.new_cache(engine.scheduler.slots)
+    return engine
 
 
 def saved(loaded: LoadedModel, folder: Path) -> Path:
@@ -48,19 +48,19 @@ def prompt(uid: int, length: int = 5) -> Prompt:
 def requests(prompts: int = 3, samples: int = 4, *, seed: int = 1, first: int = 0, **sampling) -> list[Request]:
     """Prompts of 3, 8, 13, 18, 3 … tokens, `samples` completions each."""
     chosen = Sampling(**({"max_tokens": 20} | sampling))
-    found = [prompt(first + i, 3 + 5 * (i % 4)) for i in range(prompts)]
-    return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in found for s in range(samples)]
+    made_prompts = [prompt(first + i, 3 + 5 * (i % 4)) for i in range(prompts)]
+    return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in made_prompts for s in range(samples)]
 
 
-def checked_leaders(found: LocalEngine) -> list[tuple[int, ...]]:
+def checked_leaders(engine: LocalEngine) -> list[tuple[int, ...]]:
     """How many positions each row has in common with its leader, at each step from now on, where all have the same
     bits."""
-    counts, decoder = [], found.scheduler.decoder
+    counts, decoder = [], engine.scheduler.decoder
     run_step = decoder.step
 
     def step(tokens, position, cache, *more):
         for row, (leader, common) in enumerate(cache.leaders.T.tolist()):
-            assert not common or (leader < row < len(found.scheduler.running) and common <= position[row])
+            assert not common or (leader < row < len(engine.scheduler.running) and common <= position[row])
             for layer in cache.layers:
                 assert torch.equal(layer[:, row, :, :common], layer[:, leader, :, :common])
         counts.append(tuple(cache.leaders[1].tolist()))
@@ -70,8 +70,8 @@ def checked_leaders(found: LocalEngine) -> list[tuple[int, ...]]:
     return counts
 
 
-def run(found: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
-    return asyncio.run(collect(found, asked))
+def run(engine: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
+    return asyncio.run(collect(engine, asked))
 
 
 def trainer_log_prob(

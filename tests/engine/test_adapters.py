@@ -23,20 +23,20 @@ HEAD = Lora(rank=4, alpha=8, dora=True, targets=("lm_head", "q_proj", "down_proj
 
 def published(folder, lora, decoder, dtype):
     """An engine that was built before the adapter moved, and the trainer's model."""
-    found = with_adapter(folder, lora, moved=False)
+    model = with_adapter(folder, lora, moved=False)
     spec = Local(slots=8, dtype=dtype, decoder="general" if decoder == "recompute" else decoder)
-    engine = LocalEngine(found, spec)
+    engine = LocalEngine(model, spec)
     if decoder == "recompute":
-        engine.scheduler.decoder = RecomputeDecoder(found.model, torch.float32)
+        engine.scheduler.decoder = RecomputeDecoder(model.model, torch.float32)
         engine.scheduler.cache = engine.scheduler.decoder.new_cache(engine.scheduler.slots)
-    move(found)
-    before = {name: (p.detach().clone(), p.requires_grad) for name, p in found.model.named_parameters()}
-    asyncio.run(engine.publish(WeightUpdate(version=1, module=found.model)))
-    after = dict(found.model.named_parameters())
+    move(model)
+    before = {name: (p.detach().clone(), p.requires_grad) for name, p in model.model.named_parameters()}
+    asyncio.run(engine.publish(WeightUpdate(version=1, module=model.model)))
+    after = dict(model.model.named_parameters())
     assert before.keys() == after.keys()
     for name, (value, trained) in before.items():
         assert torch.equal(after[name], value) and after[name].requires_grad == trained, name
-    return engine, found
+    return engine, model
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def published(folder, lora, decoder, dtype):
     ],
 )
 def test_the_engine_samples_from_the_trained_policy(kind, decoder, lora, tiny_model):
-    engine, found = published(tiny_model(kind), lora, decoder, "float32")
+    engine, model = published(tiny_model(kind), lora, decoder, "float32")
     asked = requests(3, 4)
     given = run(engine, asked)
-    expected = trained_log_prob(Policy(found), asked, given)
+    expected = trained_log_prob(Policy(model), asked, given)
     torch.testing.assert_close(behavior(given), expected, rtol=0, atol=2e-5)
     base = trained_log_prob(Policy(with_adapter(tiny_model(kind), lora, moved=False)), asked, given)
     assert float((base - expected).abs().mean()) > 0.01, "the adapter does something"
@@ -71,11 +71,11 @@ def trained_log_prob(policy, asked, given):
 def test_in_bfloat16_they_differ_by_rounding(lora, tiny_model):
     """Merged weights are rounded once, the trainer's base and adapter each: no more than twice what rounding costs the
     base alone."""
-    engine, found = published(tiny_model("llama"), lora, "fast", "bfloat16")
+    engine, model = published(tiny_model("llama"), lora, "fast", "bfloat16")
     asked = requests(4, 8)
     given = run(engine, asked)
-    policy = Policy(found, compute_dtype=torch.bfloat16)
-    exact, ours = trained_log_prob(Policy(found), asked, given), trained_log_prob(policy, asked, given)
+    policy = Policy(model, compute_dtype=torch.bfloat16)
+    exact, ours = trained_log_prob(Policy(model), asked, given), trained_log_prob(policy, asked, given)
     rounding = float((ours - exact).abs().mean())
     assert 0 < float((behavior(given) - ours).abs().mean()) < 2 * rounding
 
@@ -93,17 +93,17 @@ def test_merged_weights_are_few_at_a_time(decoder, most, tiny_model, monkeypatch
             seen.append(len(alive))
         return weight
 
-    engine, found = published(tiny_model("llama"), ALL, decoder, "float32")
+    engine, model = published(tiny_model("llama"), ALL, decoder, "float32")
     monkeypatch.setattr("proxima.engine.fast_decoder.weight_of", watched)
     monkeypatch.setattr("proxima.model.lora_layers.weight_of", watched)
-    asyncio.run(engine.publish(WeightUpdate(version=2, module=found.model)))
+    asyncio.run(engine.publish(WeightUpdate(version=2, module=model.model)))
     assert len(seen) == 14 and max(seen) == most
 
 
 def test_the_start_of_an_adapter_is_the_base_to_the_bit(tiny_model):
     asked = requests(2, 4)
     models = with_adapter(tiny_model("llama"), ALL, moved=False), load(str(tiny_model("llama")), device="cpu")
-    given = [run(LocalEngine(found, Local(slots=8, dtype="float32")), asked) for found in models]
-    for one, other in zip(*given, strict=True):
-        assert np.array_equal(one.tokens, other.tokens)
-        assert np.array_equal(one.sampled_log_prob, other.sampled_log_prob)
+    given = [run(LocalEngine(engine, Local(slots=8, dtype="float32")), asked) for engine in models]
+    for completion, other in zip(*given, strict=True):
+        assert np.array_equal(completion.tokens, other.tokens)
+        assert np.array_equal(completion.sampled_log_prob, other.sampled_log_prob)

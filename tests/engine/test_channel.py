@@ -28,11 +28,11 @@ def there(message):
         send(writer, "the next")
         reader.feed_data(writer.data)
         reader.feed_eof()
-        found = await receive(reader)
+        received = await receive(reader)
         assert await receive(reader) == "the next"
         with pytest.raises(asyncio.IncompleteReadError):
             await receive(reader)
-        return found
+        return received
 
     return asyncio.run(go())
 
@@ -40,16 +40,20 @@ def there(message):
 def test_completions_and_requests():
     asked = [replace(r, turn=2) for r in requests(2, 2, temperature=0.7, top_p=0.9, stop=("x", "é"))]
     made = run(engine(slots=8, top_k_log_probs=3), requests(3, 3, top_p=0.8))
-    number, kind, found = there((7, "item", made))
-    assert (number, kind) == (7, "item") and found == made
-    for one, other in zip(found, made, strict=True):
-        assert one.top_k.shape == other.top_k.shape and one.tokens.flags.writeable and one.tokens.dtype == np.int32
+    number, kind, received = there((7, "item", made))
+    assert (number, kind) == (7, "item") and received == made
+    for completion, other in zip(received, made, strict=True):
+        assert (
+            completion.top_k.shape == other.top_k.shape
+            and completion.tokens.flags.writeable
+            and completion.tokens.dtype == np.int32
+        )
     plain = there(run(engine(slots=8), requests(1, 1)))[0]
     assert plain.sampled_log_prob is plain.untruncated_log_prob
-    for one, other in zip(there(asked), asked, strict=True):
-        assert one.prompt == replace(other.prompt, messages=one.prompt.messages)
-        assert (one.sample, one.turn, one.seed) == (other.sample, other.turn, other.seed)
-        assert replace(one.sampling, stop=tuple(one.sampling.stop)) == other.sampling
+    for completion, other in zip(there(asked), asked, strict=True):
+        assert completion.prompt == replace(other.prompt, messages=completion.prompt.messages)
+        assert (completion.sample, completion.turn, completion.seed) == (other.sample, other.turn, other.seed)
+        assert replace(completion.sampling, stop=tuple(completion.sampling.stop)) == other.sampling
 
 
 def test_other_values():
@@ -71,7 +75,7 @@ def test_errors_keep_what_a_user_reads():
         NotFiniteError("NaN"),
         FieldError("a", 1, "must be 2", remedy="b"),
     ):
-        found = there(error)
-        assert isinstance(found, UserError) and str(found) == str(error)
+        received = there(error)
+        assert isinstance(received, UserError) and str(received) == str(error)
     assert type(there(NotFiniteError("NaN"))) is NotFiniteError
     assert repr(there(KeyError("x"))) == "RuntimeError(\"KeyError: 'x'\")"

@@ -26,7 +26,7 @@ CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": Recomput
 def test_hidden_states_equal_hugging_face(kind, decoder):
     """Prefill of prompts of unlike lengths, then single steps: logits against a plain forward over the whole
     sequence."""
-    found = loaded(kind)
+    model = loaded(kind)
     d = CLASSES[decoder](loaded(kind).model, torch.float32)
     prompts = [ids(n, n) for n in (4, 1, 17, 9, 2)]
     hidden, kv = d.prefill(prompts)
@@ -37,7 +37,7 @@ def test_hidden_states_equal_hugging_face(kind, decoder):
     sequences = [list(p) for p in prompts]
     for step in range(6):
         with torch.no_grad():
-            expected = torch.stack([found.model(torch.tensor([s])).logits[0, -1] for s in sequences])
+            expected = torch.stack([model.model(torch.tensor([s])).logits[0, -1] for s in sequences])
         torch.testing.assert_close(d.logits(hidden), expected, rtol=0, atol=3e-5)
         new = [3 + (7 * step + 31 * i) % 250 for i in range(5)]
         sequences = [[*s, t] for s, t in zip(sequences, new, strict=True)]
@@ -48,9 +48,9 @@ def test_hidden_states_equal_hugging_face(kind, decoder):
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
 def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
     asked = requests(temperature=0.8)
-    found = engine(kind, decoder)
-    given = run(found, asked)
-    assert type(found.scheduler.decoder) is CLASSES[decoder]
+    local = engine(kind, decoder)
+    given = run(local, asked)
+    assert type(local.scheduler.decoder) is CLASSES[decoder]
     torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=1e-5)
 
 
@@ -90,11 +90,11 @@ def test_loading_takes_every_weight(kind, decoder, dtype):
 
 @pytest.mark.parametrize(("kind", "decoder"), PAIRS)
 def test_the_copy_is_the_decoders_own(kind, decoder):
-    found = loaded(kind)
-    d = CLASSES[decoder](found.model, torch.float32)
+    model = loaded(kind)
+    d = CLASSES[decoder](model.model, torch.float32)
     before = d.logits(d.prefill([ids(6, 1)])[0])
     with torch.no_grad():
-        for p in found.model.parameters():
+        for p in model.model.parameters():
             p.mul_(2)
     assert torch.equal(d.logits(d.prefill([ids(6, 1)])[0]), before)
 

@@ -33,30 +33,30 @@ class Quiet:
 
 
 def executor(**settings):
-    found = Executor(Quiet(), **settings)
-    return found, found.engine.told
+    executor = Executor(Quiet(), **settings)
+    return executor, executor.engine.told
 
 
-def register(found, stage, hook):
-    return getattr(found, f"register_{stage}_hook")(hook)
+def register(engine, stage, hook):
+    return getattr(engine, f"register_{stage}_hook")(hook)
 
 
 def test_the_order_of_hooks_and_transitions():
     async def go():
-        found, told = executor()
+        hooked, events = executor()
         for stage in STAGES:
-            register(found, stage, lambda stage=stage: told.append(f"first {stage}"))
+            register(hooked, stage, lambda stage=stage: events.append(f"first {stage}"))
 
             async def second(stage=stage):
                 await asyncio.sleep(0)
-                told.append(f"second {stage}")
+                events.append(f"second {stage}")
 
-            register(found, stage, second)
-        await found.pause("wait")
-        await found.pause("abort")  # paused already: no hooks
-        await found.resume()
-        await found.resume()
-        return told
+            register(hooked, stage, second)
+        await hooked.pause("wait")
+        await hooked.pause("abort")  # paused already: no hooks
+        await hooked.resume()
+        await hooked.resume()
+        return events
 
     assert asyncio.run(go()) == [
         *("first pre_pause", "second pre_pause", "pause wait", "first post_pause", "second post_pause"),
@@ -69,7 +69,7 @@ def test_the_order_of_hooks_and_transitions():
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage):
     async def go():
-        found, told = executor()
+        hooked, events = executor()
 
         def torn():
             raise ValueError("torn")
@@ -77,10 +77,10 @@ def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage
         async def lost():
             raise KeyError("lost")
 
-        removals = [register(found, stage, hook) for hook in (torn, lambda: told.append("between"), lost)]
+        removals = [register(hooked, stage, hook) for hook in (torn, lambda: events.append("between"), lost)]
         with pytest.raises(HookError) as caught:
-            await found.pause()
-            await found.resume()
+            await hooked.pause()
+            await hooked.resume()
         error = caught.value
         assert error.stage == stage and [type(e) for _, e in error.failures] == [ValueError, KeyError]
         assert f"2 {stage} hooks failed: " in str(error)
@@ -91,29 +91,29 @@ def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage
             "pre_resume": ["pause keep", "between"],
             "post_resume": ["pause keep", "resume", "between"],
         }
-        assert told == expected[stage]
+        assert events == expected[stage]
         for remove in (removals[0], removals[2], removals[2]):  # twice does no harm
             remove()
-        told.clear()
-        await found.pause()
-        await found.resume()
-        return told
+        events.clear()
+        await hooked.pause()
+        await hooked.resume()
+        return events
 
-    told = asyncio.run(go())
-    assert told[:2] != ["between", "between"] and told.count("resume") == 1
+    events = asyncio.run(go())
+    assert events[:2] != ["between", "between"] and events.count("resume") == 1
 
 
 def test_a_hook_removed_by_one_before_it_does_not_run():
     async def go():
-        found, told = executor()
-        found.register_pre_pause_hook(lambda: remove())
-        remove = found.register_pre_pause_hook(lambda: told.append("removed"))
-        found.register_pre_pause_hook(lambda: found.register_pre_pause_hook(lambda: told.append("added")))
-        await found.pause()
-        assert told == ["pause keep"]
-        await found.resume()
-        await found.pause()
-        return told
+        hooked, events = executor()
+        hooked.register_pre_pause_hook(lambda: remove())
+        remove = hooked.register_pre_pause_hook(lambda: events.append("removed"))
+        hooked.register_pre_pause_hook(lambda: hooked.register_pre_pause_hook(lambda: events.append("added")))
+        await hooked.pause()
+        assert events == ["pause keep"]
+        await hooked.resume()
+        await hooked.pause()
+        return events
 
     assert asyncio.run(go()) == ["pause keep", "resume", "added", "pause keep"]
 
@@ -122,41 +122,41 @@ def test_a_hook_removed_by_one_before_it_does_not_run():
 @pytest.mark.parametrize("method", ["pause", "resume"])
 def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
     async def go():
-        found, _ = executor()
+        hooked, _ = executor()
 
         async def nested():
-            await asyncio.create_task(getattr(found, method)())  # in a task of its own it would hang just as well
+            await asyncio.create_task(getattr(hooked, method)())  # in a task of its own it would hang just as well
 
-        register(found, stage, nested)
+        register(hooked, stage, nested)
         with pytest.raises(
             HookError, match=rf"the {stage} hook \S*nested calls {method}\(\) and would wait for itself"
         ):
-            await found.pause()
-            await found.resume()
+            await hooked.pause()
+            await hooked.resume()
 
     asyncio.run(asyncio.wait_for(go(), 120))
 
 
 def test_two_tasks_that_pause_take_turns():
     async def go():
-        found, told = executor()
-        found.register_pre_pause_hook(lambda: told.append("hook"))
-        await asyncio.gather(found.pause(), found.pause(), found.resume())
-        return told
+        hooked, events = executor()
+        hooked.register_pre_pause_hook(lambda: events.append("hook"))
+        await asyncio.gather(hooked.pause(), hooked.pause(), hooked.resume())
+        return events
 
     assert asyncio.run(go()) == ["hook", "pause keep", "pause keep", "resume"]
 
 
 def test_an_engine_that_can_not_pause_leaves_the_executor_running():
     async def go():
-        found, told = executor()
-        found.engine.failing = True
+        hooked, events = executor()
+        hooked.engine.failing = True
         with pytest.raises(ConnectionError):
-            await found.pause()
-        found.engine.failing = False
-        found.register_post_pause_hook(lambda: told.append("paused"))
-        await found.pause()
-        return told
+            await hooked.pause()
+        hooked.engine.failing = False
+        hooked.register_post_pause_hook(lambda: events.append("paused"))
+        await hooked.pause()
+        return events
 
     assert asyncio.run(go()) == ["pause keep", "paused"]
 
@@ -165,28 +165,28 @@ def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
     asked = requests(2, 3, max_tokens=30)
 
     async def go():
-        found: Engine = Executor(engine(slots=8))
-        scores, task = [], asyncio.ensure_future(collect(found, asked))
+        executor: Engine = Executor(engine(slots=8))
+        scores, task = [], asyncio.ensure_future(collect(executor, asked))
         await asyncio.sleep(0)
 
         async def score():
-            scores.append(await found.score([ScoreRequest(prompt_tokens=(1, 2), tokens=(3, 4))]))
+            scores.append(await executor.score([ScoreRequest(prompt_tokens=(1, 2), tokens=(3, 4))]))
 
         async def generate():
-            found.hook_seconds = 0.2  # of the next hook, which can't end
-            await collect(found, asked)
+            executor.hook_seconds = 0.2  # of the next hook, which can't end
+            await collect(executor, asked)
 
         async def wait():
             await task
 
         for hook in (score, generate, wait):
-            found.register_post_pause_hook(hook)
+            executor.register_post_pause_hook(hook)
         with pytest.raises(HookError) as caught:
-            await found.pause()
+            await executor.pause()
         first, second = caught.value.failures
         assert "hook test_hooks" in str(first[1]) and "calls generate() and would wait for completions" in str(first[1])
         assert str(second[1]).startswith("did not end within 0.2 s; does it wait for completions")
-        await found.resume()
+        await executor.resume()
         assert len(scores) == 1
         return await task
 
@@ -195,19 +195,19 @@ def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
 
 def test_what_a_hook_started_may_pause_later():
     async def go():
-        found, told = executor()
+        hooked, events = executor()
         started = []
 
         async def later():
-            while found._paused:
+            while hooked._paused:
                 await asyncio.sleep(0)
-            await found.pause("wait")
+            await hooked.pause("wait")
 
-        found.register_post_pause_hook(lambda: started or started.append(asyncio.create_task(later())))
-        await found.pause()
-        await found.resume()
+        hooked.register_post_pause_hook(lambda: started or started.append(asyncio.create_task(later())))
+        await hooked.pause()
+        await hooked.resume()
         await started[0]
-        return told
+        return events
 
     assert asyncio.run(go()) == ["pause keep", "resume", "pause wait"]
 
@@ -217,22 +217,22 @@ def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks,
     """Each transition that is not stopped reaches the engine, and the engine's state is the executor's."""
 
     async def go():
-        found, told = executor()
+        hooked, events = executor()
         for stage, fails in hooks:
-            register(found, stage, (lambda: 1 / 0) if fails else (lambda: None))
+            register(hooked, stage, (lambda: 1 / 0) if fails else (lambda: None))
         paused = False
         failing = {stage for stage, fails in hooks if fails}
         for pause in calls:
-            changes, before = pause != paused, len(told)
+            changes, before = pause != paused, len(events)
             stages = ("pre_pause", "post_pause") if pause else ("pre_resume", "post_resume")
             stopped = changes and stages[0] in failing
             try:
-                await (found.pause() if pause else found.resume())
+                await (hooked.pause() if pause else hooked.resume())
                 assert not (changes and failing & set(stages))
             except HookError as error:
                 assert changes and error.stage == (stages[0] if stopped else stages[1])
-            assert len(told) == before + (not stopped)
+            assert len(events) == before + (not stopped)
             paused = paused if stopped else pause
-            assert found._paused == paused
+            assert hooked._paused == paused
 
     asyncio.run(go())

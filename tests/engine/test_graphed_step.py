@@ -18,30 +18,30 @@ from tests.engine.recorded_calls import recorded
 from tests.model.rows import loaded
 
 
-def graphed(found, record=recorded):
+def graphed(engine, record=recorded):
     """The engine, with what it has recorded."""
-    graphs = GraphedSteps(found.scheduler.slots, torch.device("cpu"), record)
-    found.scheduler.decoder.graphs = graphs
+    graphs = GraphedSteps(engine.scheduler.slots, torch.device("cpu"), record)
+    engine.scheduler.decoder.graphs = graphs
     return graphs
 
 
-def published(found, seed):
+def published(engine, seed):
     module = loaded("qwen2", seed).model
-    asyncio.run(found.publish(WeightUpdate(version=found.scheduler.version + 1, module=module)))
+    asyncio.run(engine.publish(WeightUpdate(version=engine.scheduler.version + 1, module=module)))
 
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_completions_are_those_of_single_kernels(kind):
     """While rows end and enter, and the cache and the table of rotary embeddings grow: 5 rows pad to 8, 21 to 24."""
-    found, plain = (engine(kind, slots=24) for _ in range(2))
-    graphs, numbers = graphed(found), []
+    local, plain = (engine(kind, slots=24) for _ in range(2))
+    graphs, numbers = graphed(local), []
     for first, sizes, tokens in ((0, (3, 7), 20), (10, (5, 1), 300), (20, (7, 4), 70), (30, (7, 4), 70)):
         if first == 30:  # another table in its place
-            decoder = found.scheduler.decoder
+            decoder = local.scheduler.decoder
             before, decoder.rotary = decoder.rotary, decoder.rotary.clone()
             before.zero_()
         asked = requests(*sizes, first=first, max_tokens=tokens)
-        ours, theirs = run(found, asked), run(plain, asked)
+        ours, theirs = run(local, asked), run(plain, asked)
         assert [c.tokens.tolist() for c in ours] == [c.tokens.tolist() for c in theirs]
         torch.testing.assert_close(behavior(ours), behavior(theirs), rtol=0, atol=1e-5)
         numbers.append(len(graphs))
@@ -50,22 +50,22 @@ def test_completions_are_those_of_single_kernels(kind):
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep"])
 def test_new_weights_are_read_where_the_old_ones_were(interrupt):
-    found, plain = (engine("qwen2", interrupt=interrupt) for _ in range(2))
-    graphs, asked = graphed(found), requests(3, 4, max_tokens=30)
+    local, plain = (engine("qwen2", interrupt=interrupt) for _ in range(2))
+    graphs, asked = graphed(local), requests(3, 4, max_tokens=30)
     held = None
     for seed in (1, 2, 0):
-        given, expected = run(found, asked), run(plain, asked)
+        given, expected = run(local, asked), run(plain, asked)
         assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in expected]
         held = held or dict(graphs._graphs)
-        published(found, seed), published(plain, seed)
+        published(local, seed), published(plain, seed)
     assert held == graphs._graphs and graphs.works
 
 
 def test_drafts_are_verified_without_graphs():
-    found, plain = (engine(num_speculative_tokens=4) for _ in range(2))
-    graphs, asked = graphed(found), requests(4, 1, max_tokens=60, temperature=0.0)
-    assert [c.tokens.tolist() for c in run(found, asked)] == [c.tokens.tolist() for c in run(plain, asked)]
-    assert graphs.works and found.scheduler.detail["speculation"]["accepted"] > 0
+    local, plain = (engine(num_speculative_tokens=4) for _ in range(2))
+    graphs, asked = graphed(local), requests(4, 1, max_tokens=60, temperature=0.0)
+    assert [c.tokens.tolist() for c in run(local, asked)] == [c.tokens.tolist() for c in run(plain, asked)]
+    assert graphs.works and local.scheduler.detail["speculation"]["accepted"] > 0
 
 
 def failing(launch):
@@ -103,9 +103,9 @@ def not_finite(launch):
     ],
 )
 def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, capsys):
-    found, asked = engine(), requests(3, 4, max_tokens=30)
-    graphs = graphed(found, record)
-    given = run(found, asked)
+    local, asked = engine(), requests(3, 4, max_tokens=30)
+    graphs = graphed(local, record)
+    given = run(local, asked)
     assert given == run(engine(), asked)
     said = capsys.readouterr().err
     assert said.startswith(
@@ -115,12 +115,12 @@ def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, 
 
 
 def test_weights_that_are_nan_are_the_models_fault():
-    found = engine()
-    graphs = graphed(found)
+    local = engine()
+    graphs = graphed(local)
     with torch.no_grad():
-        found.scheduler.decoder.layers[0].post_norm.fill_(torch.nan)
+        local.scheduler.decoder.layers[0].post_norm.fill_(torch.nan)
     with pytest.raises(NotFiniteError):
-        run(found, requests(1, 1, max_tokens=5))
+        run(local, requests(1, 1, max_tokens=5))
     assert graphs.works
 
 
@@ -175,19 +175,19 @@ def test_a_recording_that_fails_leaves_the_stream_that_was(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: streams[-1])
     monkeypatch.setattr(torch.cuda, "set_stream", streams.append)
-    found = engine()
-    graphs = graphed(found, None)
-    run(found, requests(1, 1, max_tokens=5))
+    local = engine()
+    graphs = graphed(local, None)
+    run(local, requests(1, 1, max_tokens=5))
     assert streams == ["before", "of the recording", "before"] and not graphs.works
 
 
 @pytest.mark.parametrize("record", [recorded, failing])
 def test_a_cache_that_grows_is_freed(record):
-    found = engine()
-    graphed(found, record)
-    run(found, requests(1, 1, max_tokens=10))
-    before = [weakref.ref(layer) for layer in found.scheduler.cache.layers]
-    run(found, requests(1, 4, max_tokens=150, first=5))
+    local = engine()
+    graphed(local, record)
+    run(local, requests(1, 1, max_tokens=10))
+    before = [weakref.ref(layer) for layer in local.scheduler.cache.layers]
+    run(local, requests(1, 4, max_tokens=150, first=5))
     gc.collect()
     assert [layer for layer in before if layer() is not None] == []
 

@@ -27,23 +27,23 @@ async def drain(stream):
     return [c async for c in stream]
 
 
-async def steps(found, count):
+async def steps(engine, count):
     for _ in range(count):
         await asyncio.sleep(0)
-        await found.compute.run(int)
+        await engine.compute.run(int)
 
 
 def published_midway(interrupt, asked, *, between=7, **settings):
     """Completions, in the order of the requests, of an engine that gets the weights of SEEDS one after the other."""
 
     async def go():
-        found = engine(slots=8, interrupt=interrupt, **settings)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
+        local = engine(slots=8, interrupt=interrupt, **settings)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
         for version, seed in list(enumerate(SEEDS))[1:]:
-            await steps(found, between)
-            await found.pause()
-            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
-            await found.resume()
+            await steps(local, between)
+            await local.pause()
+            await local.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            await local.resume()
         return {c.key: c for c in await task}
 
     made = asyncio.run(go())
@@ -62,15 +62,15 @@ def untruncated(made):
 
 def with_kept_kv(asked, made):
     """[tokens] Hugging Face's own cache: each position's KV is of the weights that read it."""
-    models, found = [loaded("llama", seed).model for seed in SEEDS], []
+    models, model = [loaded("llama", seed).model for seed in SEEDS], []
     for request, completion in zip(asked, made, strict=True):
         cache, fed = DynamicCache(), torch.tensor(request.prompt.tokens, dtype=torch.long)
         for token, version in zip(completion.tokens.tolist(), completion.policy_version.tolist(), strict=True):
             with torch.no_grad():
                 logits = models[version](fed[None], past_key_values=cache, use_cache=True).logits[0, -1]
-            found.append(logits.log_softmax(0)[token])
+            model.append(logits.log_softmax(0)[token])
             fed = torch.tensor([token])
-    return torch.stack(found)
+    return torch.stack(model)
 
 
 ASKED = requests(4, 5, max_tokens=24, top_k=200)
@@ -114,12 +114,12 @@ def test_finish_ends_what_runs_before_the_update():
 
 def test_a_paused_engine_hands_over_what_has_ended():
     async def go():
-        found, asked = engine(slots=8, interrupt="finish"), requests(2, 4, max_tokens=25)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
-        await steps(found, 5)
-        await found.pause()
-        await found.abort(0)
-        await found.publish(WeightUpdate(version=1, module=loaded("llama").model))
+        local, asked = engine(slots=8, interrupt="finish"), requests(2, 4, max_tokens=25)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
+        await steps(local, 5)
+        await local.pause()
+        await local.abort(0)
+        await local.publish(WeightUpdate(version=1, module=loaded("llama").model))
         return await asyncio.wait_for(task, 120)  # it is never resumed
 
     made = asyncio.run(go())
@@ -138,24 +138,24 @@ CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait",
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
 def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
     async def go():
-        found, version = engine(slots=8, interrupt=interrupt), 0
-        checked_leaders(found)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
+        local, version = engine(slots=8, interrupt=interrupt), 0
+        checked_leaders(local)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
         for wait, call in schedule:
-            await steps(found, wait)
+            await steps(local, wait)
             if call == "publish" and version < 2:
                 version += 1
-                await found.publish(WeightUpdate(version=version, module=loaded("llama", SEEDS[version]).model))
+                await local.publish(WeightUpdate(version=version, module=loaded("llama", SEEDS[version]).model))
             elif call in ("keep", "wait"):
-                await found.pause(call)
+                await local.pause(call)
             elif call == "abort_all":
-                await found.pause("abort")
+                await local.pause("abort")
             elif call == "resume":
-                await found.resume()
+                await local.resume()
             elif call == "abort":
-                await found.abort(1)
-        await found.resume()
-        assert (await found.health()).version == version
+                await local.abort(1)
+        await local.resume()
+        assert (await local.health()).version == version
         return await asyncio.wait_for(task, 120)
 
     asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=16)]

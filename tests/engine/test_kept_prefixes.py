@@ -33,13 +33,13 @@ def next_turns(asked, given, *, observed: int = 5) -> list[Request]:
 
 
 def by_request(given, asked):
-    found = {completion.key: completion for completion in given}
-    return [found[request.key] for request in asked]
+    by_key = {completion.key: completion for completion in given}
+    return [by_key[request.key] for request in asked]
 
 
-def prefilled(found) -> list[int]:
+def prefilled(engine) -> list[int]:
     """Tokens of each prefill from now on."""
-    counts, decoder = [], found.scheduler.decoder
+    counts, decoder = [], engine.scheduler.decoder
     run_prefill = decoder.prefill
 
     def prefill(prompts, past=()):
@@ -103,27 +103,27 @@ def test_what_prompts_begin_with_is_run_once(kind, decoder):
 
 def test_turns_behind_an_opening_keep_it_and_their_last_context():
     """Beside each conversation's last context, the opening, and each group's first prompt."""
-    found, asked = engine(slots=16), with_opening(first_turns(3, 4, max_tokens=7))
+    local, asked = engine(slots=16), with_opening(first_turns(3, 4, max_tokens=7))
     asked = [replace(r, shared=(len(r.prompt.tokens),)) for r in asked]
     for turn in range(3):
-        given = by_request(run(found, asked), asked)
-        kept = [len(lengths) for lengths, _ in found.scheduler.prefixes._kept]
+        given = by_request(run(local, asked), asked)
+        kept = [len(lengths) for lengths, _ in local.scheduler.prefixes._kept]
         assert sorted(kept) == sorted([1, *[2] * 3, *([turn + 2] * 12 if turn else [])])
         asked = next_turns(asked, given)
 
 
 def test_a_prefill_hands_out_no_second_cache():
-    found, asked = engine(slots=64, prefill_tokens=256, max_length=256), requests(64, 1, max_tokens=20)
-    made, run_prefill = [], found.scheduler.prefixes.prefill
+    local, asked = engine(slots=64, prefill_tokens=256, max_length=256), requests(64, 1, max_tokens=20)
+    made, run_prefill = [], local.scheduler.prefixes.prefill
 
     def prefill(decoder, prompts):
         hidden, kv = run_prefill(decoder, prompts)
         made.append((len(kv), sum(own.shape[3] for own in kv)))
         return hidden, kv
 
-    found.scheduler.prefixes.prefill = prefill
-    run(found, with_opening(asked, 200))
-    cache = found.scheduler.slots * found.scheduler.cache.capacity
+    local.scheduler.prefixes.prefill = prefill
+    run(local, with_opening(asked, 200))
+    cache = local.scheduler.slots * local.scheduler.cache.capacity
     assert max(positions for _, positions in made) <= cache // 8
     assert max(prompts for prompts, _ in made) > 5
 
@@ -136,8 +136,8 @@ def test_who_else_begins_so_changes_no_bit(dtype, decoder):
     given = by_request(run(crowd, asked), asked)
     for request, together in zip(asked, given, strict=True):
         alone.scheduler.prefixes.clear()
-        (one,) = run(alone, [request])
-        assert torch.equal(behavior([one]), behavior([together]))
+        (entry,) = run(alone, [request])
+        assert torch.equal(behavior([entry]), behavior([together]))
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -145,18 +145,18 @@ def test_who_else_begins_so_changes_no_bit(dtype, decoder):
 def test_rows_that_begin_alike_have_a_leader(dtype, drafts):
     """Of a prompt's completions the first that runs; of those after their first turn, and of prompts, one with as many
     shared tokens, or with the opening; while others end and enter."""
-    found = engine(dtype=dtype, num_speculative_tokens=drafts)
-    counts, asked = checked_leaders(found), with_opening(requests(3, 7))
+    local = engine(dtype=dtype, num_speculative_tokens=drafts)
+    counts, asked = checked_leaders(local), with_opening(requests(3, 7))
     settings = [replace(r.sampling, max_tokens=3 + r.sample) for r in asked]
     asked = [replace(r, sampling=own, shared=(len(r.prompt.tokens),)) for r, own in zip(asked, settings, strict=True)]
-    first = by_request(run(found, asked), asked)
+    first = by_request(run(local, asked), asked)
     assert counts[0] == (0, *[23] * 6, 20)
     assert {20, 23, 28, 33} <= {common for own in counts for common in own}
     counts.clear()
-    run(found, next_turns(asked, first))
+    run(local, next_turns(asked, first))
     assert counts[0] == (0, *[23] * 6, 20)
     counts.clear()
-    run(found, without_opening(requests(8, 1)))
+    run(local, without_opening(requests(8, 1)))
     assert not any(map(any, counts))
 
 
@@ -179,32 +179,32 @@ def test_what_is_kept_changes_no_bit(dtype, decoder):
 
 
 def test_bf16_stays_within_rounding_of_the_trainer():
-    found, asked = engine(dtype=torch.bfloat16), first_turns(max_tokens=9)
+    local, asked = engine(dtype=torch.bfloat16), first_turns(max_tokens=9)
     for _ in range(3):
-        given = by_request(run(found, asked), asked)
+        given = by_request(run(local, asked), asked)
         far = (behavior(given) - trainer_log_prob("llama", asked, given, dtype=torch.bfloat16)).abs()
         assert far.mean() < 0.02 and far.max() < 0.15
         asked = next_turns(asked, given)
 
 
 def test_a_conversation_that_was_rewritten_is_run_whole():
-    found, asked = engine(), first_turns(2, 2, max_tokens=6)
-    again = next_turns(asked, by_request(run(found, asked), asked))
+    local, asked = engine(), first_turns(2, 2, max_tokens=6)
+    again = next_turns(asked, by_request(run(local, asked), asked))
     tokens = again[0].prompt.tokens.copy()
     tokens[1] += 1
     again[0] = replace(again[0], prompt=replace(again[0].prompt, tokens=tokens), shared=(len(tokens),))
-    counts = prefilled(found)
-    given = by_request(run(found, again), again)
+    counts = prefilled(local)
+    given = by_request(run(local, again), again)
     assert counts == [len(tokens), 11, 11, 11]
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", again, given), rtol=0, atol=2e-5)
 
 
 def test_new_weights_end_what_was_kept():
-    found, asked = engine(seed=0), first_turns(2, 2, max_tokens=6)
-    again = next_turns(asked, by_request(run(found, asked), asked))
-    asyncio.run(found.publish(WeightUpdate(version=1, module=loaded("llama", 1).model)))
-    counts = prefilled(found)
-    given = by_request(run(found, again), again)
+    local, asked = engine(seed=0), first_turns(2, 2, max_tokens=6)
+    again = next_turns(asked, by_request(run(local, asked), asked))
+    asyncio.run(local.publish(WeightUpdate(version=1, module=loaded("llama", 1).model)))
+    counts = prefilled(local)
+    given = by_request(run(local, again), again)
     assert sum(counts) == run_tokens(again)
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", again, given, seed=1), rtol=0, atol=2e-5)
 
@@ -212,20 +212,20 @@ def test_new_weights_end_what_was_kept():
 def test_what_was_not_used_for_longest_goes_first():
     scheduler = engine().scheduler
     prompts = [Prompt(uid=n, messages=(), tokens=ids(10, n)) for n in range(3)]
-    found = scheduler.prefixes
-    found.prefill(scheduler.decoder, [(prompt, (4, 10)) for prompt in prompts])
-    assert found.positions == 3 * 14
-    assert found.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
-    assert found.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
-    found.trim(20)
-    assert [found.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0] and found.positions == 14
-    found.clear()
-    assert found.positions == 0 and found.missing(prompts[0], (4, 10)) == 10
+    prefixes = scheduler.prefixes
+    prefixes.prefill(scheduler.decoder, [(prompt, (4, 10)) for prompt in prompts])
+    assert prefixes.positions == 3 * 14
+    assert prefixes.find(np.int32(ids(12, 0)), (4, 10))[0] == 2, "used"
+    assert prefixes.find(np.int32(ids(10, 0)), (4, 10))[0] == 1, "a hidden state of the last token is needed"
+    prefixes.trim(20)
+    assert [prefixes.find(np.int32(ids(12, n)), (4, 10))[0] for n in range(3)] == [2, 0, 0] and prefixes.positions == 14
+    prefixes.clear()
+    assert prefixes.positions == 0 and prefixes.missing(prompts[0], (4, 10)) == 10
 
 
 def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():
-    found, asked = engine(), requests(1, 4, max_tokens=4)
-    again = next_turns(asked, by_request(run(found, asked), asked))
+    local, asked = engine(), requests(1, 4, max_tokens=4)
+    again = next_turns(asked, by_request(run(local, asked), asked))
     together = by_request(run(engine(), again), again)
     alone = [run(engine(), [request])[0] for request in again]
     assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
@@ -234,16 +234,16 @@ def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():
 @pytest.mark.parametrize("shared", [(2, 2, 5), (2, 5, 5), (5, 2), (0, 2, 5), (2, 5, 10_000)])
 def test_lengths_that_repeat_or_are_none_count_once_or_not(shared):
     """An agent that asks again after the same messages names their length twice."""
-    asked, found = requests(2, 2, max_tokens=4), engine()
+    asked, local = requests(2, 2, max_tokens=4), engine()
     given = run(engine(), [replace(request, shared=(2, 5)) for request in asked])
     for _ in range(2):
-        assert run(found, [replace(request, shared=shared) for request in asked]) == given
-    prefixes = found.scheduler.prefixes
+        assert run(local, [replace(request, shared=shared) for request in asked]) == given
+    prefixes = local.scheduler.prefixes
     assert prefixes.positions == sum(kv.shape[3] for kv in prefixes._kept.values())
 
 
 def test_turns_of_one_episode_in_one_call_keep_their_prompts():
-    one, other = requests(2, 1, max_tokens=4)
-    asked = [replace(one, turn=1), replace(other, prompt=replace(other.prompt, uid=one.prompt.uid), turn=2)]
+    first, other = requests(2, 1, max_tokens=4)
+    asked = [replace(first, turn=1), replace(other, prompt=replace(other.prompt, uid=first.prompt.uid), turn=2)]
     alone = [run(engine(), [request])[0] for request in asked]
     assert by_request(run(engine(), asked), asked) == alone

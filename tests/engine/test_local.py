@@ -45,9 +45,9 @@ def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
     reverse = [asked[i] for i in torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()]
     shuffled = by_request(reverse, run(engine(kind, decoder, slots=16, dtype=dtype), reverse))
     alone = {}
-    found = engine(kind, decoder, slots=8, dtype=dtype)
+    local = engine(kind, decoder, slots=8, dtype=dtype)
     for request in asked[::7]:
-        alone |= by_request([request], run(found, [request]))
+        alone |= by_request([request], run(local, [request]))
     for name, others in {"narrow": narrow, "shuffled": shuffled, "alone": alone}.items():
         for key, completion in others.items():
             assert completion == crowd[key], f"{name}: {key}"
@@ -88,14 +88,14 @@ def wide_gpt2() -> LoadedModel:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("make", "decoder"), [(wide_model, "fast"), (wide_model, "general"), (wide_gpt2, "general")])
 def test_at_real_sizes_too(make, decoder, dtype):
-    found = make()
+    engine = make()
     asked = [
         Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=12), seed=3)
         for i in range(7)
         for s in range(5)
     ]
-    crowd = by_request(asked, run(LocalEngine(found, Local(slots=40, dtype=dtype, decoder=decoder)), asked))
-    few = LocalEngine(found, Local(slots=8, dtype=dtype, decoder=decoder))
+    crowd = by_request(asked, run(LocalEngine(engine, Local(slots=40, dtype=dtype, decoder=decoder)), asked))
+    few = LocalEngine(engine, Local(slots=8, dtype=dtype, decoder=decoder))
     for some in (asked[3:4], asked[17:18], asked[30:33]):
         for key, completion in by_request(some, run(few, some)).items():
             assert completion == crowd[key]
@@ -149,8 +149,8 @@ def test_seeds_prompts_and_samples_decide_the_draws():
 
 
 def test_the_same_engine_gives_the_same_again():
-    found, asked = engine(slots=8), requests(3, 5)
-    assert run(found, asked) == run(found, asked)
+    local, asked = engine(slots=8), requests(3, 5)
+    assert run(local, asked) == run(local, asked)
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
@@ -162,22 +162,22 @@ def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_toke
     asked = [
         replace(r, sampling=replace(r.sampling, max_tokens=1 + (7 * i) % 23)) for i, r in enumerate(requests(5, 7))
     ]
-    found = engine(slots=slots, prefill_tokens=prefill_tokens)
-    given = run(found, asked)
+    local = engine(slots=slots, prefill_tokens=prefill_tokens)
+    given = run(local, asked)
     assert [(c.prompt_uid, c.sample) for c in given] == [(r.prompt.uid, r.sample) for r in asked]
     assert all(len(c.tokens) <= r.sampling.max_tokens for r, c in zip(asked, given, strict=True))
-    assert found.scheduler.generated_tokens == sum(len(c.tokens) for c in given)
-    assert not found.scheduler.running and not found.scheduler.waiting
+    assert local.scheduler.generated_tokens == sum(len(c.tokens) for c in given)
+    assert not local.scheduler.running and not local.scheduler.waiting
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
 
 def test_a_group_larger_than_the_slots_runs_its_prompt_once():
-    found, asked = engine(slots=8), requests(1, 30, max_tokens=6)
+    local, asked = engine(slots=8), requests(1, 30, max_tokens=6)
     calls = []
-    decoder = found.scheduler.decoder
+    decoder = local.scheduler.decoder
     inner = decoder.prefill
     decoder.prefill = lambda prompts, past: calls.append(len(prompts)) or inner(prompts, past)
-    given = run(found, asked)
+    given = run(local, asked)
     assert len(given) == 30 and sum(calls) == 1
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
@@ -188,11 +188,11 @@ def test_completions_stream_as_soon_as_they_end():
     ]
 
     async def first():
-        found = engine()
-        async for completion in found.generate(asked):
+        local = engine()
+        async for completion in local.generate(asked):
             if completion.sample == 0:
-                table = found.scheduler.table
-                return [int(table.length[running.line]) for running in found.scheduler.running]
+                table = local.scheduler.table
+                return [int(table.length[running.line]) for running in local.scheduler.running]
 
     assert asyncio.run(first()) in ([1, 1], [2, 2])
 
@@ -202,20 +202,20 @@ def one_step_at_a_time(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
 
 
-async def steps(found, count):
+async def steps(engine, count):
     """Let the engine decode about so many tokens: its thread takes turns between its callers and us."""
     for _ in range(count):
         await asyncio.sleep(0)
-        await found.compute.run(int)
+        await engine.compute.run(int)
 
 
 def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 8)
-    found = engine(slots=8)
+    local = engine(slots=8)
 
     async def at_the_end(asked):
-        assert [completion async for completion in found.generate(asked)]
-        return found.scheduler.generated_tokens
+        assert [completion async for completion in local.generate(asked)]
+        return local.scheduler.generated_tokens
 
     async def go():
         long = [at_the_end(requests(1, 1, first=uid, max_tokens=120)) for uid in range(7)]
@@ -231,15 +231,15 @@ def test_nothing_asked_nothing_given():
 
 def test_health_counts():
     async def go():
-        found = engine(slots=8)
-        stream = found.generate(requests(3, 4, max_tokens=30))
-        before = await found.health()
+        local = engine(slots=8)
+        stream = local.generate(requests(3, 4, max_tokens=30))
+        before = await local.health()
         first = asyncio.ensure_future(anext(stream))
-        await steps(found, 5)
-        during = await found.health()
+        await steps(local, 5)
+        during = await local.health()
         await first
         await drain(stream)
-        return before, during, await found.health()
+        return before, during, await local.health()
 
     before, during, after = asyncio.run(go())
     assert (before.running, before.waiting) == (0, 0) and before.ok
@@ -264,9 +264,9 @@ def test_max_tokens_and_stop_tokens():
 
 
 def test_several_stop_tokens():
-    found = loaded("llama")
-    found.model.generation_config.eos_token_id = [0, 50, 51, 52, 53, 54, 55]
-    given = run(LocalEngine(found, Local(dtype="float32")), requests(2, 8, max_tokens=60, temperature=2.0))
+    model = loaded("llama")
+    model.model.generation_config.eos_token_id = [0, 50, 51, 52, 53, 54, 55]
+    given = run(LocalEngine(model, Local(dtype="float32")), requests(2, 8, max_tokens=60, temperature=2.0))
     ended = {c.tokens[-1] for c in given if c.finish_reason == "stop"}
     assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
 
@@ -291,8 +291,8 @@ def test_stop_strings_end_at_their_last_token_and_leave_the_text():
     )
     assert ended.text == texts[first][: texts[first].find(stop)] and stop not in ended.text
     assert ended.sampled_log_prob.tolist() == source.sampled_log_prob[: first + 1].tolist()
-    for (key, one), other in zip(given.items(), free, strict=True):
-        assert one.tokens.tolist() == other.tokens[: len(one.tokens)].tolist(), key
+    for (key, completion), other in zip(given.items(), free, strict=True):
+        assert completion.tokens.tolist() == other.tokens[: len(completion.tokens)].tolist(), key
 
 
 def test_the_earliest_of_several_stop_strings_cuts_the_text():
@@ -318,17 +318,17 @@ def test_the_context_is_never_exceeded():
 
 
 def test_a_prompt_without_room_is_refused_and_the_engine_continues():
-    found = engine(max_length=8)
+    local = engine(max_length=8)
     with pytest.raises(ValueError, match=r"prompt 1 has 8 tokens; the limit, one new token included, is 8\."):
-        run(found, requests(2, 2))
-    assert not found.scheduler.waiting and not found.scheduler.running
-    assert len(run(found, requests(1, 2))) == 2
+        run(local, requests(2, 2))
+    assert not local.scheduler.waiting and not local.scheduler.running
+    assert len(run(local, requests(1, 2))) == 2
 
 
 def test_greedy():
-    found = engine()
+    local = engine()
     asked = requests(2, 2, temperature=0.0, max_tokens=10)
-    given = run(found, asked)
+    given = run(local, asked)
     assert [c.tokens.tolist() for c in given[::2]] == [c.tokens.tolist() for c in given[1::2]]
     model = loaded("llama").model
     tokens = list(asked[0].prompt.tokens)
@@ -359,12 +359,12 @@ def test_truncation_reports_both_log_probs():
 
 def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
     async def go():
-        found, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
+        local, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
         given = []
-        task = asyncio.ensure_future(collect_into(found.generate(asked), given))
-        await steps(found, 6)
-        await found.abort(1)  # two of it run, four wait
-        await found.abort(99)
+        task = asyncio.ensure_future(collect_into(local.generate(asked), given))
+        await steps(local, 6)
+        await local.abort(1)  # two of it run, four wait
+        await local.abort(99)
         await task
         return asked, given
 
@@ -387,14 +387,14 @@ def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
 
 def test_a_paused_engine_samples_nothing_and_loses_nothing():
     async def go():
-        found, asked = engine(slots=8), requests(2, 4, max_tokens=25)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
-        await steps(found, 7)
-        await found.pause()
-        tokens = found.scheduler.generated_tokens
-        await steps(found, 50)
-        assert found.scheduler.generated_tokens == tokens > 0 and not task.done()
-        await found.resume()
+        local, asked = engine(slots=8), requests(2, 4, max_tokens=25)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
+        await steps(local, 7)
+        await local.pause()
+        tokens = local.scheduler.generated_tokens
+        await steps(local, 50)
+        assert local.scheduler.generated_tokens == tokens > 0 and not task.done()
+        await local.resume()
         return asked, await task
 
     asked, given = asyncio.run(go())
@@ -410,18 +410,18 @@ def test_weights_published_midway(kind, decoder):
     earlier ones keep theirs. Prompts that wait are computed under the new weights."""
 
     async def go():
-        found, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
+        result, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
+        task = asyncio.ensure_future(drain(result.generate(asked)))
         for version, seed in ((1, 11), (2, 12)):
-            await steps(found, 7)
-            await found.pause()
-            await found.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
-            await found.resume()
-        assert (await found.health()).version == 2
+            await steps(result, 7)
+            await result.pause()
+            await result.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
+            await result.resume()
+        assert (await result.health()).version == 2
         return asked, {(c.prompt_uid, c.sample): c for c in await task}
 
-    asked, found = asyncio.run(go())
-    given = [found[r.prompt.uid, r.sample] for r in asked]
+    asked, result = asyncio.run(go())
+    given = [result[r.prompt.uid, r.sample] for r in asked]
     mixed = [c for c in given if len(set(c.policy_version)) == 3]
     assert mixed and all(list(c.policy_version) == sorted(c.policy_version) for c in given)
     version = torch.tensor([v for c in given for v in c.policy_version])
@@ -439,11 +439,11 @@ def trainer_log_prob_untruncated(kind, asked, given, seed):
 
 def test_publishing_the_same_weights_changes_nothing():
     async def go():
-        found, asked = engine(), requests(2, 4)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
+        local, asked = engine(), requests(2, 4)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
         for _ in range(9):
-            await steps(found, 1)
-            await found.publish(WeightUpdate(version=3, module=loaded("llama").model))
+            await steps(local, 1)
+            await local.publish(WeightUpdate(version=3, module=loaded("llama").model))
         return asked, sorted(await task, key=lambda c: (c.prompt_uid, c.sample))
 
     asked, given = asyncio.run(go())
@@ -455,29 +455,29 @@ def test_publishing_the_same_weights_changes_nothing():
 def test_the_first_weights_of_a_run_are_copied_once(monkeypatch):
     """It publishes those that its engine was built with; changed ones, others and newer versions are copied."""
     mine, other = loaded("llama"), loaded("llama")
-    found, copied = LocalEngine(mine, Local(dtype="float32")), []
-    monkeypatch.setattr(found.scheduler.decoder, "load", copied.append)
+    engine, copied = LocalEngine(mine, Local(dtype="float32")), []
+    monkeypatch.setattr(engine.scheduler.decoder, "load", copied.append)
 
     def publish(model, version):
-        asyncio.run(found.publish(WeightUpdate(version=version, module=model)))
+        asyncio.run(engine.publish(WeightUpdate(version=version, module=model)))
         return len(copied)
 
     assert publish(mine.model, 0) == 0 and publish(other.model, 0) == 1
     with torch.no_grad():
         next(mine.model.parameters()).mul_(1)
     assert publish(mine.model, 0) == 2 and publish(mine.model, 1) == 3
-    assert found.scheduler.version == 1
+    assert engine.scheduler.version == 1
 
 
 def test_publish_leaves_the_master_alone_and_copies_it():
     async def go():
-        found, master = engine(), loaded("llama", 4)
-        await found.publish(WeightUpdate(version=1, module=master.model))
+        local, master = engine(), loaded("llama", 4)
+        await local.publish(WeightUpdate(version=1, module=master.model))
         with torch.no_grad():
             for p in master.model.parameters():
                 p.zero_()
         asked = requests(1, 2)
-        return asked, await drain(found.generate(asked))
+        return asked, await drain(local.generate(asked))
 
     asked, given = asyncio.run(go())
     given.sort(key=lambda c: c.sample)
@@ -503,27 +503,27 @@ def one_more(model):
 def built():
     """An engine, the weights that it was built with, and those that it loaded since."""
     own, loads = loaded("llama").model, []
-    found = LocalEngine(LoadedModel(model=own, tokenizer=tiny_tokenizer(), path="tiny"), Local(slots=8))
-    found.scheduler.load = lambda module, *more: loads.append(module)
-    return found, own, loads
+    engine = LocalEngine(LoadedModel(model=own, tokenizer=tiny_tokenizer(), path="tiny"), Local(slots=8))
+    engine.scheduler.load = lambda module, *more: loads.append(module)
+    return engine, own, loads
 
 
 @pytest.mark.parametrize("change", [fused_step, of_data, one_more])
 def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
     """torch itself counts no change that a fused optimizer makes."""
-    found, own, loads = built
-    asyncio.run(found.publish(WeightUpdate(version=0, module=own)))
+    engine, own, loads = built
+    asyncio.run(engine.publish(WeightUpdate(version=0, module=own)))
     assert not loads
     change(own)
-    asyncio.run(found.publish(WeightUpdate(version=0, module=own)))
+    asyncio.run(engine.publish(WeightUpdate(version=0, module=own)))
     assert loads == [own]
 
 
 def test_the_first_weights_are_copied_once_others_were(built):
-    found, own, loads = built
+    engine, own, loads = built
     other = loaded("llama", 4).model
     for model in (other, own):
-        asyncio.run(found.publish(WeightUpdate(version=0, module=model)))
+        asyncio.run(engine.publish(WeightUpdate(version=0, module=model)))
     assert loads == [other, own]
 
 
@@ -532,34 +532,34 @@ def test_the_first_weights_are_copied_once_others_were(built):
 
 def test_two_callers_share_the_slots():
     async def go():
-        found = engine(slots=8)
-        one, two = requests(2, 6), requests(3, 3, first=10)
-        a, b = await asyncio.gather(drain(found.generate(one)), drain(found.generate(two)))
-        return one, two, a, b
+        local = engine(slots=8)
+        first, two = requests(2, 6), requests(3, 3, first=10)
+        a, b = await asyncio.gather(drain(local.generate(first)), drain(local.generate(two)))
+        return first, two, a, b
 
-    one, two, a, b = asyncio.run(go())
-    for asked, given in ((one, a), (two, b)):
+    first, two, a, b = asyncio.run(go())
+    for asked, given in ((first, a), (two, b)):
         assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_a_caller_that_leaves_takes_its_requests_along(after):
     async def go():
-        found = engine(slots=8)
+        local = engine(slots=8)
         staying = requests(2, 3, first=10, max_tokens=30)
-        other = asyncio.ensure_future(drain(found.generate(staying)))
-        leaving = found.generate(requests(3, 5, max_tokens=30))
+        other = asyncio.ensure_future(drain(local.generate(staying)))
+        leaving = local.generate(requests(3, 5, max_tokens=30))
         first = asyncio.ensure_future(anext(leaving))
         await first
         for _ in range(after):
             await anext(leaving)
         await leaving.aclose()
-        await steps(found, 1)
-        uids = {row.request.prompt.uid for row in found.scheduler.running}
-        uids |= {entry.prompt.uid for entry in found.scheduler.waiting}
+        await steps(local, 1)
+        uids = {row.request.prompt.uid for row in local.scheduler.running}
+        uids |= {entry.prompt.uid for entry in local.scheduler.waiting}
         assert uids <= {10, 11}
         given = await other
-        assert not found.scheduler.running and not found.scheduler.waiting
+        assert not local.scheduler.running and not local.scheduler.waiting
         return staying, given
 
     staying, given = asyncio.run(go())
@@ -568,13 +568,13 @@ def test_a_caller_that_leaves_takes_its_requests_along(after):
 
 def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
     async def go():
-        found = engine(slots=16)
+        local = engine(slots=16)
         asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
-        other = asyncio.ensure_future(drain(found.generate(asked)))
-        leaving = found.generate(asked)
+        other = asyncio.ensure_future(drain(local.generate(asked)))
+        leaving = local.generate(asked)
         await anext(leaving)
         await leaving.aclose()
-        await steps(found, 1)
+        await steps(local, 1)
         return asked, await asyncio.wait_for(other, 120)
 
     asked, given = asyncio.run(go())
@@ -620,28 +620,28 @@ def test_auto_finds_a_decoder(kind):
 @pytest.mark.parametrize("prefill_tokens", [1, 60, 4096])
 def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     asked = requests(3, 3, temperature=0.7)
-    found = engine(kind, decoder, prefill_tokens=prefill_tokens)
-    given = run(found, asked)
+    local = engine(kind, decoder, prefill_tokens=prefill_tokens)
+    given = run(local, asked)
     wanted = [
         ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=c.temperature)
         for r, c in zip(asked, given, strict=True)
     ]
     wanted.insert(1, ScoreRequest(prompt_tokens=(5, 6), tokens=()))
-    scored = asyncio.run(found.score(wanted))
-    assert found.capabilities.score and scored.pop(1).shape == (0,) and scored[0].dtype == "float32"
+    scored = asyncio.run(local.score(wanted))
+    assert local.capabilities.score and scored.pop(1).shape == (0,) and scored[0].dtype == "float32"
     expected = trainer_log_prob(kind, asked, given)
     torch.testing.assert_close(torch.from_numpy(np.concatenate(scored)), expected, rtol=0, atol=2e-5)
 
 
 def test_scores_are_of_the_published_weights():
-    found, asked = engine(), requests(1, 2)
-    given = run(found, asked)
+    local, asked = engine(), requests(1, 2)
+    given = run(local, asked)
     wanted = [ScoreRequest(prompt_tokens=asked[0].prompt.tokens, tokens=c.tokens) for c in given]
-    asyncio.run(found.publish(WeightUpdate(version=1, module=loaded("llama", 11).model)))
-    scored = torch.from_numpy(np.concatenate(asyncio.run(found.score(wanted))))
+    asyncio.run(local.publish(WeightUpdate(version=1, module=loaded("llama", 11).model)))
+    scored = torch.from_numpy(np.concatenate(asyncio.run(local.score(wanted))))
     torch.testing.assert_close(scored, trainer_log_prob("llama", asked, given, seed=11), rtol=0, atol=2e-5)
     with pytest.raises(ValueError, match="not a checkpoint"):
-        asyncio.run(found.publish(WeightUpdate(version=2, checkpoint=Path("x"))))
+        asyncio.run(local.publish(WeightUpdate(version=2, checkpoint=Path("x"))))
     with pytest.raises(ValueError, match="either a module or a checkpoint"):
         WeightUpdate(version=2)
     with pytest.raises(ValueError, match="ScoreRequest.prompt_tokens: empty"):
@@ -650,19 +650,19 @@ def test_scores_are_of_the_published_weights():
 
 def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
     async def go():
-        found, asked = engine(slots=8), requests(3, 6, max_tokens=15)
+        local, asked = engine(slots=8), requests(3, 6, max_tokens=15)
         given: list[Completion] = []
 
         async def consume():
-            async for completion in found.generate(asked):
+            async for completion in local.generate(asked):
                 given.append(completion)
 
         task = asyncio.ensure_future(consume())
-        await steps(found, 3)
-        await found.pause("wait")
-        await steps(found, 30)
-        paused, health = len(given), await found.health()
-        await found.resume()
+        await steps(local, 3)
+        await local.pause("wait")
+        await steps(local, 30)
+        paused, health = len(given), await local.health()
+        await local.resume()
         await task
         return asked, given, paused, health
 
@@ -674,14 +674,14 @@ def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
 
 def test_pausing_with_abort_ends_everything_and_the_engine_continues():
     async def go():
-        found, asked = engine(slots=8), requests(3, 6, max_tokens=30)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
-        await steps(found, 6)
-        await found.pause("abort")
+        local, asked = engine(slots=8), requests(3, 6, max_tokens=30)
+        task = asyncio.ensure_future(drain(local.generate(asked)))
+        await steps(local, 6)
+        await local.pause("abort")
         given = await task  # what is aborted arrives while the engine is paused
-        assert (await found.health()).running == 0
-        await found.resume()
-        return asked, given, await drain(found.generate(asked[:2]))
+        assert (await local.health()).running == 0
+        await local.resume()
+        return asked, given, await drain(local.generate(asked[:2]))
 
     asked, given, after = asyncio.run(go())
     assert len(given) == len(asked) and {c.finish_reason for c in given} >= {"abort"}

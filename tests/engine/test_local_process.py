@@ -37,25 +37,25 @@ ALIVE = 120.0  # seconds after which a process must be there, or gone
 
 @contextlib.contextmanager
 def served(**settings):
-    found = ProcessEngine(loaded("llama"), LocalProcess(**{"slots": 8, "dtype": "float32"} | settings))
+    engine = ProcessEngine(loaded("llama"), LocalProcess(**{"slots": 8, "dtype": "float32"} | settings))
     try:
-        yield found
+        yield engine
     finally:
-        found.close()
+        engine.close()
 
 
 @pytest.fixture(scope="module")
 def shared():
-    with served() as found:
-        yield found
-        pid = pid_of(found)
+    with served() as engine_process:
+        yield engine_process
+        pid = pid_of(engine_process)
     assert within(ALIVE, lambda: not is_running(pid))
-    found.close()  # twice
+    engine_process.close()  # twice
 
 
-def pid_of(found):
+def pid_of(engine):
     async def wait():
-        while not (health := await found.health()).ok:
+        while not (health := await engine.health()).ok:
             await asyncio.sleep(0.05)
         return health.detail["pid"]
 
@@ -148,31 +148,31 @@ def test_pause_abort_and_a_caller_that_leaves(shared):
 
     made = asyncio.run(go())
     plain = run(engine(slots=8), asked)
-    for one, whole in zip(made, plain, strict=True):
-        if one.prompt_uid == 1:
-            assert one.finish_reason == "abort" and not len(one.tokens)
+    for completion, whole in zip(made, plain, strict=True):
+        if completion.prompt_uid == 1:
+            assert completion.finish_reason == "abort" and not len(completion.tokens)
         else:
-            assert one == whole
+            assert completion == whole
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
 def test_weights_published_midway(interrupt, warm_processes):
     asked = requests(6, 6, max_tokens=150, top_k=200)
 
-    async def go(found):
-        task = asyncio.ensure_future(collect(found, asked))
+    async def go(engine):
+        task = asyncio.ensure_future(collect(engine, asked))
         for version, seed in list(enumerate(SEEDS))[1:]:
-            while not (await found.health()).running:
+            while not (await engine.health()).running:
                 await asyncio.sleep(0)
-            await found.pause()
-            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
-            assert (await found.health()).version == version
-            await found.resume()
+            await engine.pause()
+            await engine.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            assert (await engine.health()).version == version
+            await engine.resume()
         return await task
 
-    with served(interrupt=interrupt) as found:
-        pid_of(found)
-        made = asyncio.run(go(found))
+    with served(interrupt=interrupt) as engine:
+        pid_of(engine)
+        made = asyncio.run(go(engine))
     assert {v for c in made for v in c.policy_version} >= {0, 2}
     mixed = [c for c in made if len(set(c.policy_version)) > 1]
     assert bool(mixed) == (interrupt != "finish")
@@ -188,22 +188,22 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
     plain = run(engine(slots=8, seed=4), asked)
     draws, stop = random.Random(5), threading.Event()
 
-    def killer(found):
+    def killer(local):
         for delay in (0.0, 0.02, 0.05, 0.1, draws.uniform(0, 0.5)):
-            while not (found._supervisor.ready or stop.is_set()):
+            while not (local._supervisor.ready or stop.is_set()):
                 time.sleep(0.002)
             if stop.wait(delay):
                 return
-            kill(found._supervisor.process.pid)
+            kill(local._supervisor.process.pid)
 
-    with served(restarts=8) as found:
-        asyncio.run(found.publish(WeightUpdate(version=7, module=loaded("llama", 4).model)))
-        thread = threading.Thread(target=killer, args=(found,))
+    with served(restarts=8) as local:
+        asyncio.run(local.publish(WeightUpdate(version=7, module=loaded("llama", 4).model)))
+        thread = threading.Thread(target=killer, args=(local,))
         thread.start()
-        made = [run(found, asked) for _ in range(2)]
+        made = [run(local, asked) for _ in range(2)]
         stop.set()
         thread.join()
-        health = asyncio.run(found.health())
+        health = asyncio.run(local.health())
     assert health.detail["exits"] >= 1
     for again in made:
         assert [c.tokens.tolist() for c in again] == [c.tokens.tolist() for c in plain]
@@ -216,23 +216,23 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
 def test_killed_in_a_pause_and_in_a_publish(warm_processes):
     asked = requests(3, 4, max_tokens=150)
 
-    async def go(found):
-        task = asyncio.ensure_future(collect(found, asked))
-        await found.pause()
-        kill(found._supervisor.process.pid)
-        await found.abort(99)  # answered by the next process
-        assert (await found.health()).running == 0 and not task.done()
-        publishing = asyncio.ensure_future(found.publish(WeightUpdate(version=5, module=loaded("llama", 4).model)))
+    async def go(local):
+        task = asyncio.ensure_future(collect(local, asked))
+        await local.pause()
+        kill(local._supervisor.process.pid)
+        await local.abort(99)  # answered by the next process
+        assert (await local.health()).running == 0 and not task.done()
+        publishing = asyncio.ensure_future(local.publish(WeightUpdate(version=5, module=loaded("llama", 4).model)))
         await asyncio.sleep(0)
-        kill(found._supervisor.process.pid)
+        kill(local._supervisor.process.pid)
         await publishing
-        assert (await found.health()).version == 5 and not task.done()
-        await found.resume()
+        assert (await local.health()).version == 5 and not task.done()
+        await local.resume()
         return await task
 
-    with served() as found:
-        pid_of(found)
-        made = asyncio.run(go(found))
+    with served() as local:
+        pid_of(local)
+        made = asyncio.run(go(local))
     plain = run(engine(slots=8, seed=4), asked)
     assert [c.tokens.tolist() for c in made] == [c.tokens.tolist() for c in plain]
     assert {v for c in made for v in c.policy_version} == {5}
@@ -241,14 +241,14 @@ def test_killed_in_a_pause_and_in_a_publish(warm_processes):
 def test_a_process_that_hangs_is_replaced(monkeypatch, warm_processes):
     monkeypatch.setattr("proxima.engine.local_process.HEALTH_SECONDS", 0.5)  # it is asked before it is replaced
     asked = requests(2, 4)
-    with served(timeout=3.0) as found:
-        first = pid_of(found)
+    with served(timeout=3.0) as engine_process:
+        first = pid_of(engine_process)
         freeze(first)
-        health = asyncio.run(found.health())
-        assert not health.ok or found._supervisor.exits
-        assert run(found, asked) == run(engine(slots=8), asked)
-        assert pid_of(found) != first and not is_running(first)
-        assert found._supervisor.exit_reason == "it gave no answer for 3 s (engine.timeout) and was killed"
+        health = asyncio.run(engine_process.health())
+        assert not health.ok or engine_process._supervisor.exits
+        assert run(engine_process, asked) == run(engine(slots=8), asked)
+        assert pid_of(engine_process) != first and not is_running(first)
+        assert engine_process._supervisor.exit_reason == "it gave no answer for 3 s (engine.timeout) and was killed"
 
 
 def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatch, warm_processes):
@@ -266,30 +266,30 @@ def test_what_is_left_of_an_ended_process_takes_nothing_from_the_next(monkeypatc
 
     monkeypatch.setattr("proxima.engine.supervisor.asyncio.open_connection", connected)
     monkeypatch.setattr("proxima.engine.supervisor.START_SECONDS", 20.0)
-    with served() as found:
-        kill(pid_of(found))
-        assert within(ALIVE, lambda: found._supervisor.exits and found._supervisor.ready)
-        assert run(found, requests(1, 1)) == run(engine(slots=8), requests(1, 1))
-        assert found._supervisor.exits == 1 and not writers
+    with served() as engine_process:
+        kill(pid_of(engine_process))
+        assert within(ALIVE, lambda: engine_process._supervisor.exits and engine_process._supervisor.ready)
+        assert run(engine_process, requests(1, 1)) == run(engine(slots=8), requests(1, 1))
+        assert engine_process._supervisor.exits == 1 and not writers
 
 
 def test_when_the_restarts_are_spent_one_line_says_why(tmp_path, warm_processes):
     log = tmp_path / "engine.log"
-    found = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32", restarts=0), log=log)
+    engine = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32", restarts=0), log=log)
     try:
-        kill(pid_of(found))
-        with pytest.raises(UserError) as caught:
-            run(found, requests(1, 1))
-        assert str(caught.value) == (
+        kill(pid_of(engine))
+        with pytest.raises(UserError) as engine_process:
+            run(engine, requests(1, 1))
+        assert str(engine_process.value) == (
             "the engine's process ended once without a completion: SIGKILL, which the kernel sends when "
             f"memory runs out; see {log}; resume the run (--resume), or raise engine.restarts"
         )
         with pytest.raises(UserError, match="ended once"):
-            asyncio.run(found.pause())
-        assert not asyncio.run(found.health()).ok
+            asyncio.run(engine.pause())
+        assert not asyncio.run(engine.health()).ok
         assert "ready, version 0, 1 threads" in log.read_text()
     finally:
-        found.close()
+        engine.close()
 
 
 def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
@@ -297,15 +297,15 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
         ProcessEngine(loaded("gpt2"), LocalProcess(decoder="fast"))
     broken = loaded("llama")
     broken.model.config.num_key_value_heads = 4
-    found = ProcessEngine(broken, LocalProcess(dtype="float32"))
+    engine = ProcessEngine(broken, LocalProcess(dtype="float32"))
     try:
         with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
-            run(found, requests(1, 1))
-        assert within(ALIVE, lambda: found._supervisor.exits == 1 and not is_running(found._supervisor.process.pid))
+            run(engine, requests(1, 1))
+        assert within(ALIVE, lambda: engine._supervisor.exits == 1 and not is_running(engine._supervisor.process.pid))
         with pytest.raises(RuntimeError, match="config does not describe its weights: model.layers.0"):
-            run(found, requests(1, 1))
+            run(engine, requests(1, 1))
     finally:
-        found.close()
+        engine.close()
 
 
 def test_the_process_ends_with_the_run_however_that_ends():

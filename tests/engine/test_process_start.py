@@ -26,10 +26,10 @@ SLEEP, SPIN = "time.sleep(600)", "while True: pass"
 
 def until(condition):
     deadline = time.monotonic() + LONG
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    return found
+    return value
 
 
 def slow_package(folder, name, wait):

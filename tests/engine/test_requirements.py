@@ -31,7 +31,7 @@ def needs(**fields) -> EngineRequirements:
     ],
 )
 def test_the_columns_that_an_engine_fills(mode, score, expected):
-    assert [found(mode, score=score).log_probs_for(one) for one in (PLAIN, CUT, WARM, WARM_CUT)] == expected
+    assert [found(mode, score=score).log_probs_for(entry) for entry in (PLAIN, CUT, WARM, WARM_CUT)] == expected
 
 
 def test_greedy_log_probs_are_of_temperature_one():
@@ -73,7 +73,7 @@ def test_scoring_at_another_temperature_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("trainer", "dtype", "quantization", "told"),
+    ("trainer", "dtype", "quantization", "warned"),
     [
         ("bfloat16", "bfloat16", None, False),
         ("bfloat16", "float32", None, False),
@@ -83,9 +83,9 @@ def test_scoring_at_another_temperature_is_refused():
         ("bfloat16", None, None, False),
     ],
 )
-def test_coarse_weights_without_a_correction_are_reported(trainer, dtype, quantization, told):
+def test_coarse_weights_without_a_correction_are_reported(trainer, dtype, quantization, warned):
     facts = {"dtype": dtype, "quantization": quantization, "engine": "server S"}
     notes = precision_notes(needs(training=PLAIN, compute_dtype=trainer), **facts)
-    assert len(notes) == told
+    assert len(notes) == warned
     assert all("kind: importance, level: token, bound: truncate, upper: 2" in note for note in notes)
     assert precision_notes(needs(training=PLAIN, compute_dtype=trainer, corrected=True), **facts) == []

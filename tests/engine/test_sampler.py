@@ -81,9 +81,9 @@ def test_the_drawn_distribution_is_the_stated_one(case):
     logits = 1.5 * torch.randn(1, 12, generator=torch.Generator().manual_seed(3))
     expected = torch.tensor(brute(logits[0].tolist(), **case), dtype=torch.float64)
     untruncated = torch.tensor(brute(logits[0].tolist(), temperature=case.get("temperature", 1.0)), dtype=torch.float64)
-    found, out = distribution(logits, **case)
-    assert ((found > 0) == (expected > 0)).all()
-    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+    kept, out = distribution(logits, **case)
+    assert ((kept > 0) == (expected > 0)).all()
+    torch.testing.assert_close(kept, expected, rtol=0, atol=2e-4)
     torch.testing.assert_close(out.sampled_log_prob.double(), expected[out.token].log(), rtol=0, atol=2e-6)
     torch.testing.assert_close(out.untruncated_log_prob.double(), untruncated[out.token].log(), rtol=0, atol=2e-6)
 
@@ -109,8 +109,8 @@ def test_ties_and_every_truncation_together(logits, temperature, top_k, top_p, m
 
 def test_ties_at_the_edge_of_top_k_all_stay():
     logits = torch.tensor([[1.0, 2.0, 1.0, 0.0, 1.0]])
-    found, _ = distribution(logits, top_k=2)
-    assert (found > 0).tolist() == [True, True, True, False, True]
+    kept, _ = distribution(logits, top_k=2)
+    assert (kept > 0).tolist() == [True, True, True, False, True]
 
 
 def test_rows_do_not_know_each_other():
@@ -164,9 +164,9 @@ def test_mass_beyond_the_candidates_forces_the_full_sort(top_p, top_k, monkeypat
         order = p[i].argsort(descending=True)[: top_k or None]
         mass = p[i][order].cumsum(0) / p[i][order].sum()
         expected = int((mass < top_p).sum()) + 1
-        found = kept[i].isfinite()
-        assert abs(int(found.sum()) - expected) <= 2  # float32 sums of thousands of terms
-        assert found[order[: expected - 2]].all()
+        finite = kept[i].isfinite()
+        assert abs(int(finite.sum()) - expected) <= 2  # float32 sums of thousands of terms
+        assert finite[order[: expected - 2]].all()
 
 
 def test_a_token_of_no_probability_is_never_drawn():
@@ -184,8 +184,8 @@ def test_draws_of_completions_follow_their_probabilities():
     p = logits[0].double().softmax(0)
     u = torch.tensor([completion_uniforms(seed=3, uid=i, sample=s, count=1)[0] for i in range(500) for s in range(8)])
     out = sample_tokens(logits.repeat(4000, 1), settings(4000), u)
-    found = torch.bincount(out.token, minlength=8).double()
-    assert float(((found - 4000 * p).square() / (4000 * p)).sum()) < 24.3
+    counts = torch.bincount(out.token, minlength=8).double()
+    assert float(((counts - 4000 * p).square() / (4000 * p)).sum()) < 24.3
 
 
 def test_uniform_numbers_are_of_their_counter_alone():
@@ -228,9 +228,9 @@ def test_settings_may_be_whole_numbers():
     torch.manual_seed(7)
     logits, uniform, device = torch.randn(8, 64).bfloat16(), torch.rand(8), torch.device("cpu")
     given = [Sampling(temperature=2, top_p=1, min_p=0)] * 8
-    found, expected = (
+    drawn, expected = (
         sample_tokens(logits, SamplingRows.of(rows, device), uniform)
         for rows in (given, [Sampling(temperature=2.0)] * 8)
     )
-    assert torch.equal(found.token, expected.token)
-    assert torch.equal(found.sampled_log_prob, expected.sampled_log_prob)
+    assert torch.equal(drawn.token, expected.token)
+    assert torch.equal(drawn.sampled_log_prob, expected.sampled_log_prob)

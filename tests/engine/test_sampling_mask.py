@@ -28,22 +28,22 @@ V = 12
 def test_the_set_is_what_brute_force_keeps(case):
     logits = 1.5 * torch.randn(20, V, generator=torch.Generator().manual_seed(3))
     uniform = torch.rand(20, generator=torch.Generator().manual_seed(4))
-    found = sample_tokens(logits, settings(20, **case), uniform, masks=True)
+    drawn = sample_tokens(logits, settings(20, **case), uniform, masks=True)
     truncated = case.keys() & {"top_k", "top_p", "min_p"}
     expected = [[v for v, p in enumerate(brute(row.tolist(), **case)) if p > 0] for row in logits]
-    sets = torch.split(found.mask_ids, found.mask_counts.tolist())
-    assert [one.tolist() for one in sets] == (expected if truncated else [[]] * 20)
+    sets = torch.split(drawn.mask_ids, drawn.mask_counts.tolist())
+    assert [mask_set.tolist() for mask_set in sets] == (expected if truncated else [[]] * 20)
     plain = sample_tokens(logits, settings(20, **case), uniform)
     assert plain.mask_ids is plain.mask_counts is None
     for name in ("token", "sampled_log_prob", "untruncated_log_prob"):
-        assert torch.equal(getattr(found, name), getattr(plain, name))
+        assert torch.equal(getattr(drawn, name), getattr(plain, name))
 
 
 def test_rows_that_are_greedy_or_whole_have_none():
     logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
     rows = settings(3, temperature=[0.0, 1.0, 1.0], top_p=[0.5, 1.0, 0.5])
-    found = sample_tokens(logits, rows, torch.zeros(3), masks=True)
-    assert found.mask_counts.tolist()[:2] == [0, 0] and found.mask_counts[2] > 0
+    drawn = sample_tokens(logits, rows, torch.zeros(3), masks=True)
+    assert drawn.mask_counts.tolist()[:2] == [0, 0] and drawn.mask_counts[2] > 0
 
 
 def test_the_table_puts_the_sets_of_each_line_together():
@@ -53,9 +53,9 @@ def test_the_table_puts_the_sets_of_each_line_together():
         ids = []
         for row in counts:
             for line, count in zip(wanted, row, strict=True):
-                one = np.sort(draw.choice(100, count, replace=False)).astype(np.int32)
-                wanted[line].append(one.tolist())
-                ids.append(one)
+                ids_of_row = np.sort(draw.choice(100, count, replace=False)).astype(np.int32)
+                wanted[line].append(ids_of_row.tolist())
+                ids.append(ids_of_row)
         table.append(np.array(list(wanted)), np.concatenate(ids), counts)
     for line, sets in wanted.items():
         mask = table.read(line)
@@ -68,8 +68,8 @@ SAMPLING = Sampling(max_tokens=20, temperature=0.8, top_p=0.7, top_k=40)
 
 
 def requests(sampling=SAMPLING, prompts=3, samples=3):
-    found = [Prompt(uid=i, messages=(), tokens=(5 + i, 17, 42)) for i in range(prompts)]
-    return [Request(prompt=p, sample=s, sampling=sampling, seed=3) for p in found for s in range(samples)]
+    made_prompts = [Prompt(uid=i, messages=(), tokens=(5 + i, 17, 42)) for i in range(prompts)]
+    return [Request(prompt=p, sample=s, sampling=sampling, seed=3) for p in made_prompts for s in range(samples)]
 
 
 @pytest.fixture
@@ -103,12 +103,12 @@ def test_the_sampled_log_prob_is_that_of_the_set(loaded):
 
 def test_only_truncated_sampling_has_them_and_only_when_asked(loaded):
     whole, greedy = Sampling(max_tokens=4), Sampling(max_tokens=4, temperature=0.0, top_p=0.5)
-    found = made_by(engine(loaded), [*requests(whole, 1, 2), *requests(greedy, 2, 1)[1:]])
-    assert [c.sampling_mask for c in found] == [None] * 3
+    made = made_by(engine(loaded), [*requests(whole, 1, 2), *requests(greedy, 2, 1)[1:]])
+    assert [c.sampling_mask for c in made] == [None] * 3
     assert engine(loaded).capabilities.sampling_mask and "sampling_mask" in engine(loaded).spec.provides
     plain = LocalEngine(loaded, Local(dtype="float32", slots=8))
     assert not plain.capabilities.sampling_mask and "sampling_mask" not in plain.spec.provides
-    with_mask, without = (made_by(one, requests()) for one in (engine(loaded), plain))
+    with_mask, without = (made_by(entry, requests()) for entry in (engine(loaded), plain))
     for a, b in zip(with_mask, without, strict=True):
         assert np.array_equal(a.tokens, b.tokens) and np.array_equal(a.sampled_log_prob, b.sampled_log_prob)
         assert b.sampling_mask is None and plain.scheduler.table.masks is None
@@ -129,17 +129,17 @@ def test_lines_that_are_used_again_and_other_requests_change_nothing(loaded):
 
 def test_an_aborted_completion_has_the_sets_of_its_tokens(loaded):
     async def go():
-        one, found = engine(loaded), []
+        running, completions = engine(loaded), []
 
         async def gather():
-            found.extend([c async for c in one.generate(requests(Sampling(max_tokens=200, top_p=0.9), 1, 2))])
+            completions.extend([c async for c in running.generate(requests(Sampling(max_tokens=200, top_p=0.9), 1, 2))])
 
         task = asyncio.create_task(gather())
-        while not any(len(entry.tokens) for entry in await one.in_flight()):
+        while not any(len(entry.tokens) for entry in await running.in_flight()):
             await asyncio.sleep(0)
-        await one.abort(0)
+        await running.abort(0)
         await task
-        return found
+        return completions
 
     for c in asyncio.run(go()):
         assert c.finish_reason == "abort" and 0 < len(c.tokens) == len(c.sampling_mask)
@@ -156,9 +156,9 @@ def test_a_process_gives_the_same(loaded, warm_processes):
 def test_the_set_does_not_depend_on_the_draw():
     logits = torch.randn(1, V, generator=torch.Generator().manual_seed(1)).expand(50, V)
     uniform = torch.from_numpy(completion_uniforms(1, 2, 3, 50))
-    found = sample_tokens(logits, settings(50, top_p=0.8), uniform, masks=True)
-    sets = {tuple(one.tolist()) for one in torch.split(found.mask_ids, found.mask_counts.tolist())}
-    assert len(sets) == 1 and set(found.token.tolist()) <= set(*sets)
+    drawn = sample_tokens(logits, settings(50, top_p=0.8), uniform, masks=True)
+    sets = {tuple(mask_set.tolist()) for mask_set in torch.split(drawn.mask_ids, drawn.mask_counts.tolist())}
+    assert len(sets) == 1 and set(drawn.token.tolist()) <= set(*sets)
 
 
 LAW = next(law for law in ENGINE_LAWS if law.name == "sampling_masks")
@@ -195,5 +195,5 @@ def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):
     with torch.no_grad():
         policies = [Policy(of_seed("llama", seed)) for seed in SEEDS]
         under = torch.stack([policy(policy.pack(items)).log_prob for policy in policies]).numpy()
-    found = np.concatenate([c.sampled_log_prob for c in made])
-    np.testing.assert_allclose(found, under[versions, np.arange(len(found))], rtol=0, atol=5e-5)
+    log_probs = np.concatenate([c.sampled_log_prob for c in made])
+    np.testing.assert_allclose(log_probs, under[versions, np.arange(len(log_probs))], rtol=0, atol=5e-5)

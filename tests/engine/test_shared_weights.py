@@ -17,15 +17,15 @@ def reopened(weights):
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_the_model_on_the_other_side_is_this_one(kind):
-    found = loaded(kind)
-    weights = SharedWeights.allocate(found.model)
-    data = model_as_files(found.model, found.tokenizer)
-    weights.write(found.model, 3)
+    model = loaded(kind)
+    weights = SharedWeights.allocate(model.model)
+    data = model_as_files(model.model, model.tokenizer)
+    weights.write(model.model, 3)
     other = ModelOverWeights(data, reopened(weights), torch.device("cpu"))
     other.refresh(3)
     tokens = torch.tensor([[5, 6, 7]])
-    assert torch.equal(other.model(tokens).logits, found.model(tokens).logits)
-    assert other.tokenizer.decode([70, 71]) == found.tokenizer.decode([70, 71])
+    assert torch.equal(other.model(tokens).logits, model.model(tokens).logits)
+    assert other.tokenizer.decode([70, 71]) == model.tokenizer.decode([70, 71])
     weights.write(loaded(kind, seed=1).model, 4)
     other.refresh(4)
     assert torch.equal(other.model(tokens).logits, loaded(kind, seed=1).model(tokens).logits)
@@ -93,17 +93,17 @@ def test_another_architecture_is_refused():
 @pytest.mark.parametrize("dora", [False, True])
 def test_adapters_arrive_merged_and_frozen_weights_once(dora):
     pytest.importorskip("peft")
-    found = loaded("qwen2")
-    attach(found.model, Lora(rank=2, dora=dora), seed=0)
+    loaded_model = loaded("qwen2")
+    attach(loaded_model.model, Lora(rank=2, dora=dora), seed=0)
     with torch.no_grad():
-        for name in adapter_names(found.model):
-            found.model.get_parameter(name).add_(0.1)
-    weights = SharedWeights.allocate(found.model)
-    files = model_as_files(found.model, found.tokenizer)
-    first = weights.write(found.model, 1)
-    assert 0 < weights.write(found.model, 2) < first
+        for name in adapter_names(loaded_model.model):
+            loaded_model.model.get_parameter(name).add_(0.1)
+    weights = SharedWeights.allocate(loaded_model.model)
+    files = model_as_files(loaded_model.model, loaded_model.tokenizer)
+    first = weights.write(loaded_model.model, 1)
+    assert 0 < weights.write(loaded_model.model, 2) < first
     other = ModelOverWeights(files, reopened(weights), torch.device("cpu"))
     other.refresh(2)
     prompts = [np.array([5, 6, 7], np.int32)]
-    ours, theirs = (FastDecoder(model, torch.float32) for model in (found.model, other.model))
+    ours, theirs = (FastDecoder(model, torch.float32) for model in (loaded_model.model, other.model))
     assert torch.equal(ours.prefill(prompts)[0], theirs.prefill(prompts)[0])

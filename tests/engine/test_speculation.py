@@ -30,8 +30,8 @@ def drafter_that_knows(given, asked, draw, monkeypatch):
         so_far = tuple(self.tokens)
         fitting = [text[len(so_far) :] for text in texts if text[: len(so_far)] == so_far]
         length = draw.randint(0, min(room, self.most))
-        found = list(draw.choice(fitting)[:length]) if fitting else []
-        return [token if draw.random() < 0.8 else draw.randint(0, 258) for token in found]
+        values = list(draw.choice(fitting)[:length]) if fitting else []
+        return [token if draw.random() < 0.8 else draw.randint(0, 258) for token in values]
 
     monkeypatch.setattr(NgramDrafter, "draft", draft)
 
@@ -67,12 +67,12 @@ def test_every_draft_gives_the_same_completions(kind, decoder, dtype, monkeypatc
         plain = run(engine(kind, decoder, dtype, **settings), asked)
         with monkeypatch.context() as patched:
             drafter_that_knows(plain, asked, draw, patched)
-            found = engine(kind, decoder, dtype, num_speculative_tokens=most, **settings)
-            assert run(found, asked) == plain
-        counts = found.scheduler.detail["speculation"]
+            local = engine(kind, decoder, dtype, num_speculative_tokens=most, **settings)
+            assert run(local, asked) == plain
+        counts = local.scheduler.detail["speculation"]
         assert 0 < counts["accepted"] < counts["drafted"]
         made = sum(len(c.tokens) for c in plain)
-        assert found.scheduler.generated_tokens == made == counts["steps"] + counts["accepted"] + len(asked)
+        assert local.scheduler.generated_tokens == made == counts["steps"] + counts["accepted"] + len(asked)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -89,9 +89,9 @@ def test_at_real_sizes_too(dtype, threads, monkeypatch):
         torch.set_num_threads(threads)
         plain = run(LocalEngine(model, Local(slots=16, dtype=dtype)), asked)
         drafter_that_knows(plain, asked, random.Random(1), monkeypatch)
-        found = LocalEngine(model, Local(slots=8, dtype=dtype, num_speculative_tokens=5))
-        assert run(found, asked) == plain
-        assert found.scheduler.accepted > 100
+        engine = LocalEngine(model, Local(slots=8, dtype=dtype, num_speculative_tokens=5))
+        assert run(engine, asked) == plain
+        assert engine.scheduler.accepted > 100
     finally:
         torch.set_num_threads(before)
 
@@ -101,8 +101,8 @@ def test_routes_are_those_of_the_accepted_tokens(monkeypatch):
     plain = run(LocalEngine(make("Qwen3-MoE"), Local(dtype="float32", slots=8, routed_experts=True)), asked)
     drafter_that_knows(plain, asked, random.Random(2), monkeypatch)
     drafting = Local(dtype="float32", slots=8, routed_experts=True, num_speculative_tokens=4)
-    found = LocalEngine(make("Qwen3-MoE"), drafting)
-    assert run(found, asked) == plain and found.scheduler.accepted > 50
+    engine = LocalEngine(make("Qwen3-MoE"), drafting)
+    assert run(engine, asked) == plain and engine.scheduler.accepted > 50
 
 
 def repetitive(count=4, samples=3, **sampling):
@@ -114,23 +114,23 @@ def repetitive(count=4, samples=3, **sampling):
 def test_text_that_repeats_itself_takes_fewer_steps():
     asked = repetitive(samples=1, temperature=0.0, max_tokens=150)
     plain = run(engine("qwen3"), asked)
-    found = engine("qwen3", num_speculative_tokens=8)
-    assert run(found, asked) == plain
-    health = asyncio.run(found.health())
+    local = engine("qwen3", num_speculative_tokens=8)
+    assert run(local, asked) == plain
+    health = asyncio.run(local.health())
     counts = health.detail["speculation"]
     assert counts["accepted"] > 0.5 * counts["drafted"] and counts["steps"] < 0.8 * health.tokens
 
 
 def test_turns_continue_from_kept_keys_and_values():
-    def turns(found):
+    def turns(local):
         first = [replace(r, shared=(len(r.prompt.tokens),)) for r in repetitive(2, 2)]
-        given = run(found, first)
+        given = run(local, first)
         longer = [np.concatenate([r.prompt.tokens, c.tokens, [7, 8, 9]]) for r, c in zip(first, given, strict=True)]
         second = [
             replace(r, turn=1, prompt=replace(r.prompt, tokens=tokens), shared=(*r.shared, len(tokens)))
             for r, tokens in zip(first, longer, strict=True)
         ]
-        return [given, run(found, second)]
+        return [given, run(local, second)]
 
     assert turns(engine(num_speculative_tokens=6)) == turns(engine())
 
@@ -140,21 +140,21 @@ def test_weights_published_midway(interrupt):
     """Tokens say which weights sampled them, with the log-probs of these; a caller may leave, a prompt be aborted."""
 
     async def go():
-        found, asked = engine(num_speculative_tokens=6, interrupt=interrupt), repetitive(5, 4, max_tokens=80)
-        task = asyncio.ensure_future(drain(found.generate(asked)))
+        result, asked = engine(num_speculative_tokens=6, interrupt=interrupt), repetitive(5, 4, max_tokens=80)
+        task = asyncio.ensure_future(drain(result.generate(asked)))
         for version, seed in ((1, 11), (2, 12)):
-            await steps(found, 2)
-            await found.pause()
-            running = await found.in_flight()
+            await steps(result, 2)
+            await result.pause()
+            running = await result.in_flight()
             assert all(len(part.tokens) == len(part.policy_version) for part in running)
-            await found.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
-            await found.resume()
-        await found.abort(4)
+            await result.publish(WeightUpdate(version=version, module=loaded("llama", seed).model))
+            await result.resume()
+        await result.abort(4)
         made = {c.key: c for c in await task}
-        return found, asked, [made[r.key] for r in asked]
+        return result, asked, [made[r.key] for r in asked]
 
-    found, asked, given = asyncio.run(go())
-    assert found.scheduler.accepted > 20
+    result, asked, given = asyncio.run(go())
+    assert result.scheduler.accepted > 20
     assert [c.finish_reason == "abort" for c in given] == [False] * 16 + [True] * 4
     assert any(len(set(c.policy_version)) > 1 for c in given)
     assert all(list(c.policy_version) == sorted(c.policy_version) for c in given)
@@ -170,10 +170,10 @@ def test_the_laws_of_engines_hold(law, monkeypatch):
     """Of frequencies too; a draft comes with every token that was there before."""
     monkeypatch.setattr("proxima.engine.speculation.NGRAM", 1)
     monkeypatch.setattr("proxima.engine.speculation.LONGEST_PAUSE", 0)
-    (found,) = (one for one in ENGINE_LAWS if one.name == law)
+    (chosen,) = (candidate for candidate in ENGINE_LAWS if candidate.name == law)
     spec = Local(slots=16, dtype="float32", sampling_mask=law == "sampling_masks", num_speculative_tokens=3)
     case = EngineUnderTest(spec, EngineSetup.of(tiny_model()), tiny_model, dtype="float32")
-    assert check_law(found, case).status == "passed"
+    assert check_law(chosen, case).status == "passed"
 
 
 def test_another_process_does_the_same():

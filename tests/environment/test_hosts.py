@@ -236,7 +236,7 @@ def test_calls_keep_their_order_and_stay_apart(opened):
 
 def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
     hosts = opened("Counter")
-    told = {
+    messages = {
         ("nothing", ()): "error: there is no tool 'nothing', only add, choose, fetch, finish",
         ("add", (("number", 1),)): "error: add has no argument 'number', only count",
         ("add", ()): "error: add needs the argument 'count'",
@@ -249,11 +249,11 @@ def test_calls_that_cannot_be_made_are_told_to_the_model(opened):
 
     async def run():
         instance = await hosts.open({"messages": QUESTION, "start": 0}, seed=0)
-        calls = [ToolCall(name=name, arguments=dict(arguments)) for name, arguments in told]
+        calls = [ToolCall(name=name, arguments=dict(arguments)) for name, arguments in messages]
         return await instance.call(calls)
 
     answers = asyncio.run(run())
-    assert [answer.messages[0]["content"] for answer in answers] == list(told.values())
+    assert [answer.messages[0]["content"] for answer in answers] == list(messages.values())
     assert all(answer.error and not answer.done and answer.messages[0]["role"] == "tool" for answer in answers)
 
 

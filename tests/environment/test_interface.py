@@ -196,10 +196,10 @@ def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
     async def run():
         row = {"messages": [{"role": "user", "content": "Add."}], "target": 4, "other": None}
         instance, other = await hosts.open(row, seed=0), await hosts.open(row, seed=0)
-        many, one = {"amount": 2, "times": "2"}, {"amount": 1}
+        many, single = {"amount": 2, "times": "2"}, {"amount": 1}
         calls = [("add", many), ("peek", {})]
         answers = await instance.call([ToolCall(name=name, arguments=arguments) for name, arguments in calls])
-        answers += await other.call([ToolCall(name="add", arguments=a) for a in (many, one)])
+        answers += await other.call([ToolCall(name="add", arguments=a) for a in (many, single)])
         contents = [answer.messages[0]["content"] for answer in answers]
         return instance.opening, contents, await instance.end(), await other.end()
 

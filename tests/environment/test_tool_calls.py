@@ -152,9 +152,9 @@ def test_any_text_is_read(text, tool_format, cut):
         read = read_calls(part, tool_format)
         assert len(read.calls) + len(read.unreadable) <= MOST_CALLS + 1
         assert all(why and "\n" not in why and len(why) < 200 for why in read.unreadable)
-        for found in read.calls:
-            assert found.name == found.name.strip() != ""
-            json.dumps(found.arguments, allow_nan=False, ensure_ascii=False).encode()
+        for call in read.calls:
+            assert call.name == call.name.strip() != ""
+            json.dumps(call.arguments, allow_nan=False, ensure_ascii=False).encode()
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)

@@ -59,17 +59,17 @@ def test_pass_at_k_refuses(n, c, k, said):
 
 def by_enumeration(answers, correct, k):
     """The definition, word for word: every subset, every way to break a tie."""
-    known = {a for a, right in zip(answers, correct, strict=True) if right and a is not None}
-    classes = ["right" if right or a in known else a for a, right in zip(answers, correct, strict=True)]
-    members = [right for one, right in zip(classes, correct, strict=True) if one == "right"]
+    names = {a for a, right in zip(answers, correct, strict=True) if right and a is not None}
+    classes = ["right" if right or a in names else a for a, right in zip(answers, correct, strict=True)]
+    members = [right for entry, right in zip(classes, correct, strict=True) if entry == "right"]
     value = sum(members) / len(members) if members else 0.0
     total = 0.0
     subsets = list(combinations(classes, k))
     for subset in subsets:
-        votes = {one: subset.count(one) for one in subset if one is not None}
+        votes = {entry: subset.count(entry) for entry in subset if entry is not None}
         if votes:
-            best = [one for one, number in votes.items() if number == max(votes.values())]
-            total += sum(value for one in best if one == "right") / len(best)
+            best = [entry for entry, number in votes.items() if number == max(votes.values())]
+            total += sum(value for entry in best if entry == "right") / len(best)
     return total / len(subsets)
 
 
@@ -83,8 +83,8 @@ def test_majority_equals_the_enumeration(samples):
 def test_majority_of_all_small_patterns():
     """Right, two wrong answers and silence in every order of five samples."""
     for pattern in product("RabN", repeat=5):
-        answers = [None if one == "N" else one for one in pattern]
-        correct = [one == "R" for one in pattern]
+        answers = [None if entry == "N" else entry for entry in pattern]
+        correct = [entry == "R" for entry in pattern]
         for k in (1, 2, 3, 5):
             assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
 

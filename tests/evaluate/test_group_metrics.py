@@ -43,17 +43,23 @@ def test_one_answer_a_question():
         group(2, ("dunno", WRONG, "length")),
         group(3, ("#### 7", FAILED)),
     ]
-    found = eval_metrics(groups, samples=1, extract=FIND)
-    assert found["estimates"]["accuracy"] == {
+    metrics = eval_metrics(groups, samples=1, extract=FIND)
+    assert metrics["estimates"]["accuracy"] == {
         "value": pytest.approx(1 / 3),
         "low": pytest.approx(0.0615, abs=1e-4),
         "high": pytest.approx(0.7923, abs=1e-4),
         "method": "wilson",
         "questions": 3,
     }
-    assert (found["questions"], found["answers"], found["correct"], found["known"], found["invalid"]) == (4, 4, 1, 3, 1)
-    assert found["truncated"] == found["unanswered"] == 0.25 and found["reward"] == pytest.approx(1 / 3)
-    assert found["length"] == {"mean": 5.75, "median": 6, "max": 6} and found["tokens"] == 23
+    assert (metrics["questions"], metrics["answers"], metrics["correct"], metrics["known"], metrics["invalid"]) == (
+        4,
+        4,
+        1,
+        3,
+        1,
+    )
+    assert metrics["truncated"] == metrics["unanswered"] == 0.25 and metrics["reward"] == pytest.approx(1 / 3)
+    assert metrics["length"] == {"mean": 5.75, "median": 6, "max": 6} and metrics["tokens"] == 23
 
 
 def test_several_answers_a_question():
@@ -88,14 +94,14 @@ def test_only_the_ks_asked_for():
 
 def test_a_failed_scorer_is_not_a_wrong_answer():
     groups = [group(0, ("#### 7", RIGHT), ("#### 7", FAILED)), group(1, ("#### 7", FAILED), ("#### 7", FAILED))]
-    found = eval_metrics(groups, samples=2, extract=FIND)
-    assert found["estimates"]["mean@2"]["value"] == 1.0 and found["estimates"]["mean@2"]["questions"] == 1
-    assert "pass@2" not in found["estimates"] and found["invalid"] == 3  # no question has two known samples
+    metrics = eval_metrics(groups, samples=2, extract=FIND)
+    assert metrics["estimates"]["mean@2"]["value"] == 1.0 and metrics["estimates"]["mean@2"]["questions"] == 1
+    assert "pass@2" not in metrics["estimates"] and metrics["invalid"] == 3  # no question has two known samples
 
 
 def test_nobody_knows_what_is_right():
-    found = eval_metrics([group(0, ("a", Score(value=0.25)))], samples=1, extract=None)
-    assert list(found["estimates"]) == MEANS and found["reward"] == 0.25 and found["unanswered"] is None
+    metrics = eval_metrics([group(0, ("a", Score(value=0.25)))], samples=1, extract=None)
+    assert list(metrics["estimates"]) == MEANS and metrics["reward"] == 0.25 and metrics["unanswered"] is None
     assert eval_metrics([], samples=1)["length"] is None
 
 
@@ -103,22 +109,22 @@ def test_means_of_the_rewards_and_their_parts():
     """By hand: question means 0.5 and 2; a failed sample is in no reward, but has a length."""
     half, none = Score(value=1.0, parts={"style": 1.0, "style/near": 0.5}), Score(value=0.0, parts={"style": 0.0})
     groups = [group(0, ("a", half), ("b", none)), group(1, ("cc", Score(value=2.0)), ("d", FAILED, "length"))]
-    found = mean_estimates(groups)
-    assert {name: (e.value, e.questions) for name, e in found.items()} == {
+    means = mean_estimates(groups)
+    assert {name: (e.value, e.questions) for name, e in means.items()} == {
         "reward/mean": (1.25, 2),
         "reward/part/style": (0.5, 1),
         "reward/part/style/near": (0.5, 1),
         "length/mean": (1.25, 2),
         "truncated_fraction": (0.25, 2),
     }
-    reward = found["reward/mean"]
+    reward = means["reward/mean"]
     assert reward.method == "bootstrap" and (reward.low, reward.high) == (0.5, 2.0)
-    assert found["reward/part/style"].method == "constant" and mean_estimates([]) == {}
+    assert means["reward/part/style"].method == "constant" and mean_estimates([]) == {}
 
 
 def test_a_question():
-    one = question_scores(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
-    assert one.correct == (True, False, None) and one.votes[0] == one.votes[1] == 7 and one.votes[2] is None
-    assert (one.mean(), one.passed(2), one.passed(3), one.majority(2)) == (0.5, 1.0, None, 0.5)
+    single = question_scores(group(0, ("#### 7.0", RIGHT), ("#### 7", WRONG), ("", FAILED)), FIND)
+    assert single.correct == (True, False, None) and single.votes[0] == single.votes[1] == 7 and single.votes[2] is None
+    assert (single.mean(), single.passed(2), single.passed(3), single.majority(2)) == (0.5, 1.0, None, 0.5)
     with pytest.raises(ValueError, match="votes=1 must be as many as correct"):
         QuestionScores(correct=(True, False), votes=(None,))

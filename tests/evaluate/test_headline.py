@@ -34,9 +34,9 @@ UNJUDGED = {"accuracy": None, "reward/mean": 0.7, "reward/low": 0.6, "reward/hig
     ],
 )
 def test_which_figure(records, metric, key, name, value):
-    found = Headline.of(records, metric)
-    assert (found.key, found.name) == (key, name)
-    assert found.value(records[-1] if records else {}) == value
+    headline = Headline.of(records, metric)
+    assert (headline.key, headline.name) == (key, name)
+    assert headline.value(records[-1] if records else {}) == value
 
 
 def test_intervals():

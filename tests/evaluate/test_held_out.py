@@ -26,15 +26,15 @@ FAILED = replace(
 
 
 def test_accuracy_is_over_what_was_scored():
-    found = summarise([scored(0, RIGHT, WRONG), scored(1, FAILED, RIGHT), scored(2, WRONG, FAILED)])
-    assert (found["accuracy"], found["correct"], found["questions"], found["answers"], found["invalid"]) == (
+    summary = summarise([scored(0, RIGHT, WRONG), scored(1, FAILED, RIGHT), scored(2, WRONG, FAILED)])
+    assert (summary["accuracy"], summary["correct"], summary["questions"], summary["answers"], summary["invalid"]) == (
         0.5,
         2,
         3,
         6,
         2,
     )
-    assert found["reward/mean"] == 0.5 and found["truncated_fraction"] == 0.5 and found["tokens/generated"] == 18
+    assert summary["reward/mean"] == 0.5 and summary["truncated_fraction"] == 0.5 and summary["tokens/generated"] == 18
 
 
 def test_no_reward_knows_or_none_answered():
@@ -46,18 +46,18 @@ def test_no_reward_knows_or_none_answered():
 
 
 def test_one_answer_a_question_has_wilsons_bounds():
-    found = summarise([scored(i, RIGHT if i < 3 else WRONG) for i in range(10)] + [scored(10, FAILED)])
-    assert (found["accuracy"], (found["accuracy/low"], found["accuracy/high"])) == (0.3, wilson(3, 10))
-    assert not [key for key in found if "@" in key]
+    summary = summarise([scored(i, RIGHT if i < 3 else WRONG) for i in range(10)] + [scored(10, FAILED)])
+    assert (summary["accuracy"], (summary["accuracy/low"], summary["accuracy/high"])) == (0.3, wilson(3, 10))
+    assert not [key for key in summary if "@" in key]
 
 
 def test_several_answers_give_pass_at_k():
-    found = summarise(
+    summary = summarise(
         [scored(0, RIGHT, WRONG, WRONG, WRONG), scored(1, RIGHT, RIGHT, WRONG, WRONG), scored(2, *[WRONG] * 4)]
     )
-    assert found["mean@4"] == found["accuracy"] == 0.25
-    assert found["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 3) and found["pass@4"] == pytest.approx(2 / 3)
-    assert found["accuracy/low"] < 0.25 < found["accuracy/high"] and "pass@1" not in found
+    assert summary["mean@4"] == summary["accuracy"] == 0.25
+    assert summary["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 3) and summary["pass@4"] == pytest.approx(2 / 3)
+    assert summary["accuracy/low"] < 0.25 < summary["accuracy/high"] and "pass@1" not in summary
 
 
 class Engine:

@@ -63,18 +63,20 @@ def test_draws_are_by_counter():
 def test_symmetric_values_have_a_percentile_interval():
     """Without skewness and bias, BCa is the plain percentile interval; near the normal one for many questions."""
     values = [0.0, 1.0] * 200
-    found = bootstrap_mean(values)
-    assert found.value == 0.5 and found.method == "bootstrap" and found.questions == 400
+    interval = bootstrap_mean(values)
+    assert interval.value == 0.5 and interval.method == "bootstrap" and interval.questions == 400
     half = 1.959964 * 0.5 / 20
-    assert found.low == pytest.approx(0.5 - half, abs=0.004) and found.high == pytest.approx(0.5 + half, abs=0.004)
+    assert interval.low == pytest.approx(0.5 - half, abs=0.004) and interval.high == pytest.approx(
+        0.5 + half, abs=0.004
+    )
 
 
 def test_skewed_values_move_the_interval():
     """Few questions with a large value: the upper arm is the longer one, as it has to be."""
-    found = bootstrap_mean([1.0] * 4 + [0.0] * 36)
-    assert found.value - found.low < found.high - found.value
+    interval = bootstrap_mean([1.0] * 4 + [0.0] * 36)
+    assert interval.value - interval.low < interval.high - interval.value
     means = np.sort(resampled_means(np.array([1.0] * 4 + [0.0] * 36), 0, 10_000))
-    assert found.high > _quantile(means, 0.975)  # the percentile interval misses it
+    assert interval.high > _quantile(means, 0.975)  # the percentile interval misses it
 
 
 def test_coverage():
@@ -84,8 +86,8 @@ def test_coverage():
     shares = rng.binomial(8, difficulty) / 8
     held = 0
     for row in shares:
-        found = bootstrap_mean(row.tolist(), replicates=1000)
-        held += found.low <= 0.25 <= found.high
+        interval = bootstrap_mean(row.tolist(), replicates=1000)
+        held += interval.low <= 0.25 <= interval.high
     assert 0.91 <= held / 400 <= 0.98
 
 
@@ -106,9 +108,9 @@ def test_one_question_and_none():
 
 def test_a_ratio_of_sums_by_hand():
     """Examples of 1, 2 and 3 tokens with 2, 2 and 6 nats: R = 10/6, and residuals of 1/3, -4/3 and 1."""
-    found = ratio_of_sums([2, 2, 6], [1, 2, 3])
+    interval = ratio_of_sums([2, 2, 6], [1, 2, 3])
     half = 1.959964 * math.sqrt(1.5 * 26 / 9) / 6
-    assert (found.value, found.low, found.high) == pytest.approx((10 / 6, 10 / 6 - half, 10 / 6 + half))
+    assert (interval.value, interval.low, interval.high) == pytest.approx((10 / 6, 10 / 6 - half, 10 / 6 + half))
     assert ratio_of_sums([3], [2]).low == ratio_of_sums([3], [2]).high == 1.5
     with pytest.raises(ValueError, match="must add up to more than 0"):
         ratio_of_sums([0, 0], [0, 0])
@@ -120,5 +122,5 @@ def test_a_ratio_of_sums_covers_the_ratio_of_the_population():
     tokens = draw.integers(1, 60, (2000, 100))
     nats = tokens * (1 + 0.01 * tokens) + draw.normal(0, 2, tokens.shape) * np.sqrt(tokens)
     truth = sum(n * (1 + 0.01 * n) for n in range(1, 60)) / sum(range(1, 60))
-    found = [ratio_of_sums(x, y) for x, y in zip(nats, tokens, strict=True)]
-    assert 0.93 < np.mean([one.low < truth < one.high for one in found]) < 0.965
+    interval = [ratio_of_sums(x, y) for x, y in zip(nats, tokens, strict=True)]
+    assert 0.93 < np.mean([entry.low < truth < entry.high for entry in interval]) < 0.965

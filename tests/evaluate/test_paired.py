@@ -120,9 +120,9 @@ def test_the_score_interval_covers_what_it_promises(n, share, covers):
 
 def test_single_answers_take_the_score_interval():
     few = [1.0] * 3 + [-1.0] + [0.0] * 196
-    found = difference(few, single=True)
-    assert (found.method, found.value, (found.low, found.high)) == ("score", 0.01, paired_score(3, 1, 200))
-    assert difference(few).method == "bootstrap" and difference(few).high < found.high
+    interval = difference(few, single=True)
+    assert (interval.method, interval.value, (interval.low, interval.high)) == ("score", 0.01, paired_score(3, 1, 200))
+    assert difference(few).method == "bootstrap" and difference(few).high < interval.high
     with pytest.raises(ValueError, match="must be -1, 0 or 1 for single answers"):
         difference([0.5], single=True)
     for bad in ((-1, 0, 3), (0, -1, 3), (2, 2, 3), (0, 0, 0)):
@@ -138,5 +138,5 @@ def test_nothing_differs():
 def test_the_interval_of_the_difference_uses_the_pairs():
     """Two models at .5 on 100 questions, B right on five more and A on none: totals would not tell them apart, the
     pairs nearly do."""
-    found = difference([1.0] * 5 + [0.0] * 95)
-    assert found.value == pytest.approx(0.05) and 0 < found.low < 0.03 and 0.09 < found.high < 0.13
+    interval = difference([1.0] * 5 + [0.0] * 95)
+    assert interval.value == pytest.approx(0.05) and 0 < interval.low < 0.03 and 0.09 < interval.high < 0.13

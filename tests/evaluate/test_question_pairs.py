@@ -14,14 +14,14 @@ WORDS = ("aa", "bbb", "c", "dd")
 
 def results(tmp_path, *sides):
     """Of each side the score of each question's only answer, as a run writes them."""
-    found = []
+    collected = []
     for i, scores in enumerate(sides):
         folder = tmp_path / str(i) / "evals"
         folder.mkdir(parents=True)
         text = [word * (i + 1) for word in WORDS]
         write_evals(folder / "000004-after.parquet", 4, [group(uid, (text[uid], s)) for uid, s in enumerate(scores)])
-        found.append(read_result(tmp_path / str(i)))
-    return found
+        collected.append(read_result(tmp_path / str(i)))
+    return collected
 
 
 def test_turns_and_calls_of_episodes_are_compared_and_their_length_is_what_the_model_wrote(tmp_path):
@@ -44,11 +44,16 @@ def test_rewards_are_compared_where_nothing_is_right_or_wrong(tmp_path):
     first = [Score(value=v, parts={"style": v, "style/near": -v}) for v in (0.0, 0.5, -1.0, 2.0)]
     second = [Score(value=v, parts={"style": v, "style/near": -v}) for v in (0.5, 0.75, 0.0)] + [Score.failed("no")]
     a, b = results(tmp_path, first, second)
-    (found,) = compare_results(a, b)
-    assert (found.metric, found.test, found.questions, found.left_out) == ("reward", "sign flips", 3, 1)
-    assert (found.won, found.lost, found.tied, found.p) == (3, 0, 0, 0.25)
-    assert found.difference.value == pytest.approx(1.75 / 3) and found.difference.method == "bootstrap"
-    assert found.first.value == pytest.approx(-0.5 / 3) and found.first.low == -1.0  # not cut to [0, 1]
+    (comparison,) = compare_results(a, b)
+    assert (comparison.metric, comparison.test, comparison.questions, comparison.left_out) == (
+        "reward",
+        "sign flips",
+        3,
+        1,
+    )
+    assert (comparison.won, comparison.lost, comparison.tied, comparison.p) == (3, 0, 0, 0.25)
+    assert comparison.difference.value == pytest.approx(1.75 / 3) and comparison.difference.method == "bootstrap"
+    assert comparison.first.value == pytest.approx(-0.5 / 3) and comparison.first.low == -1.0  # not cut to [0, 1]
     (near,) = compare_results(a, b, metric="style/near")
     assert (near.won, near.lost, near.difference.value) == (0, 3, pytest.approx(-1.75 / 3))
     (length,) = compare_results(a, b, metric="length")
@@ -59,8 +64,8 @@ def test_rewards_are_compared_where_nothing_is_right_or_wrong(tmp_path):
 
 
 def test_equal_rewards_are_no_difference_of_no_width(tmp_path):
-    (found,) = compare_results(*results(tmp_path, *[[Score(value=3.0)] * 4] * 2))
-    assert (found.p, found.difference.low, found.difference.high, found.difference.method) == (
+    (comparison,) = compare_results(*results(tmp_path, *[[Score(value=3.0)] * 4] * 2))
+    assert (comparison.p, comparison.difference.low, comparison.difference.high, comparison.difference.method) == (
         1.0,
         0.0,
         0.0,
@@ -70,5 +75,5 @@ def test_equal_rewards_are_no_difference_of_no_width(tmp_path):
 
 def test_one_known_verdict_makes_it_accuracy(tmp_path):
     judged = [Score(value=0.3, correct=True), *[Score(value=0.1)] * 3]
-    (found,) = compare_results(*results(tmp_path, judged, judged))
-    assert (found.metric, found.test, found.questions) == ("accuracy", "McNemar, exact", 1)
+    (comparison,) = compare_results(*results(tmp_path, judged, judged))
+    assert (comparison.metric, comparison.test, comparison.questions) == ("accuracy", "McNemar, exact", 1)

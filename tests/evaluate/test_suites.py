@@ -17,11 +17,11 @@ def lines(path, *rows):
 
 @pytest.mark.parametrize("name", sorted(SUITES))
 def test_every_suite_is_complete(name):
-    one = SUITES[name]
-    assert one.name == name and one.max_tokens >= 256
-    assert re.fullmatch(r"[\w.-]+/[\w.-]+", one.hub)
-    assert one.judges()  # the rewards exist and take their fields
-    assert one.template.format().startswith("\n") and "{" not in one.template.replace("{{", "")
+    single = SUITES[name]
+    assert single.name == name and single.max_tokens >= 256
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", single.hub)
+    assert single.judges()  # the rewards exist and take their fields
+    assert single.template.format().startswith("\n") and "{" not in single.template.replace("{{", "")
     assert name in PREPARED  # the remedy is a command that exists
 
 

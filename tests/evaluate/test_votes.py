@@ -11,7 +11,7 @@ from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Num
 
 
 @pytest.mark.parametrize(
-    ("reward", "text", "found"),
+    ("reward", "text", "answer"),
     [
         (Gsm8kReward(), "She has 3 + 4 = 7.\n#### 7", "7"),
         (Gsm8kReward(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
@@ -33,8 +33,8 @@ from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Num
         (Exact(), "   ", None),
     ],
 )
-def test_the_answer_in_a_text(reward, text, found):
-    assert answer_extractor([reward])(text) == found
+def test_the_answer_in_a_text(reward, text, answer):
+    assert answer_extractor([reward])(text) == answer
 
 
 def test_the_first_reward_that_can_tell_tells():
@@ -76,7 +76,7 @@ def test_a_half_is_a_half(text):
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "same"),
+    ("first", "other", "same"),
     [
         ("1,000", "1000", True),
         ("1,000.0", "1e3", True),
@@ -93,8 +93,8 @@ def test_a_half_is_a_half(text):
         ("1/0", "0", False),
     ],
 )
-def test_what_votes_together(one, other, same):
-    assert (canonical(one) == canonical(other)) is same
+def test_what_votes_together(first, other, same):
+    assert (canonical(first) == canonical(other)) is same
 
 
 @pytest.mark.parametrize("text", [None, "", "  \n"])

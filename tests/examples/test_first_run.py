@@ -36,9 +36,9 @@ def test_the_notebook_runs(small, tmp_path):
     assert not any(cell.get("outputs") for cell in notebook.cells)  # nothing in the repository that may be stale
     nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     outputs = {cell.source: json.dumps(cell.outputs) for cell in notebook.cells if cell.cell_type == "code"}
-    found = {word: next(out for source, out in outputs.items() if word in source) for word in TOLD}
-    for word, told in TOLD.items():
-        assert all(text in found[word] for text in told), (word, found[word])
+    by_name = {word: next(out for source, out in outputs.items() if word in source) for word in TOLD}
+    for word, expected in TOLD.items():
+        assert all(text in by_name[word] for text in expected), (word, by_name[word])
     assert len(list((tmp_path / "runs").iterdir())) == 2 and len(list((tmp_path / "evals").iterdir())) == 1
 
 

@@ -24,7 +24,7 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
     subprocess.run(command, check=True, capture_output=True)
     files = {name: tmp_path / "out" / f"{name}.jsonl" for name in ("train", "test")}
     pairs = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in files.items()}
-    asked = {name: {pair["question"] for pair in found} for name, found in pairs.items()}
+    asked = {name: {pair["question"] for pair in item} for name, item in pairs.items()}
     assert not asked["train"] & asked["test"] and len(asked["train"] | asked["test"]) == 60 and len(asked["test"]) > 4
     for pair in pairs["train"] + pairs["test"]:
         number = pair["question"].removeprefix("q ")
@@ -41,8 +41,9 @@ def test_pairs_are_of_one_question_and_questions_are_split(tmp_path):
 
 def test_a_file_that_is_missing_is_one_line(tmp_path):
     command = [sys.executable, str(SCRIPT), str(tmp_path / "out"), str(tmp_path / "none.jsonl")]
-    found = subprocess.run(command, capture_output=True, text=True)
-    assert (found.returncode, found.stdout) == (1, "")
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert (process.returncode, process.stdout) == (1, "")
     assert (
-        found.stderr == f"error: {tmp_path}/none.jsonl: No such file or directory; name a copy as the second argument\n"
+        process.stderr
+        == f"error: {tmp_path}/none.jsonl: No such file or directory; name a copy as the second argument\n"
     )

@@ -41,10 +41,10 @@ def pairs(tmp_path, monkeypatch):
 
 
 def test_pairs_are_of_one_question_in_whichever_run(pairs):
-    found = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in pairs.items()}
-    asked = {name: {pair["question"] for pair in rows} for name, rows in found.items()}
+    output = {name: [json.loads(line) for line in file.read_text().splitlines()] for name, file in pairs.items()}
+    asked = {name: {pair["question"] for pair in rows} for name, rows in output.items()}
     assert not asked["train"] & asked["test"] and len(asked["train"] | asked["test"]) == 60 and len(asked["test"]) > 4
-    for name, rows in found.items():
+    for name, rows in output.items():
         for question in asked[name]:
             number = question.removeprefix("q ")
             of = [(p["chosen"], p["rejected"]) for p in rows if p["question"] == question]

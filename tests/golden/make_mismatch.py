@@ -77,17 +77,17 @@ def figures(rows: Rows, quarters: list[int]) -> dict[str, float]:
     rho, gaps = [pi - mu for pi, mu in pairs], [abs(math.exp(pi) - math.exp(mu)) for pi, mu in pairs]
     sums, lengths = [sum(pi - mu for pi, mu in row) for row in rows], [len(row) for row in rows]
     means = [fmean(safe(pi - mu) for pi, mu in row) for row in rows]
-    found = distribution("rollout_is", [safe(x) for x in rho])
-    found |= distribution("rollout_is_sequence", [safe(x) for x in sums])
-    found |= distribution("rollout_is_geometric", [safe(x / n) for x, n in zip(sums, lengths, strict=True)])
-    found |= distribution("rollout_is_seq", means, correction=1)
-    del found["rollout_is_seq_eff_sample_size"]
+    result = distribution("rollout_is", [safe(x) for x in rho])
+    result |= distribution("rollout_is_sequence", [safe(x) for x in sums])
+    result |= distribution("rollout_is_geometric", [safe(x / n) for x, n in zip(sums, lengths, strict=True)])
+    result |= distribution("rollout_is_seq", means, correction=1)
+    del result["rollout_is_seq_eff_sample_size"]
     ordered = sorted(map(binned, rho))
-    found |= {f"rollout_is_{p}": math.exp(ordered[math.floor(q * (len(rho) - 1))]) for p, q in PERCENTILES.items()}
+    result |= {f"rollout_is_{p}": math.exp(ordered[math.floor(q * (len(rho) - 1))]) for p, q in PERCENTILES.items()}
     distance = distribution("prob_absdiff", gaps)
-    found |= {f"prob_absdiff_{name}": distance[f"prob_absdiff_{name}"] for name in ("mean", "std", "max")}
+    result |= {f"prob_absdiff_{name}": distance[f"prob_absdiff_{name}"] for name in ("mean", "std", "max")}
     below = [[pi - mu < math.log(CATASTROPHIC) for pi, mu in row] for row in rows]
-    found |= {
+    result |= {
         "rollout_is_seq_max_deviation": max(abs(x - 1) for x in means),
         "rollout_is_catastrophic_token_fraction": fmean(x for row in below for x in row),
         "rollout_is_catastrophic_seq_fraction": fmean(map(any, below)),
@@ -99,23 +99,23 @@ def figures(rows: Rows, quarters: list[int]) -> dict[str, float]:
         "log_prob_absdiff_max": max(map(abs, rho)),
     }
     for quarter in range(4):
-        found |= of_columns(
+        result |= of_columns(
             f"position_{quarter + 1}_of_4", [x for x, q in zip(rho, quarters, strict=True) if q == quarter]
         )
     for low, high in pairwise(EDGES):
         chosen = [pi - mu for pi, mu in pairs if low <= math.exp(mu) < high]
         name = f"probability_{low:g}_{high:g}"
-        found |= of_columns(name, chosen) | {f"{name}/token_fraction": len(chosen) / len(rho)}
-    return found | perplexities(rows)
+        result |= of_columns(name, chosen) | {f"{name}/token_fraction": len(chosen) / len(rho)}
+    return result | perplexities(rows)
 
 
-def levels(found: dict[str, float], kl: float, catastrophic: float) -> dict[str, int]:
+def levels(by_name: dict[str, float], kl: float, catastrophic: float) -> dict[str, int]:
     """Of each figure that has a healthy range: 0 in it, 1 outside, 2 where something must be done."""
     above = ABOVE | {"k3_kl": (min(0.01, kl), kl)}
     above |= {"rollout_is_catastrophic_seq_fraction": (min(0.01, catastrophic), catastrophic)}
-    judged = {name: sum(found[name] > bound for bound in bounds) for name, bounds in above.items()}
-    judged |= {name: sum(found[name] < bound for bound in bounds) for name, bounds in BELOW.items()}
-    return judged | {"rollout_is_mean": sum(abs(found["rollout_is_mean"] - 1) > bound for bound in (0.1, 0.5))}
+    judged = {name: sum(by_name[name] > bound for bound in bounds) for name, bounds in above.items()}
+    judged |= {name: sum(by_name[name] < bound for bound in bounds) for name, bounds in BELOW.items()}
+    return judged | {"rollout_is_mean": sum(abs(by_name["rollout_is_mean"] - 1) > bound for bound in (0.1, 0.5))}
 
 
 def token(draw: random.Random, far: float, extreme: bool) -> tuple[float, float]:
@@ -149,17 +149,17 @@ def record(
             if inside:
                 rows[-1].append((pi, mu))
                 quarters.append(place * 4 // length)
-    found = figures(rows, quarters)
+    result = figures(rows, quarters)
     kl, catastrophic = guard.get("max_k3_kl", 0.05), guard.get("max_catastrophic", 0.05)
-    over = found["k3_kl"] > kl or found["rollout_is_catastrophic_seq_fraction"] > catastrophic
+    over = result["k3_kl"] > kl or result["rollout_is_catastrophic_seq_fraction"] > catastrophic
     bad = [
         bool(row) and (fmean(k3(a - b) for a, b in row) > kl or any(a - b < math.log(CATASTROPHIC) for a, b in row))
         for row in rows
     ]
-    expected = {"exceeded": int(over), "rejects": [int(over and one) for one in bad]}
-    expected |= {"health": {f"mismatch/{metric}": level for metric, level in levels(found, kl, catastrophic).items()}}
+    expected = {"exceeded": int(over), "rejects": [int(over and entry) for entry in bad]}
+    expected |= {"health": {f"mismatch/{metric}": level for metric, level in levels(result, kl, catastrophic).items()}}
     if all_:
-        expected |= {"metrics": {f"mismatch/{k}": "nan" if math.isnan(v) else v for k, v in found.items()}}
+        expected |= {"metrics": {f"mismatch/{k}": "nan" if math.isnan(v) else v for k, v in result.items()}}
     edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     return {
         "name": f"mismatch/{name}",
@@ -182,5 +182,5 @@ RECORDS = [
 ]
 
 if __name__ == "__main__":
-    text = "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in RECORDS) + "\n]\n"
+    text = "[\n" + ",\n".join(json.dumps(each, separators=(",", ":")) for each in RECORDS) + "\n]\n"
     Path(__file__).with_name("mismatch.json").write_text(text)

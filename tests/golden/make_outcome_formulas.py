@@ -33,10 +33,10 @@ def places(mask: list[int], lengths: list[int]) -> list[list[int]]:
 
 
 def members_of(group: list[int]) -> dict[int, list[int]]:
-    found = defaultdict(list)
+    result = defaultdict(list)
     for i, label in enumerate(group):
-        found[label].append(i)
-    return found
+        result[label].append(i)
+    return result
 
 
 def variance(values: list[float]) -> float:
@@ -49,11 +49,11 @@ def variance(values: list[float]) -> float:
 
 
 def to_go(rewards: list[float], factor: float) -> list[float]:
-    found, after = [], 0.0
+    collected, after = [], 0.0
     for reward in reversed(rewards):
         after = reward + factor * after
-        found.append(after)
-    return found[::-1]
+        collected.append(after)
+    return collected[::-1]
 
 
 def explained(prediction: dict[int, float], target: dict[int, float]) -> float:
@@ -72,8 +72,8 @@ def foreseen(rows: list[list[int]], group: list[int], inputs: dict[str, Any], ga
         for s in members:
             if len(members) > 1:
                 others |= dict.fromkeys(rows[s], fmean(total[other] for other in members if other != s))
-    found = {"explained_variance": explained({i: value[i] for row in rows for i in row}, target)}
-    return found | {"explained_variance_prompt_mean": explained(others, target)}
+    by_name = {"explained_variance": explained({i: value[i] for row in rows for i in row}, target)}
+    return by_name | {"explained_variance_prompt_mean": explained(others, target)}
 
 
 def gae_record(name: str, seed: int, lengths: list[int], group: list[int], gamma: float, lam: float) -> dict[str, Any]:
@@ -99,11 +99,11 @@ def gae_record(name: str, seed: int, lengths: list[int], group: list[int], gamma
 def reinforce_pp_record(seed: int, lengths: list[int], gamma: float) -> dict[str, Any]:
     draw, size = random.Random(seed), sum(lengths)
     mask, reward = [int(draw.random() < 0.9) for _ in range(size)], [draw.gauss(0, 1) for _ in range(size)]
-    found = {}
+    by_name = {}
     for row in places(mask, lengths):
-        found |= dict(zip(row, to_go([reward[i] for i in row], gamma), strict=True))
-    mean, scale = fmean(found.values()), math.sqrt(variance(list(found.values())) + 1e-8)
-    advantage = [(found[i] - mean) / scale if i in found else 0.0 for i in range(size)]
+        by_name |= dict(zip(row, to_go([reward[i] for i in row], gamma), strict=True))
+    mean, scale = fmean(by_name.values()), math.sqrt(variance(list(by_name.values())) + 1e-8)
+    advantage = [(by_name[i] - mean) / scale if i in by_name else 0.0 for i in range(size)]
     inputs = {"reward": reward, "loss_mask": mask, "cu_seqlens": edges_of(lengths)}
     return record(
         "reinforce_pp/long", "advantage", {"kind": "reinforce_pp", "gamma": gamma}, inputs, {"advantage": advantage}
@@ -149,9 +149,9 @@ def varied(metric: list[float], reward: list[float], group: list[int]) -> list[i
     """1 for the groups whose known metrics differ; where none is known, whose rewards do."""
     keep = [0] * len(group)
     for members in members_of(group).values():
-        known = [metric[i] for i in members if not math.isnan(metric[i])] or [reward[i] for i in members]
+        names = [metric[i] for i in members if not math.isnan(metric[i])] or [reward[i] for i in members]
         for i in members:
-            keep[i] = int(min(known) < max(known))
+            keep[i] = int(min(names) < max(names))
     return keep
 
 
@@ -175,21 +175,21 @@ def selection_records() -> list[dict[str, Any]]:
         sign = "" if a is advantage else "/mirrored"
         return record(f"selection/{name}{sign}", "selection", spec, {**inputs, "advantage": a}, expected)
 
-    found = []
+    collected = []
     for scope, most, a in [("batch", 1.0, advantage), ("group", 1.0, mirrored), ("group", 1.5, advantage)]:
         for values in (a, mirrored if a is advantage else advantage):
             spec = {"kind": "balance", "scope": scope, "most": most}
-            found.append(named(spec, values, {"keep": balanced(values, group, scope, most)}))
+            collected.append(named(spec, values, {"keep": balanced(values, group, scope, most)}))
     for spec in (
         {"rate": 0.5, "allocate": True},
         {"rate": 0.75, "allocate": True, "scope": "batch"},
         {"rate": 0.6, "allocate": True, "scope": "batch"},
         {"rate": 0.3, "keep": "smallest", "count": "drop"},
     ):
-        found.append(named({"kind": "prune", **spec}, advantage, pruned(advantage, group, spec)))
+        collected.append(named({"kind": "prune", **spec}, advantage, pruned(advantage, group, spec)))
     for gap in (0.0, 1.0, 2.75):
         expected = {"keep": best_and_worst(advantage, group, gap)}
-        found.append(named({"kind": "best_and_worst", "min_gap": gap}, advantage, expected))
+        collected.append(named({"kind": "best_and_worst", "min_gap": gap}, advantage, expected))
     nan = math.nan
     group = [1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6]
     correct = [1.0, nan, 1.0, nan, 1.0, 0.0, nan, nan, nan, nan, 1.0, 0.0, 0.0]
@@ -198,8 +198,8 @@ def selection_records() -> list[dict[str, Any]]:
     for metric, values in (("accuracy", correct), ("reward", reward)):
         spec = {"kind": "drop_uniform_groups", "metric": metric}
         expected = {"keep": varied(values, reward, group)}
-        found.append(record(f"selection/drop_uniform_groups/{metric}", "selection", spec, columns, expected))
-    return found
+        collected.append(record(f"selection/drop_uniform_groups/{metric}", "selection", spec, columns, expected))
+    return collected
 
 
 # preferences: losses of the log-ratios c and r
@@ -223,7 +223,7 @@ PREFERENCES: list[tuple[dict[str, Any], Callable[[float, float, float], float]]]
 
 
 def preference_records() -> list[dict[str, Any]]:
-    draw, found = random.Random(51), []
+    draw, records = random.Random(51), []
     names = ("chosen", "reference_chosen", "rejected", "reference_rejected")
     inputs = {name: [-draw.uniform(2, 30) for _ in range(6)] for name in names}
     c, r = ([a - b for a, b in zip(inputs[x], inputs[f"reference_{x}"], strict=True)] for x in ("chosen", "rejected"))
@@ -237,8 +237,8 @@ def preference_records() -> list[dict[str, Any]]:
             "rewards/accuracies": fmean(a > b for a, b in zip(c, r, strict=True)),
         }
         expected = {"pair_loss": losses, "loss": fmean(losses), "metrics": metrics}
-        found.append(record(f"preference/{spec['kind']}", "preference", spec, inputs, expected))
-    return found
+        records.append(record(f"preference/{spec['kind']}", "preference", spec, inputs, expected))
+    return records
 
 
 # KL in the reward
@@ -296,11 +296,11 @@ def proximal_records() -> list[dict[str, Any]]:
         {"behavior_log_prob": mu, "policy_version": version, "current_version": current},
     )
     inputs = shared | {"proximal_log_prob": pi, "cached_log_prob": plain(cached)}
-    found = [record("proximal/next", "proximal", "next", inputs, {"next_log_prob": plain([after(i) for i in every])})]
+    results = [record("proximal/next", "proximal", "next", inputs, {"next_log_prob": plain([after(i) for i in every])})]
     for kind in ("linear", "loglinear"):
         expected = {"proximal_log_prob": [between(i, kind) for i in every]}
-        found.append(record(f"proximal/{kind}", "proximal", kind, shared | {"log_prob": pi}, expected))
-    return found
+        results.append(record(f"proximal/{kind}", "proximal", kind, shared | {"log_prob": pi}, expected))
+    return results
 
 
 if __name__ == "__main__":
@@ -320,5 +320,5 @@ if __name__ == "__main__":
         ),
         *proximal_records(),
     ]
-    text = "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in records) + "\n]\n"
+    text = "[\n" + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in records) + "\n]\n"
     Path(__file__).with_name("outcome_formulas.json").write_text(text)

@@ -52,8 +52,8 @@ class Tokens:
     def loss(self) -> list[int]:
         return [i for i, inside in enumerate(self.columns["loss_mask"]) if inside]
 
-    def gap(self, one: str, other: str, i: int) -> float:
-        return self.columns[one][i] - self.columns[other][i]
+    def gap(self, first: str, other: str, i: int) -> float:
+        return self.columns[first][i] - self.columns[other][i]
 
     def log_ratio(self, i: int) -> float:
         return self.gap("log_prob", "proximal_log_prob", i)
@@ -175,7 +175,9 @@ def with_top_k(t: Tokens, seed: int) -> Tokens:
         for who in ("behavior_", ""):
             own = math.exp(t.columns[f"{who}log_prob"][i])
             shares = [(1 - own) * share * draw.uniform(0.8, 1.0) for share in (0.5, 0.3)]
-            lists.append([math.log(own if one == token else share) for one, share in zip(top, shares, strict=True)])
+            lists.append(
+                [math.log(own if record == token else share) for record, share in zip(top, shares, strict=True)]
+            )
         for name, value in zip(names, (token, top, *lists), strict=True):
             t.columns[name].append(value)
     return t
@@ -273,7 +275,7 @@ def correction_records() -> list[dict[str, Any]]:
     t = Tokens.draw(21, [9, 1, 14, 3, 0, 7], [0.3, 0.3, 0.1, 0.2, 0.2, 0.6])
     draw = random.Random(22)
     t.columns["entropy"] = [draw.uniform(0, 3) for _ in range(t.edges[-1])]
-    found = [
+    values = [
         rejection(t, "token_k1", 1 / 1.3, upper=1.3),
         rejection(t, "seq_sum_k1", 0.7, level="sequence", reduce="sum", upper=1.5, lower=0.7),
         rejection(t, "seq_mean_k3", -math.inf, level="sequence", statistic="k3", reduce="mean", upper=0.03),
@@ -283,15 +285,15 @@ def correction_records() -> list[dict[str, Any]]:
     for share in (1.0, 0.3):
         edge = percentile([t.columns["entropy"][i] for i in t.loss], 1 - share)
         keep = {i: share == 1 or t.columns["entropy"][i] >= edge for i in t.loss}
-        found.append(rejected(t, "top_entropy", {"kind": "top_entropy", "share": share}, keep, {}))
+        values.append(rejected(t, "top_entropy", {"kind": "top_entropy", "share": share}, keep, {}))
     entropy, count = t.columns["entropy"], len(t.loss)
     expected = {
         "penalty": column(t, {i: -0.02 * entropy[i] for i in t.loss}),
         "loss": -0.02 * fmean(entropy[i] for i in t.loss),
         "grad_entropy": column(t, dict.fromkeys(t.loss, -0.02 / count)),
     }
-    found.append(t.record("entropy", {"penalty": {"kind": "entropy", "coefficient": 0.02}}, expected))
-    return found
+    values.append(t.record("entropy", {"penalty": {"kind": "entropy", "coefficient": 0.02}}, expected))
+    return values
 
 
 # distillation
@@ -343,5 +345,5 @@ if __name__ == "__main__":
     records += [geo_mean("directed", outliers), geo_mean("wide", outliers, epsilon_high=0.8)]
     records += [geo_mean("log_ratio", outliers, epsilon_low=0.1, epsilon_high=0.5, clip="log_ratio")]
     records += correction_records() + distillation_records()
-    text = "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in records) + "\n]\n"
+    text = "[\n" + ",\n".join(json.dumps(record, separators=(",", ":")) for record in records) + "\n]\n"
     Path(__file__).with_name("policy_formulas.json").write_text(text)

@@ -64,5 +64,5 @@ def record(name: str, seed: int, lengths: list[int], *, missing: float) -> dict:
 
 if __name__ == "__main__":
     records = [record("whole", 1, [7, 3, 5], missing=0.0), record("missing", 2, [6, 1, 8], missing=0.4)]
-    text = "[\n" + ",\n".join(json.dumps(one, separators=(",", ":")) for one in records) + "\n]\n"
+    text = "[\n" + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in records) + "\n]\n"
     Path(__file__).with_name("segment_wise.json").write_text(text)

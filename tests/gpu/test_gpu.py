@@ -42,13 +42,13 @@ def policy(folder, device, dtype=torch.float32, attention="auto"):
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.25)])
 def test_log_probs_and_gradients(kind, dtype, tolerance, tiny_model):
-    found = []
+    collected = []
     for device in (DEVICE, "cpu"):
         model = policy(tiny_model(kind), device, dtype if device == DEVICE else torch.float32)
         log_prob = model(model.pack(trajectories())).log_prob
         log_prob.mean().backward()
-        found.append((log_prob.detach().cpu(), [p.grad.cpu() for p in model.model.parameters()]))
-    (ours, own), (theirs, other) = found
+        collected.append((log_prob.detach().cpu(), [p.grad.cpu() for p in model.model.parameters()]))
+    (ours, own), (theirs, other) = collected
     assert (ours - theirs).abs().max() < tolerance
     norm = torch.stack([grad.norm() for grad in other]).norm()
     apart = torch.stack([(a - b).norm() for a, b in zip(own, other, strict=True)]).norm()
@@ -58,13 +58,13 @@ def test_log_probs_and_gradients(kind, dtype, tolerance, tiny_model):
 @pytest.mark.skipif(DEVICE == "cpu", reason="the kernel needs a GPU; tests/model/test_varlen.py stands in for it")
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
 def test_flash_attention_of_unlike_lengths(kind, tiny_model):
-    found = []
+    collected = []
     for attention in ("varlen", "packed"):
         model = policy(tiny_model(kind), DEVICE, torch.bfloat16, attention)
         log_prob = model(model.pack(trajectories())).log_prob
         log_prob.mean().backward()
-        found.append((log_prob.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
-    (ours, own), (theirs, other) = found
+        collected.append((log_prob.detach(), torch.cat([p.grad.flatten() for p in model.model.parameters()])))
+    (ours, own), (theirs, other) = collected
     assert (ours - theirs).abs().max() < 0.25 and (own - other).norm() < 0.1 * other.norm()
 
 
@@ -99,7 +99,7 @@ def test_cuda_graphs_give_what_single_kernels_give(kind, tiny_model):
         recorded = engine.scheduler.decoder.graphs
         assert (recorded is not None) == graphs
         assert recorded is None or (recorded.works and len(recorded) > 4)
-    tokens = [[one.tokens.tolist() for one in run] for run in given]
+    tokens = [[entry.tokens.tolist() for entry in run] for run in given]
     assert tokens[0] == tokens[1] == tokens[2] == tokens[3]
 
 
@@ -110,24 +110,24 @@ def test_the_engine_reports_what_the_trainer_computes(dtype, tiny_model):
     asyncio.run(engine.publish(WeightUpdate(version=1, module=loaded.model)))
     prompts = [Prompt(uid=i, messages=(), tokens=np.arange(3, 9 + 4 * i, dtype=np.int32)) for i in range(3)]
     sampling = Sampling(max_tokens=12)
-    asked = [Request(prompt=one, sample=i, sampling=sampling, seed=1) for one in prompts for i in range(4)]
+    asked = [Request(prompt=entry, sample=i, sampling=sampling, seed=1) for entry in prompts for i in range(4)]
     completions = asyncio.run(collect(engine, asked))
     by_uid = {prompt.uid: prompt.tokens for prompt in prompts}
     wanted = [
-        ScoreRequest(prompt_tokens=by_uid[one.prompt_uid], tokens=one.tokens, temperature=one.temperature)
-        for one in completions
+        ScoreRequest(prompt_tokens=by_uid[entry.prompt_uid], tokens=entry.tokens, temperature=entry.temperature)
+        for entry in completions
     ]
     scored = asyncio.run(engine.score(wanted))
     model = Policy(loaded)
     batch = model.pack(
         [
-            Trajectory(group=one.prompt_uid, prompt_tokens=by_uid[one.prompt_uid], tokens=one.tokens)
-            for one in completions
+            Trajectory(group=entry.prompt_uid, prompt_tokens=by_uid[entry.prompt_uid], tokens=entry.tokens)
+            for entry in completions
         ]
     )
     with torch.no_grad():
         trained = model(batch).log_prob.cpu().numpy()
-    assert len(completions) == 12 and sum(len(one.tokens) for one in completions) == len(trained) > 12
+    assert len(completions) == 12 and sum(len(entry.tokens) for entry in completions) == len(trained) > 12
     tolerance = 1e-3 if dtype == "float32" else 0.3
-    for reported in ([one.untruncated_log_prob for one in completions], scored):
+    for reported in ([entry.untruncated_log_prob for entry in completions], scored):
         assert np.abs(np.concatenate(reported) - trained).max() < tolerance

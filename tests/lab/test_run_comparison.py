@@ -26,15 +26,15 @@ def two(tmp_path):
 
 
 def test_runs_that_differ_in_the_seed_are_one_cell(two):
-    found = comparison(two)
-    assert [(cell.name, [run.seed for run in cell.runs]) for cell in found.cells] == [
+    result = comparison(two)
+    assert [(cell.name, [run.seed for run in cell.runs]) for cell in result.cells] == [
         ("grpo", [1, 2, 3]),
         ("cppo", [1, 2, 3]),
     ]
-    assert found.baseline.name == "grpo"
-    assert found.differing == {"algorithm.surrogate.kind": ("grpo", "cppo")}
-    assert (found.warnings, found.notes) == ((), ())
-    assert found.axes == ("step", "generated", "trained", "time")
+    assert result.baseline.name == "grpo"
+    assert result.differing == {"algorithm.surrogate.kind": ("grpo", "cppo")}
+    assert (result.warnings, result.notes) == ((), ())
+    assert result.axes == ("step", "generated", "trained", "time")
 
 
 def test_the_final_table(two):
@@ -85,19 +85,19 @@ def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
         kind: {s: (of_pairs(m + s / 100), {"config": config}) for s in (1, 2, 3)}
         for kind, m in (("a", 0.1), ("b", 0.2))
     }
-    found = comparison(make_sweep(tmp_path / "s", cells))
+    result = comparison(make_sweep(tmp_path / "s", cells))
     margins = ("training margin", "held-out loss", "held-out margin")
-    assert found.figures == ("training loss", "training accuracy", *margins)  # held-out accuracy is the headline
-    a, b = found.rows()
+    assert result.figures == ("training loss", "training accuracy", *margins)  # held-out accuracy is the headline
+    a, b = result.rows()
     assert (a.after.mean, a.reward) == (pytest.approx(0.74), None)
     means = {name: mean.mean for name, mean in a.figures.items()}
-    assert means == pytest.approx(dict(zip(found.figures, (0.48, 0.75, 0.24, 0.46, 0.24), strict=True)))
+    assert means == pytest.approx(dict(zip(result.figures, (0.48, 0.75, 0.24, 0.46, 0.24), strict=True)))
     assert b.difference["held-out margin"].mean == pytest.approx(0.2) and b.difference["training loss"].half < 1e-9
-    assert [text for text in found.warnings if "different tasks" in text] == [
+    assert [text for text in result.warnings if "different tasks" in text] == [
         "the cells were trained on different tasks (task.kind): do not compare their training figures"
     ]
-    assert found.as_json()["cells"][0]["figures"]["held-out margin"]["n"] == 3
-    titles = [chart["title"] for chart in page_values(found)["charts"]]
+    assert result.as_json()["cells"][0]["figures"]["held-out margin"]["n"] == 3
+    titles = [chart["title"] for chart in page_values(result)["charts"]]
     assert titles == ["Held-out accuracy", "Training loss", "Training accuracy", "Training margin", "Seconds per step"]
     mixed = make_sweep(tmp_path / "t", {"a": cells["a"], "rl": {1: (curve([0.1, 0.5]), {})}})
     assert comparison(mixed).figures == ()
@@ -106,11 +106,11 @@ def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
 def test_runs_with_environments_show_their_turns(tmp_path):
     played = [step(n, **{"episode/turns/mean": float(n), "episode/calls": 4.0, "episode/failed": 0}) for n in (1, 2)]
     make_sweep(tmp_path / "s", {"grpo": {1: ([step(1), step(2)], {})}, "cppo": {1: (played, {})}})
-    found = comparison(tmp_path / "s")
-    assert found.figures == ("turns", "calls", "failed") and not found.offline
-    grpo, cppo = found.rows()
+    result = comparison(tmp_path / "s")
+    assert result.figures == ("turns", "calls", "failed") and not result.offline
+    grpo, cppo = result.rows()
     assert grpo.figures["turns"] is None and cppo.figures["turns"].mean == 2.0 and cppo.reward.mean == 0.5
-    values = page_values(found)
+    values = page_values(result)
     assert values["head"][5:9] == ["training reward", "turns", "calls", "failed"]
     assert {"Turns", "Tool calls"} <= {chart["title"] for chart in values["charts"]}
 
@@ -120,9 +120,9 @@ def test_a_pairing_needs_common_seeds(tmp_path):
         "a": {1: (curve([0.1, 0.5]), {}), 2: (curve([0.1, 0.6]), {})},
         "b": {2: (curve([0.1, 0.9]), {}), 5: (curve([0.1, 0.1]), {})},
     }
-    found = comparison(make_sweep(tmp_path / "s", cells))
-    assert found.rows()[1].difference["after"].n == 1
-    assert found.rows()[1].difference["after"].mean == pytest.approx(0.3)
+    result = comparison(make_sweep(tmp_path / "s", cells))
+    assert result.rows()[1].difference["after"].n == 1
+    assert result.rows()[1].difference["after"].mean == pytest.approx(0.3)
     cells = {"a": {1: (curve([0.1, 0.5]), {})}, "b": {2: (curve([0.1, 0.9]), {})}}
     assert comparison(make_sweep(tmp_path / "t", cells)).rows()[1].difference == {}
 
@@ -192,25 +192,25 @@ def test_places_are_averaged_with_values(tmp_path):
 
 def test_a_single_seed_has_no_interval(tmp_path):
     make_run(tmp_path / "one", curve([0.1, 0.5]))
-    found = comparison(tmp_path)
-    assert found.cells[0].band("reward/mean").low == ()
-    assert found.rows()[0].after.half is None
+    result = comparison(tmp_path)
+    assert result.cells[0].band("reward/mean").low == ()
+    assert result.rows()[0].after.half is None
 
 
 def test_runs_of_different_lengths_and_a_seed_each_are_said(tmp_path):
     make_run(tmp_path / "long", curve([0.1, 0.5, 0.9]))
     make_run(tmp_path / "short", curve([0.1, 0.5]))
-    found = comparison(tmp_path)
-    assert found.warnings == (
+    result = comparison(tmp_path)
+    assert result.warnings == (
         "the runs have different numbers of steps (long 4, short 2): compare the curves at equal steps",
     )
-    assert found.notes == ("one seed per cell: no intervals, and a difference may be chance; run more seeds",)
+    assert result.notes == ("one seed per cell: no intervals, and a difference may be chance; run more seeds",)
 
 
 def test_the_warnings_of_a_run_are_reported(tmp_path):
     folder = make_run(tmp_path / "one", curve([0.1, 0.5]))
-    told = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
-    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))
+    messages = [{"step": 1, "text": "too long", "times": 3}, {"step": 2, "text": "masked", "times": 1}]
+    (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": messages}))
     assert comparison(tmp_path).notes == (
         "one seed 1: too long; see report.html",
         "one seed 1: masked; see report.html",
@@ -226,8 +226,8 @@ def test_an_equal_warning_is_reported_once_with_its_runs(tmp_path):
         ("b/seed-2", ["y"]),
         ("b/seed-1", ["y"]),
     ):
-        told = [{"step": 1, "last": 1, "text": text, "times": 1} for text in texts]
-        (folder / run / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": told}))
+        messages = [{"step": 1, "last": 1, "text": text, "times": 1} for text in texts]
+        (folder / run / "summary.json").write_text(json.dumps({"status": "done", "steps": 2, "warnings": messages}))
     assert [note for note in comparison(folder).notes if "report.html" in note] == [
         "a seeds 1 and 2: 5 % x; see report.html",
         "all 4 runs: y; see report.html",
@@ -239,11 +239,11 @@ def test_what_is_not_done_is_left_out_and_said(tmp_path):
         "a": {1: (curve([0.1, 0.5, 0.9]), {}), 2: (curve([0.1, 0.3]), {"status": "stopped", "steps": 4})},
         "b": {1: (curve([0.1, 0.3]), {"status": None, "steps": 4})},
     }
-    found = comparison(make_sweep(tmp_path / "s", cells))
-    a, b = found.rows()
+    result = comparison(make_sweep(tmp_path / "s", cells))
+    a, b = result.rows()
     assert (a.n, a.runs, a.after.mean) == (1, 2, 0.9)
     assert (b.n, b.runs, b.after.mean) == (1, 1, 0.3)
-    assert found.notes == (
+    assert result.notes == (
         "a seed 2: stopped at step 2 of 4; left out of the means",
         "b seed 1: unfinished at step 2 of 4; included as far as it got",
     )
@@ -268,9 +268,9 @@ def test_half_a_run_is_no_pair_and_may_still_get_there(tmp_path):
 
 def test_no_accuracy_is_said_and_is_no_number(tmp_path):
     make_run(tmp_path / "a", [step(1), answered(1, None)])
-    found = comparison(tmp_path, target=0.5)
-    assert found.notes == ("a: no held-out accuracy; --metric reward compares the mean rewards",)
-    row = found.rows()[0]
+    result = comparison(tmp_path, target=0.5)
+    assert result.notes == ("a: no held-out accuracy; --metric reward compares the mean rewards",)
+    row = result.rows()[0]
     assert (row.before, row.after, row.best, row.reach["step"].median) == (None, None, None, None)
 
 
@@ -297,9 +297,9 @@ def test_unfair_comparisons_are_said(tmp_path):
 def test_a_seed_twice_is_said(tmp_path):
     for name in "ab":
         make_run(tmp_path / name, curve([0.1, 0.5]), kind="cppo", seed=1)
-    found = comparison(tmp_path)
-    assert [len(cell.runs) for cell in found.cells] == [2]
-    assert found.warnings == ("a seed more than once (a): the interval treats repetitions as independent seeds",)
+    result = comparison(tmp_path)
+    assert [len(cell.runs) for cell in result.cells] == [2]
+    assert result.warnings == ("a seed more than once (a): the interval treats repetitions as independent seeds",)
 
 
 def test_names_set_the_cells_apart(tmp_path):
@@ -323,6 +323,6 @@ def test_wrong_questions(two):
 
 def test_a_run_before_its_first_step_takes_no_axis_from_the_others(two):
     make_run(two / "dppo" / "seed-1", [answered(0, 0.1, "before")], kind="dppo", status=None, steps=4)
-    found = comparison(two, target=0.8)
-    assert found.axes == ("step", "generated", "trained", "time")
-    assert found.cells[2].band(HELD_OUT, "time").x == (0.0,)
+    result = comparison(two, target=0.8)
+    assert result.axes == ("step", "generated", "trained", "time")
+    assert result.cells[2].band(HELD_OUT, "time").x == (0.0,)

@@ -26,10 +26,10 @@ def test_two_degrees_in_closed_form():
 
 
 def test_interval_of_three_values():
-    found = mean_over_seeds([0.90, 0.92, 0.97])
-    assert found.mean == pytest.approx(0.93)
-    assert found.half == pytest.approx(4.302653 * math.sqrt(0.0013) / math.sqrt(3), rel=1e-6)  # s² = .0026 / 2
-    assert (found.n, found.low, found.high) == (3, found.mean - found.half, found.mean + found.half)
+    result = mean_over_seeds([0.90, 0.92, 0.97])
+    assert result.mean == pytest.approx(0.93)
+    assert result.half == pytest.approx(4.302653 * math.sqrt(0.0013) / math.sqrt(3), rel=1e-6)  # s² = .0026 / 2
+    assert (result.n, result.low, result.high) == (3, result.mean - result.half, result.mean + result.half)
 
 
 def test_what_is_missing_does_not_count():

@@ -176,8 +176,8 @@ def most_at_once(times):
 def test_the_warnings_of_a_run_are_reported_at_its_end(lab):
     made, text = lab(a="warns", b="done"), io.StringIO()
     made.run(SweepLines(text))
-    told = [line.partition("  ")[2] for line in text.getvalue().splitlines() if "WARNING" in line]
-    assert told == [f"WARNING  a seed 1: 1 warning: too long; see {made.folder / 'a' / 'seed-1' / 'report.html'}"]
+    messages = [line.partition("  ")[2] for line in text.getvalue().splitlines() if "WARNING" in line]
+    assert messages == [f"WARNING  a seed 1: 1 warning: too long; see {made.folder / 'a' / 'seed-1' / 'report.html'}"]
 
 
 def test_all_are_run_and_the_second_time_none(lab):
@@ -463,7 +463,9 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
     clock, out = ManualClock("2026-01-01T12:00:00+00:00"), io.StringIO()
     monkeypatch.setattr("proxima.view.sweep_progress.time_of_day", lambda wall: wall[11:19])
     lines = SweepLines(out, clock)
-    one = progress("a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}])
+    single = progress(
+        "a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}]
+    )
     failed = progress("b", RunState.FAILED, error="exit code 1: \x1b[2Jbad")
     cells = (SweepCell(name="a"), SweepCell(name="b"))
     sweep = Sweep(
@@ -476,16 +478,19 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
         all_cells=cells,
         settings={},
     )
-    lines.started(sweep, [one, failed])
-    lines.changed(one, [{"kind": "train", "step": 5}])
-    lines.changed(one, [{"kind": "eval", "step": 5, "accuracy": 0.75}])
+    lines.started(sweep, [single, failed])
+    lines.changed(single, [{"kind": "train", "step": 5}])
+    lines.changed(single, [{"kind": "eval", "step": 5, "accuracy": 0.75}])
     lines.tick()
     clock.advance(61)
     lines.tick()
     lines.tick()
     last = {"kind": "train", "step": 10, "time/step": 0.0, "reward/mean": 0.25}
-    one.state, one.metrics = RunState.DONE, one.metrics.extended([last, {"kind": "eval", "step": 10, "accuracy": 0.9}])
-    lines.changed(one, [])
+    single.state, single.metrics = (
+        RunState.DONE,
+        single.metrics.extended([last, {"kind": "eval", "step": 10, "accuracy": 0.9}]),
+    )
+    lines.changed(single, [])
     assert out.getvalue().splitlines() == [
         "12:00:00  sweep s  2 cells × 1 seed = 2 runs, 2 side by side  runs/s",
         "12:00:00  failed before  b seed 1  exit code 1: ␛[2Jbad",

@@ -122,7 +122,7 @@ def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
     assert written(distinct) == [("x?", "1", 1)]
     assert distinct.counts.conflicts == 0
     assert (distinct.counts.rows, distinct.counts.unreadable_rows, distinct.counts.unreadable) == (9, 8, 6)
-    assert [(one["reason"], one["row"], one["rows"]) for one in distinct.unreadable] == [
+    assert [(entry["reason"], entry["row"], entry["rows"]) for entry in distinct.unreadable] == [
         ("has an answer that is not a number", 1, 2),
         ("has no question", 3, 2),
         ("has no answer", 5, 1),

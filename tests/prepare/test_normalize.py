@@ -109,8 +109,8 @@ def test_half_characters():
     ],
 )
 def test_answers(kind, raw, answer):
-    found, reason = ANSWERS[kind](raw)
-    assert found == answer
+    result, reason = ANSWERS[kind](raw)
+    assert result == answer
     assert bool(reason) == (answer is None)
 
 

@@ -129,8 +129,8 @@ def test_conflicts_unreadable_and_contaminated_are_listed(tmp_path):
         ("Find the answer of AIME?", "9"),
     ]
     path = write_dapo(tmp_path / "d.parquet", rows)
-    known = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
-    done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, eval_sets=[known])
+    eval_set = EvalSet("aime24", ["Other?", "Find the  answer of AIME?", LONG.format(n=8)], "0" * 64)
+    done = make("dapo-math", path, tmp_path / "out", held_out=0, max_unreadable=0.5, eval_sets=[eval_set])
     counts = balanced(done.card)["train"]
     assert {
         key: counts[key] for key in ("unreadable", "conflicts", "conflicts_dropped", "contaminated", "train", "test")
@@ -394,8 +394,8 @@ def test_evaluation_sets_of_every_kind(tmp_path):
     made = make("gsm8k", raw, tmp_path / "data" / "gsm8k").folder
     questions = ["Bo has 9 nuts and eats 2. How many are left?", "How many legs have 4 cows?"]
     for place, name in ((made, "gsm8k"), (made / "test.parquet", "gsm8k"), (raw, "raw"), (raw / "test.jsonl", "raw")):
-        found = load_eval_set(str(place))
-        assert (found.name, list(found.questions)) == (name, questions), place
+        result = load_eval_set(str(place))
+        assert (result.name, list(result.questions)) == (name, questions), place
     wrapped = write_dapo(tmp_path / "aime.parquet", [("1?", "1")] * 32)
     assert list(load_eval_set(str(wrapped)).questions) == ["1?"]
     half = tmp_path / "half.jsonl"

@@ -119,8 +119,8 @@ def test_json_files(tmp_path):
     (tmp_path / "1.json").write_text(json.dumps(math_row("1?", 1), indent=2))
     (tmp_path / "2.json").write_text(json.dumps([math_row("2?", 2), math_row("3?", 3)]))
     write_jsonl(tmp_path / "3.json", [math_row("4?", 4), math_row("5?", 5)])
-    found = rows_of(*(tmp_path / f"{i}.json" for i in (1, 2, 3)))
-    assert [(row.content.question, row.file, row.row) for row in found] == [
+    result = rows_of(*(tmp_path / f"{i}.json" for i in (1, 2, 3)))
+    assert [(row.content.question, row.file, row.row) for row in result] == [
         ("1?", 0, 0),
         ("2?", 1, 0),
         ("3?", 1, 1),
@@ -132,8 +132,8 @@ def test_json_files(tmp_path):
 def test_what_is_known_of_a_file_before_it_is_read(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"question": "1?", "answer": "1"}\n{"question": "2?", "answer": "2"}')  # no line end at the end
-    one = inspect_file(path, "a.jsonl")
-    assert (one.rows, one.size) == (2, path.stat().st_size)
+    single = inspect_file(path, "a.jsonl")
+    assert (single.rows, single.size) == (2, path.stat().st_size)
     assert inspect_file(write_dapo(tmp_path / "d.parquet", [("1?", "1")] * 7), "d").rows == 7
 
 

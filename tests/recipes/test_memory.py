@@ -23,13 +23,13 @@ LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in (
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory):
     """Model → its size, each read once."""
-    root, found = tmp_path_factory.mktemp("shapes"), {}
+    root, result = tmp_path_factory.mktemp("shapes"), {}
 
     def of(path):
-        if path not in found:
-            found[path] = model_facts(str(write_shape(path, root)))
-            assert found[path].parameters == SHAPES[path][1]
-        return found[path]
+        if path not in result:
+            result[path] = model_facts(str(write_shape(path, root)))
+            assert result[path].parameters == SHAPES[path][1]
+        return result[path]
 
     return of
 
@@ -62,7 +62,7 @@ def test_models_of_one_shape_have_one_size():
     family |= {"qwen2.5-math-7b": "qwen2.5-7b-instruct", "qwen2.5-3b-instruct": "qwen2.5-3b"}
     family |= {"llama-3.1-8b-instruct": "llama-3.1-8b"}
     assert all(
-        KNOWN[one] == KNOWN[other] for one, other in (family | {"smollm2-135m-instruct": "smollm2-135m"}).items()
+        KNOWN[first] == KNOWN[other] for first, other in (family | {"smollm2-135m-instruct": "smollm2-135m"}).items()
     )
     built = {path.rpartition("/")[2].lower() for path in SHAPES}
     others = {"qwen2.5-7b", "qwen2.5-math-7b", "qwen2.5-3b-instruct", "llama-3.1-8b-instruct"}

@@ -54,14 +54,14 @@ def essence(config):
         aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate,
     )
     rewards = [
-        dataclasses.replace(one, max_tokens=2, buffer_tokens=1)
-        if isinstance(one, Overlong)
-        else dataclasses.replace(one, path="elsewhere")
-        if isinstance(one, ModelReward)
-        else one
-        for one in config.reward
+        dataclasses.replace(entry, max_tokens=2, buffer_tokens=1)
+        if isinstance(entry, Overlong)
+        else dataclasses.replace(entry, path="elsewhere")
+        if isinstance(entry, ModelReward)
+        else entry
+        for entry in config.reward
     ]
-    sampling = [dataclasses.replace(one, max_tokens=1) for one in (config.sampling, config.eval.sampling)]
+    sampling = [dataclasses.replace(entry, max_tokens=1) for entry in (config.sampling, config.eval.sampling)]
     kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
     training = [getattr(config.train, name) for name in kept]
     model = dataclasses.replace(config.model, path="", device="auto", max_length=None)

@@ -140,10 +140,10 @@ def test_correct_is_kept_where_it_is_known():
 
 
 def test_failures_of_one_completion_and_of_the_call():
-    one = batch([Length(), Rank()], ["nan", "a"], ["failed"])
-    assert values(one) == [[None, 0.0], [None]]
-    assert one[0].scores[0].error == "rank: ValueError: returned nan, expected a finite number"
-    assert one[1].scores[0].error == "rank: no opinion" and one[1].scores[0].parts == {"length": 0.0}
+    single = batch([Length(), Rank()], ["nan", "a"], ["failed"])
+    assert values(single) == [[None, 0.0], [None]]
+    assert single[0].scores[0].error == "rank: ValueError: returned nan, expected a finite number"
+    assert single[1].scores[0].error == "rank: no opinion" and single[1].scores[0].parts == {"length": 0.0}
     whole = batch([Length(), Rank()], ["raise", "a"], ["b"])
     assert values(whole) == [[None, None], [None]]
     assert {score.error for group in whole for score in group.scores} == {"rank: RuntimeError: no order"}

@@ -57,16 +57,16 @@ def test_a_function_that_does_not(file, name, why):
 
 def test_of_the_whole_batch(file):
     assert FunctionBatch(path=f"{file}:one").label == "one" and FunctionBatch(path=f"{file}:several").label == "several"
-    for name, told in (
+    for name, message in (
         ("noargs", r"\(\): too many positional arguments"),
         ("two", "missing a required argument: 'completion'"),
     ):
-        with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{told}"):
+        with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{message}"):
             FunctionBatch(path=f"{file}:{name}").check_code()
 
 
 @pytest.mark.parametrize("kind", ["function", "function_batch"])
 def test_the_command_line_says_it_in_one_line(file, kind, capsys):
     assert main(["train", f"{RECIPE}", f"reward={{kind: {kind}, path: {file}:noargs}}"]) == 2
-    told = capsys.readouterr().err.strip()
-    assert told.startswith("error: ") and "\n" not in told and "it is defined with (): " in told
+    output = capsys.readouterr().err.strip()
+    assert output.startswith("error: ") and "\n" not in output and "it is defined with (): " in output

@@ -167,18 +167,18 @@ def test_a_number_that_no_float_holds_is_wrong_and_one_of_another_library_right(
 def test_a_child_that_returns_shifts_no_score(folder):
     with runner(Function(path=f"{folder}/my_reward.py:forks"), timeout=20) as made:
         texts = (["a", "bb", "fork", "ccc", "fork", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
-        told = [asyncio.run(made.score(prompt(), completions(*row))) for row in texts]
-    assert [[score.value for score in row] for row in told] == [[1, 2, 4, 3, 4, 5], [10, 20], [30]]
+        messages = [asyncio.run(made.score(prompt(), completions(*row))) for row in texts]
+    assert [[score.value for score in row] for row in messages] == [[1, 2, 4, 3, 4, 5], [10, 20], [30]]
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the worker's socket as Linux names it")
 @pytest.mark.parametrize("how", ["forged", "half", "deep", "bytes"])
 def test_what_is_written_into_the_workers_socket_is_no_score(folder, how):
     with runner(Function(path=f"{folder}/my_reward.py:writes"), timeout=20) as made:
-        told = [asyncio.run(made.score(prompt(), completions("a", how, "ccc", "dddd")))]
-        told += [asyncio.run(made.score(prompt(), completions("a" * 10, "b" * 20)))]
-    assert [[score.value if score.valid else None for score in row] for row in told] == [[1, None, 3, 4], [10, 20]]
-    assert told[0][1].error.startswith("writes: something wrote into its worker's socket")
+        messages = [asyncio.run(made.score(prompt(), completions("a", how, "ccc", "dddd")))]
+        messages += [asyncio.run(made.score(prompt(), completions("a" * 10, "b" * 20)))]
+    assert [[score.value if score.valid else None for score in row] for row in messages] == [[1, None, 3, 4], [10, 20]]
+    assert messages[0][1].error.startswith("writes: something wrote into its worker's socket")
 
 
 def test_a_recursion_without_end_costs_itself_only(folder):
@@ -276,11 +276,11 @@ def test_what_a_reward_starts_ends_with_a_fork_server_that_is_killed(how, tmp_pa
 
 def descendants(pid):
     """The processes below one, at any depth."""
-    found = []
+    collected = []
     for task in Path(f"/proc/{pid}/task").iterdir():
         for word in (task / "children").read_text().split():
-            found += [int(word), *descendants(int(word))]
-    return found
+            collected += [int(word), *descendants(int(word))]
+    return collected
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")

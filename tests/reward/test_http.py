@@ -114,9 +114,9 @@ def test_errors_that_pass_are_tried_again(status):
 def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
     waits = []
     monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
-    told = {"1": "7", "2": "9999", "3": "tomorrow"}
+    messages = {"1": "7", "2": "9999", "3": "tomorrow"}
     with scorer(
-        lambda request, n: (503, b"", {"Retry-After": told.get(str(n), "0")}) if n < 6 else lengths(request, n)
+        lambda request, n: (503, b"", {"Retry-After": messages.get(str(n), "0")}) if n < 6 else lengths(request, n)
     ) as server:
         (score,) = run(quick(server.url, retries=6, backoff=0.5), "abc")
     assert score.value == 3.0 and waits == [0.5, 7.0, 30.0, 4.0, 8.0, 16.0]
@@ -157,11 +157,11 @@ def test_a_server_that_dies_during_the_run_makes_scores_invalid_and_is_asked_aga
         return lengths(request, n)
 
     with scorer(answer) as server, runner(quick(server.url, retries=1)) as made:
-        told = []
+        messages = []
         for state["dead"] in (False, True, False):
-            told += asyncio.run(made.score(prompt(), completions("abc")))
-    assert [score.valid for score in told] == [True, False, True] and told[2].value == 3.0
-    assert "closed the connection" in told[1].error
+            messages += asyncio.run(made.score(prompt(), completions("abc")))
+    assert [score.valid for score in messages] == [True, False, True] and messages[2].value == 3.0
+    assert "closed the connection" in messages[1].error
 
 
 def test_a_server_that_hangs_or_drips_is_given_up():
@@ -241,11 +241,11 @@ def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_comple
         with runner(reward) as made, pytest.raises(ValueError) as caught:
             made.check()
     assert not score.valid and other.gets == 0 and other.requests == [] and len(server.requests) == 2
-    told = f"{server.url} answers {status} "
-    assert score.error.startswith(f"http: PostFailed: {told}") and score.error.endswith(
+    message = f"{server.url} answers {status} "
+    assert score.error.startswith(f"http: PostFailed: {message}") and score.error.endswith(
         ", a redirect, which is not followed"
     )
-    assert str(caught.value).startswith(f"reward 'http': {told}") and str(caught.value).endswith(
+    assert str(caught.value).startswith(f"reward 'http': {message}") and str(caught.value).endswith(
         "; give the address that it leads to"
     )
 

@@ -453,12 +453,12 @@ def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
     differ = []
-    for found in PLAIN:
+    for written in PLAIN:
         for answer in PLAIN:
-            if verify(parse(f"${answer}$"), parse(f"\\boxed{{{found}}}")) != same_number(
-                parse_number(answer), parse_number(found)
+            if verify(parse(f"${answer}$"), parse(f"\\boxed{{{written}}}")) != same_number(
+                parse_number(answer), parse_number(written)
             ):
-                differ.append((answer, found))
+                differ.append((answer, written))
     assert differ == []
 
 
@@ -489,8 +489,8 @@ def test_two_stages_of_parsing_give_the_trees_of_one():
                 cache.cache_clear()
             made.append(
                 [
-                    one if isinstance(one, str) else sympy.srepr(one)
-                    for one in parse(text.replace("\0", ""), parsing_timeout=None)
+                    entry if isinstance(entry, str) else sympy.srepr(entry)
+                    for entry in parse(text.replace("\0", ""), parsing_timeout=None)
                 ]
             )
         return made

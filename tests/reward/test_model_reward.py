@@ -24,8 +24,8 @@ TEXTS = ("4", "It is 4.", "five", "")
 
 @pytest.fixture(scope="module")
 def folder(tiny_model, tmp_path_factory):
-    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.3, seed=2)
-    return str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("reward-model")))
+    loaded = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.3, seed=2)
+    return str(save(loaded.model, loaded.tokenizer, tmp_path_factory.mktemp("reward-model")))
 
 
 def exact(folder, **fields) -> ModelReward:
@@ -79,9 +79,9 @@ def test_a_truncated_completion_is_scored_as_if_it_ended_there(folder, encode):
     assert values == pytest.approx(theirs(folder, prompt, whole), abs=3e-5)
     assert values == [score.value for score in reward.score(prompt, whole)]
     each = reward.token_scores(prompt, cut)
-    assert [len(of) for of in each] == [len(one.tokens) for one in cut]
+    assert [len(of) for of in each] == [len(entry.tokens) for entry in cut]
     last = [of[-1] for of in each if len(of)]
-    assert last == pytest.approx(theirs(folder, prompt, [one for one in cut if len(one.tokens)]), abs=3e-5)
+    assert last == pytest.approx(theirs(folder, prompt, [entry for entry in cut if len(entry.tokens)]), abs=3e-5)
     full = len(prompt.tokens) + len(cut[0].tokens)
     (score,) = exact(folder, encode=encode, max_tokens=full).score(prompt, cut[:1])  # no room for one more
     assert score.value == pytest.approx(theirs(folder, prompt, cut[:1])[0], abs=3e-5)
@@ -93,8 +93,8 @@ def test_text_is_read_by_the_reward_models_own_template(folder):
     prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
     other = [replace(answer, tokens=np.full_like(answer.tokens, 9)) for answer in answers]
     without = replace(prompt, tokens=np.array([], np.int32))
-    own, found = (exact(folder, encode="text").score(*both) for both in ((prompt, answers), (without, other)))
-    assert own == found
+    own, scores = (exact(folder, encode="text").score(*both) for both in ((prompt, answers), (without, other)))
+    assert own == scores
 
 
 def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_it(folder, tmp_path):
@@ -136,9 +136,9 @@ def test_a_score_that_is_not_a_number_is_invalid(folder, monkeypatch):
 
 
 def test_normalised_scores(folder, tmp_path):
-    found = load_scalar_model(folder, device="cpu")
-    set_score_normalization(found.model.config, -0.5, 2.0)
-    normal = str(save(found.model, found.tokenizer, tmp_path))
+    loaded = load_scalar_model(folder, device="cpu")
+    set_score_normalization(loaded.model.config, -0.5, 2.0)
+    normal = str(save(loaded.model, loaded.tokenizer, tmp_path))
     tokenizer = tiny_tokenizer()
     prompt, answers = asked(tokenizer), answered(tokenizer, *TEXTS)
     raw, scaled = exact(normal).score(prompt, answers), exact(normal, normalize=True).score(prompt, answers)

@@ -74,8 +74,8 @@ def test_the_answer_of_the_page_is_read_and_its_recipes_name_rewards(tmp_path):
     (tmp_path / "my_rewards.py").write_text("def rank(groups): ...\n")
     for block in blocks("yaml"):
         given = yaml.safe_load(block)["reward"]
-        for one in given if isinstance(given, list) else [given]:
-            fields = {"kind": one} if isinstance(one, str) else dict(one)
+        for entry in given if isinstance(given, list) else [given]:
+            fields = {"kind": entry} if isinstance(entry, str) else dict(entry)
             if "path" in fields:
                 fields["path"] = fields["path"].replace("./", f"{tmp_path}/")
             RewardRunner([REWARDS[fields.pop("kind")](**fields)])

@@ -26,8 +26,8 @@ TEXTS = ("4", "It is 4.", "")
 
 @pytest.fixture(scope="module")
 def folder(tiny_model, tmp_path_factory):
-    found = load_scalar_model(str(tiny_model("qwen2")), device="cpu", new_head=0.3, seed=2)
-    return str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("served")))
+    loaded = load_scalar_model(str(tiny_model("qwen2")), device="cpu", new_head=0.3, seed=2)
+    return str(save(loaded.model, loaded.tokenizer, tmp_path_factory.mktemp("served")))
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def reward(folder):
 
 @pytest.fixture(scope="module")
 def url(reward):
-    with served(reward) as found:
-        yield found.url
+    with served(reward) as caught:
+        yield caught.url
 
 
 def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
@@ -51,8 +51,8 @@ def test_the_reward_http_gets_the_scores_of_the_model(url, reward):
 
 
 def test_a_batch_of_prompts_and_the_scores_of_tokens(url, reward):
-    one = request_of(*TEXTS)
-    status, both = post(f"{url}/batch", {"requests": [one, one | {"per_token": True}]})
+    single = request_of(*TEXTS)
+    status, both = post(f"{url}/batch", {"requests": [single, single | {"per_token": True}]})
     assert status == 200 and [len(result["scores"]) for result in both["results"]] == [3, 3]
     plain, detailed = (result["scores"] for result in both["results"])
     for a, b, text in zip(plain, detailed, TEXTS, strict=True):

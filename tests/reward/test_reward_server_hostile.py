@@ -46,8 +46,8 @@ def judge():
 
 @pytest.fixture(scope="module")
 def shared(judge):
-    with served(judge, hosts=("scorer.lan",), body_mb=1, characters=1000, completions=300) as found:
-        yield found
+    with served(judge, hosts=("scorer.lan",), body_mb=1, characters=1000, completions=300) as caught:
+        yield caught
 
 
 def connected(url):
@@ -107,8 +107,8 @@ def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
     ],
 )
 def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(shared, headers, status):
-    found, answer = post(f"{shared.url}/score", request_of("a"), **headers)
-    assert found == status and (status == 200 or next(reversed(headers)) in answer["error"])
+    response, answer = post(f"{shared.url}/score", request_of("a"), **headers)
+    assert response == status and (status == 200 or next(reversed(headers)) in answer["error"])
     if status == 403:  # nor are they redirected by `/score/`
         assert post(f"{shared.url}/score/", request_of("a"), **headers)[0] == 403
 
@@ -127,8 +127,8 @@ def test_a_page_of_a_browser_may_not_ask_by_another_name_or_from_another_site(sh
 )
 def test_a_request_over_a_limit_is_refused_before_it_is_scored(shared, judge, content, headers, status, why):
     calls = len(judge.calls)
-    found, answer = post(f"{shared.url}/score", content, **headers)
-    assert found == status and why in answer["error"] and len(judge.calls) == calls
+    response, answer = post(f"{shared.url}/score", content, **headers)
+    assert response == status and why in answer["error"] and len(judge.calls) == calls
     assert shared.server.app.held == 0
     two = {"requests": [request_of(*["a"] * 200), request_of(*["a"] * 101)]}
     assert post(f"{shared.url}/batch", two)[0] == 413
@@ -162,8 +162,8 @@ def test_half_sent_requests_hold_no_thread_delay_nobody_and_end(judge):
         assert threading.active_count() <= threads
         for number, client in enumerate(halves):
             said = b"".join(iter(lambda client=client: _received(client), b""))
-            told = b"408" in said and b"was not complete after 1 s" in said
-            assert told if number % 2 else said == b"", (number, said)
+            answered = b"408" in said and b"was not complete after 1 s" in said
+            assert answered if number % 2 else said == b"", (number, said)
 
 
 def _received(client):

@@ -167,14 +167,16 @@ def test_messages_where_the_row_holds_messages(file):
     assert error.endswith("(it got messages; chat: false passes texts)")
 
 
-def episode_of(*told, sampled=True, earlier=()):
+def episode_of(*message, sampled=True, earlier=()):
     """A completion of an episode with these messages, of which every second is the model's."""
     spans = [
         Span(role="user" if i % 2 else "assistant", tokens=1, text=text, sampled=sampled and not i % 2, turn=i // 2)
-        for i, text in enumerate(told)
+        for i, text in enumerate(message)
     ]
-    whole = completion(told[-1], tokens=len(told))
-    return replace(whole, sampled=[i % 2 == 0 for i in range(len(told))], episode=Episode(spans=spans), earlier=earlier)
+    whole = completion(message[-1], tokens=len(message))
+    return replace(
+        whole, sampled=[i % 2 == 0 for i in range(len(message))], episode=Episode(spans=spans), earlier=earlier
+    )
 
 
 def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
@@ -194,7 +196,7 @@ def test_of_a_turn_that_the_template_rewrote_the_message_is_what_the_model_wrote
     old = episode_of("thought and short")
     new = episode_of("short", "more", "last", earlier=(old,))
     new = replace(new, episode=replace(new.episode, spans=(rewritten, *new.episode.spans[1:])))
-    assert [told["content"] for told in messages_of(new)] == ["thought and short", "more", "last"]
+    assert [message["content"] for message in messages_of(new)] == ["thought and short", "more", "last"]
 
 
 def test_what_a_list_may_hold(file):
@@ -207,8 +209,8 @@ def test_what_a_list_may_hold(file):
         values(in_workers(file, "trl_few", "a", "b"))
         == ["trl_few: ValueError: returned 1 scores for 2 completions"] * 2
     )
-    told = "trl_none: ValueError: returned None, expected a list of 2 numbers"
-    assert values(in_workers(file, "trl_none", "a", "b")) == [told] * 2
+    message = "trl_none: ValueError: returned None, expected a list of 2 numbers"
+    assert values(in_workers(file, "trl_none", "a", "b")) == [message] * 2
 
 
 def test_a_group_called_directly(file):
@@ -291,7 +293,7 @@ def test_optional_texts_as_objects():
 
 
 @pytest.mark.parametrize(
-    ("row", "known"),
+    ("row", "columns"),
     [
         ({"gt": 1}, ("gt",)),
         ({"answer": 1}, ("answer",)),
@@ -299,9 +301,9 @@ def test_optional_texts_as_objects():
         ({"reward_model": {"ground_truth": 1}}, ("reward_model", "ground_truth")),
     ],
 )
-def test_verls_ground_truth_is_a_column_where_the_row_has_one(file, row, known):
+def test_verls_ground_truth_is_a_column_where_the_row_has_one(file, row, columns):
     call = Function(path=f"{file}:compute_score").call
-    assert tuple(call.columns(replace(prompt(), metadata=row))) == known
+    assert tuple(call.columns(replace(prompt(), metadata=row))) == columns
     assert "ground_truth" in call.columns(prompt("2"))
 
 

@@ -41,8 +41,8 @@ HOSTILE = [
 
 @pytest.fixture(scope="module", autouse=True)
 def server(tiny_model, tmp_path_factory):
-    found = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
-    OUTSIDE["model"]["path"] = str(save(found.model, found.tokenizer, tmp_path_factory.mktemp("scores-0")))
+    loaded = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.0)
+    OUTSIDE["model"]["path"] = str(save(loaded.model, loaded.tokenizer, tmp_path_factory.mktemp("scores-0")))
     with scorer(lengths) as made:
         OUTSIDE["http"]["url"] = made.url
         yield

@@ -52,8 +52,8 @@ def test_an_edited_module_is_not_run(importable):
     with runner(Function(path="my_edited_rewards:f"), timeout=20.0) as made:
         assert scored(made, "a") == [1.0]
         file.write_text(VALUE.replace("VALUE", "1000"))
-        one, two = scored(made, "exit", "b")
-        assert one == "f: its worker ended"
+        first, two = scored(made, "exit", "b")
+        assert first == "f: its worker ended"
         assert two.endswith(f"ValueError: {file} has changed since the run started; restore it")
         file.write_text(VALUE.replace("VALUE", "1"))
         assert scored(made, "b") == [1.0]

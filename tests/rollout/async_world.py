@@ -259,15 +259,15 @@ class Run:
 
     def assert_whole(self):
         """Nothing is lost or doubled, and no bound is passed."""
-        schedule, found = self.schedule, [[g.prompt.uid for g in batch.groups] for batch in self.batches]
-        used = [uid for uids in found for uid in uids]
+        schedule, consumed = self.schedule, [[g.prompt.uid for g in batch.groups] for batch in self.batches]
+        used = [uid for uids in consumed for uid in uids]
         dropped = [group.prompt.uid for batch in self.batches for group, _ in batch.dropped]
-        assert len(found) == schedule.steps == self.journal.step
+        assert len(consumed) == schedule.steps == self.journal.step
         assert len({*used, *dropped}) == len(used) + len(dropped)
         assert self.most <= schedule.concurrent
         partial = bool(schedule.rejected and schedule.gen_batches)
         if not partial:  # each rejected and each evicted group was replaced by exactly one
-            assert all(len(uids) == schedule.prompts for uids in found)
+            assert all(len(uids) == schedule.prompts for uids in consumed)
             assert sorted(used + dropped) == list(range(len(used) + len(dropped)))
             assert self.journal.counts() == {"consumed": len(used) + len(dropped)}
         states = {record.uid: record.state for record in self.journal.prompts()}

@@ -36,12 +36,12 @@ def test_worked_examples(finished, accepted, running, generating, capacity):
 
 @given(ADMISSIONS, COUNTS)
 def test_no_bound_is_ever_passed_and_none_is_left_unused(admission, numbers):
-    known = counts(numbers)
-    room = admission.capacity(**known)
-    total = known["accepted"] + known["running"] + room
+    expected = counts(numbers)
+    room = admission.capacity(**expected)
+    total = expected["accepted"] + expected["running"] + room
     bounds = [
-        (known["generating"] + room, admission.concurrent),
-        (total, (admission.max_lag + known["finished"] + 1) * admission.prompts),
+        (expected["generating"] + room, admission.concurrent),
+        (total, (admission.max_lag + expected["finished"] + 1) * admission.prompts),
         (total, admission.steps * admission.prompts),
     ]
     assert room >= 0
@@ -52,11 +52,11 @@ def test_no_bound_is_ever_passed_and_none_is_left_unused(admission, numbers):
 
 @given(ADMISSIONS, COUNTS)
 def test_a_stall_is_the_lag_alone(admission, numbers):
-    known = counts(numbers)
-    if admission.stalled(**known):
-        assert admission.capacity(**known) == 0
-        assert known["generating"] < admission.concurrent
-        further = known | {"finished": known["finished"] + 100}
+    expected = counts(numbers)
+    if admission.stalled(**expected):
+        assert admission.capacity(**expected) == 0
+        assert expected["generating"] < admission.concurrent
+        further = expected | {"finished": expected["finished"] + 100}
         assert admission.capacity(**further) > 0
 
 

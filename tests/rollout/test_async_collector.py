@@ -76,8 +76,8 @@ def test_dropping_prefers_short_completions():
         run.assert_whole()
         used[over_age] = sum(lengths(run.batches)) / len(lengths(run.batches))
         admitted = range(len(run.journal.prompts()))
-        found = [run.engine.length(uid, sample) for uid in admitted for sample in range(2)]
-        all_of[over_age] = sum(found) / len(found)
+        values = [run.engine.length(uid, sample) for uid in admitted for sample in range(2)]
+        all_of[over_age] = sum(values) / len(values)
     assert used["wait"] == pytest.approx(all_of["wait"])
     assert used["drop"] < 0.7 * all_of["drop"]
 
@@ -156,7 +156,9 @@ def test_an_exhausted_step_stops_or_takes_what_there_is():
 def test_a_snapshot_comes_back_from_its_facts():
     """Judged, rejected and unjudged groups, and what no step has counted."""
     run = Run(Schedule(prompts=2, steps=6, concurrent=6, max_lag=3, rejected=0.3, batch_reward=True)).go()
-    pending = max(run.snapshots, key=lambda one: len(one.groups) + 10 * len(one.unjudged) + 10 * len(one.rejected))
+    pending = max(
+        run.snapshots, key=lambda entry: len(entry.groups) + 10 * len(entry.unjudged) + 10 * len(entry.rejected)
+    )
     assert pending.groups and pending.prompts
     again = Pending.of(json.loads(json.dumps(pending.facts())), pending.groups, pending.prompts)
     assert again == pending

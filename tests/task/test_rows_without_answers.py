@@ -29,8 +29,8 @@ BOTH = pytest.mark.parametrize(("task", "save"), [(Jsonl, write), (Parquet, writ
 
 @BOTH
 def test_an_absent_column_of_the_default_is_null(tmp_path, task, save):
-    found = task(path=save(tmp_path / "rows", PROMPTS))
-    assert [row.answer for row in found.rows(0)] == [None, None] and found.lacks_answer(found.columns())
+    answer = task(path=save(tmp_path / "rows", PROMPTS))
+    assert [row.answer for row in answer.rows(0)] == [None, None] and answer.lacks_answer(answer.columns())
     held = task(path=save(tmp_path / "held", PROMPTS), metadata=["question"])
     assert [row.answer for row in held.rows(0)] == [None, None]
     there = task(path=save(tmp_path / "there", [{"question": "Say a", "answer": "a"}]))
@@ -66,7 +66,7 @@ def test_explain_says_that_the_data_has_no_such_column(tmp_path, capsys):
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("task.answer "))
     assert line.split()[1] == "null" and "the data has no such column" in line
     main([*words, "--json"])
-    values = {one["path"]: one for one in json.loads(capsys.readouterr().out)["values"]}
+    values = {entry["path"]: entry for entry in json.loads(capsys.readouterr().out)["values"]}
     assert values["task.answer"]["value"] is None
     write(tmp_path / "rows.jsonl", [{"question": "Say a", ANSWER: "a"}])
     main([*words, "--all"])

@@ -19,4 +19,4 @@ def test_which_answer_is_read():
     (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.S)
     names: dict = {}
     exec(code, names)
-    assert [names["after_thoughts"](asked, one) for one in given] == [True, False, False, True]
+    assert [names["after_thoughts"](asked, entry) for entry in given] == [True, False, False, True]

@@ -12,13 +12,13 @@ GROUP = r'<g class="{}" data-series="(\d+)">(.*?)</g>'
 
 def paths(svg, kind):
     """The points of each path of the groups of a kind; a path's pieces are apart."""
-    found = []
+    collected = []
     for _, group in re.findall(GROUP.format(kind), svg):
         for data in re.findall(r' d="([^"]*)"', group):
             for piece in data.split("M")[1:]:
                 numbers = [float(n) for n in re.findall(r"-?[\d.]+", piece)]
-                found.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
-    return found
+                collected.append(list(zip(numbers[::2], numbers[1::2], strict=True)))
+    return collected
 
 
 def data_of(svg):

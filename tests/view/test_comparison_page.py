@@ -154,11 +154,11 @@ def test_two_seeds_are_drawn_as_the_two(tmp_path):
         "a": {s: (curve([0.1, 0.4 + 0.02 * s], reward=0.1 * s), {}) for s in (1, 2)},
         "b": {s: (curve([0.1, 0.6 - 0.02 * s], reward=0.3), {}) for s in (1, 2)},
     }
-    found = comparison(make_sweep(tmp_path / "s", cells))
-    band = found.cells[0].band("reward/mean")
+    result = comparison(make_sweep(tmp_path / "s", cells))
+    band = result.cells[0].band("reward/mean")
     assert (band.low, band.high, band.mean) == ((0.1,) * 2, (0.2,) * 2, pytest.approx((0.15,) * 2))
     assert visible_range([band], 1.0) == pytest.approx((0.1 - 0.1 / 3, 0.2 + 0.1 / 3))
-    intervals = page_values(found)["intervals"]
+    intervals = page_values(result)["intervals"]
     assert (intervals["low"], intervals["high"]) == ("0.367", "0.633")  # the seeds, .42 … .58, and a third beyond
     first, second = intervals["bars"]
     assert first["seeds"] == pytest.approx([20.0, 27.5]) and first["cut"] == "open-left"
@@ -172,15 +172,15 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
         return [{**r, "reward/mean": next(evals)} if r["kind"] == "eval" else r for r in records]
 
     cells = {name: {s: (rewarded(-2.0, last * s), {}) for s in (1, 2)} for name, last in (("a", -0.5), ("b", 3.0))}
-    found = comparison(make_sweep(tmp_path / "s", cells), target=-1.0)
-    assert found.headline.key == "reward/mean" and found.as_json()["metric"] == "reward/mean"
-    values = page_values(found)
+    result = comparison(make_sweep(tmp_path / "s", cells), target=-1.0)
+    assert result.headline.key == "reward/mean" and result.as_json()["metric"] == "reward/mean"
+    values = page_values(result)
     assert (
         values["charts"][0]["title"] == "Held-out mean reward" and values["intervals"]["bars"][1]["text"][:5] == "4.500"
     )
     assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
     assert values["table"][0][2:4] == ["-2.000 ±\u00a00.000", "-0.750 ±\u00a03.177"]
-    assert "target mean reward -1" in Page(write_comparison(found, tmp_path / "c.html")).words
+    assert "target mean reward -1" in Page(write_comparison(result, tmp_path / "c.html")).words
 
 
 def test_two_seeds_are_said(two, tmp_path):
@@ -214,10 +214,10 @@ def test_a_run_with_nothing_but_an_evaluation(tmp_path):
 
 def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
     cells = {"a": {1: (curve([0.1, 0.9]), {})}, "b": {1: (curve([0.85, 0.9]), {})}}
-    found = comparison(make_sweep(tmp_path / "s", cells), target=0.8)
-    costs = [row[6:9] for row in page_values(found)["table"]]
+    result = comparison(make_sweep(tmp_path / "s", cells), target=0.8)
+    costs = [row[6:9] for row in page_values(result)["table"]]
     assert costs[0] == ["1.8", "175", "3.5\u00a0s"] and costs[1] == ["already reached"] * 3  # and no ratio of 0 or ∞
-    assert found.rows()[1].reach["step"].ratio is None
+    assert result.rows()[1].reach["step"].ratio is None
 
 
 def limits(chart):

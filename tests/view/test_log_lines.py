@@ -213,7 +213,10 @@ def test_a_lasting_state_is_printed_every_ten_steps_and_counted_at_each(tmp_path
             views.lasting(f"step {step}: the engine differs by 0.{step} nats")
     printed = [line for line in stream.getvalue().splitlines() if "WARNING" in line]
     assert [line.partition("WARNING ")[2][:8] for line in printed] == ["51.0 % o", "step 3: ", "51.0 % o", "51.0 % o"]
-    assert [(told["step"], told["last"], told["times"]) for told in views.warned()] == [(1, 24, 24), (3, 4, 2)]
+    assert [(warning["step"], warning["last"], warning["times"]) for warning in views.warned()] == [
+        (1, 24, 24),
+        (3, 4, 2),
+    ]
 
 
 def test_warnings_are_lines_and_are_kept_for_the_summary(tmp_path):
@@ -231,10 +234,10 @@ def test_warnings_are_lines_and_are_kept_for_the_summary(tmp_path):
 
 
 def test_at_most_fifty_warnings_are_kept():
-    told = WarningList()
+    warnings = WarningList()
     for number in range(60):
-        told.add(f"step {number}: {'x' * number}", number)
-    assert [record["step"] for record in told.records()] == list(range(50))
+        warnings.add(f"step {number}: {'x' * number}", number)
+    assert [record["step"] for record in warnings.records()] == list(range(50))
 
 
 def test_log_file_appends_over_resumes(tmp_path, clock):
@@ -290,12 +293,12 @@ def test_all_watchers_together(tmp_path):
     silent.started(info(folder.path, resumed_at=2))
     silent.finished({"status": "stopped", "steps": 2, "seconds": 9.0})
     assert len(folder.log.read_text(encoding="utf-8").splitlines()) == 12
-    for resumed, told in ((1, True), (2, False)):  # a run that has ended has heard the notes
+    for resumed, warned in ((1, True), (2, False)):  # a run that has ended has heard the notes
         stream = io.StringIO()
         views = RunViews(stream, ["train.warmup_steps=9: never ends"])
         views.started(info(folder.path, steps=2, resumed_at=resumed))
         views.finished({"status": "done", "steps": 2, "seconds": 9.0})
-        assert ("WARNING train.warmup_steps" in stream.getvalue()) == told
+        assert ("WARNING train.warmup_steps" in stream.getvalue()) == warned
 
 
 def test_a_report_that_fails_does_not_fail_the_run(tmp_path):

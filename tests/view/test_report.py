@@ -224,8 +224,14 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
 
 def test_the_warnings_of_the_run_are_in_a_box(tmp_path):
     folder = make_run(tmp_path / "run", steps=2)
-    told = [(0, 0, "a <b>", 1), (2, 4, "long", 3), (1, 4, "odd", 2), (5, 5, "late", 1), (1, None, "of an older run", 2)]
-    warnings = [dict(zip(("step", "last", "text", "times"), one, strict=True)) for one in told]
+    messages = [
+        (0, 0, "a <b>", 1),
+        (2, 4, "long", 3),
+        (1, 4, "odd", 2),
+        (5, 5, "late", 1),
+        (1, None, "of an older run", 2),
+    ]
+    warnings = [dict(zip(("step", "last", "text", "times"), entry, strict=True)) for entry in messages]
     del warnings[-1]["last"]
     folder.write_summary({"status": "done", "steps": 5, "warnings": warnings})
     words = Page(write_report(folder.path)).words
@@ -323,11 +329,11 @@ def test_questions_whose_verdict_changed_come_first(tmp_path):
         write_evals(
             folder.eval_file(step, label), step, [group(i, [right], [right == "1"]) for i, right in enumerate(rights)]
         )
-    found = held_out_questions(folder)
-    marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
+    questions = held_out_questions(folder)
+    marks = [[answer["mark"] for answer in row["answers"]] for row in questions["rows"]]
     assert marks == [["wrong", "right"]] * 3 + [["right", "wrong"]] + [["wrong", "right"]]
-    assert (found["changes"], found["of"]) == ("5 became right and 1 became wrong; these come first.", 9)
-    assert found["rows"][0]["question"] == group(2, [], [], None).prompt.question
+    assert (questions["changes"], questions["of"]) == ("5 became right and 1 became wrong; these come first.", 9)
+    assert questions["rows"][0]["question"] == group(2, [], [], None).prompt.question
 
 
 def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path):
@@ -337,11 +343,11 @@ def test_questions_without_right_or_wrong_are_shown_with_their_rewards(tmp_path)
         plain = [group(i, ["text"], [True]) for i in range(len(rewards))]
         groups = [replace(g, scores=(Score(value=r),)) for g, r in zip(plain, rewards, strict=True)]
         write_evals(folder.eval_file(step, label), step, groups)
-    found = held_out_questions(folder)
-    marks = [[answer["mark"] for answer in row["answers"]] for row in found["rows"]]
+    questions = held_out_questions(folder)
+    marks = [[answer["mark"] for answer in row["answers"]] for row in questions["rows"]]
     after = ["reward 1.000", "reward 0.750", "reward 0.250", "reward 0.500"]
     assert marks == [["reward 0.500", mark] for mark in after]
-    assert found["changes"] == "2 have a higher reward and 1 have a lower one; these come first."
+    assert questions["changes"] == "2 have a higher reward and 1 have a lower one; these come first."
 
 
 def test_hostile_text_stays_text(tmp_path):
@@ -512,8 +518,8 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
 def charts_of(folder, records):
     """Title → (the values of each line at each step, the names of its legend, the ends of the axis), in order."""
     folder.begin()
-    for one in records:
-        folder.append_metrics(one)
+    for line in records:
+        folder.append_metrics(line)
     folder.release()
     page = Page(write_report(folder.path))
     text = folder.report.read_text(encoding="utf-8")

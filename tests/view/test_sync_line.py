@@ -21,7 +21,7 @@ def test_what_was_not_measured_is_left_out():
 
 
 def test_the_report_draws_the_probe_only_of_a_run_that_has_one():
-    (spec,) = (one for one in CURVES if one.title == "Weights at the engine")
+    (spec,) = (each for each in CURVES if each.title == "Weights at the engine")
     steps = [{"step": i, **PROBED} for i in (1, 2)]
     card = line_card(spec, steps, [])
     assert [entry["last"] for entry in card["legend"]] == ["0.000212", "0.00314"]

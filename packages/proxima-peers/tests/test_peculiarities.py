@@ -50,12 +50,12 @@ def test_what_pins_a_peculiarity_pins_it(verdicts):
                 assert (ROOT / pattern).is_file(), pattern
                 continue
             differs = "iffers" in word if word else differs
-            found = [verdicts[record] for record in fnmatch.filter(verdicts, pattern)]
-            assert found, f"{name}: no golden record is called {pattern}"
+            values = [verdicts[record] for record in fnmatch.filter(verdicts, pattern)]
+            assert values, f"{name}: no golden record is called {pattern}"
             if differs:
-                assert {(v.status, v.reason) for v in found} == {("differs", name)}, f"{name}: {pattern}"
+                assert {(v.status, v.reason) for v in values} == {("differs", name)}, f"{name}: {pattern}"
             else:
-                assert any(v.status == "matched" for v in found) and not any(v.reason == name for v in found), (
+                assert any(v.status == "matched" for v in values) and not any(v.reason == name for v in values), (
                     f"{name}: {pattern}"
                 )
 

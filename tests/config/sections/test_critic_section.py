@@ -54,8 +54,8 @@ def test_a_constant_rate_of_the_critic_beside_a_falling_one_of_the_policy(recipe
     training = config.critic.training(config.train)
     assert (training.schedule, training.final_lr_ratio) == ("constant", 0.0)
     (line,) = problems(recipe, "train.schedule=linear", "critic={kind: model, schedule: constant, final_lr_ratio: 0.1}")
-    told = "critic.final_lr_ratio=0.1 (command line): must be 0 with schedule=constant, which does not fall"
-    assert line.startswith(told)
+    message = "critic.final_lr_ratio=0.1 (command line): must be 0 with schedule=constant, which does not fall"
+    assert line.startswith(message)
 
 
 @pytest.mark.parametrize(
@@ -94,9 +94,9 @@ def test_what_does_not_fit(overrides, start, recipe):
 def test_the_spread_of_a_new_head_beside_a_head_that_exists(recipe, tmp_path):
     for name, head in (("LlamaForSequenceClassification", True), ("LlamaForCausalLM", False)):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
-        found = problems(recipe, f"critic={{kind: model, path: {tmp_path}, head_std: 0.5}}")
+        lines = problems(recipe, f"critic={{kind: model, path: {tmp_path}, head_std: 0.5}}")
         assert (
-            found
+            lines
             == [f"critic.head_std=0.5 (command line): is for a new head, and {tmp_path} has one; set it to 0"] * head
         )
 

@@ -181,7 +181,7 @@ def test_groups_that_ranks_can_not_form(fields, message):
 
 
 @pytest.mark.parametrize(
-    ("told", "words", "line"),
+    ("variables", "words", "line"),
     [
         (
             {"WORLD_SIZE": "6"},
@@ -222,10 +222,10 @@ def test_groups_that_ranks_can_not_form(fields, message):
         ({}, ["tensor_parallel=2"], None),
     ],
 )
-def test_what_is_known_of_ranks_and_model_is_checked(recipe, tiny_model, monkeypatch, told, words, line):
+def test_what_is_known_of_ranks_and_model_is_checked(recipe, tiny_model, monkeypatch, variables, words, line):
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in told.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     model = [f"model.path={tiny_model('llama')}", "sampling.max_tokens=8"]
     given = [*model, "placement.kind=torchrun", *(f"placement.{word}" for word in words)]

@@ -13,11 +13,11 @@ def problems(recipe, *overrides):
 
 
 def test_a_package_that_is_missing_is_named(recipe, monkeypatch):
-    found = importlib.util.find_spec
+    find_spec = importlib.util.find_spec
     words = ["train.optimizer=adamw_8bit"]
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "torchao" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if name == "torchao" else find_spec(name))
     assert problems(recipe, *words) == []
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else found(name))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else find_spec(name))
     remedy = "needs the package torchao: pip install 'proxima-rl[low-bit]'"
     assert problems(recipe, *words) == [f"train.optimizer.kind=adamw_8bit (command line): {remedy}"]
     own = ["algorithm=ppo", "critic=model", "critic.optimizer=adamw_8bit"]
@@ -27,5 +27,5 @@ def test_a_package_that_is_missing_is_named(recipe, monkeypatch):
 @pytest.mark.parametrize(("kind", "count"), [("muon", 1), ("adamw", 0)])
 def test_muon_is_not_for_adapters(recipe, kind, count):
     assert problems(recipe, f"train.optimizer={kind}") == []
-    found = problems(recipe, f"train.optimizer={kind}", "model.lora={rank: 4}")
-    assert len(found) == count and all(line.endswith("use adamw with model.lora") for line in found)
+    lines = problems(recipe, f"train.optimizer={kind}", "model.lora={rank: 4}")
+    assert len(lines) == count and all(line.endswith("use adamw with model.lora") for line in lines)

@@ -21,9 +21,9 @@ class LetterTokenizer:
         return {"input_ids": [self.letters.find(letter) + 1 for letter in text]}
 
 
-def states(weights: float, tokens: Sequence[int], known: Sequence[float] = ()) -> list[float]:
+def states(weights: float, tokens: Sequence[int], earlier: Sequence[float] = ()) -> list[float]:
     """The KV of a sequence: a number a token. `known` is a prefix of it, as a cache keeps it."""
-    return [*known, *(float(np.sin(weights * (tokens[t] + 1) + t)) for t in range(len(known), len(tokens)))]
+    return [*earlier, *(float(np.sin(weights * (tokens[t] + 1) + t)) for t in range(len(earlier), len(tokens)))]
 
 
 def log_probs(weights: float, last: int, kv: Sequence[float], temperature: float = 1.0) -> np.ndarray:
@@ -38,11 +38,11 @@ def sequence_log_probs(
     weights: float | Sequence[float], prompt: Sequence[int], tokens: Sequence[int], temperature: float = 1.0
 ) -> np.ndarray:
     """[T] of each token after all before it, each by its own weights, with the KV of these weights."""
-    everything, found = [*prompt, *tokens], []
+    everything, values = [*prompt, *tokens], []
     each = [weights] * len(tokens) if isinstance(weights, float) else weights
     for t, (token, own) in enumerate(zip(tokens, each, strict=True), len(prompt)):
-        found.append(log_probs(own, everything[t - 1], states(own, everything[:t]), temperature)[token])
-    return np.array(found, np.float32)
+        values.append(log_probs(own, everything[t - 1], states(own, everything[:t]), temperature)[token])
+    return np.array(values, np.float32)
 
 
 def truncated(full: np.ndarray, top_k: int) -> np.ndarray:

@@ -234,9 +234,9 @@ class FakeServer:
     def _kv(self, body: dict[str, Any]) -> list[float]:
         """Of the prompt, from the cache as far as it goes."""
         tokens, salt = tuple(body["tokens"]), body["cache_salt"] if self.facts["cache_salt"] else None
-        known = next((kv for n in range(len(tokens), 0, -1) if (kv := self.cache.get((salt, tokens[:n])))), [])
-        found = self.cache[salt, tokens] = states(self.weights, tokens, known)
-        return list(found)
+        prefix = next((kv for n in range(len(tokens), 0, -1) if (kv := self.cache.get((salt, tokens[:n])))), [])
+        log_probs = self.cache[salt, tokens] = states(self.weights, tokens, prefix)
+        return list(log_probs)
 
     def _one_token(self, request: FakeRequest, uniform: float) -> None:
         body, request.kv = request.body, states(self.weights, request.everything, request.kv)
@@ -248,7 +248,7 @@ class FakeServer:
         request.log_prob.append(float(reported[token]))
         request.labels.append(self.label)
         text = "".join("abcdefg"[i] for i in request.tokens if i != STOP)
-        if (token == STOP and request.fault != "unstopped") or any(one in text for one in body["stop"]):
+        if (token == STOP and request.fault != "unstopped") or any(entry in text for entry in body["stop"]):
             request.ended = "stop"
         elif len(request.tokens) >= body["max_tokens"]:
             request.ended = "length"
@@ -259,8 +259,8 @@ class FakeServer:
         return 200, self.facts
 
     def _load(self, _: Any) -> tuple[int, Any]:
-        told = {"running": len(self.running), "waiting": self.waiting}
-        return 200, told | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
+        load = {"running": len(self.running), "waiting": self.waiting}
+        return 200, load | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:
         letters = self.facts.get("letters", "abcdefg")

@@ -150,7 +150,7 @@ class FakeSglang(SmallHttpServer):
         }
 
     def load(self):
-        waiting = sum(one.waiting for one in self.running.values())
+        waiting = sum(request.waiting for request in self.running.values())
         return {"dp_rank": 0, "num_reqs": len(self.running), "num_waiting_reqs": waiting, "num_tokens": 0}
 
     def tokenize(self, body):
@@ -169,35 +169,35 @@ class FakeSglang(SmallHttpServer):
             while self.running:
                 await asyncio.sleep(0)
         elif mode == "retract":
-            for one in self.running.values():
-                one.waiting, one.kv = True, -1
+            for request in self.running.values():
+                request.waiting, request.kv = True, -1
         return Answer({"message": "Generation paused successfully.", "status": "ok"})
 
     def resume(self, _):
         self.paused = False
-        for one in self.running.values():
-            one.waiting = False
+        for request in self.running.values():
+            request.waiting = False
         return Answer({"message": "Generation continued successfully.", "status": "ok"})
 
     def abort_all(self):
-        for one in self.running.values():
-            one.aborted = True
+        for request in self.running.values():
+            request.aborted = True
 
     def abort(self, body):
         rid = body.get("rid") or ""
-        for name, one in self.running.items():
-            one.aborted |= body.get("abort_all", False) or name.startswith(rid)  # "" begins every id
+        for name, request in self.running.items():
+            request.aborted |= body.get("abort_all", False) or name.startswith(rid)  # "" begins every id
         return Answer(text="")
 
     def flushed(self):
-        if any(not one.waiting for one in self.running.values()):
+        if any(not request.waiting for request in self.running.values()):
             return False
         self.prefixes.clear()
         return True
 
     def flush(self, _):
-        told = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
-        return Answer(text=told, status=200 if self.flushed() else 400)
+        text = "Cache flushed.\nPlease check backend logs for more details. (When there are running or waiting requests, the operation will not be performed.)\n"  # noqa: E501
+        return Answer(text=text, status=200 if self.flushed() else 400)
 
     async def update_weights_from_disk(self, body):
         from transformers import AutoModelForCausalLM
@@ -211,8 +211,8 @@ class FakeSglang(SmallHttpServer):
                 raise OSError(f"no model in {body['model_path']}")
             self.model = AutoModelForCausalLM.from_pretrained(body["model_path"]).eval()
         except Exception as error:
-            told = {"success": False, "message": f"Failed to update weights: {error}.", "num_paused_requests": 0}
-            return Answer(told, 400)
+            answer = {"success": False, "message": f"Failed to update weights: {error}.", "num_paused_requests": 0}
+            return Answer(answer, 400)
         self.weights += 1
         self._logits.clear()
         if body.get("flush_cache", True) and not self.flushed():
@@ -247,8 +247,8 @@ class FakeSglang(SmallHttpServer):
         if body.get("stream"):
             return Answer(events=self.stream(body, sampling))
         last = None
-        async for one in self.outputs(body, sampling):
-            last = one
+        async for completion in self.outputs(body, sampling):
+            last = completion
         return Answer(last)
 
     def refusal(self, body, sampling):
@@ -262,15 +262,15 @@ class FakeSglang(SmallHttpServer):
 
     async def stream(self, body, sampling):
         seen = 0
-        async for one in self.outputs(body, sampling):
-            meta = one["meta_info"]
+        async for completion in self.outputs(body, sampling):
+            meta = completion["meta_info"]
             if self.options.incremental != "no":
-                ids = one["output_ids"]
-                one = one | {"output_ids": ids[seen:]}
+                ids = completion["output_ids"]
+                completion = completion | {"output_ids": ids[seen:]}
                 if self.options.incremental == "all" and "output_token_logprobs" in meta:
-                    one["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
+                    completion["meta_info"] = meta | {"output_token_logprobs": meta["output_token_logprobs"][seen:]}
                 seen = len(ids)
-            yield one
+            yield completion
         yield "[DONE]"
 
     async def outputs(self, body, sampling):
@@ -278,26 +278,26 @@ class FakeSglang(SmallHttpServer):
         rid = body.get("rid") or f"none-{self.random.integers(1 << 60)}"
         while self.paused:  # a new request waits outside
             await asyncio.sleep(0.001)
-        one = Running(body, sampling, [], self.weights, self.draws_of(rid, body), self.controls)
+        running = Running(body, sampling, [], self.weights, self.draws_of(rid, body), self.controls)
         salt = (body.get("cache_salt"), body.get("extra_key")) if self.options.salts else None
-        one.kv, cached = self.read_prefix(salt, tuple(body["input_ids"]))
-        self.running[rid] = one
+        running.kv, cached = self.read_prefix(salt, tuple(body["input_ids"]))
+        self.running[rid] = running
         interval = max(sampling.get("stream_interval") or 1, 1)
         try:
-            while (ending := self.ending(one)) is None:
-                while self.paused and not one.aborted:
+            while (ending := self.ending(running)) is None:
+                while self.paused and not running.aborted:
                     await asyncio.sleep(0.001)
-                if one.aborted:
+                if running.aborted:
                     continue
-                if self.is_held(rid, one):
+                if self.is_held(rid, running):
                     await asyncio.sleep(0.001)
                     continue
-                self.step(one)
-                if len(one.tokens) % interval == 0 and self.ending(one) is None:
-                    yield self.output(rid, one, None, cached)
+                self.step(running)
+                if len(running.tokens) % interval == 0 and self.ending(running) is None:
+                    yield self.output(rid, running, None, cached)
                 await asyncio.sleep(self.options.pace)
-            self.prefixes[(salt, tuple(body["input_ids"]))] = one.kv
-            yield self.output(rid, one, ending, cached)
+            self.prefixes[(salt, tuple(body["input_ids"]))] = running.kv
+            yield self.output(rid, running, ending, cached)
         finally:
             self.running.pop(rid, None)
 
@@ -306,29 +306,29 @@ class FakeSglang(SmallHttpServer):
         number = zlib.crc32(rid.rpartition("-")[2].encode())
         return np.random.default_rng([self.options.seed, number, *body["input_ids"]])
 
-    def is_held(self, rid, one):
-        return rid.startswith(self.options.holds) and len(one.tokens) >= 8 and self.controls == one.controls
+    def is_held(self, rid, request):
+        return rid.startswith(self.options.holds) and len(request.tokens) >= 8 and self.controls == request.controls
 
     def read_prefix(self, salt, ids):
         best = 0
-        for (other, known), version in self.prefixes.items():
+        for (other, cached_ids), version in self.prefixes.items():
             same = 0
-            while same < min(len(known), len(ids) - 1) and known[same] == ids[same]:
+            while same < min(len(cached_ids), len(ids) - 1) and cached_ids[same] == ids[same]:
                 same += 1
             if other == salt and same > best:
                 best, read = same, version
         return (read, best) if best else (self.weights, 0)
 
-    def step(self, one):
-        if one.kv == -1:
-            one.kv = self.weights  # a retracted request computes its KV anew
-        self.stale += one.kv != self.weights
-        logits = self.logits(one.body["input_ids"] + one.tokens)
-        token, value, kept = self.draw(logits, one)
-        one.tokens.append(token)
-        one.versions.append(self.version)
-        one.pairs.append([value, token, None])
-        one.mask.append(kept)
+    def step(self, request):
+        if request.kv == -1:
+            request.kv = self.weights  # a retracted request computes its KV anew
+        self.stale += request.kv != self.weights
+        logits = self.logits(request.body["input_ids"] + request.tokens)
+        token, value, kept = self.draw(logits, request)
+        request.tokens.append(token)
+        request.versions.append(self.version)
+        request.pairs.append([value, token, None])
+        request.mask.append(kept)
 
     def logits(self, ids):
         key = tuple(ids)
@@ -363,60 +363,60 @@ class FakeSglang(SmallHttpServer):
         raw = self.options.return_original_logprob or temperature < 1e-6
         return float(torch.log_softmax(logits / (1.0 if raw else temperature), -1)[token])
 
-    def uniform(self, one):
-        seed = one.sampling.get("sampling_seed")
+    def uniform(self, request):
+        seed = request.sampling.get("sampling_seed")
         if self.options.enable_deterministic_inference and seed is not None:
-            return np.random.default_rng([seed % (1 << 63), len(one.tokens)]).random()
-        return one.draws.random()
+            return np.random.default_rng([seed % (1 << 63), len(request.tokens)]).random()
+        return request.draws.random()
 
-    def draw(self, logits, one):
-        p = self.probabilities(logits, one.sampling)
-        edge = torch.tensor(self.uniform(one) * float(p.sum()), dtype=torch.float64)
+    def draw(self, logits, entry):
+        p = self.probabilities(logits, entry.sampling)
+        edge = torch.tensor(self.uniform(entry) * float(p.sum()), dtype=torch.float64)
         token = int(torch.searchsorted(p.cumsum(-1), edge, right=True).clamp(max=len(p) - 1))
         if p[token] == 0:
             token = int(p.argmax())
-        return token, self.log_prob_of(logits, token, one.sampling), p.nonzero().flatten().tolist()
+        return token, self.log_prob_of(logits, token, entry.sampling), p.nonzero().flatten().tolist()
 
-    def ending(self, one):
-        if one.aborted:
+    def ending(self, request):
+        if request.aborted:
             return {"type": "abort", "message": "Abort in waiting queue or while running"}
-        sampling = one.sampling
-        if one.tokens and not sampling.get("ignore_eos"):
+        sampling = request.sampling
+        if request.tokens and not sampling.get("ignore_eos"):
             ids = {self.tokenizer.eos_token_id, *(sampling.get("stop_token_ids") or ())}
-            if one.tokens[-1] in ids:
-                return {"type": "stop", "matched": one.tokens[-1]}
+            if request.tokens[-1] in ids:
+                return {"type": "stop", "matched": request.tokens[-1]}
         if stops := sampling.get("stop"):
-            text = self.tokenizer.decode(one.tokens, skip_special_tokens=sampling.get("skip_special_tokens", True))
+            text = self.tokenizer.decode(request.tokens, skip_special_tokens=sampling.get("skip_special_tokens", True))
             for stop in [stops] if isinstance(stops, str) else stops:
                 if stop in text:
                     return {"type": "stop", "matched": stop}
-        if len(one.tokens) >= sampling["max_new_tokens"]:
+        if len(request.tokens) >= sampling["max_new_tokens"]:
             return {"type": "length", "length": sampling["max_new_tokens"]}
         return None
 
-    def output(self, rid, one, ending, cached):
-        body = one.body
+    def output(self, rid, request, ending, cached):
+        body = request.body
         meta = {
             "id": rid,
             "finish_reason": ending,
             "prompt_tokens": len(body["input_ids"]),
-            "completion_tokens": len(one.tokens),
+            "completion_tokens": len(request.tokens),
             "cached_tokens": cached,
             "weight_version": self.version,
         }
         if self.options.spans:
-            meta["weight_versions"] = spans_of(one.versions, self.version)
+            meta["weight_versions"] = spans_of(request.versions, self.version)
         if body.get("return_logprob"):
-            meta |= {"output_token_logprobs": list(one.pairs), "input_token_logprobs": self.input_pairs(body)}
+            meta |= {"output_token_logprobs": list(request.pairs), "input_token_logprobs": self.input_pairs(body)}
             if body.get("top_logprobs_num"):
-                meta["output_top_logprobs"] = self.top_pairs(one, body["top_logprobs_num"])
+                meta["output_top_logprobs"] = self.top_pairs(request, body["top_logprobs_num"])
         if body.get("return_sampling_mask"):
-            meta["output_token_sampling_mask"] = list(one.mask)
+            meta["output_token_sampling_mask"] = list(request.mask)
         if body.get("return_routed_experts") and self.options.enable_return_routed_experts and ending is not None:
-            fed = [*body["input_ids"], *one.tokens[:-1]]
+            fed = [*body["input_ids"], *request.tokens[:-1]]
             meta["routed_experts"] = base64.b64encode(experts_of(fed).astype("<i4").tobytes()).decode()
-        text = self.tokenizer.decode(one.tokens, skip_special_tokens=True)
-        return {"text": text, "output_ids": list(one.tokens), "meta_info": meta}
+        text = self.tokenizer.decode(request.tokens, skip_special_tokens=True)
+        return {"text": text, "output_ids": list(request.tokens), "meta_info": meta}
 
     def input_pairs(self, body):
         """From `logprob_start_len` on; the first has no log-prob."""
@@ -428,12 +428,12 @@ class FakeSglang(SmallHttpServer):
         rest = [[float(values[at - 1, ids[at]]), ids[at], None] for at in range(start + 1, len(ids))]
         return [[None, ids[start], None], *rest]
 
-    def top_pairs(self, one, count):
+    def top_pairs(self, request, count):
         rows = []
-        for at in range(len(one.tokens)):
-            logits = self.logits(one.body["input_ids"] + one.tokens[:at])
+        for at in range(len(request.tokens)):
+            logits = self.logits(request.body["input_ids"] + request.tokens[:at])
             best = logits.topk(count).indices.tolist()
-            rows.append([[self.log_prob_of(logits, token, one.sampling), token, None] for token in best])
+            rows.append([[self.log_prob_of(logits, token, request.sampling), token, None] for token in best])
         return rows
 
 

@@ -154,8 +154,11 @@ class FakeVllm:
             choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
             answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
         else:
-            told = {"token_logprobs": values, "top_logprobs": [{f"token_id:{o}": p for o, p in row} for row in top]}
-            choice = {"token_ids": tokens, "logprobs": told, "finish_reason": "length", "prompt_logprobs": rows}
+            log_probs = {
+                "token_logprobs": values,
+                "top_logprobs": [{f"token_id:{o}": p for o, p in row} for row in top],
+            }
+            choice = {"token_ids": tokens, "logprobs": log_probs, "finish_reason": "length", "prompt_logprobs": rows}
             choice |= {} if body.get("stream") else {"routed_experts": encoded}  # a stream of this route has none
             answer = {"choices": [choice | self.change]}
         if not body.get("stream"):
@@ -182,10 +185,10 @@ class FakeVllm:
                 warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
             sampled = log_softmax(warm)
             last = int(np.argmax(warm + draws.gumbel(size=VOCABULARY)))
-            told = sampled if self.processed else log_softmax(logits)
+            log_probs = sampled if self.processed else log_softmax(logits)
             tokens.append(last)
-            values.append(float(told[last]))
-            top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
+            values.append(float(log_probs[last]))
+            top.append([(int(o), float(log_probs[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
         return tokens, values, top
 
 

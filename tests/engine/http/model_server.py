@@ -79,11 +79,11 @@ class ModelVllm(FakeVllm):
             warm = logits / max(sampling["temperature"], 1e-6)
             if count := sampling.get("top_k", 0):
                 warm = np.where(warm >= np.sort(warm)[-count], warm, -np.inf)
-            told = log_softmax(warm)
+            log_probs = log_softmax(warm)
             token = int(np.argmax(warm + draws.gumbel(size=len(warm))))
             tokens.append(token)
-            values.append(float(told[token]))
-            top.append([(int(o), float(told[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
+            values.append(float(log_probs[token]))
+            top.append([(int(o), float(log_probs[o])) for o in np.argsort(-warm)[: sampling.get("logprobs", 0)]])
             text = self.tokenizer.decode(tokens) if sampling.get("stop") else ""
             stopped = token in sampling.get("stop_token_ids", ()) or any(
                 stop in text for stop in sampling.get("stop", ())

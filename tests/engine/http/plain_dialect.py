@@ -36,13 +36,13 @@ class PlainDialect:
     kind: ClassVar[str] = "plain"
 
     async def probe(self, client):
-        told = await client.get("/facts")
-        if told.get("sleeps"):
+        facts = await client.get("/facts")
+        if facts.get("sleeps"):
             await client.post("/wake")
-        more = {name: told[name] for name in told if name not in ("letters", *SETS)}
+        more = {name: facts[name] for name in facts if name not in ("letters", *SETS)}
         if "weight_updates" in more:
             more["weight_updates"] = tuple(more["weight_updates"])
-        sets = {name: frozenset(told[name]) for name in SETS}
+        sets = {name: frozenset(facts[name]) for name in SETS}
         fixed = {"server": "fake 1", "token_ids": True, "seeds": True, "weight_updates": ("value",)}
         return ServerFacts(**(fixed | more | sets))
 
@@ -51,19 +51,19 @@ class PlainDialect:
         body["cache_salt"] = request.cache_salt
         async with client.lines("/generate", body) as lines:
             async for line in lines:
-                told = json.loads(line)
-                spans = told.get("spans")
+                content = json.loads(line)
+                spans = content.get("spans")
                 yield Chunk(
-                    tokens=np.array(told["tokens"], np.int32),
-                    log_prob=np.array(told["log_probs"], np.float32),
-                    finish_reason=told["finish"],
+                    tokens=np.array(content["tokens"], np.int32),
+                    log_prob=np.array(content["log_probs"], np.float32),
+                    finish_reason=content["finish"],
                     version_spans=None if spans is None else tuple(tuple(span) for span in spans),
-                    prompt_tokens=told.get("prompt"),
+                    prompt_tokens=content.get("prompt"),
                 )
 
     async def score(self, client, facts, prompt, tokens):
-        found = await client.post("/score", {"prompt": np.array(prompt).tolist(), "tokens": np.array(tokens).tolist()})
-        return np.array(found, np.float32)
+        scores = await client.post("/score", {"prompt": np.array(prompt).tolist(), "tokens": np.array(tokens).tolist()})
+        return np.array(scores, np.float32)
 
     async def tokenize(self, client, facts, text):
         return await client.post("/tokenize", {"text": text})
@@ -91,9 +91,9 @@ class PlainDialect:
         await client.post("/forget", {"running": running})
 
     async def health(self, client, facts):
-        told = await client.get("/load")
-        label = told.pop("label")
-        return ServerHealth(weight_version=label if facts.weight_version else None, **told)
+        load = await client.get("/load")
+        label = load.pop("label")
+        return ServerHealth(weight_version=label if facts.weight_version else None, **load)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,8 @@ class PlainSync:
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)
-        found = await replica.score(*PROBE)
-        off = float(np.abs(found - sequence_log_probs(self.update.module.weights, *PROBE)).max())
+        scores = await replica.score(*PROBE)
+        off = float(np.abs(scores - sequence_log_probs(self.update.module.weights, *PROBE)).max())
         if off > 1e-5:
             raise UserError(f"engine: {replica.url} computes with other weights: {off:.3g} nats off")
         return SyncReport(
@@ -192,11 +192,13 @@ def update(version: int, weights: float) -> WeightUpdate:
 def requests(prompts: int = 3, samples: int = 4, *, first: int = 0, seed: int = 1, **sampling) -> list[Request]:
     """Prompts of 3, 4, 5, 3 … tokens."""
     chosen = Sampling(**({"max_tokens": 12} | sampling))
-    found = [
+    made_prompts = [
         Prompt(uid=uid, messages=(), tokens=[(uid + i) % STOP for i in range(3 + uid % 3)])
         for uid in range(first, first + prompts)
     ]
-    return [Request(prompt=prompt, sample=s, sampling=chosen, seed=seed) for prompt in found for s in range(samples)]
+    return [
+        Request(prompt=prompt, sample=s, sampling=chosen, seed=seed) for prompt in made_prompts for s in range(samples)
+    ]
 
 
 def expected(request: Request, completion, weights: dict[int, float]) -> np.ndarray:

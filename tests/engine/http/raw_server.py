@@ -74,8 +74,8 @@ class RawServer:
         leaving = asyncio.ensure_future(reader.read(1))
         writing = asyncio.ensure_future(self._write(writer, self.script(good)))
         await asyncio.wait({leaving, writing}, return_when=asyncio.FIRST_COMPLETED)
-        for one in (leaving, writing):
-            one.cancel()
+        for entry in (leaving, writing):
+            entry.cancel()
         await asyncio.gather(leaving, writing, return_exceptions=True)
         return False
 

@@ -42,9 +42,9 @@ def test_waits_double_up_to_a_minute_and_are_not_all_alike():
 
     for times in range(1, 40):
         most = min(0.5 * 2 ** (times - 1), 60.0)
-        found = [seconds(times, key=key) for key in range(50)]
-        assert all(most / 2 < one <= most for one in found) and len(set(found)) > 40
-        assert found == [seconds(times, key=key) for key in range(50)]  # no global random state
+        waits = [seconds(times, key=key) for key in range(50)]
+        assert all(most / 2 < entry <= most for entry in waits) and len(set(waits)) > 40
+        assert waits == [seconds(times, key=key) for key in range(50)]  # no global random state
     assert seconds(1, 7.0) == 7.0 and seconds(9, 0.0) == 0.0 and seconds(1, 1e9) == 60.0
 
 

@@ -77,7 +77,7 @@ def test_nothing_runs_between_sleep_and_resume(tmp_path):
         for server in servers:
             server.stop_after = 2
         task = asyncio.create_task(collect(engine, asked))
-        await until(lambda: any(one.tokens for server in servers for one in list(server.running.values())))
+        await until(lambda: any(request.tokens for server in servers for request in list(server.running.values())))
         await engine.pause()
         await engine.sleep()  # the servers assert that they hold nothing
         assert all(server.asleep for server in servers)

@@ -58,8 +58,8 @@ def test_what_is_left_in_a_loop_that_closes_ends_with_it(caplog):
             closed.append("inner")
 
     async def outer():
-        async for one in inner():
-            yield one
+        async for entry in inner():
+            yield entry
 
     async def reads():
         async for _ in outer():

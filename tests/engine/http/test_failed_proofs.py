@@ -31,13 +31,13 @@ def test_it_is_ejected_with_its_reason_and_returns_once_it_has_the_weights(tmp_p
     with fakes(2) as servers, engine_over(servers, tmp_path, max_running=2) as engine:
         out, first, second = asyncio.run(go(engine, servers))
         assert servers[1].weights == WEIGHTS[2]
-    assert [one["in_service"] for one in out.detail["servers"]] == [True, False]
+    assert [server["in_service"] for server in out.detail["servers"]] == [True, False]
     assert out.detail["sync"]["replicas"] == 1 and out.version == 2
     (line,) = out.detail["events"]
     assert line.startswith(f"engine: {servers[1].url} is out of service: new weights: ") and "nats off" in line
     for given in (first, second):
         check(asked, given)
-        assert {v for one in given for v in one.policy_version.tolist()} == {2}
+        assert {v for server in given for v in server.policy_version.tolist()} == {2}
 
 
 def test_it_is_given_weights_again_ever_more_rarely_and_serves_nothing(tmp_path):
@@ -104,9 +104,9 @@ def test_one_that_is_away_is_waited_for_when_all_others_fail(tmp_path):
 
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
         given = asyncio.run(go(engine, servers))
-        assert [one.in_service for one in engine._pool.replicas] == [True, False]
+        assert [completion.in_service for completion in engine._pool.replicas] == [True, False]
     check(asked, given)
-    assert {v for one in given for v in one.policy_version.tolist()} == {2}
+    assert {v for completion in given for v in completion.policy_version.tolist()} == {2}
 
 
 def test_the_run_ends_when_nobody_returns(tmp_path):

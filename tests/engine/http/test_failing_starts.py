@@ -16,9 +16,9 @@ def test_the_only_server_that_fails_while_it_is_compared_is_one_line(call, tmp_p
     with fakes(1) as servers:
         servers[0].failing = {call}
         spec = Plain(url=servers[0].url)
-        with pytest.raises(UserError) as found:
+        with pytest.raises(UserError) as caught:
             HttpEngine(spec, rules(), PlainSync(spec, tmp_path))
-    assert str(found.value) == (
+    assert str(caught.value) == (
         f"engine: the server is out of service: {servers[0].url}: {call} failed: status 500: broken on purpose;"
         " look at the server's log, start it again, and resume the run (--resume)"
     )
@@ -40,11 +40,11 @@ def test_one_of_two_that_fails_while_it_is_compared_is_left_out_and_returns(call
         servers[0].failing = {call}
         with engine_over(servers, tmp_path) as engine:
             out, first, second = asyncio.run(go(engine, servers))
-    assert [one["in_service"] for one in out.detail["servers"]] == [False, True]
+    assert [server["in_service"] for server in out.detail["servers"]] == [False, True]
     assert (
         f"engine: {servers[0].url} is out of service: {call} failed: status 500: broken on purpose"
         in (out.detail["events"])
     )
     check(requests(4, 2), first)
     check(requests(4, 2), second)
-    assert {v for one in second for v in one.policy_version.tolist()} == {int(publishes)}
+    assert {v for server in second for v in server.policy_version.tolist()} == {int(publishes)}

@@ -26,17 +26,17 @@ def short_waits(monkeypatch):
 
 def check(asked, given, weights=WEIGHTS):
     """Every request once, each by the formula."""
-    assert [one.key for one in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
-    for request, one in zip(asked, given, strict=True):
-        np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, weights), atol=1e-6)
-        assert 1 <= len(one.tokens) <= request.sampling.max_tokens
-        assert one.finish_reason == ("stop" if one.tokens[-1] == STOP else "length")
-        assert STOP not in one.tokens[:-1]
+    assert [completion.key for completion in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
+    for request, completion in zip(asked, given, strict=True):
+        np.testing.assert_allclose(completion.sampled_log_prob, expected(request, completion, weights), atol=1e-6)
+        assert 1 <= len(completion.tokens) <= request.sampling.max_tokens
+        assert completion.finish_reason == ("stop" if completion.tokens[-1] == STOP else "length")
+        assert STOP not in completion.tokens[:-1]
 
 
 def held(server, tokens):
     """Whether all that runs has come to the token where it waits."""
-    return bool(server.running) and all(len(one.tokens) == tokens for one in list(server.running.values()))
+    return bool(server.running) and all(len(request.tokens) == tokens for request in list(server.running.values()))
 
 
 async def until(condition, seconds=LONG):
@@ -124,7 +124,7 @@ def test_failing_hanging_dying_and_coming_back(invariant, tmp_path):
         given, again, health = asyncio.run(go(engine, servers))
     check(asked, given)
     check(requests(40, 4, first=100), again)
-    assert {v for one in [*given, *again] for v in one.policy_version.tolist()} == {1}
+    assert {v for completion in [*given, *again] for v in completion.policy_version.tolist()} == {1}
     assert health.detail["replicas"]["retried"] > 0
     assert health.detail["replicas"]["ejected"] >= 1
     assert servers[0].weights == WEIGHTS[1]
@@ -144,7 +144,7 @@ def test_a_server_that_was_started_again_gets_the_newest_weights_first(tmp_path)
         given = asyncio.run(go(engine, servers))
         assert servers[0].weights == WEIGHTS[1]
     check(requests(6, 2), given)
-    assert {v for one in given for v in one.policy_version.tolist()} == {1}
+    assert {v for completion in given for v in completion.policy_version.tolist()} == {1}
 
 
 def test_half_the_servers_on_another_version_are_found_and_brought_back(tmp_path):
@@ -155,7 +155,7 @@ def test_half_the_servers_on_another_version_are_found_and_brought_back(tmp_path
             server.forgetful = True
         await engine.publish(update(1, WEIGHTS[1]))
         given = await collect(engine, requests(8, 2))
-        await until(lambda: not any(one.in_service for one in engine._pool.replicas[:2]))
+        await until(lambda: not any(entry.in_service for entry in engine._pool.replicas[:2]))
         for server in servers[:2]:
             server.forgetful = False
         await until(lambda: engine._pool.counts["returned"] >= 2)
@@ -181,10 +181,10 @@ def test_a_server_that_takes_no_weights_is_ejected_and_catches_up(tmp_path):
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
         out, first, second = asyncio.run(go(engine, servers))
         assert servers[0].weights == WEIGHTS[2]
-    assert [one["in_service"] for one in out.detail["servers"]] == [False, True]
+    assert [server["in_service"] for server in out.detail["servers"]] == [False, True]
     check(requests(4, 2), first)
     check(requests(4, 2), second)
-    assert {v for one in second for v in one.policy_version.tolist()} == {2}
+    assert {v for server in second for v in server.policy_version.tolist()} == {2}
 
 
 def test_no_server_left_is_one_line(tmp_path):
@@ -213,7 +213,7 @@ def test_the_only_server_dies_and_comes_back(tmp_path):
     with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
         given = asyncio.run(go(engine, servers[0]))
     check(asked, given)
-    assert {v for one in given for v in one.policy_version.tolist()} == {1}
+    assert {v for completion in given for v in completion.policy_version.tolist()} == {1}
 
 
 @pytest.mark.parametrize(

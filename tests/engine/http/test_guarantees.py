@@ -52,7 +52,7 @@ def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(t
     with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path) as engine:
         given = asyncio.run(go(engine, servers))
     check(asked, given)
-    assert any({1, 2} <= set(one.policy_version.tolist()) for one in given)
+    assert any({1, 2} <= set(completion.policy_version.tolist()) for completion in given)
 
 
 def test_callers_that_leave_before_anything_was_sent_take_no_room_with_them(tmp_path):
@@ -143,12 +143,12 @@ def test_scores_of_a_caller_are_of_the_weights_that_are_there(tmp_path):
         await until(called.is_set)
         await engine.publish(update(2, WEIGHTS[2]))
         loop.call_soon_threadsafe(held.set)
-        (found,) = await asyncio.wait_for(task, LONG)
-        return found
+        (result,) = await asyncio.wait_for(task, LONG)
+        return result
 
     with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
-        found = asyncio.run(go(engine, servers[0]))
-    np.testing.assert_allclose(found, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
+        result = asyncio.run(go(engine, servers[0]))
+    np.testing.assert_allclose(result, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
 
 
 def test_a_server_that_failed_its_probe_gets_no_work(tmp_path):
@@ -161,7 +161,7 @@ def test_a_server_that_failed_its_probe_gets_no_work(tmp_path):
     with fakes(2) as servers, engine_over(servers, tmp_path, health_seconds=30.0) as engine:
         servers[1].ignores_weights = True
         health = asyncio.run(go(engine))
-    assert [one["in_service"] for one in health.detail["servers"]] == [True, False]
+    assert [server["in_service"] for server in health.detail["servers"]] == [True, False]
 
 
 class Odd(PlainDialect):
@@ -187,10 +187,10 @@ def test_an_id_beyond_all_integers_costs_one_completion(tmp_path):
 
 @pytest.mark.parametrize("token", [1.5, "7", None, 2**40])
 def test_a_vllm_token_that_is_no_id(token):
-    told = {"token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -1.0}]}}
+    choice = {"token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -1.0}]}}
     client = ServerClient(Address("http://127.0.0.1:1"))
     with pytest.raises(ServerError, match="unexpected form"), as_expected(client, "/x"):
-        chunk_of(told, {})
+        chunk_of(choice, {})
     asyncio.run(client.close())
 
 
@@ -223,15 +223,15 @@ class ByteTokenizer(LetterTokenizer):
 
 def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
     (request,) = requests(1, 1, stop=("🦊",))
-    found = []
-    known = rules(tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
-    job = GenerationJob(request, known, found.append)
+    collected = []
+    stop_rules = rules(tokenizer=ByteTokenizer(), vocabulary=256, stop_tokens=())
+    job = GenerationJob(request, stop_rules, collected.append)
     signs = list("🦊".encode())
     job.begin(1)
     job.append(Chunk(tokens=signs[:1], log_prob=[-1.0]), {})
     job.keep()
     job.begin(2)
-    given = [job.append(Chunk(tokens=[one], log_prob=[-1.0]), {}) for one in signs[1:]]
+    given = [job.append(Chunk(tokens=[completion], log_prob=[-1.0]), {}) for completion in signs[1:]]
     assert given == [None, None, "stop"]
 
 
@@ -281,8 +281,8 @@ def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
             heard.append("elsewhere")
             writer.close()
 
-        servers = [await asyncio.start_server(one, "127.0.0.1", 0) for one in (point, listen)]
-        first, other = (one.sockets[0].getsockname()[1] for one in servers)
+        servers = [await asyncio.start_server(entry, "127.0.0.1", 0) for entry in (point, listen)]
+        first, other = (entry.sockets[0].getsockname()[1] for entry in servers)
         client = ServerClient(Address(f"http://127.0.0.1:{first}", token_env="SOME_KEY"))
         with pytest.raises(ServerError, match="status 307"):
             await client.get("/here")
@@ -290,11 +290,11 @@ def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
             async with client.lines("/here", {}):
                 pass
         await client.close()
-        for one in servers:
-            one.close()
+        for entry in servers:
+            entry.close()
 
     asyncio.run(go())
-    assert len(heard) == 2 and all("Bearer secret" in one for one in heard)
+    assert len(heard) == 2 and all("Bearer secret" in entry for entry in heard)
 
 
 @pytest.mark.parametrize("token", ["key\n", "two words", "schlüssel", "\x07"])
@@ -355,7 +355,7 @@ def test_an_engine_closes_from_any_state(state, tmp_path):
     with fakes(1) as servers, engine_over(servers, tmp_path, interrupt=interrupt) as engine:
         ended = asyncio.run(go(engine, servers[0]))
         assert "proxima-servers" not in {thread.name for thread in threading.enumerate()}
-    assert [(type(one), str(one)) for one in ended] == [(RuntimeError, "the engine is closed")] * len(ended)
+    assert [(type(entry), str(entry)) for entry in ended] == [(RuntimeError, "the engine is closed")] * len(ended)
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -378,7 +378,7 @@ def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(t
         other.wait()
         other.stdout.close()
     assert [str(path) for path in remove_leftovers(tmp_path)] == [theirs]
-    assert sorted(one.name for one in tmp_path.iterdir()) == sorted(["proxima-weights-strange", ours.path.name])
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(["proxima-weights-strange", ours.path.name])
     ours.remove()
     ours.remove()
     assert not ours.path.exists()

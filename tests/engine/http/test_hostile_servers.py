@@ -88,8 +88,8 @@ def text(change: Callable[[str], str | bytes], head: bytes = TO_END) -> Script:
     """The good body, changed as text."""
 
     async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
-        found = change(good.text)
-        yield head + (found.encode(errors="surrogatepass") if isinstance(found, str) else found)
+        changed = change(good.text)
+        yield head + (changed.encode(errors="surrogatepass") if isinstance(changed, str) else changed)
 
     return script
 
@@ -98,9 +98,9 @@ def event(change: Callable[[dict[str, Any]], Any]) -> Script:
     """The good event, changed."""
 
     def changed(whole: str) -> str:
-        told = json.loads(next(line for line in whole.splitlines() if line.startswith("data: {"))[6:])
-        found = change(told)
-        return f"data: {json.dumps(told if found is None else found)}\n\ndata: [DONE]\n\n"
+        body = json.loads(next(line for line in whole.splitlines() if line.startswith("data: {"))[6:])
+        result = change(body)
+        return f"data: {json.dumps(body if result is None else result)}\n\ndata: [DONE]\n\n"
 
     return text(changed)
 
@@ -109,29 +109,29 @@ def answer(change: Callable[[dict[str, Any]], Any]) -> Script:
     """The good answer that is no stream, changed."""
 
     def changed(whole: str) -> str:
-        told = json.loads(whole)
-        found = change(told)
-        return json.dumps(told if found is None else found)
+        body = json.loads(whole)
+        result = change(body)
+        return json.dumps(body if result is None else result)
 
     return text(changed)
 
 
 def choice(**fields: Any) -> Script:
-    return event(lambda told: told["choices"][0].update(fields))
+    return event(lambda body: body["choices"][0].update(fields))
 
 
 def first_token(token: Any) -> Script:
     """Another first token, in both places."""
 
-    def change(told: dict[str, Any]) -> None:
-        one = told["choices"][0]
-        one["token_ids"][0] = one["logprobs"]["content"][0]["token_id"] = token
+    def change(body: dict[str, Any]) -> None:
+        choice = body["choices"][0]
+        choice["token_ids"][0] = choice["logprobs"]["content"][0]["token_id"] = token
 
     return event(change)
 
 
 def first_log_prob(value: Any) -> Script:
-    return event(lambda told: told["choices"][0]["logprobs"]["content"][0].update(logprob=value))
+    return event(lambda body: body["choices"][0]["logprobs"]["content"][0].update(logprob=value))
 
 
 def deep(levels: int) -> str:
@@ -217,18 +217,18 @@ STREAM: dict[str, Script] = {
     "800 levels within": text(lambda whole: f'data: {{"choices": [{{"token_ids": {deep(800)}}}]}}\n\ndata: [DONE]\n\n'),
     "an error of 800 levels": text(lambda whole: f'data: {{"error": {deep(800)}}}\n\ndata: [DONE]\n\n'),
     "a number of 5,000 digits": text(lambda whole: whole.replace('"logprob": -', '"logprob": -' + "9" * 5000, 1)),
-    "an error": event(lambda told: {"error": {"message": "out of memory"}}),
-    "an error of escapes": event(lambda told: {"error": "\x1b[2J\x00\ud800\n\nTraceback"}),
-    "an error of 200 KB": event(lambda told: {"error": {"message": "x" * 200_000}}),
+    "an error": event(lambda message: {"error": {"message": "out of memory"}}),
+    "an error of escapes": event(lambda message: {"error": "\x1b[2J\x00\ud800\n\nTraceback"}),
+    "an error of 200 KB": event(lambda message: {"error": {"message": "x" * 200_000}}),
     # fields
-    "no choices": event(lambda told: {"detail": "quota exceeded"}),
-    "choices null": event(lambda told: told.update(choices=None)),
-    "choices a text": event(lambda told: told.update(choices="none")),
-    "choices a number": event(lambda told: told.update(choices=7)),
-    "no token_ids": event(lambda told: told["choices"][0].pop("token_ids")),
+    "no choices": event(lambda message: {"detail": "quota exceeded"}),
+    "choices null": event(lambda message: message.update(choices=None)),
+    "choices a text": event(lambda message: message.update(choices="none")),
+    "choices a number": event(lambda message: message.update(choices=7)),
+    "no token_ids": event(lambda message: message["choices"][0].pop("token_ids")),
     "token_ids a text": choice(token_ids="1234"),
     "token_ids a mapping": choice(token_ids={"0": 1}),
-    "two choices": event(lambda told: told["choices"].append(told["choices"][0])),
+    "two choices": event(lambda message: message["choices"].append(message["choices"][0])),
     "token true": first_token(True),
     "token 1.0": first_token(1.0),
     'token "1"': first_token("1"),
@@ -247,17 +247,17 @@ STREAM: dict[str, Script] = {
     "log-prob 10^400": first_log_prob(-(10**400)),
     "log-prob 0.5": first_log_prob(0.5),
     "log-prob -9999": first_log_prob(-9999.0),
-    "too few log-probs": event(lambda told: told["choices"][0]["logprobs"]["content"].pop()),
-    "log-probs of other tokens": event(lambda told: told["choices"][0]["logprobs"]["content"].reverse()),
+    "too few log-probs": event(lambda message: message["choices"][0]["logprobs"]["content"].pop()),
+    "log-probs of other tokens": event(lambda message: message["choices"][0]["logprobs"]["content"].reverse()),
     "no log-probs": choice(logprobs=None),
     "log-probs a text": choice(logprobs="none"),
-    "another prompt's answer": event(lambda told: told.update(prompt_token_ids=[1, 2, 3])),
-    "no prompt": event(lambda told: told.pop("prompt_token_ids")),
-    "an empty prompt": event(lambda told: told.update(prompt_token_ids=[])),
-    "a prompt of booleans": event(lambda told: told.update(prompt_token_ids=[True, True])),
-    "a prompt in quotes": event(lambda told: told.update(prompt_token_ids="5, 6")),
-    "too many tokens": event(lambda told: _repeat(told, 3)),
-    "too few tokens for its length": event(lambda told: _cut(told, 2)),
+    "another prompt's answer": event(lambda message: message.update(prompt_token_ids=[1, 2, 3])),
+    "no prompt": event(lambda message: message.pop("prompt_token_ids")),
+    "an empty prompt": event(lambda message: message.update(prompt_token_ids=[])),
+    "a prompt of booleans": event(lambda message: message.update(prompt_token_ids=[True, True])),
+    "a prompt in quotes": event(lambda message: message.update(prompt_token_ids="5, 6")),
+    "too many tokens": event(lambda message: _repeat(message, 3)),
+    "too few tokens for its length": event(lambda message: _cut(message, 2)),
     "a stop without a stop token": choice(finish_reason="stop"),
     "no end": choice(finish_reason=None),
     "an end that is none": choice(finish_reason="tired"),
@@ -272,16 +272,16 @@ STREAM: dict[str, Script] = {
 }
 
 MODELS: dict[str, Script] = {
-    "another model": answer(lambda told: told["data"][0].update(id="other")),
-    "no model": answer(lambda told: told.update(data=[])),
-    "models a mapping": answer(lambda told: told.update(data={})),
-    "no data": answer(lambda told: {"detail": "no"}),
-    "an id of 1 MB": answer(lambda told: told["data"][0].update(id="x" * 1_000_000)),
-    "an id that is a number": answer(lambda told: told["data"][0].update(id=7)),
-    "an id of escapes": answer(lambda told: told["data"][0].update(id="\x1b[2J\n")),
-    "a length of true": answer(lambda told: told["data"][0].update(max_model_len=True)),
-    "a length of -5": answer(lambda told: told["data"][0].update(max_model_len=-5)),
-    "a length in quotes": answer(lambda told: told["data"][0].update(max_model_len="64")),
+    "another model": answer(lambda message: message["data"][0].update(id="other")),
+    "no model": answer(lambda message: message.update(data=[])),
+    "models a mapping": answer(lambda message: message.update(data={})),
+    "no data": answer(lambda message: {"detail": "no"}),
+    "an id of 1 MB": answer(lambda message: message["data"][0].update(id="x" * 1_000_000)),
+    "an id that is a number": answer(lambda message: message["data"][0].update(id=7)),
+    "an id of escapes": answer(lambda message: message["data"][0].update(id="\x1b[2J\n")),
+    "a length of true": answer(lambda message: message["data"][0].update(max_model_len=True)),
+    "a length of -5": answer(lambda message: message["data"][0].update(max_model_len=-5)),
+    "a length in quotes": answer(lambda message: message["data"][0].update(max_model_len="64")),
     "64 MB": endless(TO_END, b" " * 65536),
     "deep": text(lambda whole: deep(100_000)),
     "empty": text(lambda whole: ""),
@@ -294,11 +294,11 @@ MODELS: dict[str, Script] = {
 }
 
 WEIGHTS: dict[str, Script] = {
-    "another version": answer(lambda told: told.update(weight_version="other")),
-    "version true": answer(lambda told: told.update(weight_version=True)),
-    "version null": answer(lambda told: told.update(weight_version=None)),
-    "no version": answer(lambda told: {}),
-    "a version of 1 MB": answer(lambda told: told.update(weight_version="x" * 1_000_000)),
+    "another version": answer(lambda message: message.update(weight_version="other")),
+    "version true": answer(lambda message: message.update(weight_version=True)),
+    "version null": answer(lambda message: message.update(weight_version=None)),
+    "no version": answer(lambda message: {}),
+    "a version of 1 MB": answer(lambda message: message.update(weight_version="x" * 1_000_000)),
     "64 MB": endless(TO_END, b" " * 65536),
     "deep": text(lambda whole: deep(100_000)),
     "a list": text(lambda whole: "[]"),
@@ -306,14 +306,14 @@ WEIGHTS: dict[str, Script] = {
 }
 
 SCORES: dict[str, Script] = {
-    "no log-probs": answer(lambda told: told.pop("prompt_logprobs")),
-    "log-probs a mapping": answer(lambda told: told.update(prompt_logprobs={})),
-    "too few": answer(lambda told: told["prompt_logprobs"].pop()),
-    "of other tokens": answer(lambda told: _rows(told, lambda row: {"999": {"logprob": -1.0}})),
-    "in quotes": answer(lambda told: _rows(told, lambda row: {key: {"logprob": "-1"} for key in row})),
-    "true": answer(lambda told: _rows(told, lambda row: {key: {"logprob": False} for key in row})),
-    "NaN": answer(lambda told: _rows(told, lambda row: {key: {"logprob": float("nan")} for key in row})),
-    "above 0": answer(lambda told: _rows(told, lambda row: {key: {"logprob": 0.5} for key in row})),
+    "no log-probs": answer(lambda message: message.pop("prompt_logprobs")),
+    "log-probs a mapping": answer(lambda message: message.update(prompt_logprobs={})),
+    "too few": answer(lambda message: message["prompt_logprobs"].pop()),
+    "of other tokens": answer(lambda message: _rows(message, lambda row: {"999": {"logprob": -1.0}})),
+    "in quotes": answer(lambda message: _rows(message, lambda row: {key: {"logprob": "-1"} for key in row})),
+    "true": answer(lambda message: _rows(message, lambda row: {key: {"logprob": False} for key in row})),
+    "NaN": answer(lambda message: _rows(message, lambda row: {key: {"logprob": float("nan")} for key in row})),
+    "above 0": answer(lambda message: _rows(message, lambda row: {key: {"logprob": 0.5} for key in row})),
     "64 MB": endless(TO_END, b" " * 65536),
     "deep": text(lambda whole: deep(100_000)),
     "a gzip bomb": encoded(b"gzip", bomb()),
@@ -322,12 +322,12 @@ SCORES: dict[str, Script] = {
 }
 
 PROBE: dict[str, Script] = {
-    "no choices": answer(lambda told: {"error": {"message": "quota exceeded"}}),
-    "choices null": answer(lambda told: told.update(choices=None)),
-    "no choice": answer(lambda told: told.update(choices=[])),
-    "a choice that is a text": answer(lambda told: told.update(choices=["x"])),
-    "top log-probs of booleans": answer(lambda told: _top(told, True)),
-    "top log-probs of 10^6": answer(lambda told: _top(told, 1e6)),
+    "no choices": answer(lambda message: {"error": {"message": "quota exceeded"}}),
+    "choices null": answer(lambda message: message.update(choices=None)),
+    "no choice": answer(lambda message: message.update(choices=[])),
+    "a choice that is a text": answer(lambda message: message.update(choices=["x"])),
+    "top log-probs of booleans": answer(lambda message: _top(message, True)),
+    "top log-probs of 10^6": answer(lambda message: _top(message, 1e6)),
     "deep": text(lambda whole: deep(100_000)),
     "64 MB": endless(TO_END, b" " * 65536),
     "refused": status(403),
@@ -335,23 +335,23 @@ PROBE: dict[str, Script] = {
 }
 
 
-def _repeat(told: dict[str, Any], times: int) -> None:
-    one = told["choices"][0]
-    one["token_ids"] *= times
-    one["logprobs"]["content"] *= times
+def _repeat(body: dict[str, Any], times: int) -> None:
+    choice = body["choices"][0]
+    choice["token_ids"] *= times
+    choice["logprobs"]["content"] *= times
 
 
-def _cut(told: dict[str, Any], length: int) -> None:
-    one = told["choices"][0]
-    del one["token_ids"][length:], one["logprobs"]["content"][length:]
+def _cut(body: dict[str, Any], length: int) -> None:
+    choice = body["choices"][0]
+    del choice["token_ids"][length:], choice["logprobs"]["content"][length:]
 
 
-def _rows(told: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> None:
-    told["prompt_logprobs"] = [None if row is None else change(row) for row in told["prompt_logprobs"]]
+def _rows(body: dict[str, Any], change: Callable[[dict[str, Any]], Any]) -> None:
+    body["prompt_logprobs"] = [None if row is None else change(row) for row in body["prompt_logprobs"]]
 
 
-def _top(told: dict[str, Any], value: Any) -> None:
-    for entry in told["choices"][0]["logprobs"]["content"]:
+def _top(body: dict[str, Any], value: Any) -> None:
+    for entry in body["choices"][0]["logprobs"]["content"]:
         for other in entry["top_logprobs"]:
             other["logprob"] = value
 
@@ -361,9 +361,9 @@ def _top(told: dict[str, Any], value: Any) -> None:
 
 @pytest.fixture(scope="module")
 def loop() -> Iterator[EventLoopThread]:
-    found = EventLoopThread("hostile")
-    yield found
-    found.close(_nothing)
+    thread = EventLoopThread("hostile")
+    yield thread
+    thread.close(_nothing)
 
 
 async def _nothing() -> None: ...
@@ -406,11 +406,11 @@ def requests(first: int) -> list[Request]:
 
 def check(asked: list[Request], given: list[Completion]) -> None:
     """Each completion is what the fake's model samples, with its log-probs."""
-    for request, one in zip(asked, given, strict=True):
-        assert len(one.tokens) == 4
-        before = [int(request.prompt.tokens[-1]), *map(int, one.tokens[:-1])]
-        right = [log_softmax(logits_after(b, "default"))[t] for b, t in zip(before, one.tokens, strict=True)]
-        np.testing.assert_allclose(one.sampled_log_prob, right, atol=1e-5)
+    for request, completion in zip(asked, given, strict=True):
+        assert len(completion.tokens) == 4
+        before = [int(request.prompt.tokens[-1]), *map(int, completion.tokens[:-1])]
+        right = [log_softmax(logits_after(b, "default"))[t] for b, t in zip(before, completion.tokens, strict=True)]
+        np.testing.assert_allclose(completion.sampled_log_prob, right, atol=1e-5)
 
 
 def is_one_line(error: UserError) -> bool:
@@ -429,13 +429,13 @@ def outcome(work: Callable[[], Any]) -> Any:
 
 def twice_then_always(server: RawServer, ask: Callable[[HttpEngine, int], Any]) -> list[Any]:
     """What comes of it when the script answers two calls, and when it answers all."""
-    found = []
+    collected = []
     with engine_of(server) as engine:
         for number, left in enumerate((2, float("inf"))):
             server.left = left
-            found.append(outcome(lambda number=number: ask(engine, 10 * number)))
+            collected.append(outcome(lambda number=number: ask(engine, 10 * number)))
     assert server.hit > 0 and server.sent <= TAKEN
-    return found
+    return collected
 
 
 #: behaviours with which a completion is right all the same
@@ -450,12 +450,12 @@ def test_completions(name: str, loop: EventLoopThread) -> None:
         return list(await collect(engine, requests(number)))
 
     with hostile(loop, STREAM[name], lambda path, body: bool(body) and body.get("stream")) as server:
-        for number, found in enumerate(twice_then_always(server, ask)):
-            if not isinstance(found, UserError):
-                check(requests(10 * number), found)
-            assert (name in HARMLESS) or number == 0 or isinstance(found, UserError)
+        for number, result in enumerate(twice_then_always(server, ask)):
+            if not isinstance(result, UserError):
+                check(requests(10 * number), result)
+            assert (name in HARMLESS) or number == 0 or isinstance(result, UserError)
             if "bomb" in name and number:
-                assert "compressed by" in str(found)  # and not read
+                assert "compressed by" in str(result)  # and not read
 
 
 @pytest.mark.parametrize("name", SCORES)
@@ -489,9 +489,9 @@ def test_health_checks(path: str, name: str, loop: EventLoopThread) -> None:
         return given
 
     with hostile(loop, script, lambda asked, body: asked == path) as server:
-        for number, found in enumerate(twice_then_always(server, ask)):
-            if not isinstance(found, UserError):
-                check(requests(10 * number), found)
+        for number, result in enumerate(twice_then_always(server, ask)):
+            if not isinstance(result, UserError):
+                check(requests(10 * number), result)
 
 
 @pytest.mark.parametrize(
@@ -508,11 +508,11 @@ def test_what_a_server_says_at_the_start(path: str, name: str, loop: EventLoopTh
         server.left = float("inf")
         try:
             with engine_of(server) as engine:
-                found = outcome(lambda: collect(engine, requests(0)))
+                result = outcome(lambda: collect(engine, requests(0)))
         except UserError as error:
             assert is_one_line(error)
         else:
-            assert isinstance(found, UserError) or check(requests(0), found) is None
+            assert isinstance(result, UserError) or check(requests(0), result) is None
         assert server.hit > 0 and server.sent <= TAKEN
 
 

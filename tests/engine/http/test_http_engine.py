@@ -21,13 +21,13 @@ def test_completions_have_the_log_probs_of_the_model(tmp_path):
     asked = requests(6, 4)
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
         given = asyncio.run(collect(engine, asked))
-    assert [one.key for one in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
-    for request, one in zip(asked, given, strict=True):
-        np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
-        assert one.untruncated_log_prob is one.sampled_log_prob
-        assert one.finish_reason == ("stop" if one.tokens[-1] == STOP else "length")
-        assert one.text == "".join("abcdefg"[i] for i in one.tokens if i != STOP)
-    assert len({one.tokens.tobytes() for one in given}) > len(given) / 2
+    assert [completion.key for completion in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
+    for request, completion in zip(asked, given, strict=True):
+        np.testing.assert_allclose(completion.sampled_log_prob, expected(request, completion, WEIGHTS), atol=1e-6)
+        assert completion.untruncated_log_prob is completion.sampled_log_prob
+        assert completion.finish_reason == ("stop" if completion.tokens[-1] == STOP else "length")
+        assert completion.text == "".join("abcdefg"[i] for i in completion.tokens if i != STOP)
+    assert len({completion.tokens.tobytes() for completion in given}) > len(given) / 2
 
 
 def test_new_weights_are_used_and_reported(tmp_path):
@@ -44,9 +44,9 @@ def test_new_weights_are_used_and_reported(tmp_path):
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
         first, second, health = asyncio.run(go(engine))
     for version, given in ((1, first), (2, second)):
-        for request, one in zip(asked, given, strict=True):
-            assert set(one.policy_version.tolist()) == {version}
-            np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
+        for request, completion in zip(asked, given, strict=True):
+            assert set(completion.policy_version.tolist()) == {version}
+            np.testing.assert_allclose(completion.sampled_log_prob, expected(request, completion, WEIGHTS), atol=1e-6)
     assert health.version == 2
     assert health.detail["sync"]["replicas"] == 2
 
@@ -75,10 +75,10 @@ def test_the_time_to_prepare_weights_is_told_apart_from_the_sync(tmp_path):
 def test_scores_are_those_of_the_model(tmp_path):
     asked = [ScoreRequest(prompt_tokens=[1, 2], tokens=[3, 4, i]) for i in range(5)]
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
-        found = asyncio.run(engine.score(asked))
+        scores = asyncio.run(engine.score(asked))
         with pytest.raises(UserError, match="scores at temperature 1, not at 0.5"):
             asyncio.run(engine.score([ScoreRequest(prompt_tokens=[1], tokens=[2], temperature=0.5)]))
-    for request, column in zip(asked, found, strict=True):
+    for request, column in zip(asked, scores, strict=True):
         np.testing.assert_allclose(column, sequence_log_probs(0.5, request.prompt_tokens, request.tokens), atol=1e-6)
 
 
@@ -116,9 +116,9 @@ def test_of_several_replicas_the_one_that_follows_least_is_reported():
     follows = report("a", seconds=2.0, probe_mean=0.2, slope=1.02, slope_error=0.3, slope_limit=0.6)
     stays = report("b", seconds=1.0, probe_mean=0.1, slope=0.0, slope_error=0.01, slope_limit=0.2)
     unjudged = report("c", seconds=0.5, probe_mean=0.3)
-    told = {"slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2, "seconds": 2.0, "probe_mean": 0.3, "how": "value"}
+    figures = {"slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2, "seconds": 2.0, "probe_mean": 0.3, "how": "value"}
     for reports in ([follows, stays, unjudged], [unjudged, stays, follows]):
-        assert sync_figures(reports) == told | {"replicas": 3}
+        assert sync_figures(reports) == figures | {"replicas": 3}
     far = report("d", seconds=0.5, slope=2.5, slope_error=0.1, slope_limit=0.5)
     assert sync_figures([stays, far])["slope"] == 2.5
     assert sync_figures([]) == {}

@@ -26,8 +26,8 @@ async def begun(engine, servers, asked, tokens=2):
     def all_wait():
         if sum(server.begun for server in servers) < len(asked):  # read before `running`
             return False
-        running = [one for server in servers for one in list(server.running.values())]
-        return all(len(one.tokens) == tokens for one in running)
+        running = [request for server in servers for request in list(server.running.values())]
+        return all(len(request.tokens) == tokens for request in running)
 
     await until(all_wait)
     return task
@@ -53,7 +53,9 @@ def test_recompute_continues_under_the_new_weights(facts, paused, tmp_path):
             go_on(servers)
             so_far = await engine.in_flight()
             await asyncio.sleep(0.02)  # nothing is sampled in a pause
-            assert [one.tokens.tolist() for one in await engine.in_flight()] == [one.tokens.tolist() for one in so_far]
+            assert [completion.tokens.tolist() for completion in await engine.in_flight()] == [
+                completion.tokens.tolist() for completion in so_far
+            ]
             await engine.resume()
         go_on(servers)
         return await task
@@ -62,9 +64,9 @@ def test_recompute_continues_under_the_new_weights(facts, paused, tmp_path):
         given = asyncio.run(go(engine, servers))
         again = sum(server.calls["/generate"] for server in servers) - len(asked)
     check(asked, given)  # each token by its own weights, with the KV of these weights
-    long = [one for one in given if len(one.tokens) > 2]
+    long = [completion for completion in given if len(completion.tokens) > 2]
     assert long
-    assert all(one.policy_version.tolist() == [1, 1] + [2] * (len(one.tokens) - 2) for one in long)
+    assert all(completion.policy_version.tolist() == [1, 1] + [2] * (len(completion.tokens) - 2) for completion in long)
     assert again == (0 if facts is IN_PLACE else len(long))
 
 
@@ -80,15 +82,15 @@ def test_keep_continues_with_the_kv_that_it_has(tmp_path):
 
     with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path, interrupt="keep") as engine:
         given = asyncio.run(go(engine, servers))
-    long = [(r, one) for r, one in zip(asked, given, strict=True) if len(one.tokens) > 2]
+    long = [(r, completion) for r, completion in zip(asked, given, strict=True) if len(completion.tokens) > 2]
     assert long
-    for request, one in long:
-        prompt, tokens = request.prompt.tokens.tolist(), one.tokens.tolist()
+    for request, completion in long:
+        prompt, tokens = request.prompt.tokens.tolist(), completion.tokens.tolist()
         kv = states(WEIGHTS[1], [*prompt, *tokens[:1]])
         for t in range(2, len(tokens)):
             everything = [*prompt, *tokens[:t]]
             kv = states(WEIGHTS[2], everything, kv)
-            assert one.sampled_log_prob[t] == pytest.approx(
+            assert completion.sampled_log_prob[t] == pytest.approx(
                 log_probs(WEIGHTS[2], everything[-1], kv)[tokens[t]], abs=1e-6
             )
 
@@ -113,8 +115,8 @@ def test_finish_ends_what_runs_under_the_weights_before(facts, paused, tmp_path)
         first, second = asyncio.run(go(engine, servers))
     check(asked, first)
     check(asked, second)
-    assert {v for one in first for v in one.policy_version.tolist()} == {1}
-    assert {v for one in second for v in one.policy_version.tolist()} == {2}
+    assert {v for completion in first for v in completion.policy_version.tolist()} == {1}
+    assert {v for completion in second for v in completion.policy_version.tolist()} == {2}
 
 
 @pytest.mark.parametrize("facts", [IN_PLACE, NO_PAUSE])
@@ -126,17 +128,21 @@ def test_abort_ends_all_with_the_tokens_that_they_have(facts, tmp_path):
         waiting = asyncio.create_task(collect(engine, asked[4:]))
         await until(lambda: len(engine._pool.router))
         await engine.pause("abort")
-        found = [*await task, *await waiting]
+        values = [*await task, *await waiting]
         go_on(servers)
         await engine.resume()
-        return found, await collect(engine, asked)
+        return values, await collect(engine, asked)
 
     with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path, max_running=4) as engine:
         ended, given = asyncio.run(go(engine, servers))
-    assert all(one.finish_reason == "abort" and len(one.tokens) == 2 for one in ended[:4] if STOP not in one.tokens)
-    assert any(one.finish_reason == "abort" for one in ended[:4])
-    for request, one in zip(asked, ended, strict=True):
-        np.testing.assert_allclose(one.sampled_log_prob, expected(request, one, WEIGHTS), atol=1e-6)
+    assert all(
+        completion.finish_reason == "abort" and len(completion.tokens) == 2
+        for completion in ended[:4]
+        if STOP not in completion.tokens
+    )
+    assert any(completion.finish_reason == "abort" for completion in ended[:4])
+    for request, completion in zip(asked, ended, strict=True):
+        np.testing.assert_allclose(completion.sampled_log_prob, expected(request, completion, WEIGHTS), atol=1e-6)
     check(asked, given)
 
 
@@ -149,7 +155,7 @@ def test_wait_finishes_what_runs_and_admits_nothing(tmp_path):
         await until(lambda: len(engine._pool.router))
         go_on(servers)
         await engine.pause("wait")
-        assert not await engine.in_flight() or all(one.key[0] < 2 for one in await engine.in_flight())
+        assert not await engine.in_flight() or all(completion.key[0] < 2 for completion in await engine.in_flight())
         given = await first
         assert not second.done()
         await engine.resume()
@@ -170,7 +176,7 @@ def test_abort_of_a_prompt_ends_its_completions_alone(tmp_path):
 
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
         given = asyncio.run(go(engine, servers))
-    assert [one.finish_reason for one in given if one.prompt_uid == 1] == ["abort", "abort"]
+    assert [completion.finish_reason for completion in given if completion.prompt_uid == 1] == ["abort", "abort"]
     check(asked[:2] + asked[4:], given[:2] + given[4:])
 
 
@@ -181,20 +187,20 @@ def test_in_flight_tells_what_runs(tmp_path):
         await engine.publish(update(1, WEIGHTS[1]))
         task = await begun(engine, servers, asked)
         await engine.pause()
-        found = {one.key: one for one in await engine.in_flight()}
+        by_key = {entry.key: entry for entry in await engine.in_flight()}
         go_on(servers)
         await engine.resume()
-        return found, {one.key: one for one in await task}
+        return by_key, {entry.key: entry for entry in await task}
 
     with fakes(2) as servers, engine_over(servers, tmp_path) as engine:
-        found, given = asyncio.run(go(engine, servers))
+        by_key, given = asyncio.run(go(engine, servers))
         assert not asyncio.run(engine.in_flight())
-    assert found
+    assert by_key
     prompts = {(r.prompt.uid, r.sample, r.turn): r.prompt.tokens for r in asked}
-    for key, one in found.items():
-        assert one.tokens.tolist() == given[key].tokens[: len(one.tokens)].tolist()
-        assert one.policy_version.tolist() == [1] * len(one.tokens)
-        assert np.array_equal(one.prompt_tokens, prompts[key])
+    for key, entry in by_key.items():
+        assert entry.tokens.tolist() == given[key].tokens[: len(entry.tokens)].tolist()
+        assert entry.policy_version.tolist() == [1] * len(entry.tokens)
+        assert np.array_equal(entry.prompt_tokens, prompts[key])
 
 
 def test_old_kv_is_never_read(tmp_path):
@@ -213,7 +219,9 @@ def test_a_stop_string_across_the_seam_ends_the_completion(tmp_path):
     plain = requests(8, 4, max_tokens=10)
     with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path) as engine:
         clean = asyncio.run(collect(engine, plain))
-    one, at = next((r, c) for r, c in zip(plain, clean, strict=True) if len(c.tokens) > 6 and STOP not in c.tokens[:6])
+    completion, at = next(
+        (r, c) for r, c in zip(plain, clean, strict=True) if len(c.tokens) > 6 and STOP not in c.tokens[:6]
+    )
     stop = at.text[1:3]
     asked = [r for r in requests(8, 4, max_tokens=10, stop=(stop,)) if (r.prompt.uid, r.sample) == at.key[:2]]
 
@@ -221,7 +229,7 @@ def test_a_stop_string_across_the_seam_ends_the_completion(tmp_path):
         task = await begun(engine, servers, asked)  # after the first half of the stop string
         await engine.pause()
         # the draws after the seam are others: choose what the server gives, so that the string is completed there
-        engine._pool.replicas[0].dialect = Spoken(at.tokens[2:4].tolist(), one.prompt.tokens)
+        engine._pool.replicas[0].dialect = Spoken(at.tokens[2:4].tolist(), completion.prompt.tokens)
         go_on(servers)
         await engine.resume()
         return await task
@@ -284,11 +292,11 @@ def test_truncated_log_probs_have_their_names(tmp_path):
         unscored = asyncio.run(collect(engine, asked))
     with fakes(1, facts={"log_probs": "raw"}) as servers, engine_over(servers, tmp_path) as engine:
         raw = asyncio.run(collect(engine, asked))
-    for request, one, other, third in zip(asked, given, unscored, raw, strict=True):
-        full = expected(request, one, WEIGHTS)
-        np.testing.assert_allclose(one.untruncated_log_prob, full, atol=1e-5)
-        assert (one.sampled_log_prob > one.untruncated_log_prob).all()
-        assert np.array_equal(other.sampled_log_prob, one.sampled_log_prob)
+    for request, completion, other, third in zip(asked, given, unscored, raw, strict=True):
+        full = expected(request, completion, WEIGHTS)
+        np.testing.assert_allclose(completion.untruncated_log_prob, full, atol=1e-5)
+        assert (completion.sampled_log_prob > completion.untruncated_log_prob).all()
+        assert np.array_equal(other.sampled_log_prob, completion.sampled_log_prob)
         assert np.isnan(other.untruncated_log_prob).all()
         np.testing.assert_allclose(third.untruncated_log_prob, expected(request, third, WEIGHTS), atol=1e-5)
         assert np.isnan(third.sampled_log_prob).all()

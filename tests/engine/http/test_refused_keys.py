@@ -84,8 +84,8 @@ def test_a_server_that_always_has_other_weights_again_is_given_up(tmp_path, monk
         def flaps(body):
             nonlocal answered
             answered += 1
-            status, told = load(body)
-            return status, told | ({"label": "another"} if answered % 4 == 0 else {})
+            status, answer = load(body)
+            return status, answer | ({"label": "another"} if answered % 4 == 0 else {})
 
         server._load = flaps
         with pytest.raises(UserError, match=r"it has weights 'another'.*4 times in a row"):
@@ -121,7 +121,7 @@ def test_one_server_that_refuses_the_key_is_ejected_and_returns(when, status, tm
         given, out, again = asyncio.run(go(engine, servers))
     check(asked, given)
     check(asked, again)
-    assert [one["in_service"] for one in out.detail["servers"]] == [False, True]
+    assert [server["in_service"] for server in out.detail["servers"]] == [False, True]
     assert any(f"refused with status {status}: another key" in line for line in out.detail["events"])
 
 

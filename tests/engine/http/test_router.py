@@ -31,10 +31,10 @@ def test_a_prompt_stays_at_one_replica_and_prompts_are_spread():
             router.add(job(uid, sample))
     where = {}
     for place in places:
-        while place.has_room and (one := router.next_for(place)) is not None:
+        while place.has_room and (request := router.next_for(place)) is not None:
             place.assigned += 1
-            where.setdefault(one.key[0], set()).add(id(place))
-    assert all(len(found) == 1 for found in where.values())
+            where.setdefault(request.key[0], set()).add(id(place))
+    assert all(len(replicas) == 1 for replicas in where.values())
     assert [place.assigned for place in places] == [8, 8, 8]
     router.add(job(0, 9))  # a later turn of the conversation
     assert router.next_for(next(place for place in places if id(place) in where[0])) is not None
@@ -50,20 +50,20 @@ def test_an_idle_replica_takes_a_whole_prompt_from_a_full_one():
     places[0].assigned = 2
     places[1].in_service = True
     taken = [router.next_for(places[1]) for _ in range(2)]
-    assert len({one.key[0] for one in taken}) == 1
+    assert len({completion.key[0] for completion in taken}) == 1
 
 
 def test_what_failed_at_a_replica_goes_to_another_and_back_when_all_have_failed():
     places = [Place(), Place()]
     router = Router(places)
-    one = job(0)
-    one.tried = {places[0]}
-    router.add(one)
+    single = job(0)
+    single.tried = {places[0]}
+    router.add(single)
     assert router.next_for(places[0]) is None
-    assert router.next_for(places[1]) is one
-    one.tried = set(places)
-    router.add(one)
-    assert any(router.next_for(place) is one for place in places)
+    assert router.next_for(places[1]) is single
+    single.tried = set(places)
+    router.add(single)
+    assert any(router.next_for(place) is single for place in places)
 
 
 @given(st.data())
@@ -78,17 +78,17 @@ def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(data):
         place = data.draw(st.sampled_from(places))
         if act == "add":
             router.add(job(data.draw(st.integers(0, 4)), next(numbers)))
-        elif act == "run" and place.has_room and (one := router.next_for(place)) is not None:
-            running.append((one, place))
+        elif act == "run" and place.has_room and (request := router.next_for(place)) is not None:
+            running.append((request, place))
             place.assigned += 1
         elif act in ("end", "fail") and running:
-            one, at = running.pop(data.draw(st.integers(0, len(running) - 1)))
+            request, at = running.pop(data.draw(st.integers(0, len(running) - 1)))
             at.assigned -= 1
             if act == "end":
-                ended.add(one.key)
+                ended.add(request.key)
             else:
-                one.tried.add(at)
-                router.add(one, first=True)
+                request.tried.add(at)
+                router.add(request, first=True)
         elif act == "leave":
             place.in_service = False
             router.leave(place)
@@ -100,11 +100,11 @@ def test_whatever_happens_nothing_is_lost_and_nothing_comes_twice(data):
     while progress:
         progress = False
         for place in places:
-            while place.has_room and (one := router.next_for(place)) is not None:
-                assert one.key not in ended
-                ended.add(one.key)
+            while place.has_room and (request := router.next_for(place)) is not None:
+                assert request.key not in ended
+                ended.add(request.key)
                 progress = True
     added = next(numbers)
-    keys = [*ended, *(one.key for one, _ in running)]
+    keys = [*ended, *(request.key for request, _ in running)]
     assert len(keys) == len(set(keys)) == added
     assert len(router) == 0

@@ -58,17 +58,17 @@ def test_servers_that_can_do_all_of_it_pass():
     ],
 )
 def test_a_server_that_lacks_something_is_refused_in_one_line(facts, needs, settings, line):
-    with fakes(1, facts=facts) as servers, pytest.raises(UserError, match=line) as found:
+    with fakes(1, facts=facts) as servers, pytest.raises(UserError, match=line) as caught:
         notes(servers, replace(NEEDS, **needs), **settings)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(caught.value)
 
 
 def test_half_the_servers_with_another_model_are_refused():
     with fakes(2) as good, fakes(2, facts={"model": "another"}) as bad:
-        with pytest.raises(FieldError, match="its model is another, and that of the others is formula") as found:
+        with pytest.raises(FieldError, match="its model is another, and that of the others is formula") as caught:
             notes([*good, *bad])
-        assert found.value.field == "url"
-        assert found.value.value == bad[0].url and f"differs: {bad[0].url}: its model" in str(found.value)
+        assert caught.value.field == "url"
+        assert caught.value.value == bad[0].url and f"differs: {bad[0].url}: its model" in str(caught.value)
 
 
 def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_servers_are_asked(tmp_path):
@@ -77,7 +77,7 @@ def test_a_folder_that_weights_cannot_be_written_to_is_refused_before_the_server
     with pytest.raises(FieldError, match="weight_folder=.* can't be written: Not a directory; give a folder"):
         spec.check(NEEDS)
     check_weight_folder(str(tmp_path / "new" / "one"))
-    assert [one.name for one in tmp_path.iterdir()] == ["file"]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,12 @@ WEIGHTS = {0: 0.5, 1: 0.8}
 
 def sets_of(weights, before, tokens, temperature):
     """By the formula: what top-k left at each of the tokens."""
-    found, everything = [], list(before)
+    collected, everything = [], list(before)
     for own, token in zip(weights, tokens, strict=True):
         left = truncated(log_probs(own, everything[-1], states(own, everything), temperature), TOP_K)
-        found.append(np.flatnonzero(np.isfinite(left)).tolist())
+        collected.append(np.flatnonzero(np.isfinite(left)).tolist())
         everything.append(token)
-    return found
+    return collected
 
 
 class MaskedDialect(PlainDialect):
@@ -70,11 +70,11 @@ def engine_over(servers, folder, spoiled=0, **settings):
 
 
 def check(asked, given):
-    for request, one in zip(asked, given, strict=True):
-        weights = [WEIGHTS[version] for version in one.policy_version.tolist()]
-        expected = sets_of(weights, request.prompt.tokens.tolist(), one.tokens.tolist(), one.temperature)
-        assert one.sampling_mask == SamplingMask.of_sets(expected)
-        assert np.isfinite(one.sampled_log_prob).all()
+    for request, completion in zip(asked, given, strict=True):
+        weights = [WEIGHTS[version] for version in completion.policy_version.tolist()]
+        expected = sets_of(weights, request.prompt.tokens.tolist(), completion.tokens.tolist(), completion.temperature)
+        assert completion.sampling_mask == SamplingMask.of_sets(expected)
+        assert np.isfinite(completion.sampled_log_prob).all()
 
 
 def test_each_token_has_the_set_that_it_was_drawn_from(tmp_path):
@@ -92,15 +92,15 @@ def test_they_are_asked_for_only_where_something_is_truncated(tmp_path):
     ]
     with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, talk):
         given = asyncio.run(collect(engine, asked))
-    assert [one.sampling_mask is not None for one in given] == [False, False, True, True, False]
+    assert [completion.sampling_mask is not None for completion in given] == [False, False, True, True, False]
     assert sorted(talk.asked) == [False, False, False, True, True]
 
 
 def test_a_server_that_lacks_them_is_not_asked(tmp_path):
     with fakes(1) as servers, engine_over(servers, tmp_path) as (engine, talk):
         assert not engine.capabilities.sampling_mask
-        (one,) = asyncio.run(collect(engine, requests(1, 1, top_k=TOP_K)))
-    assert one.sampling_mask is None and talk.asked == [False]
+        (completion,) = asyncio.run(collect(engine, requests(1, 1, top_k=TOP_K)))
+    assert completion.sampling_mask is None and talk.asked == [False]
 
 
 @pytest.mark.parametrize("spoiled", [1, 2])
@@ -112,16 +112,16 @@ def test_a_set_without_its_token_is_tried_again_and_not_used(spoiled, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [([7, 2, 5], None), ([7, 2, 4], "token 2, id 4, is not in its set of 2"), ([7, 2], "3 sampling masks of 2 tokens")],
 )
-def test_each_token_is_looked_for_in_its_own_set(tokens, told):
+def test_each_token_is_looked_for_in_its_own_set(tokens, message):
     mask = SamplingMask.of_sets([[7], [4, 2, 1], [9, 5]])
     chunk = Chunk(tokens=np.array(tokens), log_prob=np.zeros(len(tokens)), sampling_mask=mask)
-    if told is None:
+    if message is None:
         assert mask_of(chunk) is mask
     else:
-        with pytest.raises(WrongAnswerError, match=told):
+        with pytest.raises(WrongAnswerError, match=message):
             mask_of(chunk)
 
 
@@ -131,7 +131,7 @@ def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(tmp_path)
     async def go(engine, server):
         server.stop_after = 4
         task = asyncio.create_task(collect(engine, asked))
-        while sum(len(one.tokens) for one in await engine.in_flight()) < 4:
+        while sum(len(completion.tokens) for completion in await engine.in_flight()) < 4:
             await asyncio.sleep(0.001)
         await engine.pause()
         await engine.publish(update(1, WEIGHTS[1]))
@@ -142,4 +142,4 @@ def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(tmp_path)
     with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, _):
         given = asyncio.run(go(engine, servers[0]))
     check(asked, given)
-    assert {version for one in given for version in one.policy_version.tolist()} == {0, 1}
+    assert {version for completion in given for version in completion.policy_version.tolist()} == {0, 1}

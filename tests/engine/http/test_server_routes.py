@@ -70,16 +70,16 @@ def engine_over(servers, folder, silent=0, **settings):
 
 
 def check(asked, given, weights=(0.5,), latest=False):
-    for request, one in zip(asked, given, strict=True):
-        prompt, versions = request.prompt.tokens.tolist(), one.policy_version
-        fed = [*prompt, *one.tokens.tolist()[:-1]]
+    for request, completion in zip(asked, given, strict=True):
+        prompt, versions = request.prompt.tokens.tolist(), completion.policy_version
+        fed = [*prompt, *completion.tokens.tolist()[:-1]]
         each = [rows_of(fed, own)[len(prompt) - 1 :] for own in weights]
         expected = np.stack([each[version][t] for t, version in enumerate(versions)])
         if latest:
             expected[versions != versions[-1]] = -1
-        assert np.array_equal(one.routed_experts, expected) and one.routed_experts.dtype == np.int8
-        assert len(one.prompt_routed_experts) == len(prompt)
-        Trajectory.of(request.prompt, one, group=0, advantage=0, routes=True)
+        assert np.array_equal(completion.routed_experts, expected) and completion.routed_experts.dtype == np.int8
+        assert len(completion.prompt_routed_experts) == len(prompt)
+        Trajectory.of(request.prompt, completion, group=0, advantage=0, routes=True)
 
 
 def test_each_token_has_the_experts_of_the_position_that_predicted_it(tmp_path):
@@ -88,14 +88,14 @@ def test_each_token_has_the_experts_of_the_position_that_predicted_it(tmp_path):
         given = asyncio.run(collect(engine, asked))
     check(asked, given)
     assert set(talk.asked) == {SHAPE}
-    for request, one in zip(asked, given, strict=True):
-        assert np.array_equal(one.prompt_routed_experts, rows_of(request.prompt.tokens.tolist(), 0.5))
+    for request, completion in zip(asked, given, strict=True):
+        assert np.array_equal(completion.prompt_routed_experts, rows_of(request.prompt.tokens.tolist(), 0.5))
 
 
 def test_without_the_field_they_are_not_asked_for(tmp_path):
     with fakes(1, facts=FACTS) as servers, engine_over(servers, tmp_path, routed_experts=False) as (engine, talk):
-        (one,) = asyncio.run(collect(engine, requests(1, 1)))
-    assert one.routed_experts is one.prompt_routed_experts is None and talk.asked == [None]
+        (completion,) = asyncio.run(collect(engine, requests(1, 1)))
+    assert completion.routed_experts is completion.prompt_routed_experts is None and talk.asked == [None]
 
 
 @pytest.mark.parametrize("silent", [1, 2])
@@ -107,11 +107,11 @@ def test_an_end_without_them_is_tried_again_and_not_used(silent, tmp_path):
 
 
 def test_a_server_that_never_gives_them_ends_the_run(tmp_path):
-    told = "routed experts of 0 tokens, where [0-9]+ were fed"
+    message = "routed experts of 0 tokens, where [0-9]+ were fed"
     with (
         fakes(1, facts=FACTS) as servers,
         engine_over(servers, tmp_path, 10**6) as (engine, _),
-        pytest.raises(UserError, match=told),
+        pytest.raises(UserError, match=message),
     ):
         asyncio.run(collect(engine, requests(1, 1)))
 
@@ -119,7 +119,7 @@ def test_a_server_that_never_gives_them_ends_the_run(tmp_path):
 async def across_new_weights(engine, server, asked):
     server.stop_after = 4
     task = asyncio.create_task(collect(engine, asked))
-    while sum(len(one.tokens) for one in await engine.in_flight()) < 4:
+    while sum(len(completion.tokens) for completion in await engine.in_flight()) < 4:
         await asyncio.sleep(0.001)
     await engine.pause()
     await engine.publish(update(1, 0.8))
@@ -136,7 +136,7 @@ def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, tmp_path):
         given = asyncio.run(across_new_weights(engine, servers[0], asked))
     check(asked, given, (0.5, 0.8), latest)
     assert len(talk.asked) == len(asked)
-    assert {version for one in given for version in one.policy_version.tolist()} == {0, 1}
+    assert {version for completion in given for version in completion.policy_version.tolist()} == {0, 1}
 
 
 def test_what_was_cut_off_has_none_and_the_rest_has_its_own(tmp_path):

@@ -108,13 +108,16 @@ def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, 
     plain = TokenRequest(id="a", tokens=PROMPT, sampling=cut, chunk_tokens=2)
 
     async def use(dialect, client, facts):
-        return [await whole(dialect, client, facts, one) for one in (plain, replace(plain, id="b", sampling_mask=True))]
+        return [
+            await whole(dialect, client, facts, completion)
+            for completion in (plain, replace(plain, id="b", sampling_mask=True))
+        ]
 
     with fake(tiny, incremental=incremental) as server:
-        without, found = talk(server, use)
+        without, outcome = talk(server, use)
     assert all(chunk.sampling_mask is None for chunk in without)
-    mask = SamplingMask.joined([chunk.sampling_mask for chunk in found])
-    mask.check(tokens_of(found))
+    mask = SamplingMask.joined([chunk.sampling_mask for chunk in outcome])
+    mask.check(tokens_of(outcome))
     assert len(mask) == 6 and mask.counts.max() <= 4
 
 
@@ -142,10 +145,10 @@ def test_every_field_of_the_sampling_is_sent(tiny):
     defaults |= {"repetition_penalty": 1.9, "ignore_eos": False, "frequency_penalty": 2.0, "min_p": 0.9, "top_p": 0.1}
     with fake(tiny) as plain, fake(tiny, preferred_sampling_params=defaults) as server:
         expected = talk(plain, lambda d, c, f: whole(d, c, f, asked))
-        found = talk(server, lambda d, c, f: whole(d, c, f, asked))
+        outcome = talk(server, lambda d, c, f: whole(d, c, f, asked))
         sent = [call.body["sampling_params"] for call in server.calls if call.path == "/generate"]
-    assert tokens_of(found).tolist() == tokens_of(expected).tolist() and len(tokens_of(found)) == 8
-    assert all(set(defaults) <= set(one) for one in sent)
+    assert tokens_of(outcome).tolist() == tokens_of(expected).tolist() and len(tokens_of(outcome)) == 8
+    assert all(set(defaults) <= set(entry) for entry in sent)
 
 
 def test_stop_ids_end_a_completion_and_nothing_else_does(tiny):
@@ -176,10 +179,10 @@ def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
 def test_scores_are_those_of_the_given_tokens(tiny):
     tokens = np.array([5, 1, 44], np.int32)
     with fake(tiny) as server:
-        found = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens))
+        outcome = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens))
         none = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens[:0]))
-    np.testing.assert_allclose(found, forward(tiny, tokens), atol=1e-4)
-    assert found.dtype == np.float32 and none.shape == (0,)
+    np.testing.assert_allclose(outcome, forward(tiny, tokens), atol=1e-4)
+    assert outcome.dtype == np.float32 and none.shape == (0,)
 
 
 @pytest.mark.parametrize("value", [None, math.inf, -math.inf])
@@ -196,7 +199,9 @@ def test_an_abort_ends_its_request_alone(tiny):
 
     async def use(dialect, client, facts):
         ids = ("a1", "a10")
-        tasks = {one: asyncio.create_task(whole(dialect, client, facts, request(one, max_tokens=300))) for one in ids}
+        tasks = {
+            entry: asyncio.create_task(whole(dialect, client, facts, request(entry, max_tokens=300))) for entry in ids
+        }
         while (await dialect.health(client, facts)).running != 2:
             await asyncio.sleep(0.001)
         await dialect.abort(client, facts, ["a1", "unknown"])
@@ -333,7 +338,7 @@ def event(tokens=(1, 2), pairs=((-0.5, 1), (-0.25, 2)), total=2, **meta):
 
 
 @pytest.mark.parametrize(
-    ("told", "error", "message"),
+    ("body", "error", "message"),
     [
         (event(pairs=((-0.5, 1),)), ServerError, "1 log-probs where 2 tokens are counted"),
         (event(pairs=()), ServerError, "0 log-probs where 2 tokens are counted"),
@@ -345,12 +350,12 @@ def event(tokens=(1, 2), pairs=((-0.5, 1), (-0.25, 2)), total=2, **meta):
         (event(prompt_tokens=4), UserError, "read 4 tokens of a prompt of 5"),
     ],
 )
-def test_what_can_not_be_read_is_no_completion(tiny, told, error, message):
+def test_what_can_not_be_read_is_no_completion(tiny, body, error, message):
     from proxima.engine.http.sglang import _StreamReader
 
     reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), request())
     with pytest.raises(error, match=message):
-        reader.chunk(told)
+        reader.chunk(body)
 
 
 def test_a_log_prob_that_is_missing_is_nan():
@@ -385,10 +390,10 @@ def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
         return facts.routed_experts, routed, await whole(dialect, client, facts, asked)
 
     with fake(tiny, incremental=incremental, enable_return_routed_experts=True) as server:
-        told, routed, plain = talk(server, use)
-    assert told and all(chunk.routes is None for chunk in [*routed[:-1], *plain])
+        with_experts, routed, plain = talk(server, use)
+    assert with_experts and all(chunk.routes is None for chunk in [*routed[:-1], *plain])
     fed = [*PROMPT, *tokens_of(routed)[:-1].tolist()]
     assert np.array_equal(routed[-1].routes, experts_of(fed)[:, [0, 2]])
     with fake(tiny) as server:
-        told, routed, _ = talk(server, use)
-    assert not told and routed[-1].routes is None
+        with_experts, routed, _ = talk(server, use)
+    assert not with_experts and routed[-1].routes is None

@@ -42,7 +42,7 @@ def test_completions_of_a_server_that_was_started_again_do_not_count(tmp_path):
         given, health = asyncio.run(go(engine, servers))
         assert servers[0].calls["/generate"] > 0
     check(asked, given)
-    assert {v for one in given for v in one.policy_version.tolist()} == {1}
+    assert {v for completion in given for v in completion.policy_version.tolist()} == {1}
     assert health.detail["replicas"]["lost"] > 0
     assert any("it has weights 'start', not" in line for line in health.detail["events"])
 
@@ -137,9 +137,9 @@ def test_scores_of_a_server_that_was_started_again_do_not_count(tmp_path):
         return await engine.score(asked)
 
     with fakes(2) as servers, engine_over(servers, tmp_path, health_seconds=NEVER) as engine:
-        found = asyncio.run(go(engine, servers))
+        result = asyncio.run(go(engine, servers))
         assert servers[0].calls["/score"] > 1
-    for request, column in zip(asked, found, strict=True):
+    for request, column in zip(asked, result, strict=True):
         expected = sequence_log_probs(WEIGHTS[1], request.prompt_tokens, request.tokens)
         np.testing.assert_allclose(column, expected, atol=1e-6)
 
@@ -177,13 +177,13 @@ def test_one_question_answers_all_who_came_before_it():
         others = [asyncio.create_task(check.ask(10)) for _ in range(50)]
         await asyncio.sleep(0)
         answer.set()
-        found = [(await one).weight_version for one in (first, *others)]
+        versions = [(await entry).weight_version for entry in (first, *others)]
         failed = await asyncio.gather(*(check.ask(10) for _ in range(5)), return_exceptions=True)
-        return asked, found, failed
+        return asked, versions, failed
 
-    asked, found, failed = asyncio.run(go())
-    assert found == ["v1", *["v2"] * 50] and asked == [0, 1, 2]  # the last five share one
-    assert all(isinstance(one, ServerError) and one.reason == "status 500" for one in failed)
+    asked, versions, failed = asyncio.run(go())
+    assert versions == ["v1", *["v2"] * 50] and asked == [0, 1, 2]  # the last five share one
+    assert all(isinstance(entry, ServerError) and entry.reason == "status 500" for entry in failed)
 
 
 def test_a_question_whose_asker_leaves_is_asked_again_and_one_without_an_answer_has_a_deadline():

@@ -41,30 +41,30 @@ async def chunks(fake: FakeVllm, facts: ServerFacts, **more: Any) -> list[Chunk]
 @ROUTES
 @pytest.mark.parametrize("processed", [True, False])
 def test_facts_say_what_the_server_does_and_not_what_it_claims(generate: bool, processed: bool) -> None:
-    found = facts_of(FakeVllm(generate=generate, processed=processed))
-    assert found.route == (GENERATE if generate else COMPLETIONS)
-    assert found.log_probs == ("processed" if processed else "raw")
-    assert found.version_spans is generate
-    assert found.interrupts == ({"recompute", "keep", "finish"} if generate else {"finish"})
-    assert (found.dtype, found.max_length, found.prefix_cache) == ("bfloat16", 64, True)
-    assert found.token_ids and found.scores and found.seeds and found.cache_salt
-    assert found.weight_updates == ("transfer", "reload_packed", "reload")
+    facts = facts_of(FakeVllm(generate=generate, processed=processed))
+    assert facts.route == (GENERATE if generate else COMPLETIONS)
+    assert facts.log_probs == ("processed" if processed else "raw")
+    assert facts.version_spans is generate
+    assert facts.interrupts == ({"recompute", "keep", "finish"} if generate else {"finish"})
+    assert (facts.dtype, facts.max_length, facts.prefix_cache) == ("bfloat16", 64, True)
+    assert facts.token_ids and facts.scores and facts.seeds and facts.cache_salt
+    assert facts.weight_updates == ("transfer", "reload_packed", "reload")
 
 
 def test_without_control_calls_there_are_no_weights_and_no_pauses() -> None:
-    found = facts_of(FakeVllm(control=False))
-    assert found.weight_updates == () and found.pause_modes == frozenset() and not found.control
-    assert found.dtype is None and found.prefix_cache is None
+    facts = facts_of(FakeVllm(control=False))
+    assert facts.weight_updates == () and facts.pause_modes == frozenset() and not facts.control
+    assert facts.dtype is None and facts.prefix_cache is None
 
 
 def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeVllm()
-    for answer, told in (
+    for answer, message in (
         (httpx.Response(404, text="<!DOCTYPE html><title>404</title>"), "status 404: an HTML page"),
         (httpx.Response(200, text="<html>hello</html>"), "not JSON but an HTML page"),
     ):
         monkeypatch.setattr(fake, "answer", lambda _, answer=answer: answer)
-        with pytest.raises(ServerError, match=f"is not a vLLM server: GET /v1/models gives {told}$"):
+        with pytest.raises(ServerError, match=f"is not a vLLM server: GET /v1/models gives {message}$"):
             facts_of(fake)
     monkeypatch.setattr(fake, "answer", lambda _: httpx.Response(503, text="starting"))
     with pytest.raises(ServerError, match="/v1/models: status 503: starting$"):  # a server of ours, in trouble
@@ -72,9 +72,9 @@ def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_backend_that_is_not_ours_is_named_and_not_used() -> None:
-    found = facts_of(FakeVllm(backend="nccl", extension=None))
-    assert found.weight_updates == ("reload",)
-    assert "nccl" in found.more["weight transfer"]
+    facts = facts_of(FakeVllm(backend="nccl", extension=None))
+    assert facts.weight_updates == ("reload",)
+    assert "nccl" in facts.more["weight transfer"]
 
 
 def test_log_probs_of_no_known_distribution_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,8 +86,8 @@ def test_log_probs_of_no_known_distribution_count_as_none(monkeypatch: pytest.Mo
         return tokens, [v + 3 for v in values], [[(o, p + 3) for o, p in row] for row in top]
 
     monkeypatch.setattr(fake, "_draw", logits)
-    found = facts_of(fake)
-    assert found.log_probs is None and "neither" in found.more["log-probs"]
+    facts = facts_of(fake)
+    assert facts.log_probs is None and "neither" in facts.more["log-probs"]
 
 
 @ROUTES
@@ -165,9 +165,9 @@ def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
 def test_scores_are_of_softmax_of_the_logits(generate: bool) -> None:
     fake = FakeVllm(generate=generate)
     facts = facts_of(fake)
-    found = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
+    scores = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
     expected = [log_softmax(logits_after(a, "default"))[b] for a, b in ((6, 7), (7, 8), (8, 9))]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(scores, expected, atol=1e-6)
     with pytest.raises(UserError, match="--max-model-len 65"):
         run(DIALECT.score(fake.client(), facts, np.int32([5]), np.arange(63, dtype=np.int32)))
 

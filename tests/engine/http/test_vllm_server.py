@@ -62,10 +62,12 @@ async def replica(url: str) -> AsyncIterator[Any]:
         await client.close()
 
 
-async def hand_over(one: Any, loaded: LoadedModel, folders: WeightFolders, label: str, how: str = "transfer") -> None:
+async def hand_over(
+    server: Any, loaded: LoadedModel, folders: WeightFolders, label: str, how: str = "transfer"
+) -> None:
     folder = folders.write(loaded.model, loaded.tokenizer, label)
     weights = WeightHandover(version=1, label=label, folder=folder, how=how, seconds=300)
-    await DIALECT.load_weights(one.client, one.facts, weights)
+    await DIALECT.load_weights(server.client, server.facts, weights)
 
 
 def sync_of(loaded: LoadedModel, **settings: Any) -> FolderSync:
@@ -81,19 +83,19 @@ def teacher_forced(model: Any, prompt: list[int], tokens: np.ndarray) -> np.ndar
 
 def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel) -> None:
     async def main() -> None:
-        async with replica(url) as one:
+        async with replica(url) as server:
             for way in ("transfer", "reload_packed"):
                 sync = sync_of(trained, weights=way)
                 await sync.prepare(WeightUpdate(version=0, module=trained.model), f"{way}-0")
-                await DIALECT.pause(one.client, one.facts, "keep")
-                report = await sync.push(one)
+                await DIALECT.pause(server.client, server.facts, "keep")
+                report = await sync.push(server)
                 assert report.metrics["probe_mean"] < 1e-3 and report.metrics["perturbed_max"] < CLOSE
-                assert (await DIALECT.health(one.client, one.facts)).weight_version == f"{way}-0"
+                assert (await DIALECT.health(server.client, server.facts)).weight_version == f"{way}-0"
                 await sync.close()
             sync = sync_of(trained, weights="reload")
             await sync.prepare(WeightUpdate(version=0, module=trained.model), "trap-0")
             with pytest.raises(UserError, match=r"perturbed copy.*nats from the trainer's.*tied embeddings"):
-                await sync.push(one)
+                await sync.push(server)
             await sync.close()
 
     asyncio.run(main())
@@ -112,12 +114,12 @@ def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -
         part.save_pretrained(loaded.path)
 
     async def main(url: str) -> None:
-        async with replica(url) as one:
+        async with replica(url) as server:
             for way in ("transfer", "reload_packed"):
                 sync = sync_of(loaded, weights=way)
                 await sync.prepare(WeightUpdate(version=0, module=loaded.model), f"{way}-0")
-                await DIALECT.pause(one.client, one.facts, "keep")
-                report = await sync.push(one)
+                await DIALECT.pause(server.client, server.facts, "keep")
+                report = await sync.push(server)
                 assert report.metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
                 await sync.close()
 
@@ -132,7 +134,7 @@ STALE += ["layers.14.self_attn.v_proj.weight", "layers.21.mlp.down_proj.weight",
 @pytest.mark.parametrize("name", STALE)
 def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
     async def main() -> None:
-        async with replica(url) as one:
+        async with replica(url) as server:
             sync = sync_of(trained)
             await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
             assert sync._perturbed is not None
@@ -141,7 +143,7 @@ def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained
             weights[f"model.{name}"] = trained.model.get_parameter(f"model.{name}").detach().clone()
             save_file(weights, file)
             with pytest.raises(UserError, match="perturbed copy"):
-                await sync.push(one)
+                await sync.push(server)
             await sync.close()
 
     asyncio.run(main())
@@ -154,12 +156,12 @@ def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: Load
 
     async def main() -> None:
         draws = torch.Generator().manual_seed(2)
-        async with replica(url) as one:
+        async with replica(url) as server:
             sync = sync_of(loaded)
             for version in range(8):
                 await sync.prepare(WeightUpdate(version=version, module=model), f"many-{version}")
-                await DIALECT.pause(one.client, one.facts, "keep")
-                report = await sync.push(one)
+                await DIALECT.pause(server.client, server.facts, "keep")
+                report = await sync.push(server)
                 assert report.metrics["probe_mean"] < 1e-3
                 slopes.extend(report.metrics[name] for name in report.metrics if name == "slope")
                 rate = (1e-6, 1e-5)[version % 2]
@@ -178,10 +180,10 @@ def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: 
     loaded = LoadedModel(model=model, tokenizer=trained.tokenizer, path=trained.path)
 
     async def main() -> None:
-        async with replica(url) as one:
+        async with replica(url) as server:
             sync = sync_of(loaded, probe_bound=0.2)
             await sync.prepare(WeightUpdate(version=0, module=model), "behind-0")
-            await sync.push(one)
+            await sync.push(server)
             with torch.no_grad():
                 for weight in model.parameters():
                     weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
@@ -194,7 +196,7 @@ def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: 
                     weights[name] = weight.detach().to(weights[name].dtype)
             save_file(weights, file)
             with pytest.raises(UserError, match="does not follow the updates"):
-                await sync.push(one)
+                await sync.push(server)
             await sync.close()
 
     asyncio.run(main())
@@ -207,28 +209,28 @@ def test_the_prefix_cache_of_other_weights_is_never_read(
     folders = WeightFolders(tmp_path)
 
     async def main() -> None:
-        async with replica(url) as one:
+        async with replica(url) as server:
 
             async def away(model: Any, name: str, salt: str | None) -> float:
                 """Largest distance of a completion's log-probs from those of the model."""
                 fields = {"sampling": Sampling(max_tokens=8), "seed": 5, "cache_salt": salt}
-                parts = DIALECT.stream(one.client, one.facts, TokenRequest(id=name, tokens=prompt, **fields))
+                parts = DIALECT.stream(server.client, server.facts, TokenRequest(id=name, tokens=prompt, **fields))
                 chunks = [chunk async for chunk in parts]
                 tokens = np.concatenate([chunk.tokens for chunk in chunks])
-                told = np.concatenate([chunk.log_prob for chunk in chunks])
-                return float(np.abs(told - teacher_forced(model, prompt, tokens)).max())
+                log_probs = np.concatenate([chunk.log_prob for chunk in chunks])
+                return float(np.abs(log_probs - teacher_forced(model, prompt, tokens)).max())
 
-            await DIALECT.pause(one.client, one.facts, "keep")
-            await hand_over(one, trained, folders, "cache-1")
-            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
-            await DIALECT.resume(one.client, one.facts)
+            await DIALECT.pause(server.client, server.facts, "keep")
+            await hand_over(server, trained, folders, "cache-1")
+            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
+            await DIALECT.resume(server.client, server.facts)
             assert await away(trained.model, "a", None) < CLOSE  # and now its blocks are in the cache
-            await DIALECT.pause(one.client, one.facts, "keep")
-            await hand_over(one, moved, folders, "cache-2")
-            await DIALECT.resume(one.client, one.facts)
+            await DIALECT.pause(server.client, server.facts, "keep")
+            await hand_over(server, moved, folders, "cache-2")
+            await DIALECT.resume(server.client, server.facts)
             assert await away(moved.model, "b", None) > 10 * CLOSE  # not forgotten: the test can fail
             assert await away(moved.model, "c", "cache-2") < CLOSE  # a salt of one's own keeps away from it
-            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
+            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
             assert await away(moved.model, "d", None) < CLOSE
 
     asyncio.run(main())
@@ -243,48 +245,48 @@ def test_versions_of_tokens_across_a_sync(
     folders = WeightFolders(tmp_path)
 
     async def main() -> list[tuple[np.ndarray, np.ndarray, Any]]:
-        async with replica(url) as one:
-            await hand_over(one, trained, folders, "first")
-            await DIALECT.reset_prefix_cache(one.client, one.facts, running=False)
+        async with replica(url) as server:
+            await hand_over(server, trained, folders, "first")
+            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
             begun = [asyncio.Event() for _ in range(2)]
 
             async def complete(number: int) -> tuple[np.ndarray, np.ndarray, Any]:
                 fields = {"sampling": Sampling(max_tokens=60), "seed": number}
                 request = TokenRequest(id=f"{interrupt}-{number}", tokens=prompt, **fields)
                 chunks = []
-                async for chunk in DIALECT.stream(one.client, one.facts, request):
+                async for chunk in DIALECT.stream(server.client, server.facts, request):
                     chunks.append(chunk)
                     if len(chunks) == 10:
                         begun[number].set()
-                tokens, told = (np.concatenate([getattr(c, n) for c in chunks]) for n in ("tokens", "log_prob"))
-                return tokens, told, chunks[-1].version_spans
+                tokens, log_probs = (np.concatenate([getattr(c, n) for c in chunks]) for n in ("tokens", "log_prob"))
+                return tokens, log_probs, chunks[-1].version_spans
 
             running = [asyncio.create_task(complete(number)) for number in range(2)]
             for event in begun:
                 await event.wait()
-            await DIALECT.pause(one.client, one.facts, "wait" if interrupt == "finish" else "keep")
-            await hand_over(one, moved, folders, "second")
+            await DIALECT.pause(server.client, server.facts, "wait" if interrupt == "finish" else "keep")
+            await hand_over(server, moved, folders, "second")
             if interrupt != "keep":
-                await DIALECT.reset_prefix_cache(one.client, one.facts, running=interrupt == "recompute")
-            await DIALECT.resume(one.client, one.facts)
+                await DIALECT.reset_prefix_cache(server.client, server.facts, running=interrupt == "recompute")
+            await DIALECT.resume(server.client, server.facts)
             return [await task for task in running]
 
-    for tokens, told, spans in asyncio.run(main()):
+    for tokens, log_probs, spans in asyncio.run(main()):
         assert len(tokens) == 60 and spans[0][0] == "first" and spans[-1][2] == 60
         if interrupt == "finish":
             assert spans == (("first", 0, 60),)
-            np.testing.assert_allclose(told, teacher_forced(trained.model, prompt, tokens), atol=CLOSE)
+            np.testing.assert_allclose(log_probs, teacher_forced(trained.model, prompt, tokens), atol=CLOSE)
             continue
         (_, start, seam), (label, again, end) = spans
         assert (start, label, again, end) == (0, "second", seam, 60) and 10 <= seam < 60
-        np.testing.assert_allclose(told[:seam], teacher_forced(trained.model, prompt, tokens)[:seam], atol=CLOSE)
+        np.testing.assert_allclose(log_probs[:seam], teacher_forced(trained.model, prompt, tokens)[:seam], atol=CLOSE)
         fresh = teacher_forced(moved.model, prompt, tokens)[seam:]
         if interrupt == "recompute":
-            np.testing.assert_allclose(told[seam:], fresh, atol=CLOSE)
+            np.testing.assert_allclose(log_probs[seam:], fresh, atol=CLOSE)
         else:
             mixed = over_kept_cache(trained.model, moved.model, [*prompt, *tokens[:seam].tolist()], tokens[seam:])
-            np.testing.assert_allclose(told[seam:], mixed, atol=CLOSE)
-            assert np.abs(told[seam:] - fresh).max() > 10 * CLOSE
+            np.testing.assert_allclose(log_probs[seam:], mixed, atol=CLOSE)
+            assert np.abs(log_probs[seam:] - fresh).max() > 10 * CLOSE
 
 
 def over_kept_cache(before: Any, after: Any, prefix: list[int], tokens: np.ndarray) -> np.ndarray:

@@ -90,7 +90,7 @@ def test_what_is_half_written_has_not_the_name(
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
         folders.write(loaded.model, loaded.tokenizer, "v1")
     assert (before / "model.safetensors").read_bytes() == content
-    assert sorted(one.name for one in before.parent.iterdir()) == [".held", "v1"]
+    assert sorted(path.name for path in before.parent.iterdir()) == [".held", "v1"]
 
 
 def test_shards_and_buckets_hold_every_weight_once(
@@ -137,9 +137,9 @@ def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
 
     folders = [WeightFolders(tmp_path / "given") for _ in range(3)]
     gone, elsewhere, living = map(written, folders)
-    assert len({one.parent.parent for one in (gone, elsewhere, living)}) == 1
-    for one in folders[:2]:
-        one._locked._file.close()  # type: ignore[union-attr] # as the end of its process does
+    assert len({entry.parent.parent for entry in (gone, elsewhere, living)}) == 1
+    for entry in folders[:2]:
+        entry._locked._file.close()  # type: ignore[union-attr] # as the end of its process does
     (elsewhere.parent / locked_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
     (before := tmp_path / "given" / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
     again = WeightFolders(tmp_path / "given")
@@ -148,9 +148,11 @@ def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
     assert elsewhere.is_dir() and living.is_dir() and before.is_dir()
     mode = (tmp_path / "given").stat().st_mode
     assert living.parent.stat().st_mode == mode  # a server of another user may read what it could read before
-    for one in (folders[2], again):
-        one.close()
-    assert sorted(one.name for one in (tmp_path / "given").iterdir()) == sorted([elsewhere.parent.name, before.name])
+    for entry in (folders[2], again):
+        entry.close()
+    assert sorted(entry.name for entry in (tmp_path / "given").iterdir()) == sorted(
+        [elsewhere.parent.name, before.name]
+    )
 
 
 def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
@@ -172,7 +174,7 @@ def test_room_is_made_of_what_killed_runs_have_left(
     loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
     gone, living = WeightFolders(), WeightFolders()
-    left, kept = (one.write(loaded.model, loaded.tokenizer, "v1") for one in (gone, living))
+    left, kept = (entry.write(loaded.model, loaded.tokenizer, "v1") for entry in (gone, living))
     gone._locked._file.close()  # as the end of its process does
     again = WeightFolders().write(loaded.model, loaded.tokenizer, "v1")
     assert not left.parent.exists() and kept.exists() and again.exists()

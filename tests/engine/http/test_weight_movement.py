@@ -40,13 +40,13 @@ def syncs(seed: int, count: int, size: float) -> Iterator[tuple[np.ndarray, np.n
 
 @pytest.mark.parametrize("size", [0.1, 0.5, 3.0])
 def test_a_sound_server_in_bfloat16_is_not_accused_in_a_thousand_syncs(size: float) -> None:
-    found = []
+    collected = []
     for seed in range(10):
         probe = WeightProbe(np.arange(TOKENS))
         for version, (exact, given) in enumerate(syncs(seed, 1000, size)):
-            found.append(probe.check_movement("a", version, exact, given))
-    judged = [one for one in found if one]
-    slopes, errors, limits = (np.array([one[name] for one in judged]) for name in judged[0])
+            collected.append(probe.check_movement("a", version, exact, given))
+    judged = [figure for figure in collected if figure]
+    slopes, errors, limits = (np.array([figure[name] for figure in judged]) for name in judged[0])
     assert len(judged) > 100 and abs(slopes.mean() - 1) < 0.01
     away = np.abs(slopes - 1) / errors
     assert 0.8 < np.sqrt(np.mean(away**2)) < 1.25  # the error is one
@@ -102,7 +102,7 @@ class Coarse(ModelServer):
 
 def train_some(model: Any, steps: int, sync: FolderSync, server: Any) -> list[dict[str, float]]:
     """Small steps in a direction that stays, from weights that bfloat16 holds exactly; a sync each."""
-    found, loop = list[dict[str, float]](), asyncio.new_event_loop()
+    collected, loop = list[dict[str, float]](), asyncio.new_event_loop()
     with torch.no_grad():
         for weight in model.parameters():
             weight.copy_(weight.bfloat16())
@@ -115,14 +115,14 @@ def train_some(model: Any, steps: int, sync: FolderSync, server: Any) -> list[di
 
     try:
         for version in range(steps):
-            found.append(dict(loop.run_until_complete(one(version)).metrics))
+            collected.append(dict(loop.run_until_complete(one(version)).metrics))
             with torch.no_grad():
                 for weight, way in zip(model.parameters(), ways, strict=True):
                     weight.add_(way * 2e-4)
     finally:
         loop.run_until_complete(sync.close())
         loop.close()
-    return found
+    return collected
 
 
 @pytest.mark.parametrize("follows", [True, False])
@@ -131,8 +131,8 @@ def test_a_server_in_bfloat16_through_small_steps(follows: bool, tiny_model: Cal
     sync = FolderSync(Vllm(probe_tokens=TOKENS, probe_bound=5.0), EngineSetup.of(loaded, max_length=TOKENS + 64))
     sync._wants_perturbed = False
     if follows:
-        found = train_some(loaded.model, 40, sync, Coarse(loaded))
-        slopes = [one["slope"] for one in found if "slope" in one]
+        figures = train_some(loaded.model, 40, sync, Coarse(loaded))
+        slopes = [figure["slope"] for figure in figures if "slope" in figure]
         assert slopes and all(abs(slope - 1) < 0.3 for slope in slopes)
     else:
         names = [name for name, _ in loaded.model.named_parameters()]
@@ -157,15 +157,15 @@ def test_the_log_probs_of_what_is_handed_over(
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     needed = [weight.requires_grad for weight in loaded.model.parameters()]
     first = trainer_log_prob(loaded.model, tokens)
-    found = rounded_log_prob(loaded.model, tokens, torch.bfloat16)
+    log_probs = rounded_log_prob(loaded.model, tokens, torch.bfloat16)
     other = copy.deepcopy(loaded.model)
     if adapter:
         merge_adapter(other)
     for weight in other.parameters():  # not of buffers, which servers keep as they are
         weight.data = weight.data.bfloat16().float()
     expected = trainer_log_prob(other, tokens)
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert np.abs(found - first).max() > 1e-4
+    np.testing.assert_allclose(log_probs, expected, atol=1e-5)
+    assert np.abs(log_probs - first).max() > 1e-4
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
     assert [weight.dtype for weight in loaded.model.parameters()] == [w.dtype for w in before.values()]
     assert [weight.requires_grad for weight in loaded.model.parameters()] == needed

@@ -139,10 +139,10 @@ def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, tin
 def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, loaded: LoadedModel) -> None:
     class Fails(ModelServer):
         async def score(self, *given: Any) -> np.ndarray:
-            found = await super().score(*given)
+            scores = await super().score(*given)
             if fails == "score":
                 raise ServerError(self.url, "/score", "status 500")
-            return found + 1.0 if fails == "probe" else found
+            return scores + 1.0 if fails == "probe" else scores
 
         async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
             before = sum(call.startswith("load ") for call in self.calls)
@@ -158,8 +158,8 @@ def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, lo
         assert server.calls[-1] == "pause keep"  # it can't be mended, and samples nothing
     else:
         assert server.label == "v0" and server.calls[-1] == "resume"
-        for found, weight in zip(server.model.parameters(), loaded.model.parameters(), strict=True):
-            assert torch.equal(found, weight)
+        for scores, weight in zip(server.model.parameters(), loaded.model.parameters(), strict=True):
+            assert torch.equal(scores, weight)
     assert server.url not in sync._proven
     asyncio.run(sync.close())
 
@@ -252,10 +252,10 @@ def test_a_server_that_follows_half_way_is_found_by_its_slope() -> None:
     assert probe.check_movement("a", 1, start + step * 1e-3, start + noise()) == {}  # nothing can be told yet
     slope = probe.check_movement("a", 2, start + step, start + step + noise())["slope"]
     assert abs(slope - 1) < 0.05
-    found = start + 1.4 * step + noise()
-    assert probe.check("a", "version 3", start + 2 * step, found, bound)["probe_mean"] < 0.2  # within the bound
+    reported = start + 1.4 * step + noise()
+    assert probe.check("a", "version 3", start + 2 * step, reported, bound)["probe_mean"] < 0.2  # within the bound
     with pytest.raises(UserError, match=r"moved 0\.[34]\d times as far.*version 3"):
-        probe.check_movement("a", 3, start + 2 * step, found)
+        probe.check_movement("a", 3, start + 2 * step, reported)
     probe.forget("a")
     assert probe.check_movement("a", 4, start, start) == {}
 
@@ -274,8 +274,8 @@ def test_bounds_are_of_the_servers_dtype() -> None:
     rounds = Bound(0.1, 0.5)
     assert bound_of(FACTS, 0.3, copy_rounding=rounds).mean > 0.3
     assert bound_of(FACTS, None, copy_rounding=rounds) == Bound(2 * exact.mean, 2 * exact.largest)
-    found = bound_of(replace(FACTS, dtype="bfloat16"), None, copy_rounding=rounds)
-    assert 0.1 < found.mean < 0.2 and 0.5 < found.largest < 2
+    bound = bound_of(replace(FACTS, dtype="bfloat16"), None, copy_rounding=rounds)
+    assert 0.1 < bound.mean < 0.2 and 0.5 < bound.largest < 2
 
 
 def test_what_rounding_does_is_measured(loaded: LoadedModel) -> None:
@@ -283,11 +283,11 @@ def test_what_rounding_does_is_measured(loaded: LoadedModel) -> None:
     expected = trainer_log_prob(loaded.model, tokens)
     coarse = copy.deepcopy(loaded.model).bfloat16()
     away = np.abs(trainer_log_prob(coarse, tokens) - expected)
-    found = weight_probe.rounding(loaded.model, tokens, expected)
-    np.testing.assert_allclose([found.mean, found.largest], [away.mean(), away.max()], rtol=1e-5)
-    assert found.mean > 1e-4 and next(loaded.model.parameters()).dtype == torch.float32
+    log_probs = weight_probe.rounding(loaded.model, tokens, expected)
+    np.testing.assert_allclose([log_probs.mean, log_probs.largest], [away.mean(), away.max()], rtol=1e-5)
+    assert log_probs.mean > 1e-4 and next(loaded.model.parameters()).dtype == torch.float32
     other = weight_probe.rounding(coarse, tokens, trainer_log_prob(coarse, tokens))
-    assert 1 < other.mean / found.mean < 2
+    assert 1 < other.mean / log_probs.mean < 2
 
 
 def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: LoadedModel) -> None:
@@ -306,8 +306,8 @@ def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: Load
         server.label, server.ignores = "default", [stays]  # its process is another
         server.calls.clear()
         if stays is None:
-            found = asyncio.run(sync.push(server)).metrics
-            assert found["perturbed_max"] < 1e-4 and found["probe_max"] < 1e-4
+            result = asyncio.run(sync.push(server)).metrics
+            assert result["perturbed_max"] < 1e-4 and result["probe_max"] < 1e-4
         else:
             with pytest.raises(UserError, match="the perturbed copy"):
                 asyncio.run(sync.push(server))

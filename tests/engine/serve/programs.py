@@ -22,10 +22,10 @@ def fake_program(folder):
 def until(condition):
     """What the condition gives, once that is true."""
     deadline = time.monotonic() + LONG
-    while not (found := condition()):
+    while not (value := condition()):
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    return found
+    return value
 
 
 def ask(url, path, key=""):

@@ -52,8 +52,8 @@ def test_the_build_for_cpus_is_installed_cleaned_and_finds_itself(environment):
         f"{made.folder}/bin/vllm --version",
     ]
     (metadata,) = (made.folder / "packages").iterdir()
-    found = PathDistribution(metadata)
-    assert (found.name, found.version) == ("vllm", "0.32.0+cpu")
+    package = PathDistribution(metadata)
+    assert (package.name, package.version) == ("vllm", "0.32.0+cpu")
     said = made.report.__self__
     assert "  Collecting vllm" in said and "a detail" not in "".join(said)
     assert said[-1] == f"vllm 0.0.0+fake in {made.folder}"

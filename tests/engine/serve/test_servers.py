@@ -38,8 +38,8 @@ def begin(program, tmp_path):
         return servers
 
     yield start
-    for one in opened:
-        one.close()
+    for entry in opened:
+        entry.close()
 
 
 def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_path):
@@ -79,14 +79,14 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
 def test_a_port_that_was_chosen_is_kept_between_two_starts(begin):
     servers = begin()
-    (url,), (one,) = servers.urls, servers.started
-    first, port = one.process, int(url.rpartition(":")[2])
+    (url,), (process,) = servers.urls, servers.started
+    first, port = process.process, int(url.rpartition(":")[2])
     with pytest.raises((OSError, urllib.error.URLError)):
         ask(url, "/die")
     until(lambda: first.code is not None)  # it is started again after a second
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind(("127.0.0.1", port))
-    until(lambda: one.process is not first and one.ready.is_set())
+    until(lambda: process.process is not first and process.ready.is_set())
     servers.close()
     assert is_free(port)
 
@@ -136,11 +136,11 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
 
 def test_a_server_that_dies_is_started_again_at_its_address(begin):
     servers = begin()
-    (url,), (one,) = servers.urls, servers.started
-    first = one.process
+    (url,), (process,) = servers.urls, servers.started
+    first = process.process
     with pytest.raises((OSError, urllib.error.URLError)):
         ask(url, "/die")
-    until(lambda: one.process is not first and one.ready.is_set())
+    until(lambda: process.process is not first and process.ready.is_set())
     assert ask(url, "/v1/models", servers.token)["data"]
     assert any("exit code 9" in line and "restarting in" in line for line in servers.said)
     assert servers.failure is None
@@ -149,10 +149,10 @@ def test_a_server_that_dies_is_started_again_at_its_address(begin):
 def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeypatch):
     monkeypatch.setattr("proxima.engine.serve.servers.HEALTH", 0.1)
     servers = begin()
-    (one,) = servers.started
-    first = one.process
+    (process,) = servers.started
+    first = process.process
     ask(servers.urls[0], "/fail")
-    until(lambda: one.process is not first and one.ready.is_set())
+    until(lambda: process.process is not first and process.ready.is_set())
     assert first.code is not None
     assert any("is not healthy any more: RuntimeError: the core is gone; restarting" in line for line in servers.said)
 
@@ -165,14 +165,14 @@ def test_a_server_that_dies_too_often_is_given_up_with_the_reason(begin):
 
 
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "message"),
     [("exit 255", "exit code 255"), ("kill -KILL $$", "SIGKILL, which the kernel sends when memory runs out")],
 )
-def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, script, told):
-    one = ServerProcess(Launch(command=("sh", "-c", script), url="http://127.0.0.1:1"), "", tmp_path / "engine.log")
-    until(lambda: one.code is not None)
-    one.stop()
-    assert one.describe_exit() == told
+def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, script, message):
+    single = ServerProcess(Launch(command=("sh", "-c", script), url="http://127.0.0.1:1"), "", tmp_path / "engine.log")
+    until(lambda: single.code is not None)
+    single.stop()
+    assert single.describe_exit() == message
 
 
 def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin, tmp_path):

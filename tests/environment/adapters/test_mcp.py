@@ -46,16 +46,16 @@ def play(given, *calls):
 
 def test_tools_of_a_server():
     calls = [("add", {"a": 2, "b": "3"}), ("count", {}), ("count", {}), ("fail", {}), ("add", {"a": 1}), ("reset", {})]
-    tools, (one, two) = play(spec(), *calls)
+    tools, (first, two) = play(spec(), *calls)
     assert tools == ["add", "count", "fail", "leave"]
-    assert one == two and one[:3] == ["5", "1", "2"]
-    assert one[3:5] == ["error: no way", "error: add needs the argument 'b'"]
-    assert one[5].startswith("error: there is no tool 'reset'")
+    assert first == two and first[:3] == ["5", "1", "2"]
+    assert first[3:5] == ["error: no way", "error: add needs the argument 'b'"]
+    assert first[5].startswith("error: there is no tool 'reset'")
 
 
 def test_some_of_its_tools_and_one_server_for_all():
-    tools, (one, two) = play(spec(tools=["count"], shared=True), ("count", {}), ("count", {}))
-    assert tools == ["count"] and (one, two) == (["1", "2"], ["3", "4"])
+    tools, (first, two) = play(spec(tools=["count"], shared=True), ("count", {}), ("count", {}))
+    assert tools == ["count"] and (first, two) == (["1", "2"], ["3", "4"])
 
 
 def test_a_server_that_ends_fails_its_episode():
@@ -91,5 +91,5 @@ def test_the_packages_own_server(tmp_path):
     if not python:
         pytest.skip("PROXIMA_MCP_PYTHON names no interpreter with the package mcp")
     (tmp_path / "server.py").write_text(TEN_LINES)
-    tools, (one, two) = play(spec(command=[python, str(tmp_path / "server.py")]), ("add", {"a": 2, "b": 3}))
-    assert tools == ["add"] and one == two == ["5"]
+    tools, (first, two) = play(spec(command=[python, str(tmp_path / "server.py")]), ("add", {"a": 2, "b": 3}))
+    assert tools == ["add"] and first == two == ["5"]

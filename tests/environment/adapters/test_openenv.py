@@ -88,11 +88,11 @@ def test_two_sessions_at_once(url):
     hosts = hosts_of(url=url, action="message", show="heard")
 
     async def run():
-        one, two = [await hosts.open(ROW, seed) for seed in (4, 5)]
-        first = [await one.respond("a"), await one.respond("bb")]
+        alone, two = [await hosts.open(ROW, seed) for seed in (4, 5)]
+        first = [await alone.respond("a"), await alone.respond("bb")]
         other = await two.respond("ccc")
         two.drop()
-        return one.opening, two.opening, [*first, await one.respond("dddd")], other
+        return alone.opening, two.opening, [*first, await alone.respond("dddd")], other
 
     try:
         opening, opening_two, answers, other = asyncio.run(run())
@@ -108,8 +108,8 @@ def test_actions_in_json_and_no_server(url):
     hosts = hosts_of(url=url)
 
     async def run():
-        one = await hosts.open(ROW, 0)
-        return [(await one.respond(text)).messages[0]["content"] for text in ("no", '{"message": "x"}')]
+        single = await hosts.open(ROW, 0)
+        return [(await single.respond(text)).messages[0]["content"] for text in ("no", '{"message": "x"}')]
 
     try:
         bad, good = asyncio.run(run())

@@ -17,10 +17,10 @@ RECIPE = "qwen3_30b_cppo"
 def test_the_words_give_the_plan():
     """Each proposal can be pasted, is accepted, and is planned with the seconds it was ranked by."""
     devices = read_devices("16xH100-80G")
-    found = proposals(resolve(RECIPE, root=None), devices)
-    synchronous = [p.plan.seconds for p in found if not p.plan.load.lag]
-    assert synchronous == sorted(synchronous) and len(found) > 2
-    for proposal in found:
+    result = proposals(resolve(RECIPE, root=None), devices)
+    synchronous = [p.plan.seconds for p in result if not p.plan.load.lag]
+    assert synchronous == sorted(synchronous) and len(result) > 2
+    for proposal in result:
         words = shlex.split(" ".join(proposal.words))
         resolved = resolve(RECIPE, words, root=None)
         left = to_do(resolved)
@@ -29,7 +29,7 @@ def test_the_words_give_the_plan():
         assert again.layout == proposal.plan.layout
         assert again.seconds == pytest.approx(proposal.plan.seconds)
         assert again.memory.fits
-    assert found[-1].plan.load.lag == 1 and found[-1].plan.seconds < synchronous[0]
+    assert result[-1].plan.load.lag == 1 and result[-1].plan.seconds < synchronous[0]
 
 
 def test_devices_that_are_too_few():

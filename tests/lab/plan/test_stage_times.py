@@ -54,9 +54,9 @@ def test_devices_without_a_key_head_of_their_own_read_that_of_others():
 
 def test_experts_are_read_as_far_as_tokens_use_them():
     times = planned(engines=32, each=1).times
-    one, many = times.decode_step(1, 1)[0], times.decode_step(256, 1)[0]
+    single, many = times.decode_step(1, 1)[0], times.decode_step(256, 1)[0]
     fixed = times.model.layers * times.rates.layer
-    share = (one - fixed) / (many - fixed)
+    share = (single - fixed) / (many - fixed)
     active = (3_353_032_704 - 151_936 * 2048) / (30_532_122_624 - 151_936 * 2048)
     assert share == pytest.approx(active, rel=0.05)
 

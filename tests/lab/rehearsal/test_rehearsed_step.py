@@ -91,10 +91,10 @@ def test_waits_inside_micro_batches_are_counted(rehearse):
 
 
 def test_a_rank_of_eight(rehearse):
-    alone, one = (rehearse(rehearsed, RL, [], *more) for more in ((), (SHAPE, 8)))
-    assert one.faults == () and one.inside == 0 and one.micro_batches == alone.micro_batches
-    assert waits_of(one) == POLICY
-    assert one.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes
+    alone, single = (rehearse(rehearsed, RL, [], *more) for more in ((), (SHAPE, 8)))
+    assert single.faults == () and single.inside == 0 and single.micro_batches == alone.micro_batches
+    assert waits_of(single) == POLICY
+    assert single.peak_bytes["weights"] < 0.2 * alone.peak_bytes["weights"]  # an eighth, in blocks of 512 bytes
 
 
 def test_large_states_in_host_memory_take_none(rehearse):
@@ -105,9 +105,9 @@ def test_large_states_in_host_memory_take_none(rehearse):
 def test_ranks_that_split_tokens(rehearse):
     words = ["placement={kind: torchrun, context_parallel: 2}"]
     for recipe, name in ((RL, "policy"), ("cpu/top_p_replay.yaml", "sampling masks")):
-        one = rehearse(rehearsed, recipe, words, SHAPE, 4)
-        assert one.faults == () and one.inside == 0 and one.micro_batches >= 4, name
-        assert waits_of(one) == POLICY, name
+        single = rehearse(rehearsed, recipe, words, SHAPE, 4)
+        assert single.faults == () and single.inside == 0 and single.micro_batches >= 4, name
+        assert waits_of(single) == POLICY, name
 
 
 def test_experts_of_a_rank(rehearse):

@@ -63,8 +63,8 @@ def test_episodes_take_their_turns_and_their_environments():
         assert record["time/environment"] == pytest.approx(8 * 3 * 2.0)
         assert record["time/turns"] == pytest.approx(8 * (PROMPTS * PREFILL + 3 * DECODE))
     assert run.figures == simulated("runtime.max_lag=0", times=times).figures
-    one = simulated("runtime.max_lag=1", times=replace(TIMES, turns=Constant(1.0)))
-    assert one.figures == simulated("runtime.max_lag=1").figures
+    single = simulated("runtime.max_lag=1", times=replace(TIMES, turns=Constant(1.0)))
+    assert single.figures == simulated("runtime.max_lag=1").figures
     beside = simulated("runtime.max_lag=1", "runtime.max_concurrent_rollouts=8", times=times)
     assert beside.figures.max_lag == 1 and beside.figures.tokens_per_second > run.figures.tokens_per_second
 

@@ -22,8 +22,8 @@ def test_one_replica_is_the_recipes_engine(settings):
 def test_each_replica_has_slots_of_its_own():
     """16 completions in 8 slots wait; in two replicas of 8 slots they don't."""
     settings = (SYNC, "engine.slots=8", "train.prompts_per_step=8")
-    one, two = simulated(*settings, fleet=Fleet(1, 8)), simulated(*settings, fleet=Fleet(2, 8))
-    assert one.steps[-1]["time/generate"] == pytest.approx(2 * (PROMPTS * PREFILL + TOKENS * 0.18))
+    first, two = simulated(*settings, fleet=Fleet(1, 8)), simulated(*settings, fleet=Fleet(2, 8))
+    assert first.steps[-1]["time/generate"] == pytest.approx(2 * (PROMPTS * PREFILL + TOKENS * 0.18))
     assert two.steps[-1]["time/generate"] == pytest.approx(PROMPTS * PREFILL + DECODE)
     assert max(n for _, n in two.running) == 16
 
@@ -62,5 +62,5 @@ def test_what_is_aborted_or_abandoned_holds_no_place():
     """Dynamic sampling abandons what it does not need any more."""
     settings = (SYNC, "algorithm=dapo", "algorithm.dynamic_sampling.oversample=2", "train.steps=40")
     times = replace(FREE, accepted=0.5, length=LogNormal(mean=20.0, sigma=1.0))
-    one, three = (simulated(*settings, times=times, fleet=Fleet(n, 4)) for n in (1, 3))
-    assert three.figures.tokens_per_second > 1.3 * one.figures.tokens_per_second
+    single, three = (simulated(*settings, times=times, fleet=Fleet(n, 4)) for n in (1, 3))
+    assert three.figures.tokens_per_second > 1.3 * single.figures.tokens_per_second

@@ -24,8 +24,8 @@ def test_lognormal_has_the_mean_that_it_says():
 def test_empirical_gives_every_block_once_a_pass():
     lengths = Empirical((1.0, 2.0, 10.0, 20.0, 100.0, 200.0), together=2)
     passes = [[tuple(lengths.draw(1, uid, s) for s in (0, 1)) for uid in range(3 * i, 3 * i + 3)] for i in range(6)]
-    assert all(sorted(one) == [(1.0, 2.0), (10.0, 20.0), (100.0, 200.0)] for one in passes)
-    assert len({tuple(one) for one in passes}) > 1
+    assert all(sorted(entry) == [(1.0, 2.0), (10.0, 20.0), (100.0, 200.0)] for entry in passes)
+    assert len({tuple(entry) for entry in passes}) > 1
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,14 @@ class MadeRun:
 
     @property
     def runs(self):
-        one = {"kind": "rl", "algorithm": "cppo", "model": "Qwen3-0.6B", "steps": len(self.steps), "problem": None}
+        single = {"kind": "rl", "algorithm": "cppo", "model": "Qwen3-0.6B", "steps": len(self.steps), "problem": None}
         names = [self.text("quickstart"), "quickstart-2"]
         runs = [
-            {**one, "run": i, "name": name, "folder": f"runs/{name}", "finished": True} for i, name in enumerate(names)
+            {**single, "run": i, "name": name, "folder": f"runs/{name}", "finished": True}
+            for i, name in enumerate(names)
         ]
         broken = {"run": 2, "name": "old", "problem": self.text("metrics.jsonl is of format 1; this reads 3")}
-        return [*runs, {**one, "folder": "runs/old", "finished": False, **broken}]
+        return [*runs, {**single, "folder": "runs/old", "finished": False, **broken}]
 
     @cached_property
     def trend(self):
@@ -112,7 +113,7 @@ class MadeRun:
         rows, groups = self.completions, []
         for g in range(self.groups):
             own = slice(g * self.size, (g + 1) * self.size)
-            known = [value for value in rows["reward"][own] if value is not None]
+            known_names = [value for value in rows["reward"][own] if value is not None]
             names = rows["outcome"][own]
             groups.append(
                 {
@@ -120,10 +121,10 @@ class MadeRun:
                     "question": self.text(f"What is {g} + {g + 4}?"),
                     "answer": str(2 * g + 4),
                     "size": self.size,
-                    "mean": float(np.mean(known)),
-                    "std": float(np.std(known)),
-                    "min": min(known),
-                    "max": max(known),
+                    "mean": float(np.mean(known_names)),
+                    "std": float(np.std(known_names)),
+                    "min": min(known_names),
+                    "max": max(known_names),
                     "length_mean": float(np.mean(rows["length"][own])),
                     "used": g != 2,
                     "outcomes": {name: names.count(name) for name in set(names)},
@@ -145,7 +146,7 @@ class MadeRun:
         return [self.text(texts[0]), *texts[1:]]
 
     def group(self, uid):
-        first, rows, found = (uid - 100) * self.size, self.completions, []
+        first, rows, completions = (uid - 100) * self.size, self.completions, []
         for i in range(first, first + self.size):
             facts = {
                 name: rows[name][i]
@@ -153,12 +154,12 @@ class MadeRun:
             }
             text = "".join(self.words_of(uid, rows["sample"][i], rows["length"][i]))
             parts = {"math": rows["reward"][i], "format": 0.1}
-            found.append({**facts, "text": text, "parts": parts, "error": self.text("") or None})
+            completions.append({**facts, "text": text, "parts": parts, "error": self.text("") or None})
             if uid == 104:
-                found[-1]["episode"] = self.episode(rows["length"][i])
+                completions[-1]["episode"] = self.episode(rows["length"][i])
         question = self.text(f"What is {uid - 100} + {uid - 96}?")
         messages = [{"role": "system", "content": "Think."}, {"role": "user", "content": question}]
-        return {"uid": uid, "question": question, "messages": messages, "answer": "4", "completions": found}
+        return {"uid": uid, "question": question, "messages": messages, "answer": "4", "completions": completions}
 
     def completion(self, name, step=1):
         uid, sample, turn = map(int, name.split("."))
@@ -312,8 +313,8 @@ class MadeRun:
                 other = int(query["step"])
                 both = [self.completion(name, at)["tokens"]["text"] for at in (int(n), other)]
                 first = next((i for i, (a, b) in enumerate(zip(*both, strict=True)) if a != b), None)
-                found = self.completion(name, other)
-                return {"run": int(query["run"]), "step": other, "completion": found, "first_difference": first}
+                result = self.completion(name, other)
+                return {"run": int(query["run"]), "step": other, "completion": result, "first_difference": first}
         return None
 
 

@@ -47,7 +47,7 @@ def test_every_address_of_the_contract(folder):
     columns = step["completions"]
     assert {len(values) for values in columns.values()} == {6}
     group = client.get("/api/0/step/1/group/1").json()
-    assert [one["sample"] for one in group["completions"]] == [0, 1, 2]
+    assert [entry["sample"] for entry in group["completions"]] == [0, 1, 2]
     assert group["completions"][0]["reward"] == columns["reward"][3]
     completion = client.get("/api/0/step/1/completion/1.0.0").json()
     assert len(completion["tokens"]["ids"]) == columns["length"][3]
@@ -97,7 +97,9 @@ def test_what_is_not_there_is_one_line(folder):
 
 def test_search(folder):
     client = client_of(folder)
-    texts = [one["text"] for uid in (0, 1) for one in client.get(f"/api/0/step/1/group/{uid}").json()["completions"]]
+    texts = [
+        entry["text"] for uid in (0, 1) for entry in client.get(f"/api/0/step/1/group/{uid}").json()["completions"]
+    ]
 
     def rows(query, regex):
         return client.get("/api/0/step/1/search", params={"q": query, "regex": regex})

@@ -138,10 +138,10 @@ def test_keys_and_differences():
     for wrong in ("", "1.2", "a.b.c", "1.2.3.4", "../../etc"):
         with pytest.raises(UserError, match="uid.sample.turn"):
             completion_key(wrong)
-    one, other = np.array([1, 2, 3]), np.array([1, 5, 3])
-    assert first_difference(one, other)["first_difference"] == 1
-    assert first_difference(one, one[:2])["first_difference"] == 2
-    assert first_difference(one, one)["first_difference"] is None
+    first, other = np.array([1, 2, 3]), np.array([1, 5, 3])
+    assert first_difference(first, other)["first_difference"] == 1
+    assert first_difference(first, first[:2])["first_difference"] == 2
+    assert first_difference(first, first)["first_difference"] is None
 
 
 def episode_step(folder):

@@ -74,7 +74,7 @@ PATHS = (
 def test_a_parquet_file_that_is_damaged_or_cut_while_it_is_open(ask):
     """Any bytes of it may change under the server: it answers or says what is wrong, and lives on."""
     file = ask.folder / "damaged" / "rollouts" / "000001.parquet"
-    whole, draw, found = file.read_bytes(), random.Random(0), set()
+    whole, draw, result = file.read_bytes(), random.Random(0), set()
     for trial in range(60):
         content = bytearray(whole)
         if trial % 3 == 0:
@@ -85,9 +85,9 @@ def test_a_parquet_file_that_is_damaged_or_cut_while_it_is_open(ask):
         file.write_bytes(content)
         os.utime(file, ns=(trial, trial))
         for path in draw.sample(PATHS, 3):
-            found.add(ask(f"/api/1/step/1{path}")[0])
+            result.add(ask(f"/api/1/step/1{path}")[0])
         assert ask("/api/runs")[0] == 200
-    assert found >= {200, 404}
+    assert result >= {200, 404}
     file.write_bytes(whole)
     assert [ask(f"/api/1/step/1{path}")[0] for path in PATHS] == [200] * len(PATHS)
 

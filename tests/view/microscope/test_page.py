@@ -304,11 +304,11 @@ def test_every_view_can_be_read(options, browser):
             assert unnamed == [], name
             if axe := axe_script():
                 page.evaluate(axe)
-                found = page.evaluate("axe.run().then((result) => result.violations)")
+                result = page.evaluate("axe.run().then((result) => result.violations)")
                 serious = [
-                    (name, one["id"], one["nodes"][0]["html"][:200], one["nodes"][0]["failureSummary"])
-                    for one in found
-                    if one["impact"] in ("serious", "critical")
+                    (name, entry["id"], entry["nodes"][0]["html"][:200], entry["nodes"][0]["failureSummary"])
+                    for entry in result
+                    if entry["impact"] in ("serious", "critical")
                 ]
                 assert serious == []
         page.visit("completion")
@@ -318,8 +318,8 @@ def test_every_view_can_be_read(options, browser):
 
 
 def axe_script():
-    found = importlib.util.find_spec("axe_playwright_python")
-    return None if found is None else (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+    find_spec = importlib.util.find_spec("axe_playwright_python")
+    return None if find_spec is None else (Path(find_spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
 #: Controls and graphics that a screen reader has no name for.

@@ -154,7 +154,7 @@ def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
     monkeypatch.setattr(tiny_run, "HOOK", None)
     run = proxima.train(tmp_path / "run", resume=True, quiet=True)
     first, again = (
-        one for one in recorder.SESSIONS if run.folder in one.run.folder.parents
+        entry for entry in recorder.SESSIONS if run.folder in entry.run.folder.parents
     )  # a hung tool of another test may come late
     assert first.summary["status"] == "stopped" and first.run.config["train"]["steps"] == 3
     assert [number for number, _ in first.logged] == [0, 1, 2, 2]
@@ -229,11 +229,11 @@ def test_what_the_tool_has_stored(kind, folder, tmp_path, monkeypatch):
     (folder / "metrics.jsonl").write_text("\n".join(lines[:2]) + "\n")
     more, links = track(folder, spec, [step(2, reward=0.25), step(3, reward=0.75), answered(3, 0.5, "after")])
     assert warnings == more == [] and links[kind]
-    found = READERS[kind](spec, folder)
-    assert found["metrics"]["reward/mean"] == [(1, 0.5), (2, 0.25), (3, 0.75)]
-    assert found["metrics"]["eval/accuracy"] == [(0, 0.125), (3, 0.5)]
-    assert found["metrics"]["eval/pass_at_4" if kind == "mlflow" else "eval/pass@4"] == [(0, 0.5)]
-    assert "cppo" in found["config"] and "done" in found["summary"]
+    result = READERS[kind](spec, folder)
+    assert result["metrics"]["reward/mean"] == [(1, 0.5), (2, 0.25), (3, 0.75)]
+    assert result["metrics"]["eval/accuracy"] == [(0, 0.125), (3, 0.5)]
+    assert result["metrics"]["eval/pass_at_4" if kind == "mlflow" else "eval/pass@4"] == [(0, 0.5)]
+    assert "cppo" in result["config"] and "done" in result["summary"]
 
 
 def test_the_example_of_the_page_works(folder, tmp_path):

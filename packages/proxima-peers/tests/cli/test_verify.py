@@ -14,9 +14,9 @@ TOTALS = ("records", "matched", "differs", "failed", "unsupported")
 def records(here):
     """`records("x.json", change)` writes the first UniRL loss records, changed."""
 
-    def write(name, change=lambda found: found):
-        found = json.loads((GOLDEN / "unirl_losses.json").read_text())[:3]
-        (here / name).write_text(json.dumps(change(copy.deepcopy(found))))
+    def write(name, change=lambda output: output):
+        output = json.loads((GOLDEN / "unirl_losses.json").read_text())[:3]
+        (here / name).write_text(json.dumps(change(copy.deepcopy(output))))
         return name
 
     return write
@@ -25,26 +25,26 @@ def records(here):
 def test_the_golden_files(proxima):
     files = sorted(GOLDEN.glob("*.json"))
     code, out, err = proxima("verify", *files, "--json")
-    found = json.loads(out)
+    output = json.loads(out)
     assert (code, err) == (0, "")
-    assert found["records"] == sum(len(json.loads(file.read_text())) for file in files)
-    assert found["failed"] == 0 and found["unsupported"] == 0
+    assert output["records"] == sum(len(json.loads(file.read_text())) for file in files)
+    assert output["failed"] == 0 and output["unsupported"] == 0
     # The others are a sample; those of made_here.json were chosen because they surprise.
-    sample = [file["verdicts"] for file in found["files"] if not file["file"].endswith("made_here.json")]
-    statuses = [one["status"] for verdicts in sample for one in verdicts]
+    sample = [file["verdicts"] for file in output["files"] if not file["file"].endswith("made_here.json")]
+    statuses = [verdict["status"] for verdicts in sample for verdict in verdicts]
     assert statuses.count("matched") >= 0.9 * len(statuses)
-    assert found["totals"] == {key: found[key] for key in TOTALS}
-    assert sum(found[key] for key in TOTALS[1:]) == found["records"]
-    assert [file["file"] for file in found["files"]] == [str(file) for file in files]
-    differing = [one for file in found["files"] for one in file["verdicts"] if one["status"] == "differs"]
-    assert differing and all(one["reason"] for one in differing)
+    assert output["totals"] == {key: output[key] for key in TOTALS}
+    assert sum(output[key] for key in TOTALS[1:]) == output["records"]
+    assert [file["file"] for file in output["files"]] == [str(file) for file in files]
+    differing = [verdict for file in output["files"] for verdict in file["verdicts"] if verdict["status"] == "differs"]
+    assert differing and all(verdict["reason"] for verdict in differing)
 
 
 def test_a_wrong_number_is_named(proxima, records):
-    def change(found):
-        found[1]["expected"]["loss"] += 0.25
-        found[2]["expected"]["grad_logp"][0][0] -= 0.5
-        return found
+    def change(golden):
+        golden[1]["expected"]["loss"] += 0.25
+        golden[2]["expected"]["grad_logp"][0][0] -= 0.5
+        return golden
 
     name = records("wrong.json", change)
     code, out, err = proxima("verify", name)
@@ -55,46 +55,46 @@ def test_a_wrong_number_is_named(proxima, records):
     assert any(line.startswith("    grad_logp[0]: ours ") and line.endswith("off by 0.5") for line in lines)
     assert sum(line.startswith("failed  unirl/") for line in lines) == 2
     code, out, _ = proxima("verify", name, "--json")
-    failed = [one for one in json.loads(out)["files"][0]["verdicts"] if one["status"] == "failed"]
+    failed = [verdict for verdict in json.loads(out)["files"][0]["verdicts"] if verdict["status"] == "failed"]
     assert code == 1 and failed[0]["differences"][0]["field"] == "loss"
     assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
 
 
 def test_a_wrong_metric_is_named_and_an_unknown_one_is_not_claimed(proxima, records):
-    def change(found):
-        found[0]["expected"]["metrics"]["approx_kl"] *= 1.001
-        found[1]["expected"]["metrics"]["brand_new"] = 0.5
-        return found
+    def change(golden):
+        golden[0]["expected"]["metrics"]["approx_kl"] *= 1.001
+        golden[1]["expected"]["metrics"]["brand_new"] = 0.5
+        return golden
 
     code, out, _ = proxima("verify", records("metrics.json", change), "--json")
     verdicts = json.loads(out)["files"][0]["verdicts"]
-    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "unsupported", "matched"]
-    assert [one["field"] for one in verdicts[0]["differences"]] == ["metrics.approx_kl"]
+    assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "unsupported", "matched"]
+    assert [verdict["field"] for verdict in verdicts[0]["differences"]] == ["metrics.approx_kl"]
     assert "metrics.brand_new" in verdicts[1]["reason"]
 
 
 def test_another_shape_or_nan_is_a_failure_and_still_json(proxima, records):
-    def change(found):
-        found[0]["expected"]["grad_logp"] = found[0]["expected"]["grad_logp"][:-1]
-        found[1]["expected"]["loss"] = "nan"
-        return found
+    def change(golden):
+        golden[0]["expected"]["grad_logp"] = golden[0]["expected"]["grad_logp"][:-1]
+        golden[1]["expected"]["loss"] = "nan"
+        return golden
 
     code, out, _ = proxima("verify", records("shape.json", change), "--json")
     verdicts = json.loads(out, parse_constant=lambda name: pytest.fail(name))["files"][0]["verdicts"]
-    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "failed", "matched"]
+    assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "failed", "matched"]
     assert verdicts[0]["differences"][0]["expected"].startswith("shape [")
     assert verdicts[1]["differences"][0]["difference"] == "inf"
 
 
 def test_verdicts_do_not_come_from_names(proxima, records):
-    def change(found):
-        for one in found:
-            one["name"] = "anything"
-        found[0]["expected"]["loss"] += 1.0
-        return found
+    def change(golden):
+        for entry in golden:
+            entry["name"] = "anything"
+        golden[0]["expected"]["loss"] += 1.0
+        return golden
 
     code, out, _ = proxima("verify", records("renamed.json", change), "--json")
-    assert code == 1 and [one["status"] for one in json.loads(out)["files"][0]["verdicts"]] == [
+    assert code == 1 and [entry["status"] for entry in json.loads(out)["files"][0]["verdicts"]] == [
         "failed",
         "matched",
         "matched",
@@ -102,22 +102,22 @@ def test_verdicts_do_not_come_from_names(proxima, records):
 
 
 def test_what_nobody_here_computes_is_unsupported(proxima, records):
-    def change(found):
-        found[0]["source"] = "somebody else's framework"
-        return found
+    def change(golden):
+        golden[0]["source"] = "somebody else's framework"
+        return golden
 
     code, out, _ = proxima("verify", records("other.json", change))
     assert code == 0 and "unsupported  unirl/" in out and "somebody else's framework" in out
 
 
 def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, records):
-    def change(found):
-        found[0]["inputs"]["advantages"] = ["much", "more"]
-        return found
+    def change(golden):
+        golden[0]["inputs"]["advantages"] = ["much", "more"]
+        return golden
 
     code, out, _ = proxima("verify", records("torn.json", change), "--json")
     verdicts = json.loads(out)["files"][0]["verdicts"]
-    assert code == 1 and [one["status"] for one in verdicts] == ["failed", "matched", "matched"]
+    assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "matched", "matched"]
     assert "ValueError" in verdicts[0]["reason"]
 
 

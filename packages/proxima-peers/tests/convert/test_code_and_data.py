@@ -155,12 +155,14 @@ def waiting(text):
     return [line for line in text.splitlines() if "  # TO FILL IN" in line]
 
 
-@pytest.mark.parametrize(("peer", "options"), [(peer, one) for peer, several in TO_FILL_IN.items() for one in several])
+@pytest.mark.parametrize(
+    ("peer", "options"), [(peer, entry) for peer, several in TO_FILL_IN.items() for entry in several]
+)
 def test_code_and_data_without_a_field_are_to_fill_in(converted, peer, options):
     done = converted(peer, BASE[peer] | options)
     before = converted(peer, BASE[peer])
     added = set(waiting(done.text)) - set(waiting(before.text))
-    assert added and not {one.name for one in done.ignored} & set(options)
+    assert added and not {entry.name for entry in done.ignored} & set(options)
     name = next(name for name in options if options[name] is not None)
     top = done.text.partition("\n\n")[0]
     functions = options.get("reward_funcs", [])
@@ -191,7 +193,7 @@ def test_a_recipe_with_a_value_to_fill_in_is_refused(converted, tmp_path, capsys
     done = converted("verl", BASE["verl"] | FUNCTION | {"data.custom_cls.path": "./rows.py"})
     (tmp_path / "r.yaml").write_text(done.text)
     assert main(["train", str(tmp_path / "r.yaml")]) == 2
-    assert "task.kind=parquet" in (told := capsys.readouterr().err) and "have to fill in" in told
+    assert "task.kind=parquet" in (output := capsys.readouterr().err) and "have to fill in" in output
 
 
 def test_converting_runs_no_function_of_the_file(tmp_path, monkeypatch):
@@ -212,7 +214,7 @@ def test_an_answer_is_written_where_a_reward_compares_with_it(converted):
 
 def test_publishing_is_named_as_what_it_is(converted):
     done = converted("trl", BASE["trl"] | {"push_to_hub": True, "hub_model_id": "me/m"})
-    why = {one.name: one.why for one in done.ignored}
+    why = {entry.name: entry.why for entry in done.ignored}
     assert why["push_to_hub"] == why["hub_model_id"] and "--to-hub" in why["push_to_hub"]
 
 
@@ -246,7 +248,7 @@ def test_the_tokenizer_of_a_python_file(tmp_path, made, waits):
     lines = ("args = GRPOConfig(num_generations=8)", f"tok = {made}")
     trainer = 'GRPOTrainer(model="org/m", args=args, processing_class=tok, reward_funcs=accuracy_reward)'
     (tmp_path / "train.py").write_text("\n".join((*lines, trainer)))
-    missing = {one.name for one in convert(tmp_path / "train.py", "trl").missing}
+    missing = {entry.name for entry in convert(tmp_path / "train.py", "trl").missing}
     assert ("processing_class" in missing) is waits
 
 

@@ -24,7 +24,7 @@ def critic_of(done):
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 def test_verls_defaults(converted):
@@ -72,8 +72,8 @@ def test_every_option_of_the_critic_has_its_field(converted):
 def test_a_share_of_warm_up_waits_for_the_steps(converted):
     share = {"critic.model.path": "x", "critic.optim.lr_warmup_steps_ratio": 0.1}
     assert "critic.warmup_steps" in names(converted("verl", GAE | BATCH | share).missing)
-    told = converted("verl", GAE | BATCH | share | {"trainer.total_training_steps": 50})
-    assert critic_of(told).warmup_steps == 20  # of 50 steps of 4 updates
+    conversion = converted("verl", GAE | BATCH | share | {"trainer.total_training_steps": 50})
+    assert critic_of(conversion).warmup_steps == 20  # of 50 steps of 4 updates
 
 
 def test_what_the_critic_takes_from_the_actor(converted):
@@ -106,11 +106,11 @@ def test_micro_batches_of_the_critic_up_to_verl_0_7(converted):
 
 
 def records(name, source):
-    found = [Record.of(raw) for raw in json.loads((GOLDEN / name).read_text())]
-    return [one for one in found if source in one.source]
+    output = [Record.of(raw) for raw in json.loads((GOLDEN / name).read_text())]
+    return [entry for entry in output if source in entry.source]
 
 
-@pytest.mark.parametrize("record", records("verl_value_loss.json", "compute_value_loss"), ids=lambda one: one.name)
+@pytest.mark.parametrize("record", records("verl_value_loss.json", "compute_value_loss"), ids=lambda each: each.name)
 def test_the_converted_loss_gives_verls_numbers(converted, record):
     options = {f"critic.{name}": record.params[name] for name in ("cliprange_value", "loss_agg_mode")}
     critic = critic_of(converted("verl", GAE | options))

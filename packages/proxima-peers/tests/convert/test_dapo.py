@@ -21,7 +21,7 @@ PENALTY = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 40, "
 
 def listed(done):
     return {
-        kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
+        kind: {entry.name for entry in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
     }
 
 
@@ -77,8 +77,8 @@ def test_verls_refill(converted, options, expected):
 
 @pytest.mark.parametrize(("generated", "trained"), [(29, 7), (1536, 512), (100, 30), (1000, 999), (123, 7), (7, 7)])
 def test_as_many_prompts_are_generated_as_in_verl(specs, generated, trained):
-    found = specs("verl", VERL | {"data.gen_batch_size": generated, "data.train_batch_size": trained}).dynamic_sampling
-    assert math.ceil(found.oversample * trained) == generated
+    spec = specs("verl", VERL | {"data.gen_batch_size": generated, "data.train_batch_size": trained}).dynamic_sampling
+    assert math.ceil(spec.oversample * trained) == generated
 
 
 def test_verl_generates_fewer_than_a_step_takes(converted):
@@ -155,7 +155,7 @@ def test_a_penalty_that_cannot_be_has_a_stand_in_and_the_rest_is_converted(conve
     prefix = "reward_model.overlong_buffer."
     given = {prefix + name: value for name, value in (options | {"enable": True}).items()}
     done = converted("verl", VERL | given | {"data.max_response_length": 200})
-    assert any(why in one.why for one in done.missing if one.name.startswith("reward.1"))
+    assert any(why in option.why for option in done.missing if option.name.startswith("reward.1"))
     assert done.recipe["reward"][1]["kind"] == "overlong" and done.recipe["sampling"]["max_tokens"] == 200
 
 
@@ -229,13 +229,13 @@ def test_areals_penalty_is_scaled_with_the_reward(converted):
         | {"actor.reward_norm.std_level": None, "actor.reward_scaling": 10.0, "gconfig.max_new_tokens": 100}
     )
     reward = resolve(converted("areal", options).recipe).config.reward
-    assert [one.weight for one in reward] == [10.0, 10.0]
+    assert [entry.weight for entry in reward] == [10.0, 10.0]
 
 
 @pytest.mark.parametrize("name", ["actor.overlong_tokens", "actor.overlong_penalty_factor"])
 def test_areals_penalty_needs_both_numbers(converted, name):
     done = converted("areal", AREAL | {key: value for key, value in PENALTY.items() if key != name})
-    assert any(name in one.why for one in done.missing) and done.recipe["reward"][1]["kind"] == "overlong"
+    assert any(name in option.why for option in done.missing) and done.recipe["reward"][1]["kind"] == "overlong"
 
 
 def test_areals_dynamic_sampling_generates_nothing(converted):
@@ -260,18 +260,18 @@ def rewards(done):
 def test_trls_reward_functions(converted):
     names = ["accuracy_reward", "think_format_reward", "get_soft_overlong_punishment"]
     done = converted("trl", {"reward_funcs": names, "reward_weights": [1.0, 0.25, 0.5]})
-    found = rewards(done)
-    assert [type(one) for one in found] == [Math, Format, Overlong] and [one.weight for one in found] == [
+    result = rewards(done)
+    assert [type(entry) for entry in result] == [Math, Format, Overlong] and [entry.weight for entry in result] == [
         1.0,
         0.25,
         0.5,
     ]
-    assert (found[2].max_tokens, found[2].buffer_tokens, found[2].factor) == (
+    assert (result[2].max_tokens, result[2].buffer_tokens, result[2].factor) == (
         1280,
         256,
         1.0,
     )  # what `trl grpo` calls by that name
-    assert [value(found[2], tokens=n) for n in (1024, 1152, 1280, 2000)] == [0.0, -0.25, -0.5, -0.5]
+    assert [value(result[2], tokens=n) for n in (1024, 1152, 1280, 2000)] == [0.0, -0.25, -0.5, -0.5]
     assert listed(done)["missing"] == {"model.path", "task", "train.steps", "train.prompts_per_step"}
     assert not {"reward_funcs", "reward_weights"} & listed(done)["unsupported"]
 
@@ -290,7 +290,7 @@ def test_open_r1s_reward_functions(converted):
     assert value(repetition, text="To be or to be") == -0.125  # to-be, be-or, or-to, to-be: three of four
     assert [value(overlong, tokens=n) for n in (80, 90, 100, 120)] == [0.0, -0.5, -1.0, -1.0]
     assert isinstance(form, Format) and isinstance(cosine, Math) and cosine.name == "cosine_4"
-    assert [one.why for one in done.missing if one.name == "reward.4"] == [
+    assert [option.why for option in done.missing if option.name == "reward.4"] == [
         "cosine: name it as {kind: function, path: rewards.py:cosine}, in a separate file; `math` is used instead"
     ]
 
@@ -311,9 +311,9 @@ def test_shapes_are_theirs(converted, pattern_of, text, fits):
     from proxima.reward.workers.graders import grade_format
 
     (form,) = (
-        one
-        for one in rewards(converted("trl", {"reward_funcs": [pattern_of, "accuracy_reward"]}))
-        if isinstance(one, Format)
+        reward
+        for reward in rewards(converted("trl", {"reward_funcs": [pattern_of, "accuracy_reward"]}))
+        if isinstance(reward, Format)
     )
     assert grade_format(pattern=form.pattern, text=text)["value"] == fits
 
@@ -351,7 +351,7 @@ def test_reward_functions_of_a_script(tmp_path):
         {"kind": "math", "name": "think_format_reward_5", "weight": 0.2},
         {"kind": "math", "name": "brevity_6", "weight": 0.3},
     ]
-    assert [one.why.partition(":")[0] for one in done.missing if one.name.startswith("reward.")] == [
+    assert [option.why.partition(":")[0] for option in done.missing if option.name.startswith("reward.")] == [
         "trl.rewards.get_soft_overlong_punishment(4096, 0)",
         "trl.rewards.get_soft_overlong_punishment(**more)",
         "my_lab.think_format_reward",  # another's of the same name is another function
@@ -377,7 +377,7 @@ def test_a_function_nobody_knows_has_a_stand_in_with_its_weight(converted):
 
 def test_no_reward_is_added_to_those_of_the_file(converted):
     done = converted("trl", {"reward_funcs": ["think_format_reward"], "num_generations": 8})
-    assert [one["kind"] for one in done.recipe["reward"]] == ["format"]
+    assert [entry["kind"] for entry in done.recipe["reward"]] == ["format"]
 
 
 def test_options_of_a_function_that_is_not_named(converted):
@@ -390,7 +390,7 @@ def test_options_of_a_function_that_is_not_named(converted):
 
 def test_weights_that_are_too_few(converted):
     done = converted("trl", {"reward_funcs": ["accuracy_reward", "think_format_reward"], "reward_weights": [0.5]})
-    (why,) = (one.why for one in done.unsupported if one.name == "reward_weights")
+    (why,) = (option.why for option in done.unsupported if option.name == "reward_weights")
     assert "1 for 2 rewards" in why and len(done.recipe["reward"]) == 2
 
 
@@ -430,5 +430,5 @@ def test_whatever_is_written_is_listed_and_never_run(converted, text, listed_):
 
 
 def test_functions_of_a_call_are_read_not_run():
-    found = from_python("GRPOTrainer(args=GRPOConfig(beta=0), reward_funcs=[f(1 + 1), g.h, lambda c: 0])")
-    assert found["reward_funcs"] == ["f(2)", "g.h", "lambda c: 0"]
+    result = from_python("GRPOTrainer(args=GRPOConfig(beta=0), reward_funcs=[f(1 + 1), g.h, lambda c: 0])")
+    assert result["reward_funcs"] == ["f(2)", "g.h", "lambda c: 0"]

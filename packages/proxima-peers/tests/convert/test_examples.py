@@ -14,7 +14,7 @@ from proxima.rollout.dynamic_sampling import DynamicSampling
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 def test_verl_dapo(example):
@@ -120,7 +120,7 @@ def test_areal_decoupled(example):
     )
     assert (config.train.optimizer.lr, config.train.warmup_steps) == (1.7e-5, 116)  # 29 steps of 4 updates
     assert (config.sampling.temperature, config.sampling.top_k) == (0.9, 0)
-    assert [type(one).__name__ for one in config.reward] == ["Gsm8kReward"] and config.reward[
+    assert [type(entry).__name__ for entry in config.reward] == ["Gsm8kReward"] and config.reward[
         0
     ].weight == 1  # the scaling cancels
     assert (config.runtime.max_lag, config.runtime.max_concurrent_rollouts) == (2, 256)
@@ -147,7 +147,7 @@ def test_unirl_cppo(example):
     assert config.model.path == "Qwen/Qwen3-4B-Base"  # the default inside ${oc.env:…}; the environment is not looked at
     assert config.task.path == "data/dapo_math/train.jsonl"
     assert names(done.unknown) == {"algorithm.cppo_gamma"}
-    assert {"eval.task"} <= names(done.missing) and "eval_interval" in " ".join(one.why for one in done.missing)
+    assert {"eval.task"} <= names(done.missing) and "eval_interval" in " ".join(option.why for option in done.missing)
 
 
 def test_the_text_is_the_recipe_with_its_origins(example, tmp_path):
@@ -181,5 +181,5 @@ def test_every_leaf_of_an_example_is_converted_or_listed(example):
         o = Options(PEERS[peer].title, read(EXAMPLES / name), name)
         draft = module_of(PEERS[peer].online).convert(o)
         sort_out(draft, o, option_rules(peer))
-        listed = {one.name for _, found in draft.leftovers() for one in found}
+        listed = {option.name for _, by_name in draft.leftovers() for option in by_name}
         assert (listed | o.asked) >= set(o.flat), name

@@ -12,7 +12,7 @@ from proxima_peers.convert.conversion import likely_peers
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 def config_of(done):
@@ -152,8 +152,8 @@ def test_the_peer_is_found_by_the_options(converted, tmp_path):
 @pytest.mark.parametrize(("peer", "options"), [("areal", areal("rw", beta=0.1)), ("verl", verl(made__up=1))])
 def test_every_option_is_reported(converted, peer, options, tmp_path):
     done = converted(peer, options)
-    told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
-    assert set(options) - told == set()
+    messages = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
+    assert set(options) - messages == set()
 
 
 def test_a_misspelling_is_unknown(converted):

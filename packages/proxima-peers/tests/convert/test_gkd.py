@@ -12,7 +12,7 @@ BASE |= {"num_processes": 2, "lmbda": 1.0, "temperature": 1.0, "max_steps": 40}
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,10 @@ def test_the_divergence_and_the_batch(converted, beta, divergence):
 
 
 def test_what_has_no_equal(converted):
-    told = {one.name: one.why for one in converted("trl", {"seq_kd": True, "model_name_or_path": "m"}).unsupported}
-    assert set(told) == {"lmbda", "seq_kd", "temperature"} and "TRL's default" in told["lmbda"]
+    messages = {
+        option.name: option.why for option in converted("trl", {"seq_kd": True, "model_name_or_path": "m"}).unsupported
+    }
+    assert set(messages) == {"lmbda", "seq_kd", "temperature"} and "TRL's default" in messages["lmbda"]
     more = {"eval_strategy": "steps", "eval_steps": 5, "teacher_model_init_kwargs": {"a": 1}}
     done = converted("trl", BASE | more)
     assert names(done.unsupported) == {"teacher_model_init_kwargs.a"} and "eval.task" in names(done.missing)

@@ -50,7 +50,7 @@ ON = [
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(("peer", "options", "expected"), ON)
@@ -77,7 +77,7 @@ def test_an_adapter_that_is_off(converted, peer, options):
 
 def test_dropout_is_reported_also_where_it_is_a_default(converted):
     default = converted("trl", BASE["trl"] | {"use_peft": True})
-    assert "0.05, TRL's default" in next(one.why for one in default.unsupported if one.name == "lora_dropout")
+    assert "0.05, TRL's default" in next(option.why for option in default.unsupported if option.name == "lora_dropout")
     none = converted("trl", BASE["trl"] | {"use_peft": True, "lora_dropout": 0})
     assert "lora_dropout" in names(none.ignored) and "lora_dropout" not in names(none.unsupported)
 
@@ -95,10 +95,10 @@ def test_what_an_adapter_here_does_not_do(converted):
     assert start.recipe["model"]["lora"]["path"] == "an/adapter" and "model.lora" in names(start.missing)
 
 
-@pytest.mark.parametrize("actor, critic, told", [(8, 8, False), (8, 0, True), (0, 8, True), (0, 0, False)])
-def test_verls_critic_and_policy_have_the_same_adapter_here(converted, actor, critic, told):
+@pytest.mark.parametrize("actor, critic, message", [(8, 8, False), (8, 0, True), (0, 8, True), (0, 0, False)])
+def test_verls_critic_and_policy_have_the_same_adapter_here(converted, actor, critic, message):
     options = {"algorithm.adv_estimator": "gae", VERL + "lora_rank": actor, "critic.model.lora_rank": critic}
-    assert ("critic.model.lora_rank" in names(converted("verl", options).unsupported)) is told
+    assert ("critic.model.lora_rank" in names(converted("verl", options).unsupported)) is message
 
 
 SCRIPT = """

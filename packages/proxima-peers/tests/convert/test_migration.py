@@ -52,33 +52,33 @@ def unknown(o, rules):
     draft = Draft()
     draft.put("model.path", "x", "")
     sort_out(draft, o, rules)
-    return [one.name for one in draft.unknown]
+    return [option.name for option in draft.unknown]
 
 
 @pytest.mark.parametrize(("peer", "title"), [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL")])
 def test_every_option_of_the_tables_is_known(peer, title):
     names = [full(peer, name) for name in named(title)]
     assert len(names) >= 15
-    known = set()
+    known_names = set()
     for context in CONTEXTS[peer]:
         if "actor.rejection_sampling.upper" in context:
             context = {**context, "actor.use_decoupled_loss": True}
         o = Options(title, context, "file")
         module_of(PEERS[peer].online).convert(o)
-        known |= o.asked
-    rest = Options(title, dict.fromkeys(names), "file", known)
+        known_names |= o.asked
+    rest = Options(title, dict.fromkeys(names), "file", known_names)
     assert unknown(rest, option_rules(peer)) == []
 
 
 def test_every_option_of_the_trainings_without_rewards_is_known():
     names = named("TRL without rewards")
     assert len(names) >= 15
-    known = set()
+    known_names = set()
     for command in ("sft", "dpo", "kto", "reward", "gkd"):
         o = Options("TRL", {"loss_type": "discopop", "eval_strategy": "steps"} if command == "dpo" else {}, "file")
         convert_offline(o, command)
-        known |= o.asked
-    rest = Options("TRL", dict.fromkeys(names), "file", known)
+        known_names |= o.asked
+    rest = Options("TRL", dict.fromkeys(names), "file", known_names)
     assert unknown(rest, option_rules("trl_offline") | option_rules("trl")) == []
 
 
@@ -90,14 +90,14 @@ def test_every_option_of_the_trainings_without_rewards_is_known():
     ],
 )
 def test_every_option_of_further_trainings_without_rewards_is_known(peer, title, contexts):
-    names, known = named(f"{title} without rewards"), set()
+    names, known_names = named(f"{title} without rewards"), set()
     assert len(names) >= 15
     offline = module_of(PEERS[peer].offline)
     for context in contexts:
         o = Options(title, context, "file")
         offline.convert_offline(o, offline.command_of(o))
-        known |= o.asked
-    rest = Options(title, dict.fromkeys(names), "file", known)
+        known_names |= o.asked
+    rest = Options(title, dict.fromkeys(names), "file", known_names)
     assert unknown(rest, offline.rules_of(o)) == []
 
 

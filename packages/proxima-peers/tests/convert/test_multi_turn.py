@@ -13,7 +13,7 @@ UNIRL = {"algorithm._target_": "x.CPPO", "data_source.args.run.data_path": "rows
 
 
 def why(leftovers):
-    return {one.name: one.why for one in leftovers}
+    return {option.name: option.why for option in leftovers}
 
 
 def written(done):
@@ -30,9 +30,9 @@ def test_verls_calculator(example):
     assert set(why(done.missing)) == {MULTI + "tool_config_path"}
     assert "  environment: null  # TO FILL IN: " in done.text
     assert done.text.count("environment: null  # TO FILL IN") == 2  # held-out questions are played, too
-    told = why(done.unsupported)
-    assert told[MULTI + "max_parallel_calls"].startswith("2: ")
-    assert told[MULTI + "max_tool_response_length"].startswith("512 characters of an answer, cut at its left; ")
+    messages = why(done.unsupported)
+    assert messages[MULTI + "max_parallel_calls"].startswith("2: ")
+    assert messages[MULTI + "max_tool_response_length"].startswith("512 characters of an answer, cut at its left; ")
     assert "verl's length has the answers of tools in it" in written(done)
     ignored = why(done.ignored)
     assert {MULTI + "tokenization_sanity_check_mode", "data.return_raw_chat", R + "agent.num_workers"} <= set(ignored)
@@ -89,9 +89,9 @@ def test_a_format_that_nothing_here_reads_is_told(converted):
 
 def test_the_defaults_of_verls_tools_are_told(converted):
     done = converted("verl", VERL)
-    told = why(done.unsupported)
-    assert told[MULTI + "max_parallel_calls"].startswith("1: ")
-    assert "256 characters of an answer, cut at its middle" in told[MULTI + "max_tool_response_length"]
+    messages = why(done.unsupported)
+    assert messages[MULTI + "max_parallel_calls"].startswith("1: ")
+    assert "256 characters of an answer, cut at its middle" in messages[MULTI + "max_tool_response_length"]
     assert MULTI + "enable" in why(done.missing)  # which tools, the file does not say
     scored = converted("verl", VERL | {"custom_reward_function.path": "./x.py"})
     assert "solution_str has all turns and answers; here it is the model's last message." in written(scored)

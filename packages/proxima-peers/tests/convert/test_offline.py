@@ -21,7 +21,7 @@ LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 def config_of(done):
@@ -122,7 +122,7 @@ def test_the_loss_of_a_pair_is_trls_formula(converted, written):
     generator = torch.Generator().manual_seed(5)
     c, r, rc, rr = (-9 * torch.rand(6, generator=generator, dtype=torch.float64) for _ in range(4))
     length = torch.tensor([3, 5, 2, 7, 4, 6])
-    found = loss(PreferencePairs(**dict(zip(FIELDS, (c, r, rc, rr, length, length.flip(0)), strict=True))))
+    value = loss(PreferencePairs(**dict(zip(FIELDS, (c, r, rc, rr, length, length.flip(0)), strict=True))))
     log, x = torch.nn.functional.logsigmoid, 0.4 * ((c - rc) - (r - rr))
     sorted_x = 0.4 * ((c - r).sort().values - (rc - rr).sort().values)
     per_token = (c - rc) / length - (r - rr) / length.flip(0)
@@ -136,7 +136,7 @@ def test_the_loss_of_a_pair_is_trls_formula(converted, written):
         "aot": -0.9 * log(sorted_x) - 0.1 * log(-sorted_x),
         "discopop": -log(x) * (1 - m) + (-x).exp() * m,
     }[written]
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-12)
 
 
 FIELDS = ("chosen", "rejected", "reference_chosen", "reference_rejected", "chosen_length", "rejected_length")

@@ -18,15 +18,15 @@ NORM = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": 
 
 def listed(done):
     return {
-        kind: {one.name for one in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
+        kind: {entry.name for entry in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
     }
 
 
 def test_verl_defaults_that_a_file_does_not_say(specs):
-    found = specs("verl", GRPO)
-    assert found.surrogate == PpoClip(0.2, 0.2, 3.0)  # dual clip is on in verl
-    assert found.proximal == "recompute" and found.correction == ()
-    assert found.advantage == Grpo("group", 1e-6)
+    spec = specs("verl", GRPO)
+    assert spec.surrogate == PpoClip(0.2, 0.2, 3.0)  # dual clip is on in verl
+    assert spec.proximal == "recompute" and spec.correction == ()
+    assert spec.advantage == Grpo("group", 1e-6)
 
 
 @pytest.mark.parametrize(
@@ -54,13 +54,15 @@ def test_verl_kl_in_the_reward(specs, converted):
     assert "algorithm.kl_ctrl.horizon" in listed(converted("verl", on | control))["ignored"]
     adaptive = {"algorithm.kl_ctrl.type": "adaptive"}
     assert specs("verl", on | control | adaptive).reward_kl == RewardKl(0.01, "k1", AdaptiveCoefficient(0.1, 500))
-    for prompts, told in ((62, []), (70, ["algorithm.kl_ctrl.horizon"])):  # of 8 completions: 496 and 560
+    for prompts, unsupported in ((62, []), (70, ["algorithm.kl_ctrl.horizon"])):  # of 8 completions: 496 and 560
         done = converted(
             "verl",
             GRPO | on | control | adaptive | {"data.train_batch_size": prompts, "actor_rollout_ref.rollout.n": 8},
         )
-        assert [one.name for one in done.unsupported if "kl_ctrl" in one.name] == told
-        assert ("500: a step of 560 completions moves verl's coefficient by up to 22%" in done.text) is bool(told)
+        assert [option.name for option in done.unsupported if "kl_ctrl" in option.name] == unsupported
+        assert ("500: a step of 560 completions moves verl's coefficient by up to 22%" in done.text) is bool(
+            unsupported
+        )
     assert "algorithm.kl_penalty" in listed(converted("verl", on | {"algorithm.kl_penalty": "full"}))["unsupported"]
 
 
@@ -76,7 +78,7 @@ def test_verl_says_what_its_asynchronous_options_are_here(converted):
     done = converted(
         "verl", options | {"rollout.total_rollout_steps": 51200, "actor_rollout_ref.rollout.mode": "async"}
     )
-    why = {one.name: one.why for one in done.unsupported}
+    why = {option.name: option.why for option in done.unsupported}
     ours = {
         "async_training.staleness_threshold": "runtime.max_lag",
         "async_training.trigger_parameter_sync_step": "train.prompts_per_step",
@@ -95,9 +97,9 @@ def test_verl_dr_grpo(specs):
         "algorithm.norm_adv_by_std_in_grpo": False,
         "data.max_response_length": 3000,
     }
-    found = specs("verl", GRPO | options)
+    spec = specs("verl", GRPO | options)
     assert (
-        found.advantage.scale == "none" and found.aggregate.horizon == 3000
+        spec.advantage.scale == "none" and spec.aggregate.horizon == 3000
     )  # verl divides by the padded response length
     assert specs("verl", GRPO | options | {A + "loss_scale_factor": 1000}).aggregate.horizon == 1000
 
@@ -118,7 +120,9 @@ def test_a_cap_in_verls_bypass_mode_changes_nothing(converted, more):
     options = GRPO | {R + "bypass_mode": True} | more
     done = converted("verl", options | {A + "tis_imp_ratio_cap": 2.0})
     assert done.recipe == converted("verl", options).recipe
-    assert "the weights it caps are 1" in next(one.why for one in done.ignored if one.name == A + "tis_imp_ratio_cap")
+    assert "the weights it caps are 1" in next(
+        option.why for option in done.ignored if option.name == A + "tis_imp_ratio_cap"
+    )
 
 
 def test_the_weights_of_bypass_mode_are_1_whatever_the_engines_differ_by():
@@ -181,7 +185,7 @@ def test_a_critic_stops_nothing_another_advantage_is_to_be_chosen(converted, pee
     done = converted(peer, options)
     assert done.recipe["algorithm"]["advantage"]["kind"] == "grpo" and done.problems == ()
     assert "kind: grpo  # TO FILL IN: " in done.text and "gae needs a critic" in done.text
-    assert named <= {one.name for one in done.unsupported}
+    assert named <= {option.name for option in done.unsupported}
 
 
 @pytest.mark.parametrize(
@@ -204,8 +208,8 @@ def test_arguments_of_the_chat_template(converted, peer, options):
     """Of UniRL's two, the engine's counts, for its prompts are those that are trained on; the other is told."""
     done = converted(peer, options)
     assert dict(resolve(done.recipe).config.data.template_arguments) == {"enable_thinking": False}
-    told = {one.name for one in done.unsupported}
-    assert ("pipeline.enable_thinking" in told) == (len(options) == 3)
+    messages = {option.name for option in done.unsupported}
+    assert ("pipeline.enable_thinking" in messages) == (len(options) == 3)
 
 
 def test_prompts_that_stand_in_are_divided_by_the_updates(converted):
@@ -214,24 +218,24 @@ def test_prompts_that_stand_in_are_divided_by_the_updates(converted):
     done = converted("trl", options)
     train = done.recipe["train"]
     assert (train["prompts_per_step"], train["updates_per_step"]) == (12, 4)
-    assert not any(one.name == "train.updates_per_step" for one in done.unsupported)
+    assert not any(option.name == "train.updates_per_step" for option in done.unsupported)
 
 
 def test_a_value_that_no_recipe_may_have_is_left_out_and_told(converted):
     done = converted("trl", {"num_generations": 8, "epsilon": -0.2, "temperature": -1, "learning_rate": 2e-6})
     assert done.problems == () and done.recipe["train"]["optimizer"]["lr"] == 2e-6
     assert "epsilon_low" not in done.recipe["algorithm"]["surrogate"]
-    fill = {one.name: one.why for one in done.missing}
+    fill = {option.name: option.why for option in done.missing}
     assert "from epsilon: -0.2 must be" in fill["algorithm.surrogate.epsilon_low"]
     assert "from temperature: -1" in fill["sampling.temperature"]
     assert resolve(done.recipe).config.sampling.temperature == 1
 
 
 def test_trl_defaults_of_1_16(specs, converted):
-    found = specs("trl", {"use_vllm": True})
-    assert type(found.aggregate).__name__ == "TokenMean" and found.surrogate == PpoClip(0.2, 0.2)
-    assert found.correction == (Importance("sequence", "clip", 3.0, 0.0),)
-    assert found.advantage == Grpo("group", 1e-4) and found.reference_kl is None
+    spec = specs("trl", {"use_vllm": True})
+    assert type(spec.aggregate).__name__ == "TokenMean" and spec.surrogate == PpoClip(0.2, 0.2)
+    assert spec.correction == (Importance("sequence", "clip", 3.0, 0.0),)
+    assert spec.advantage == Grpo("group", 1e-4) and spec.reference_kl is None
     assert converted("trl", {"use_vllm": True}).recipe["train"]["schedule"] == "linear"
 
 
@@ -292,21 +296,21 @@ def test_trl_batches(converted):
         "trl", {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2, "num_generations": 8}
     ).recipe["train"]
     assert (train["prompts_per_step"], train["updates_per_step"], train["epochs_per_step"]) == (4, 1, 1)
-    told = {
+    messages = {
         "per_device_train_batch_size": 2,
         "num_processes": 7,
         "num_generations": 7,
         "gradient_accumulation_steps": 4,
     }
-    done = converted("trl", told)
+    done = converted("trl", messages)
     assert (done.recipe["train"]["prompts_per_step"], listed(done)["missing"] & {"train.prompts_per_step"}) == (
         8,
         set(),
     )
     odd = converted("trl", {"num_generations": 3, "num_processes": 1})
-    assert "not a whole number" in next(one.why for one in odd.missing if one.name == "train.prompts_per_step")
+    assert "not a whole number" in next(option.why for option in odd.missing if option.name == "train.prompts_per_step")
     unsaid = converted("trl", {"num_generations": 8})
-    assert "num_processes" in next(one.why for one in unsaid.missing if one.name == "train.prompts_per_step")
+    assert "num_processes" in next(option.why for option in unsaid.missing if option.name == "train.prompts_per_step")
 
 
 def test_areal_without_decoupling(specs, converted):
@@ -348,14 +352,14 @@ SDP = DECOUPLED | ASYNC | {"actor.behav_imp_weight_floor": 0.2}
 
 @pytest.mark.parametrize("section", ["", "rollout.", "actor."])
 def test_areal_segment_wise(specs, section):
-    found = specs("areal", SDP | {f"{section}enable_segment_wise_ppo": True})
-    assert found.proximal == "next" and found.correction == (CapFloor(upper=5.0, lower=0.2, towards="next"),)
+    spec = specs("areal", SDP | {f"{section}enable_segment_wise_ppo": True})
+    assert spec.proximal == "next" and spec.correction == (CapFloor(upper=5.0, lower=0.2, towards="next"),)
 
 
 def test_areal_segment_wise_under_rejection(specs):
     rejection = {"actor.rejection_sampling": {"level": "sequence", "metric": "kl_k1", "upper": 0.5}}
-    found = specs("areal", SDP | rejection | {"enable_segment_wise_ppo": True})
-    assert [one.towards for one in found.correction] == ["next", "next"]
+    spec = specs("areal", SDP | rejection | {"enable_segment_wise_ppo": True})
+    assert [entry.towards for entry in spec.correction] == ["next", "next"]
 
 
 @pytest.mark.parametrize(
@@ -372,7 +376,7 @@ def test_areal_segment_wise_without_what_it_needs(converted, options, kind):
     done = converted("areal", SDP | {"enable_segment_wise_ppo": True} | options)
     assert "enable_segment_wise_ppo" in listed(done)[kind]
     assert done.recipe["algorithm"]["proximal"] != "next"
-    assert not any("towards" in one for one in done.recipe["algorithm"].get("correction", []))
+    assert not any("towards" in entry for entry in done.recipe["algorithm"].get("correction", []))
 
 
 @pytest.mark.parametrize(
@@ -479,13 +483,13 @@ def test_areal_default_kl_is_reported(converted):
 )
 def test_areal_levels_without_an_equivalent_are_reported(converted, section, mean, std, why):
     levels = {f"actor.{section}.mean_level": mean, f"actor.{section}.std_level": std}
-    told = converted("areal", NORM | levels).unsupported
-    assert any(why in one.why for one in told if section in one.name)
+    unsupported = converted("areal", NORM | levels).unsupported
+    assert any(why in entry.why for entry in unsupported if section in entry.name)
 
 
 def test_unirl_says_what_its_staleness_is_here(converted):
     done = converted("unirl", {"algorithm._target_": "unirl.algorithms.cppo.CPPO", "buffer_max_staleness": 2})
-    why = {one.name: one.why for one in done.unsupported}["buffer_max_staleness"]
+    why = {option.name: option.why for option in done.unsupported}["buffer_max_staleness"]
     assert "runtime.max_lag" in why and "over_age: drop" in why
 
 
@@ -527,7 +531,7 @@ def test_unirl_sampling_defaults_are_its_own(converted):
 )  # fmt: skip
 def test_one_value_that_cannot_be_known_stops_nothing(converted, peer, options, where, why):
     done = converted(peer, options | {"made_up": 3})
-    assert any(why in one.why for one in done.missing if one.name == where), done.missing
+    assert any(why in option.why for option in done.missing if option.name == where), done.missing
     assert resolve(done.recipe) and listed(done)["unknown"] >= {"made_up"}
     assert "TO FILL IN" in done.text or where in done.text
 
@@ -546,9 +550,9 @@ def test_one_value_that_cannot_be_known_stops_nothing(converted, peer, options, 
     ],
 )
 def test_a_file_of_another_training_is_refused(converted, peer, options, why):
-    with pytest.raises(ConfigError, match=why) as found:
+    with pytest.raises(ConfigError, match=why) as caught:
         converted(peer, options)
-    assert len(str(found.value).splitlines()) == 1
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_every_peer_makes_a_recipe_of_its_defaults(converted):
@@ -589,4 +593,4 @@ def test_the_lowest_learning_rate_is_a_share_of_the_peak(peer, peak, lowest, con
 def test_a_constant_schedule_has_no_lowest_learning_rate(peer, lowest, options, converted):
     done = converted(peer, options | {lowest: 0.1})
     assert "final_lr_ratio" not in done.recipe["train"] and resolve(done.recipe)
-    assert [one.why for one in done.ignored if one.name == lowest] == ["a constant schedule does not fall"]
+    assert [option.why for option in done.ignored if option.name == lowest] == ["a constant schedule does not fall"]

@@ -24,8 +24,8 @@ def test_references():
         "circle": "${circle}",
         "to": "${nowhere}",
     }
-    found = interpolated(flat)
-    assert {key: found[key] for key in ("a.c", "a.d", "a.e.f", "x", "y", "z", "name", "env")} == {
+    result = interpolated(flat)
+    assert {key: result[key] for key in ("a.c", "a.d", "a.e.f", "x", "y", "z", "name", "env")} == {
         "a.c": 3,
         "a.d": 3,
         "a.e.f": 3,
@@ -35,7 +35,7 @@ def test_references():
         "name": "run-3",
         "env": "/somewhere",
     }
-    assert (found["open"], found["to"]) == ("${oc.env:HOME}", "${nowhere}")
+    assert (result["open"], result["to"]) == ("${oc.env:HOME}", "${nowhere}")
 
 
 SCRIPT = """\
@@ -135,8 +135,8 @@ def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
     (tmp_path / "base.yaml").write_text("actor: {lr: 1, path: x}")
     assert read(tmp_path / "run.sh") == {"actor.lr": 2, "actor.path": "x"}
     (tmp_path / "top.yaml").write_text("defaults: [base, ppo_trainer, _self_]\nactor: {lr: 3}")
-    found = read(tmp_path / "top.yaml")
-    assert (found["actor.lr"], found["actor.path"]) == (3, "x") and "the options of ppo_trainer" in found[
+    result = read(tmp_path / "top.yaml")
+    assert (result["actor.lr"], result["actor.path"]) == (3, "x") and "the options of ppo_trainer" in result[
         "defaults"
     ].why
 
@@ -169,9 +169,9 @@ def test_hydras_defaults_are_composed_from_the_folders_beside_the_file(tmp_path)
     for name, text in CONFIGS.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    found = read(tmp_path / "trainer.yaml")
-    assert "the options of elsewhere come first" in found.pop("defaults").why
-    assert found == {
+    result = read(tmp_path / "trainer.yaml")
+    assert "the options of elsewhere come first" in result.pop("defaults").why
+    assert result == {
         "engine": "dp",
         "job.actor.optim.beta": 0.9,
         "job.actor.lr": 1,
@@ -219,9 +219,9 @@ run 7
 
 
 def test_a_script_is_split_into_words_as_bash_splits_it():
-    found = from_script(SHELL)
-    assert found == from_script(SHELL.replace("\n", "\r\n")) == from_script(SHELL.rstrip())
-    assert found == {
+    result = from_script(SHELL)
+    assert result == from_script(SHELL.replace("\n", "\r\n")) == from_script(SHELL.rstrip())
+    assert result == {
         "data.length": 2048,
         "data.total": Doubtful("the script has $((UNKNOWN + 1024 * 2))"),
         "data.tag": "a (b); c & d | e",
@@ -290,13 +290,13 @@ def test_a_python_file_that_parses_its_options(tmp_path):
 
 def test_accelerates_own_file_tells_the_number_of_processes(tmp_path):
     (tmp_path / "run.sh").write_text("accelerate launch --config_file zero.yaml x.py --num_generations 8")
-    missing = {one.name for one in convert(tmp_path / "run.sh", "trl").missing}
+    missing = {option.name for option in convert(tmp_path / "run.sh", "trl").missing}
     assert {"config_file", "train.prompts_per_step"} <= missing
     (tmp_path / "zero.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 4\nmixed_precision: bf16\n")
     assert read(tmp_path / "run.sh") == {"num_processes": 4, "mixed_precision": "bf16", "num_generations": 8}
     done = convert(tmp_path / "run.sh", "trl")
     assert done.recipe["train"]["prompts_per_step"] == 4  # 8 * 4 / 8
-    assert not {"config_file", "train.prompts_per_step"} & {one.name for one in done.missing}
+    assert not {"config_file", "train.prompts_per_step"} & {option.name for option in done.missing}
 
 
 ROWS = """
@@ -312,8 +312,8 @@ args = GRPOConfig(beta=0.1, chat_template_kwargs={"level": LEVEL}, generation_kw
 def test_rows_that_a_python_file_makes_are_reported(tmp_path):
     """A system prompt in `make_conversation`, say, would be lost with the data set's name alone."""
     (tmp_path / "x.py").write_text(ROWS)
-    found = read(tmp_path / "x.py")
-    assert found == {
+    result = read(tmp_path / "x.py")
+    assert result == {
         "beta": 0.1,
         "chat_template_kwargs": UNREADABLE,  # LEVEL is not known
         "generation_kwargs.a.b": 1,
@@ -323,7 +323,7 @@ def test_rows_that_a_python_file_makes_are_reported(tmp_path):
         "dataset_test_split": "test",
         "train_dataset": "train_dataset.map(make_conversation)",
     }
-    missing = {one.name: one.why for one in convert(tmp_path / "x.py", "trl").missing}
+    missing = {option.name: option.why for option in convert(tmp_path / "x.py", "trl").missing}
     assert "make_conversation" in missing["train_dataset"]
     (tmp_path / "y.py").write_text('load_dataset("json", data_files="rows.jsonl")\nGRPOConfig()')
     assert read(tmp_path / "y.py") == {"dataset_name": "rows.jsonl"}
@@ -331,12 +331,12 @@ def test_rows_that_a_python_file_makes_are_reported(tmp_path):
 
 def test_python_is_read_not_run():
     head = "import trl\nLR = 1e-6\nN = 4\nN += 1\nx = f()\n"
-    found = from_python(
+    result = from_python(
         head + "c = trl.GRPOConfig(learning_rate=LR * 2, beta=-(-0.5), epsilon=x, num_generations=N, **more)"
     )
-    assert (found["learning_rate"], found["beta"]) == (2e-6, 0.5)
-    assert found["epsilon"] is found["num_generations"] is UNREADABLE  # N is assigned twice
-    assert "**more" in found
+    assert (result["learning_rate"], result["beta"]) == (2e-6, 0.5)
+    assert result["epsilon"] is result["num_generations"] is UNREADABLE  # N is assigned twice
+    assert "**more" in result
 
 
 @pytest.mark.parametrize(
@@ -366,9 +366,9 @@ def test_files_that_hold_no_options(tmp_path, name, text, line):
     if not line:
         read(tmp_path / name)  # a list is kept as it is, whatever it holds
         return
-    with pytest.raises(ConfigError) as found:
+    with pytest.raises(ConfigError) as caught:
         read(tmp_path / name)
-    assert line in str(found.value) and len(str(found.value).splitlines()) == 1
+    assert line in str(caught.value) and len(str(caught.value).splitlines()) == 1
 
 
 def test_what_grows_without_end_is_refused_or_in_doubt(tmp_path):
@@ -376,8 +376,8 @@ def test_what_grows_without_end_is_refused_or_in_doubt(tmp_path):
     (tmp_path / "x.yaml").write_text("a0: &a0 {x: 1}\n" + twice)
     with pytest.raises(ConfigError, match="holds too many options"):
         read(tmp_path / "x.yaml")
-    found = from_script("A=xy\n" + 'A="$A$A"\n' * 60 + "python -m verl.trainer.main_ppo a.b=$A a.c=1")
-    assert isinstance(found["a.b"], Doubtful) and found["a.c"] == 1
+    result = from_script("A=xy\n" + 'A="$A$A"\n' * 60 + "python -m verl.trainer.main_ppo a.b=$A a.c=1")
+    assert isinstance(result["a.b"], Doubtful) and result["a.c"] == 1
 
 
 def test_a_missing_file_and_one_that_is_no_text(tmp_path):
@@ -411,8 +411,8 @@ python -m verl.trainer.main_ppo \\
 
 
 def test_options_in_a_variable_are_options_of_the_command():
-    found = from_script("lr=1e-6\n" + IN_VARIABLES)
-    assert found == {
+    result = from_script("lr=1e-6\n" + IN_VARIABLES)
+    assert result == {
         "launch": Doubtful("$EXTRA may hold options, which are not in this file"),
         "a.b": 1,
         "actor.lr": 1e-6,

@@ -14,7 +14,7 @@ def engine(done):
 
 
 def ignored(done):
-    return {one.name: one.why for one in done.ignored}
+    return {option.name: option.why for option in done.ignored}
 
 
 def test_verls_vllm_is_started_by_proxima(converted):

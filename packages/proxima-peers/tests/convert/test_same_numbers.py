@@ -18,8 +18,8 @@ ACTOR, CORRECTION = "actor_rollout_ref.actor.", "algorithm.rollout_correction."
 
 
 def records(name, source=""):
-    found = [Record.of(raw) for raw in json.loads((GOLDEN / name).read_text())]
-    return [record for record in found if source in record.source]
+    output = [Record.of(raw) for raw in json.loads((GOLDEN / name).read_text())]
+    return [record for record in output if source in record.source]
 
 
 def ids(record):
@@ -81,7 +81,7 @@ def test_verl_ignores_the_aggregation_of_two_losses(specs, converted, mode):
         "algorithm.adv_estimator": "grpo",
     }
     assert type(specs("verl", options).aggregate).__name__ == "SequenceMeanTokenMean"
-    assert ACTOR + "loss_agg_mode" in {one.name for one in converted("verl", options).ignored}
+    assert ACTOR + "loss_agg_mode" in {option.name for option in converted("verl", options).ignored}
 
 
 PRESETS = {
@@ -122,17 +122,17 @@ def plain(correction):
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_verl_correction_presets(specs, name):
-    found = specs(
+    spec = specs(
         "verl", {"algorithm.adv_estimator": "grpo"} | {CORRECTION + key: value for key, value in PRESETS[name].items()}
     )
-    ours, theirs = [plain(one) for one in found.correction], [plain(one) for one in CORRECTION_PRESETS[name]]
-    for one in (
+    ours, theirs = [plain(entry) for entry in spec.correction], [plain(entry) for entry in CORRECTION_PRESETS[name]]
+    for entry in (
         ours
     ):  # `reduce` is not looked at by token rejections, and 1 / upper is what stands where no lower bound is written
-        one.update({key: value for key, value in theirs[ours.index(one)].items() if key == "reduce"})
+        entry.update({key: value for key, value in theirs[ours.index(entry)].items() if key == "reduce"})
     assert ours == theirs
-    assert found.proximal == ("behavior" if name.startswith("bypass") else "recompute")
-    assert (type(found.surrogate).__name__ == "Reinforce") is name.startswith("bypass_pg")
+    assert spec.proximal == ("behavior" if name.startswith("bypass") else "recompute")
+    assert (type(spec.surrogate).__name__ == "Reinforce") is name.startswith("bypass_pg")
 
 
 @pytest.mark.parametrize(
@@ -141,11 +141,11 @@ def test_verl_correction_presets(specs, name):
 def test_verl_rejections_are_those_it_computes(specs, record):
     """P25: bounds of ratios act on the reciprocal; the converted ones reject the same rows."""
     p = {key: value for key, value in record.params.items() if key.startswith("rollout_") and value is not None}
-    found = specs("verl", {"algorithm.adv_estimator": "grpo"} | {CORRECTION + key: value for key, value in p.items()})
+    spec = specs("verl", {"algorithm.adv_estimator": "grpo"} | {CORRECTION + key: value for key, value in p.items()})
     proximal, behavior = record.tensor("logp"), record.tensor("behavior_logp")
     padded = record.batch(log_prob=proximal, behavior_log_prob=behavior, proximal_log_prob=proximal)
     mask = padded.b.loss_mask
-    for correction in found.correction:
+    for correction in spec.correction:
         if isinstance(correction, Rejection):
             mask = mask & correction(padded.b).keep
     expected = torch.tensor(record.expected["modified_response_mask"], dtype=torch.float64)
@@ -158,8 +158,8 @@ def test_verl_rejections_are_those_it_computes(specs, record):
 def test_verl_first_generation(specs, level, mode, applied):
     options = {"rollout_is": applied, "rollout_is_threshold": 3.0, "rollout_is_level": level, "rollout_is_mode": mode}
     options |= {"rollout_is_threshold_lower": 0.4, "rollout_is_veto_threshold": 1e-4, "adv_estimator": "grpo"}
-    found = specs("verl", {f"algorithm.{key}": value for key, value in options.items()})
-    assert found.correction == (Importance(level, mode, 3.0, 0.4, veto=1e-4, apply=applied),)
+    spec = specs("verl", {f"algorithm.{key}": value for key, value in options.items()})
+    assert spec.correction == (Importance(level, mode, 3.0, 0.4, veto=1e-4, apply=applied),)
 
 
 @pytest.mark.parametrize("record", records("unirl_losses.json"), ids=ids)
@@ -176,15 +176,15 @@ def test_unirl_surrogates(specs, record):
     )
     kind = next(kind for kind in ("CPPO", "DPPO", "DRPO", "GSPO", "GRPO") if kind in record.source)
     options = {f"algorithm.{name}": record.params[name] for name in names if record.params.get(name) is not None}
-    found = specs("unirl", options | {"algorithm._target_": f"unirl.algorithms.{kind.lower()}.{kind}"}).surrogate
+    spec = specs("unirl", options | {"algorithm._target_": f"unirl.algorithms.{kind.lower()}.{kind}"}).surrogate
     expected = unirl.unirl_surrogate(record.params)
     if expected is None:
         low = record.params["clip_range"]
         high = record.params.get("clip_range_high") or low
-        assert (found.epsilon_low, found.epsilon_high) == (low, high)
-        assert type(found).__name__ == ("Gspo" if kind == "GSPO" else "PpoClip")
+        assert (spec.epsilon_low, spec.epsilon_high) == (low, high)
+        assert type(spec).__name__ == ("Gspo" if kind == "GSPO" else "PpoClip")
     else:
-        assert found == expected
+        assert spec == expected
 
 
 @pytest.mark.parametrize(
@@ -195,14 +195,14 @@ def test_areal_corrections_give_the_same_weights(specs, converted, record):
     p = record.params["rejection_sampling"]
     options = {f"actor.rejection_sampling.{key}": value for key, value in p.items()}
     options |= {**NORM, "actor.use_decoupled_loss": True}
-    found = specs("areal", options).correction
+    spec = specs("areal", options).correction
     readings = dict(areal.corrections_of(p))
     expected = readings["A3" if p["metric"] == "kl_k1" else None]
     if p["metric"] == "kl_k3":
-        expected = [one for one in expected if not isinstance(one, Rejection)]
-        assert "actor.rejection_sampling.metric" in {one.name for one in converted("areal", options).unsupported}
+        expected = [entry for entry in expected if not isinstance(entry, Rejection)]
+        assert "actor.rejection_sampling.metric" in {entry.name for entry in converted("areal", options).unsupported}
     b = batch(0.05 if p["metric"] == "kl_k1" else 1.5)
-    assert torch.allclose(product(found, b), product(expected, b), rtol=1e-12)
+    assert torch.allclose(product(spec, b), product(expected, b), rtol=1e-12)
 
 
 NORM = {"actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group", "actor.kl_ctl": 0.0}
@@ -223,10 +223,10 @@ def test_areal_k1_bounds_log_pi_over_mu_as_they_are_written(specs, level, reduce
     lower, upper = lower - 1e-9, upper + 1e-9  # away from rounding
     limits = {"level": level, "agg": reduce, "metric": "kl_k1", "action": "mask", "lower": lower, "upper": upper}
     options = {f"actor.rejection_sampling.{key}": value for key, value in limits.items()}
-    found = specs("areal", {**NORM, "actor.use_decoupled_loss": True, **options}).correction
+    spec = specs("areal", {**NORM, "actor.use_decoupled_loss": True, **options}).correction
     kept = real & (tested >= lower) & (tested <= upper)
     assert 0 < kept.sum() < real.sum() and not torch.equal(kept, real & (-tested >= lower) & (-tested <= upper))
-    assert torch.allclose(product(found, b), torch.where(kept, rho.exp(), 0.0), rtol=1e-12)
+    assert torch.allclose(product(spec, b), torch.where(kept, rho.exp(), 0.0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

@@ -30,16 +30,16 @@ A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
 
 
 def names(leftovers):
-    return {one.name for one in leftovers}
+    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(("name", "peer"), FILES)
 def test_every_option_that_a_file_sets_is_reported_in_the_text(name, peer):
     """As the origin of a value, or in a list: translated, to fill in, not supported, unknown, read, without effect."""
     done = convert(EXAMPLES / name, peer)
-    told = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
+    messages = {word.strip(".,:;") for word in re.findall(r"[^\s()'=]+", done.text.replace("#", " "))}
     given = {option for option, value in read(EXAMPLES / name).items() if value is not None}
-    assert len(given) > 15 and given - told == set()
+    assert len(given) > 15 and given - messages == set()
     assert yaml.safe_load(done.text) == done.recipe and resolve(done.recipe)
 
 
@@ -190,8 +190,8 @@ def test_what_changes_numbers_is_never_without_effect(converted, peer, option, v
     done = converted(peer, BASE[peer] | {option: value})
     near = {name for name in names(done.ignored) if fnmatch.fnmatchcase(name, f"{option}*")}
     assert near == set()
-    told = names(done.unsupported) | names(done.missing)
-    assert any(name.startswith(option) for name in told) or f"from {option}" in done.text
+    listed = names(done.unsupported) | names(done.missing)
+    assert any(name.startswith(option) for name in listed) or f"from {option}" in done.text
 
 
 @pytest.mark.parametrize(
@@ -212,17 +212,17 @@ def test_what_changes_numbers_is_never_without_effect(converted, peer, option, v
     ],
 )
 def test_a_misspelling_is_unknown_and_told_with_the_nearest_name(converted, peer, option, meant):
-    (found,) = converted(peer, BASE[peer] | {option: 3}).unknown
-    assert found.name == option and found.why == f"did you mean '{meant}'?"
+    (result,) = converted(peer, BASE[peer] | {option: 3}).unknown
+    assert result.name == option and result.why == f"did you mean '{meant}'?"
 
 
 def test_a_copy_of_another_option_counts_where_it_differs(converted):
     same = converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "a", "sglang.dtype": None})
-    assert {"ref.path"} <= names(same.ignored) and "as actor.path" in {one.why for one in same.ignored}
+    assert {"ref.path"} <= names(same.ignored) and "as actor.path" in {option.why for option in same.ignored}
     (other,) = [
-        one
-        for one in converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "b"}).missing
-        if one.name == "ref.path"
+        option
+        for option in converted("areal", BASE["areal"] | {"actor.path": "a", "ref.path": "b"}).missing
+        if option.name == "ref.path"
     ]
     assert other.why == "b: actor.path, a, holds here (at model.path)"
 
@@ -290,7 +290,7 @@ def test_verl_cppo_from_a_script_with_arrays_and_branches(example):
     assert (config.task.messages, config.task.answer) == ("prompt", "reward_model.ground_truth")
     assert (config.eval.samples, config.eval.sampling.temperature, config.eval.before) == (4, 0.6, False)
     assert (config.eval.every, config.train.tokens_per_micro_batch, config.train.warmup_ratio) == (10, 18432, 0.05)
-    fill = {one.name: one.why for one in done.missing}
+    fill = {option.name: option.why for option in done.missing}
     assert "RATE is 1e-6 or 5e-7" in fill["train.optimizer.lr"] and config.train.optimizer.lr == 1e-6  # verl's default
     assert "prompts is 64 or 32" in fill["train.prompts_per_step"]
     assert A + "entropy_coeff" in fill and "0.01, by a branch" in fill[A + "entropy_coeff"]
@@ -332,5 +332,5 @@ def test_verls_pruning(specs):
 def test_a_warm_up_is_kept_as_a_ratio_where_the_steps_are_to_fill_in(converted):
     ratio = {"num_generations": 8, "num_processes": 1, "warmup_ratio": 0.1}
     assert converted("trl", ratio).recipe["train"]["warmup_ratio"] == 0.1
-    told = converted("trl", ratio | {"max_steps": 205}).recipe["train"]
-    assert told["warmup_steps"] == 21 and "warmup_ratio" not in told  # rounded up, as transformers does
+    train = converted("trl", ratio | {"max_steps": 205}).recipe["train"]
+    assert train["warmup_steps"] == 21 and "warmup_ratio" not in train  # rounded up, as transformers does

@@ -27,13 +27,13 @@ def tracked(converted):
 
 
 def why(leftovers):
-    return {one.name: one.why for one in leftovers}
+    return {option.name: option.why for option in leftovers}
 
 
 @pytest.mark.parametrize("peer", PEERS)
 def test_a_file_that_says_nothing_gets_no_tracker(tracked, peer):
-    found, done = tracked(peer, {})
-    assert found == () and "monitor" not in done.recipe
+    monitors, done = tracked(peer, {})
+    assert monitors == () and "monitor" not in done.recipe
 
 
 def test_trl_report_to(tracked):
@@ -48,8 +48,8 @@ def test_trl_report_to(tracked):
         "wandb_entity": "lab",
         "wandb_run_group": "grpo",
     }
-    found, done = tracked("trl", options)
-    assert found == (
+    monitors, done = tracked("trl", options)
+    assert monitors == (
         Wandb(project="open-r1", entity="lab", name="first", group="grpo"),
         Trackio(project="arithmetic", name="first", space_id="lab/runs"),
         Mlflow(name="first"),
@@ -61,17 +61,17 @@ def test_trl_report_to(tracked):
 
 @pytest.mark.parametrize("written", ["none", ["none"], []])
 def test_trl_reports_to_none(tracked, written):
-    found, done = tracked("trl", {"report_to": written, "run_name": "first"})
-    assert found == ()
+    monitors, done = tracked("trl", {"report_to": written, "run_name": "first"})
+    assert monitors == ()
     assert "no result depends on it" in why(done.ignored)["run_name"]
     assert not written or "no tracker" in why(done.ignored)["report_to"]
 
 
 def test_all_trackers_of_a_machine_are_to_fill_in_and_unknown_ones_are_named(tracked):
-    found, done = tracked("trl", {"report_to": "all"})
-    assert found == () and "report_to: all" in why(done.missing)["monitor"]
-    found, done = tracked("trl", {"report_to": ["comet_ml", "wandb"]})
-    assert found == (Wandb(),) and "comet_ml: no such tracker" in why(done.unsupported)["report_to"]
+    monitors, done = tracked("trl", {"report_to": "all"})
+    assert monitors == () and "report_to: all" in why(done.missing)["monitor"]
+    monitors, done = tracked("trl", {"report_to": ["comet_ml", "wandb"]})
+    assert monitors == (Wandb(),) and "comet_ml: no such tracker" in why(done.unsupported)["report_to"]
 
 
 def test_a_trl_script_and_its_command_line(tmp_path):
@@ -104,13 +104,13 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo actor_rollout_ref.
     assert why(done.unsupported)["trainer.logger"].startswith("swanlab: no such tracker")
     assert "console: no tracker" in why(done.ignored)["trainer.logger"]
     assert "our default is used" in why(done.ignored)["trainer.experiment_name"]  # the script's clock names the run
-    assert not any("experiment_name" in one.name for one in done.missing)
+    assert not any("experiment_name" in option.name for option in done.missing)
 
 
 @pytest.mark.parametrize("logger", ["console", ["console"], ["console", "file"], None])
 def test_verl_without_a_tracker(tracked, logger):
-    found, done = tracked("verl", {"trainer.logger": logger, "trainer.project_name": "p"})
-    assert found == () and "no result depends on it" in why(done.ignored)["trainer.project_name"]
+    monitors, done = tracked("verl", {"trainer.logger": logger, "trainer.project_name": "p"})
+    assert monitors == () and "no result depends on it" in why(done.ignored)["trainer.project_name"]
     assert done.unsupported == done.unknown == ()
 
 
@@ -121,12 +121,12 @@ def test_verls_first_name_of_wandb(tracked):
 def test_unirl_logging(tracked):
     names = {"project_name": "p", "run_name": "r", "entity": "lab", "tags": ["a", "b"], "wandb_mode": "offline"}
     options = {f"logging.{name}": value for name, value in names.items()}
-    found, done = tracked("unirl", options | {"logging.report_to_wandb": True})
-    assert found == (Wandb(project="p", name="r", entity="lab", tags=("a", "b"), mode="offline"),)
+    monitors, done = tracked("unirl", options | {"logging.report_to_wandb": True})
+    assert monitors == (Wandb(project="p", name="r", entity="lab", tags=("a", "b"), mode="offline"),)
     assert not set(options) & set(why(done.ignored))
     assert tracked("unirl", options | {"logging.report_to_wandb": False})[0] == ()
-    found, done = tracked("unirl", options | {"logging.report_to_wandb": True, "logging.wandb_mode": "disabled"})
-    assert found == () and "disabled" in why(done.ignored)["logging.report_to_wandb"]
+    monitors, done = tracked("unirl", options | {"logging.report_to_wandb": True, "logging.wandb_mode": "disabled"})
+    assert monitors == () and "disabled" in why(done.ignored)["logging.report_to_wandb"]
     odd, done = tracked("unirl", options | {"logging.report_to_wandb": True, "logging.wandb_mode": "shared"})
     assert odd[0].mode is None and "shared" in why(done.missing)["monitor.0.mode"]
     assert "logging.report_to_swanlab" in why(tracked("unirl", {"logging.report_to_swanlab": True})[1].unsupported)
@@ -135,8 +135,8 @@ def test_unirl_logging(tracked):
 def test_areal_stats_logger(tracked):
     logger = "stats_logger."
     off = {logger + "wandb.mode": "disabled", logger + "trackio.mode": "disabled", "experiment_name": "gsm8k"}
-    found, done = tracked("areal", off | {logger + "wandb.project": "p"})
-    assert found == () and done.unsupported == tracked("areal", {})[1].unsupported
+    monitors, done = tracked("areal", off | {logger + "wandb.project": "p"})
+    assert monitors == () and done.unsupported == tracked("areal", {})[1].unsupported
     on = {
         logger + "experiment_name": "gsm8k",
         "trial_name": "trial0",
@@ -149,8 +149,8 @@ def test_areal_stats_logger(tracked):
         logger + "tensorboard.path": "logs",
         logger + "swanlab.mode": "online",
     }
-    found, done = tracked("areal", on)
-    assert found == (
+    monitors, done = tracked("areal", on)
+    assert monitors == (
         Wandb(project="gsm8k", name="trial0", tags=("a",), mode="online"),  # AReaL's names for what is not set
         Trackio(project="p", name="trial0"),
         TensorBoard(folder="logs"),

@@ -52,5 +52,5 @@ def record(number: int, name: str, trainer: Any, options: dict[str, Any]) -> dic
 
 if __name__ == "__main__":
     records = [record(number, name, *case) for number, (name, case) in enumerate(CASES.items())]
-    text = ",\n".join(json.dumps(one, separators=(",", ":")) for one in records)
+    text = ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in records)
     Path(__file__).with_name("trl_distillation.json").write_text(f"[\n{text}\n]\n")

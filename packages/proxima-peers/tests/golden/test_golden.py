@@ -53,10 +53,10 @@ def test_nearly_all_match_and_every_family_is_here() -> None:
 
 def first_of_each_source() -> list[dict[str, Any]]:
     """A record of each function of a peer, the one with most options."""
-    found: dict[str, dict[str, Any]] = {}
-    for record in sorted(RECORDS, key=lambda one: -len(str(one["params"]))):
-        found.setdefault(record["source"], record)
-    return list(found.values())
+    by_name: dict[str, dict[str, Any]] = {}
+    for record in sorted(RECORDS, key=lambda entry: -len(str(entry["params"]))):
+        by_name.setdefault(record["source"], record)
+    return list(by_name.values())
 
 
 def sections(params: dict[str, Any], path: str = "") -> Iterator[tuple[dict[str, Any], str]]:
@@ -78,12 +78,12 @@ def test_an_option_that_nobody_reads_is_unsupported(record: dict[str, Any]) -> N
 
 def absent(source: str) -> dict[str, Any]:
     """What a peer's function takes where an option is absent, of those whose absence changes a verdict below."""
-    found = {}
+    by_name = {}
     for line in (HERE / "absent.txt").read_text().splitlines():
         words, _, options = line.partition(": ")
         if all(word in source for word in words.split()):
-            found |= {name: json.loads(value) for name, value in (option.split("=") for option in options.split())}
-    return found
+            by_name |= {name: json.loads(value) for name, value in (option.split("=") for option in options.split())}
+    return by_name
 
 
 # Inputs that a peer does without.
@@ -104,20 +104,24 @@ def without(record: dict[str, Any], part: str, path: str, name: str, **instead: 
 def test_an_absent_option_or_input_is_the_default_or_unsupported(record: dict[str, Any]) -> None:
     def outcome(changed: dict[str, Any]) -> Any:
         verdict = verify_record(changed)
-        return verdict.status, verdict.reason, [(one.field, one.at, str(one.ours)) for one in verdict.differences]
+        return (
+            verdict.status,
+            verdict.reason,
+            [(entry.field, entry.at, str(entry.ours)) for entry in verdict.differences],
+        )
 
     whole = outcome(record)
     defaults = absent(record["source"])
     for section, path in sections(record["params"]):
         for name in section:
-            found = outcome(without(record, "params", path, name))
-            if found != whole and found[0] != "unsupported":
-                assert path + name in defaults, (record["name"], path + name, found)
+            result = outcome(without(record, "params", path, name))
+            if result != whole and result[0] != "unsupported":
+                assert path + name in defaults, (record["name"], path + name, result)
                 given = without(record, "params", path, name, **{name: defaults[path + name]})
-                assert outcome(given) == found, (record["name"], path + name)
+                assert outcome(given) == result, (record["name"], path + name)
     for name in record["inputs"]:
-        found = outcome(without(record, "inputs", "", name))
-        assert found[0] == "unsupported" or name in OPTIONAL, (record["name"], name, found)
+        result = outcome(without(record, "inputs", "", name))
+        assert result[0] == "unsupported" or name in OPTIONAL, (record["name"], name, result)
 
 
 TABLES = (SURROGATES, CORRECTIONS, PENALTIES, AGGREGATES, ADVANTAGES, PREFERENCES, DISTILLATIONS)
@@ -145,13 +149,13 @@ def scaled(result: Any) -> Any:
 
 def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[str, Any]]]:
     """The records whose verdict takes a call of the spec; one for each spec, source and set of options."""
-    found: dict[tuple[type, str, tuple[str, ...]], dict[str, Any]] = {}
+    by_name: dict[tuple[type, str, tuple[str, ...]], dict[str, Any]] = {}
     now: dict[str, Any] = {}
     with monkeypatch.context() as patch:
         for owner in {next(k for k in cls.__mro__ if "__call__" in k.__dict__) for cls in SPECS}:
 
             def spied(self: Any, *args: Any, _own: Any = owner.__dict__["__call__"]) -> Any:
-                found.setdefault((type(self), now["source"], tuple(sorted(now["params"]))), now["record"])
+                by_name.setdefault((type(self), now["source"], tuple(sorted(now["params"]))), now["record"])
                 return _own(self, *args)
 
             patch.setattr(owner, "__call__", spied)
@@ -159,7 +163,7 @@ def called_by_record(monkeypatch: pytest.MonkeyPatch) -> dict[type, list[dict[st
             now = {"source": record["source"], "params": record["params"], "record": record}
             verify_record(record)
     by_spec: dict[type, list[dict[str, Any]]] = {}
-    for (cls, _, _), record in found.items():
+    for (cls, _, _), record in by_name.items():
         by_spec.setdefault(cls, []).append(record)
     return {cls: by_spec[cls] for cls in SPECS if cls in by_spec}
 
