@@ -1,4 +1,4 @@
-"""The physical limit as a side of its own, so that it is measured between the others and not on another day."""
+"""Measure the physical limit as a separate side, so that it alternates with the others."""
 
 from benchmarks.harness import gemm_rate
 from benchmarks.side import Channel, argument, serve

@@ -1,11 +1,11 @@
-"""All that a GPU should show, in one file: tests, the demo, and the benchmarks against TRL, verl, `generate`, vLLM.
+"""Run every GPU check: tests, the demo, and the benchmarks against TRL, verl, `generate` and vLLM.
 
     python -m benchmarks.gpu                             on a machine with a GPU; writes benchmarks/results/gpu/
     python -m benchmarks.gpu --only where decode_vs_hf
     python -m benchmarks.gpu --rehearse                  the same parts on a CPU, on a tiny model: tests this script
 
-Each part is a process of its own with a time limit. One that fails, or can't run here, is named with its reason, and
-the others still run.
+Each part runs in its own process with a time limit. A part that fails or can't run here is reported with its reason,
+and the others still run.
 """
 
 import argparse
@@ -31,15 +31,15 @@ ROOT = HERE.parent
 
 @dataclass(frozen=True)
 class Part:
-    """One process.
+    """A part of the check, run as one process.
 
     Args:
-        command: words after the interpreter; `{model}`, `{out}` (its result, JSON) and `{folder}` (its own) are filled
-            in.
-        minutes: its time limit.
-        tiny: words more in a rehearsal.
-        needs: packages that it can't install by itself, or a rehearsal won't.
-        file: its result, below `{folder}`, where it is not `{out}`.
+        command: arguments of the interpreter; `{model}`, `{out}` (the result, JSON) and `{folder}` (the part's own) are
+            filled in.
+        minutes: time limit.
+        tiny: additional arguments in a rehearsal.
+        needs: packages that must be installed; those in `INSTALLS` only for a rehearsal.
+        file: the result file below `{folder}`, if it is not `{out}`.
     """
 
     command: str
@@ -106,7 +106,7 @@ def main() -> int:
 
 
 def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, Any]:
-    """What a part gave: its `seconds`, and its `result`, or the `reason` why there is none."""
+    """Run a part and return its `seconds`, and its `result` or the `reason` why there is none."""
     missing = [name for name in part.needs if not installed(name) and (rehearse or name not in INSTALLS)]
     if missing:
         return {"seconds": 0.0, "reason": f"{', '.join(missing)} is not installed"}
@@ -141,20 +141,20 @@ def run(part: Part, model: str, folder: Path, *, rehearse: bool) -> dict[str, An
 
 
 def end_group(process: Any) -> None:
-    """End a part with all that it has started."""
+    """Kill a part and all processes in its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def reason(lines: Sequence[str], code: int) -> str:
-    """The line that says why a process failed: its last error, or its last words."""
+    """Return the exit code and the line that says why a process failed: its last error, or its last line."""
     is_error: Callable[[str], bool] = lambda line: line.startswith(("error:", "E  ")) or "Error: " in line  # noqa: E731
     return f"exit code {code}: {next((line for line in reversed(lines) if is_error(line)), lines[-1]).strip()[:300]}"
 
 
 def outcome(part: Mapping[str, Any]) -> str:
-    """A part in a few words."""
+    """Return the outcome of a part in a few words."""
     if "reason" in part:
         return str(part["reason"])
     result = part["result"]
@@ -169,17 +169,17 @@ def outcome(part: Mapping[str, Any]) -> str:
 
 
 def installed(name: str) -> bool:
-    """Whether a package, a program or an environment of that name is here."""
+    """Return True if a package, a program or an environment of that name exists here."""
     return importable(name) or shutil.which(name) is not None or (ROOT / f".venv-{name}").is_dir()
 
 
 def importable(name: str) -> bool:
-    """Whether this interpreter has a package."""
+    """Return True if this interpreter can import a package."""
     return importlib.util.find_spec(name) is not None
 
 
 def tiny_model(folder: Path) -> str:
-    """A random model of a few thousand weights."""
+    """Create a random model with a few thousand weights."""
     from tests.tiny import make_tiny
 
     return str(make_tiny("llama", folder / "model"))

@@ -1,4 +1,5 @@
-"""What all claims share: peers' environments, alternating sides, medians, the machine, the table and the JSON line."""
+"""Code shared by all claims: peer environments, alternating sides, medians, the machine, the table and the JSON
+line."""
 
 import argparse
 import hashlib
@@ -20,7 +21,7 @@ LOAD_AT_START = os.getloadavg()[0]
 
 
 def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
-    """The options that every claim has."""
+    """Return a parser with the options common to all claims."""
     p = argparse.ArgumentParser(description=(doc or "").split("\n\n")[0])
     p.add_argument(
         "--model",
@@ -39,7 +40,7 @@ def parser(doc: str | None, *, repeats: int) -> argparse.ArgumentParser:
 
 
 def need_model(path: str) -> str:
-    """The model folder; the demo's model is downloaded into one that is missing."""
+    """Return the model folder, after downloading the demo's model into it if it has no config.json."""
     if not (Path(path) / "config.json").is_file():
         from proxima.model.demo_model import download_demo_model
 
@@ -48,8 +49,8 @@ def need_model(path: str) -> str:
 
 
 def peer_python(folder: Path) -> str:
-    """An interpreter with the versions of `folder`/peer.lock: this one if it has them all, else one made for them,
-    once, below .cache/."""
+    """Return an interpreter with the versions of `folder`/peer.lock: this one if it has them all, else that of an
+    environment created once below .cache/."""
     lock = folder / "peer.lock"
     pins = dict(line.split("==") for line in lock.read_text().split() if "==" in line)
     if all(_version(name) == version for name, version in pins.items()):
@@ -72,7 +73,7 @@ def _version(name: str) -> str | None:
 
 
 class Side:
-    """A process that measures when it is asked, and sleeps otherwise."""
+    """A process that measures on request and sleeps otherwise."""
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Side:
         self.about = self._read()
 
     def once(self) -> dict[str, Any]:
-        """One measurement."""
+        """Take one measurement."""
         assert self.process.stdin is not None
         self.process.stdin.write("{}\n")
         self.process.stdin.flush()
@@ -122,7 +123,7 @@ class Side:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the process: its stdin closes, and it returns."""
+        """Stop the process by closing its stdin; kill it if it is still running after 30 s."""
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
@@ -132,7 +133,7 @@ class Side:
 
 
 def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[str, list[dict[str, Any]]]:
-    """`repeats` measurements of each side in turn, after `discard` that are thrown away; the sides are closed."""
+    """Measure each side `repeats` times in turn, after `discard` discarded rounds, and close the sides."""
     by_side: dict[str, list[dict[str, Any]]] = {side.name: [] for side in sides}
     try:
         for i in range(discard + repeats):
@@ -152,7 +153,7 @@ def alternate(sides: Sequence[Side], repeats: int, *, discard: int = 1) -> dict[
 
 
 class Spread:
-    """Median and range of some measurements."""
+    """The median and range of some measurements."""
 
     def __init__(self, values: Sequence[float]) -> None:
         self.median, self.low, self.high = statistics.median(values), min(values), max(values)
@@ -165,7 +166,7 @@ class Spread:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, aligned for a terminal."""
+    """Return a Markdown table, aligned for a terminal."""
     widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
@@ -174,7 +175,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, cores, memory, the GPUs if there are any, and how busy it was before the sides began."""
+    """Return the processor, cores, memory, GPUs if there are any, and the load before the sides started."""
     from proxima.runtime.watch.environment import describe_environment
 
     environment = describe_environment(0)
@@ -183,14 +184,14 @@ def machine() -> dict[str, Any]:
 
 
 def result_name() -> str:
-    """The file of a result of today on this machine, `2026-11-22_2-cores.json`; a GPU's name follows."""
+    """Return the file name of a result of today on this machine, `2026-11-22_2-cores.json`, plus the name of a GPU."""
     here = machine()
     gpu = re.sub(r"[^a-z0-9]+", "-", here["gpus"][0].lower()) if "gpus" in here else ""
     return f"{date.today()}_{here['cores']}-cores{gpu and f'_{gpu}'}.json"
 
 
 def versions() -> dict[str, str]:
-    """This side's versions; a peer reports its own in `about`."""
+    """Return this side's versions; a peer reports its own in `about`."""
     from proxima import __version__
 
     return {"proxima": __version__} | {
@@ -199,7 +200,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit measured, with `+` when the tree has changes."""
+    """Return the measured commit, with `+` if the tree has changes."""
     try:
         head = subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=True
@@ -213,7 +214,7 @@ def commit() -> str:
 
 
 def finish(result: dict[str, Any], out: Path | None) -> None:
-    """Print the result as the last line, and write it where it was asked for."""
+    """Print the result as the last line, and write it to `out` if given."""
     result = result | {"machine": machine(), "versions": versions() | result.get("versions", {}), "commit": commit()}
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -222,7 +223,7 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
 
 
 def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> float:
-    """FLOP/s of the best of some square matrix products: what this machine, or its GPU, can do at most, now. Runs in
+    """Return the best FLOP/s of several square matrix products: the current limit of this machine or its GPU. Runs in
     this process."""
     import torch
 
@@ -240,7 +241,7 @@ def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> f
 
 
 def command(main: Callable[[], None]) -> None:
-    """Run a claim's main; what it could not do is one line, not a traceback."""
+    """Run a claim's main and report its errors in one line instead of a traceback."""
     try:
         main()
     except (RuntimeError, ValueError, subprocess.CalledProcessError) as error:

@@ -1,10 +1,9 @@
 """A task with long-tailed lengths that a small random model learns in about a minute on one core.
 
-The vocabulary is one end-of-text token and 47 words. The reward is the share of words whose class (id mod 4) is the
-one after that of the word before them, at first 1/4 by chance; it says nothing about length. An untrained model ends
-its answer with probability 1/48 at each token: lengths are geometric, and the longest of the 64 completions of a step
-has about four times the mean. In 36 steps at the default rate the share rises to 2/3,
-and the lengths stay.
+The vocabulary is one end-of-text token and 47 words. The reward is the share of words whose class (id mod 4) follows
+that of the preceding word, at first 1/4 by chance; it is independent of length. An untrained model ends its answer with
+probability 1/48 at each token: lengths are geometric, and the longest of the 64 completions of a step has about four
+times the mean. In 36 steps at the default rate the share rises to 2/3, and the lengths don't change.
 """
 
 import json
@@ -34,13 +33,13 @@ MAX_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True)
 class RandomWords:
-    """Prompts of random words, others in each split."""
+    """Prompts of random words, different in each split."""
 
     size: int = 4096
     split: str = "train"
 
     def rows(self, seed: int) -> Rows:
-        """The prompts, the same for every seed."""
+        """Return the prompts, the same for every seed."""
         return MappedRows(range(self.size), self._row)
 
     def _row(self, index: int, _: int) -> Row:
@@ -50,7 +49,7 @@ class RandomWords:
 
 @dataclass(frozen=True, kw_only=True)
 class ClassOrder(WeightedReward):
-    """The share of words whose class follows that of the word before; correct: more than half. No word: 1/4."""
+    """The share of words whose class follows that of the preceding word; correct: more than half. No word: 1/4."""
 
     kind: ClassVar[str] = "class_order"
     where: ClassVar[Where] = "inline"
@@ -62,7 +61,7 @@ class ClassOrder(WeightedReward):
 
 
 def make_model(folder: Path, *, layers: int = 2, hidden: int = 128) -> Path:
-    """A Llama with random weights, seed 0, and its tokenizer, as a Hugging Face folder."""
+    """Create a Llama with random weights, seed 0, and its tokenizer, as a Hugging Face folder."""
     import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -88,7 +87,7 @@ def make_model(folder: Path, *, layers: int = 2, hidden: int = 128) -> Path:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        model.model.embed_tokens.weight *= 50  # of size 1: the layers see which word it is
+        model.model.embed_tokens.weight *= 50  # to about size 1, so that the layers can tell the words apart
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = END
     model.save_pretrained(folder)
     fast.save_pretrained(folder)
@@ -96,7 +95,7 @@ def make_model(folder: Path, *, layers: int = 2, hidden: int = 128) -> Path:
 
 
 def recipe(model: Path, seed: int, *, steps: int, lr: float = 3e-3) -> dict[str, Any]:
-    """A run with the engine in a process of its own, one thread for each of the two."""
+    """Return the recipe of a run with the engine in a separate process, one thread for each of the two."""
     return {
         "model": {"path": str(model), "compute_dtype": "float32", "device": "cpu"},
         "task": {"kind": "benchmarks.long_tail:RandomWords"},
@@ -125,7 +124,7 @@ def recipe(model: Path, seed: int, *, steps: int, lr: float = 3e-3) -> dict[str,
 
 
 def run(folder: Path, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Train in a process of its own, whose output goes to `folder`.log.
+    """Train in a separate process whose output goes to `folder`.log.
 
     Returns: the lines of metrics.jsonl, and one more of kind `cpu` with the CPU seconds of its processes.
     """
@@ -145,11 +144,11 @@ def run(folder: Path, tree: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def figures(records: Sequence[Mapping[str, Any]], skip: int = 3) -> dict[str, float]:
-    """What a run shows, over its steps after the first `skip`, and its held-out evaluation at the end.
+    """Return a run's figures over its steps after the first `skip`, and those of its final held-out evaluation.
 
-    The trainer is idle while a step waits for groups and their rewards, the engine of a synchronous run in the rest.
-    Tokens per second are those generated in these steps: what an asynchronous run had in its queue before them does not
-    count, although they train on it.
+    The trainer is idle while a step waits for groups and their rewards; the engine of a synchronous run is idle the
+    rest of the time. Tokens per second count what is generated in these steps, not what an asynchronous run had queued
+    before them, although they train on it.
     """
     steps = [r for r in records if r["kind"] == "train"]
     last, cpu = ([r for r in records if r["kind"] == kind][-1] for kind in ("eval", "cpu"))
@@ -185,7 +184,7 @@ EVALUATED = {
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean and 95 % interval by Student's t; the interval of one value is empty."""
+    """Return the mean and its 95 % interval by Student's t; the interval of one value is empty."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, mean, mean

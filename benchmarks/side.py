@@ -1,7 +1,7 @@
-"""What runs inside a side's process. Standard library only: a peer's environment has no proxima.
+"""Code that runs inside a side's process. Standard library only: a peer's environment has no proxima.
 
-The harness and a side exchange one JSON object a line: a request on stdin, its answer on what was stdout.
-Whatever the side prints goes to its log.
+The harness and a side exchange one JSON object per line: a request on stdin, its answer on the original stdout.
+Everything that the side prints goes to its log.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Channel:
-    """Takes stdout for itself, so that no progress bar of a library ends up among the answers."""
+    """Reserves stdout for the answers, so that a library's progress bar can't get between them."""
 
     def __init__(self) -> None:
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -23,27 +23,27 @@ class Channel:
         self._answers.write(json.dumps(answer) + "\n")
 
     def wait(self) -> bool:
-        """Sleep until the next request; False when the harness is done."""
+        """Wait for the next request; return False when the harness is done."""
         return bool(sys.stdin.readline())
 
 
 def serve(once: Callable[[], dict[str, Any]], channel: Channel, **ready: Any) -> None:
-    """Say `ready`, then answer each request with what `once` measured."""
+    """Send `ready`, then answer each request with what `once` measured."""
     channel.send(**ready)
     while channel.wait():
         channel.send(**once())
 
 
 def device() -> str:
-    """Where both sides compute: the GPU, if there is one."""
+    """Return the device on which both sides compute: the GPU, if there is one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def bf16_policy(settings: dict[str, Any], **options: Any) -> tuple[Any, Callable[[int], list[int]]]:
-    """Ours alone: the policy of the settings in bf16, and what draws so many token ids that it has, the same each time;
-    `options` are the policy's."""
+    """Return the policy of the settings in bf16, and a function that draws a number of its token ids, the same in each
+    process; `options` are the policy's. Not for peers."""
     import numpy as np
     import torch
 
@@ -58,8 +58,8 @@ def bf16_policy(settings: dict[str, Any], **options: Any) -> tuple[Any, Callable
 
 
 def timed_backward(policy: Any, batch: Any, trained: Any) -> dict[str, float]:
-    """Ours alone: seconds of one forward and backward of the mean log-prob of the tokens `trained`, loss and gradient
-    norm."""
+    """Return the seconds of one forward and backward of the mean log-prob of the tokens `trained`, the loss and the
+    gradient norm. Not for peers."""
     import torch
 
     policy.model.zero_grad()
@@ -72,7 +72,7 @@ def timed_backward(policy: Any, batch: Any, trained: Any) -> dict[str, float]:
 
 
 def clock() -> float:
-    """Seconds, once the GPU has done what it was asked for."""
+    """Return the time in seconds, once the GPU has finished its work."""
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.synchronize()
@@ -80,5 +80,5 @@ def clock() -> float:
 
 
 def argument() -> dict[str, Any]:
-    """The settings that the harness gave on the command line."""
+    """Return the settings that the harness passed on the command line."""
     return json.loads(sys.argv[1])

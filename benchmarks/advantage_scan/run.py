@@ -1,4 +1,4 @@
-"""The discounted sums of `gae` and `reinforce_pp`, in blocks, against the recursion over tokens."""
+"""Compare the blocked discounted sums of `gae` and `reinforce_pp` with the recursion over tokens."""
 
 from benchmarks.harness import Side, Spread, alternate, finish, parser, table
 

@@ -1,4 +1,4 @@
-"""Both on the same rows, float64: y_t = x_t + .95 y_{t+1}."""
+"""Time the recursion and the blocked sums on the same float64 rows: y_t = x_t + .95 y_{t+1}."""
 
 import time
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from benchmarks.side import Channel, argument, serve
 
 FACTOR = 0.95
-TOKENS = 1 << 15  # about as many in a measurement, so that the clock can tell short rows
+TOKENS = 1 << 15  # approximate count per measurement: short rows are repeated so that the clock can resolve them
 
 
 def recursion(x: Any) -> Any:
-    """One token after the other, all rows at once; in padded rows `inside` says what is a token."""
+    """Sum token by token, all rows at once; `inside` is the padding mask, all True here."""
     import torch
 
     out, carry, inside = torch.zeros_like(x), x.new_zeros(len(x)), torch.ones_like(x, dtype=torch.bool)

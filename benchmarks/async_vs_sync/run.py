@@ -1,4 +1,4 @@
-"""Generation beside the training against one after the other, on lengths with a long tail, at equal samples."""
+"""Compare asynchronous with synchronous training at equal samples, on completion lengths with a long tail."""
 
 import json
 import os
@@ -24,7 +24,7 @@ RATIOS = ("idle_trainer", "tokens_per_second", "seconds", "cpu_seconds")
 
 
 def main() -> None:
-    p = parser(__doc__, repeats=1)  # a measurement a seed
+    p = parser(__doc__, repeats=1)  # one measurement per seed
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--steps", type=int, default=20, help="of each run (default: %(default)s)")
     p.add_argument("--lag", type=int, default=2, help="runtime.max_lag (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""What versions, journal, hooks and timeline cost in a synchronous run: their share of a step of the quickstart."""
+"""Measure the cost of versions, journal, hooks and timeline in a synchronous run, as a share of a quickstart step."""
 
 from benchmarks.harness import Side, Spread, finish, need_model, parser, table
 

@@ -1,4 +1,4 @@
-"""Steps of the quickstart, and the CPU seconds of what they would not need if nothing could be killed or stale."""
+"""Run quickstart steps and count the CPU seconds of bookkeeping that only kills and stale samples make necessary."""
 
 import functools
 import io
@@ -16,11 +16,11 @@ from benchmarks.side import Channel, argument
 from proxima.runtime.state.completion_columns import write_rows
 
 SPENT: defaultdict[str, float] = defaultdict(float)
-_outer: list[str] = []  # the part that counts at present: what it calls of other parts is its own
+_outer: list[str] = []  # the part being timed; its calls into other parts count towards it
 
 
 def counted(owner: Any, name: str, part: str) -> None:
-    """Count the CPU time of a method, of its own thread."""
+    """Wrap a method so that the CPU time it takes in its thread is added to `part`."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -33,14 +33,15 @@ def counted(owner: Any, name: str, part: str) -> None:
             return method(*args, **kwargs)
         finally:
             SPENT[part] += time.thread_time() - start
-            SPENT["waiting"] += time.perf_counter() - begin  # for the disk, and for a processor
+            SPENT["waiting"] += time.perf_counter() - begin  # wall time, waiting included
             _outer.pop()
 
     setattr(owner, name, wrapper)
 
 
 def counted_transition(owner: Any, name: str) -> None:
-    """Count what `pause` and `resume` of the executor take beside those of its engine. They wait for nothing else."""
+    """Count the CPU time of the executor's `pause` and `resume` without that of its engine. They wait for nothing
+    else."""
     method = getattr(owner, name)
 
     @functools.wraps(method)
@@ -66,9 +67,9 @@ def counted_transition(owner: Any, name: str) -> None:
 
 
 def version_columns(lengths: Sequence[int], slots: int, repeats: int = 20) -> float:
-    """CPU seconds that the versions of a step's tokens take from the scheduler to the Parquet, done here alone: the
-    engine writes them, here at each step, and reads them back for each completion; they are packed, the groups' ages
-    are taken, and the column is written."""
+    """Measure the CPU seconds that the versions of a step's tokens take from the scheduler to the Parquet, in
+    isolation: write them as the engine does (here at each decoding step), read them back for each completion, pack
+    them, take the groups' ages, and write the column."""
     schema = pa.schema([pa.field("policy_version", pa.list_(pa.int32()))])
     start = time.thread_time()
     for _ in range(repeats):

@@ -1,1 +1,1 @@
-"""What numpy columns save against a Python object per token."""
+"""Savings of numpy columns over one Python object per token."""

@@ -1,4 +1,4 @@
-"""Trajectories, packing and rollout writing, with numpy columns against Python objects."""
+"""Compare numpy columns with Python objects in trajectories, packing and rollout writing."""
 
 import io
 import subprocess
@@ -12,7 +12,7 @@ STAGES = ("trajectories", "pack", "write")
 
 
 def base_source() -> Path:
-    """The source tree of BASE, extracted below .cache/ once."""
+    """Return the source tree of BASE, extracted below .cache/ once."""
     place = CACHE / f"proxima-{BASE}"
     if not place.exists():
         archive = subprocess.run(["git", "archive", BASE, "src"], cwd=HERE.parent, capture_output=True, check=True)

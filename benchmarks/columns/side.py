@@ -1,6 +1,6 @@
-"""One version of proxima: hold completions, make trajectories, pack them by micro-batch, write the rollouts.
+"""Measure one version of proxima: hold completions, build trajectories, pack them by micro-batch, write the rollouts.
 
-Runs with both versions: what the engine delivers and what the trainer reports is in the form of the version measured.
+It runs with both versions: the engine's output and the trainer's report take the form of the measured version.
 """
 
 import gc
@@ -16,7 +16,7 @@ GROUP, BUDGET, PROMPT = 8, 65_536, 64
 
 
 def resident() -> int:
-    """Bytes of memory that the process occupies now."""
+    """Return the resident memory of the process in bytes."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -52,7 +52,7 @@ def main() -> None:
         rest = {"text": "4" * n, "finish_reason": "length", "temperature": 1.0}
         return Completion(prompt_uid=uid, sample=sample, **facts, **rest)
 
-    pack([Trajectory(prompt_tokens=(1,), tokens=(1, 2), group=0)])  # imports torch's parts
+    pack([Trajectory(prompt_tokens=(1,), tokens=(1, 2), group=0)])  # warm-up: imports parts of torch
     before = resident()
     groups = []
     for uid in range(settings["completions"] // GROUP):
@@ -74,7 +74,7 @@ def main() -> None:
         assert tokens == settings["completions"] * settings["tokens"]
         packed = time.process_time()
         outputs = []
-        for item in made:  # what the trainer reports of its first forward pass: not part of the time
+        for item in made:  # the trainer's report on its first forward pass, not timed
             n = len(item.tokens)
             outputs.append({"log_prob": log_probs(n), "keep": own(np.ones(n, bool)), "entropy": log_probs(n)})
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What corrections, and the mismatch that every run measures, cost: shares of a training step's time and memory."""
+"""Measure the cost of corrections, and of the mismatch measured in every run, as shares of a step's time and memory."""
 
 from pathlib import Path
 

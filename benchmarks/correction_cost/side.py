@@ -1,4 +1,4 @@
-"""One training step, and the corrections and the mismatch on the log-probs of that very step."""
+"""Time one training step, and the corrections and the mismatch on random log-probs for as many tokens."""
 
 import resource
 import time
@@ -90,7 +90,7 @@ def _correct(batch: "PolicyBatch", specs: Sequence[Any]) -> "Metrics":
 
 
 def _timed(measure: Callable[[], "Metrics"]) -> float:
-    """Seconds, with the division and the sync that logging needs."""
+    """Return the seconds of a call, with the division and the sync that logging needs."""
     start = time.perf_counter()
     values = [metric.value for metric in measure().values()]
     assert len(values) > 10
@@ -98,7 +98,7 @@ def _timed(measure: Callable[[], "Metrics"]) -> float:
 
 
 def peak_allocation(measure: Callable[[], object]) -> float:
-    """The largest sum of bytes that torch holds at once on behalf of `measure`, its result included."""
+    """Return the most bytes that torch holds at once for `measure`, its result included."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

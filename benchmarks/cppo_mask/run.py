@@ -1,4 +1,4 @@
-"""The cumulative prefix-divergence mask, packed, against a plain loop over sequences."""
+"""Compare the packed cumulative prefix-divergence mask with a plain loop over sequences."""
 
 from benchmarks.harness import Side, Spread, alternate, finish, parser, table
 

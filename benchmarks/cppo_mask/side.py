@@ -1,4 +1,4 @@
-"""Both masks on the same batch: the formulas of arXiv 2606.10968 sequence by sequence, and ours."""
+"""Time both masks on the same batch: the formulas of arXiv 2606.10968 sequence by sequence, and ours."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from benchmarks.side import Channel, argument, serve
 
 
 def plain_loop(b: Any, delta: float, w_min: float, delta_b: float) -> tuple[Any, Any]:
-    """keep [N], and how far each token is from its threshold [N]: one sequence after the other, each formula as it is
+    """Return keep [N] and each token's distance from its threshold [N], one sequence at a time, with the formulas as
     printed."""
     import torch
 
@@ -28,7 +28,7 @@ def plain_loop(b: Any, delta: float, w_min: float, delta_b: float) -> tuple[Any,
 
 
 def peak_during(call: Any) -> int:
-    """Most bytes that the process held above what it held before, while `call` ran; read every half millisecond."""
+    """Return the peak growth of the process's memory in bytes while `call` runs, sampled every half millisecond."""
     import psutil
 
     process, held, done = psutil.Process(), [0], threading.Event()

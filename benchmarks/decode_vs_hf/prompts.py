@@ -1,4 +1,5 @@
-"""The prompts that both sides continue: chats of the demo's form. No proxima, so that either side can import it."""
+"""Prompts that both sides continue: chats in the demo's format. Doesn't use proxima, so that either side can import
+it."""
 
 import random
 from typing import Any
@@ -7,7 +8,7 @@ SYSTEM = "Reply with only the number."
 
 
 def prompts(tokenizer: Any, count: int, seed: int = 1) -> list[list[int]]:
-    """`count` different questions as token ids, generation prompt included."""
+    """Return `count` random questions as token ids, generation prompt included."""
     draw = random.Random(seed)
     questions = [f"What is {draw.randint(10, 99)} + {draw.randint(10, 99)}?" for _ in range(count)]
     chats = [[{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}] for question in questions]
@@ -15,5 +16,5 @@ def prompts(tokenizer: Any, count: int, seed: int = 1) -> list[list[int]]:
 
 
 def without_end(model: Any, tokenizer: Any) -> None:
-    """Let nothing end a completion early, so that both sides make the same number of tokens."""
+    """Disable the end token, so that both sides generate the same number of tokens."""
     model.generation_config.eos_token_id = model.config.eos_token_id = tokenizer.eos_token_id = None

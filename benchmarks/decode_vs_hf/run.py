@@ -1,5 +1,5 @@
-"""Tokens per second of the local engine against `generate` of transformers, and both against what the machine can do at
-most."""
+"""Compare the tokens per second of the local engine with `generate` of transformers, and both with the machine's
+limit."""
 
 from pathlib import Path
 

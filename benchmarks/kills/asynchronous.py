@@ -1,5 +1,5 @@
-"""Kill the trainer or the engine of runs that generate beside the training, resume them, and look at what they trained
-on: each prompt once, and lengths as in runs that nobody killed."""
+"""Kill the trainer or the engine of asynchronous runs, resume them, and check what they trained on: each prompt once,
+and lengths distributed as in runs that were not killed."""
 
 import json
 import os
@@ -24,7 +24,7 @@ ENGINE_SHARE = 0.6  # of the kills at a random moment, those that hit the engine
 
 
 def recipe(model: Path) -> dict[str, Any]:
-    """A tiny Llama whose completions end at a random token."""
+    """Return the recipe of a tiny Llama whose completions end at a random token."""
     from tests.runtime.tiny_run import recipe
 
     settings = model / "generation_config.json"
@@ -45,7 +45,7 @@ def recipe(model: Path) -> dict[str, Any]:
 
 
 def engine(process: bool) -> dict[str, Any]:
-    """Of this process, or of one of its own."""
+    """Return the settings of an engine in the trainer's process or, with `process`, in a separate one."""
     common = {"dtype": "float32", "slots": 8}
     return common | ({"kind": "local_process", "threads": 1, "restarts": 20} if process else {"kind": "local"})
 
@@ -53,11 +53,12 @@ def engine(process: bool) -> dict[str, Any]:
 def campaign(
     root: Path, kills: int, processes: int, whole: int, minutes: float, draws: random.Random
 ) -> dict[str, Any]:
-    """`kills` runs that are killed, each of another seed, against `whole` others, and these against biased ones.
+    """Compare `kills` killed runs, each with another seed, with `whole` intact ones, and the intact ones with biased
+    ones.
 
     Args:
-        processes: of the runs that are killed, those with an engine in a process of its own.
-        minutes: after which no further runs begin.
+        processes: number of killed runs whose engine has its own process.
+        minutes: time after which no further runs start.
     """
     runs = Killed(root, recipe)
     folder, wrong = root / "run", list[str]()
@@ -111,8 +112,8 @@ def campaign(
 
 
 def kill(runs: Killed, folder: Path, seconds: float, operations: int, draws: random.Random) -> str:
-    """Start or resume the run and kill one of its processes; which one: `trainer`, `engine` or `nothing`, because the
-    run had ended."""
+    """Start or resume the run, kill one of its processes and return which: `trainer`, `engine`, or `nothing` if the run
+    had already ended."""
     at, done, moment = draws.randrange(1, operations + 1), draws.random() < 0.5, draws.random() * seconds
     if draws.random() < 0.4:
         pid = runs.start(folder, lambda n, after: (n, after) == (at, done))
@@ -138,7 +139,7 @@ def kill(runs: Killed, folder: Path, seconds: float, operations: int, draws: ran
 
 
 def engines_of(pid: int) -> list[int]:
-    """The process ids of the engines that a trainer has started."""
+    """Return the process ids of the engines that a trainer has started."""
     engines = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
@@ -151,10 +152,11 @@ def engines_of(pid: int) -> list[int]:
 
 
 def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
-    """Tokens of each completion that a step consumed.
+    """Return the token count of each completion that a step consumed.
 
     Raises:
-        ValueError: journal and rollouts differ, a prompt was consumed twice or in parts, or, `in_order`, is missing.
+        ValueError: journal and rollouts differ, or a prompt was consumed twice, in parts or, with `in_order`, not at
+            all.
     """
     from proxima.runtime.state.folder import RunFolder
     from proxima.runtime.state.journal import Journal
@@ -183,8 +185,8 @@ def consumed_lengths(folder: Path, *, in_order: bool) -> list[int]:
 
 
 def compare(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
-    """Two-sample Kolmogorov–Smirnov: the largest distance of the two empirical distributions, and the share of
-    permutations of the pooled values that reach it, which is exact with ties."""
+    """Run a two-sample Kolmogorov–Smirnov test: return the largest distance between the two empirical distributions,
+    and the share of permutations of the pooled values that reach it, which is exact with ties."""
     rng = np.random.default_rng(0)
     pooled = np.concatenate([first, second])
     order = np.argsort(pooled, kind="stable")
@@ -201,7 +203,7 @@ def compare(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
 
 
 def table(figures: dict[str, Any]) -> str:
-    """The runs, a kind a line."""
+    """Format the results as a table, one kind of run per line."""
     names = {"whole": "not killed", "killed": "killed", "drop": "not killed, `over_age: drop`"}
     against = {"killed": figures["killed_against_whole"], "drop": figures["drop_against_whole"]}
     rows = [

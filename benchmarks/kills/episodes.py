@@ -1,8 +1,8 @@
-"""`python -m benchmarks.kills.episodes`: kill the trainer, the engine or the environments' workers of runs that play
-episodes, resume them, and look at what is left: of synchronous runs the bits of one that nobody killed, of asynchronous
-ones each prompt once, and no process.
+"""`python -m benchmarks.kills.episodes`: kill the trainer, the engine or the environment workers of episode runs,
+resume them, and check the result: synchronous runs equal an unbroken one bit for bit, asynchronous ones consume each
+prompt once, and no process is left.
 
-Each run that ends is a line of a file, so that a campaign that was interrupted goes on where it stopped."""
+Each finished run is one line of a file, so that an interrupted campaign continues where it stopped."""
 
 import json
 import mmap
@@ -28,14 +28,15 @@ REFUSED = ("can't be loaded: ", "can't begin an episode: ")  # its workers were 
 
 
 def synchronous(model: Path) -> dict[str, Any]:
-    """Three turns an episode; the environment's failures are begun again, so that its workers may be killed."""
+    """Return a recipe with three turns an episode; failures of the environment are retried, so that its workers may be
+    killed."""
     from tests.runtime.episode_world import episode_recipe
 
     return episode_recipe(model, train__steps=STEPS, episode__retries=50)
 
 
 def asynchronous(model: Path) -> dict[str, Any]:
-    """The same, with an engine of its own that generates beside the training."""
+    """Return the same recipe with a separate engine that generates during training."""
     engine = {"kind": "local_process", "dtype": "float32", "slots": 8, "threads": 1, "restarts": 20}
     overlap = {"threads": 1, "max_lag": 2, "max_concurrent_rollouts": 3}
     return synchronous(model) | {"engine": engine, "runtime": overlap}
@@ -48,7 +49,7 @@ VICTIMS = {"sync": ("trainer", "workers"), "async": ("trainer", "workers", "engi
 def campaign(
     root: Path, file: Path, kills: int, seed: int = 1, kinds: Sequence[str] = tuple(RECIPES)
 ) -> dict[str, Any]:
-    """Runs of each kind until `kills` of its processes were killed, those of earlier sessions included.
+    """Play runs of each kind until `kills` of its processes have been killed, those of earlier sessions included.
 
     Args:
         root: a folder for the runs.
@@ -79,7 +80,7 @@ def campaign(
 
 
 def noted_stage() -> mmap.mmap:
-    """Memory in which the runs that are forked from now on keep the stage of their loop."""
+    """Return shared memory in which the runs forked from now on record the stage of their loop."""
     from proxima.runtime.watch.activity import Activity
 
     noted, inner = mmap.mmap(-1, 16), Activity.stage
@@ -101,10 +102,10 @@ class Killer:
     """Kills processes of one run after the other.
 
     Args:
-        victims: of `trainer`, `workers` and `engine`.
-        mark: that the runs' processes inherit.
-        seconds: that a run takes; one is killed about twice. Too much where the machine was busy: a run that was
-            not hit may lower it.
+        victims: a subset of `trainer`, `workers` and `engine`.
+        mark: identifies the runs' processes, which inherit it in their environment.
+        seconds: duration of a run, which is killed about twice in that time. It is too long if the machine was busy; a
+            run that is not hit may lower it.
         stage: see `noted_stage`.
     """
 
@@ -113,7 +114,7 @@ class Killer:
         self.hits: list[tuple[str, str]] = []  # what of this run was killed, and in which stage
 
     def play(self, folder: Path, unbroken: Path | None, draws: random.Random) -> dict[str, Any]:
-        """A whole run: its hits, and what is wrong with it in the end."""
+        """Play a whole run and return its hits and what is wrong with it in the end."""
         self.hits, self.draws = [], draws
         shutil.rmtree(folder, ignore_errors=True)
         wrong = []
@@ -130,8 +131,8 @@ class Killer:
         return {"hits": self.hits, "wrong": wrong}
 
     def kill(self, folder: Path) -> bool:
-        """Start or resume the run and kill some of its processes again and again, until it ends, which is returned, or
-        its trainer was killed, or it said, before its first step, that it can't begin."""
+        """Start or resume the run and kill its processes until it ends, its trainer is killed, or it reports that it
+        can't start. Return True only if it ended successfully."""
         from tests.runtime.episode_world import kill_workers
 
         self.stage[:] = b"start".ljust(16)
@@ -165,18 +166,18 @@ class Killer:
 
 
 def lines(file: Path, kind: str) -> list[dict[str, Any]]:
-    """The runs of a kind so far."""
+    """Return the runs of a kind so far."""
     records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
     return [line for line in records if line["kind"] == kind]
 
 
 def kills_of(runs: Sequence[dict[str, Any]]) -> Counter[str]:
-    """How often what was killed."""
+    """Count the kills by kind of run and victim."""
     return Counter(f"{run['kind']} {what}" for run in runs for what, _ in run["hits"] if what != "start refused")
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Kills by victim, then by the stage that they hit; the runs, and what was wrong with them."""
+    """Summarise the kills by victim and by the stage that they hit, the runs, and what was wrong with them."""
     stages = defaultdict[str, Counter[str]](Counter)
     for run in runs:
         for what, stage in run["hits"]:
@@ -192,7 +193,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def commands(mark: str, part: str) -> list[int]:
-    """The processes of a campaign that have this in their command."""
+    """Return the processes of a campaign whose command contains `part`."""
     from tests.runtime.episode_world import marked
 
     pids = []
@@ -203,7 +204,8 @@ def commands(mark: str, part: str) -> list[int]:
 
 
 def check(folder: Path, unbroken: Path | None) -> None:
-    """AssertionError if a prompt is lost or doubled, or a synchronous run is not the unbroken one."""
+    """Raise AssertionError if a prompt is lost or duplicated, an episode failed, or a synchronous run differs from the
+    unbroken one."""
     from tests.runtime.episode_world import whole
     from tests.runtime.test_async_run import assert_whole
     from tests.runtime.tiny_run import assert_same
@@ -215,7 +217,7 @@ def check(folder: Path, unbroken: Path | None) -> None:
 
 
 def left_of(mark: str) -> list[int]:
-    """The processes that a campaign left, after some seconds."""
+    """Return the processes of a campaign that are still running after up to 20 s."""
     from tests.runtime.episode_world import marked
 
     deadline = time.monotonic() + 20

@@ -1,5 +1,5 @@
-"""Kill one of several ranks at random moments, half while a checkpoint is written; resume with the same command;
-compare with a run that nobody killed:
+"""Kill one of several ranks at random moments, half of them during a checkpoint; resume with the same command; compare
+with a run that was not killed:
 
 python -m benchmarks.kills.ranks --kills 40 --ranks 2 --seed 0
 """
@@ -18,11 +18,11 @@ from tests.tiny import make_tiny
 from tests.warm import run_warm
 
 STEPS = 8
-AT_MOST = 4  # kills of one run, each during the resume after the one before
+AT_MOST = 4  # kills of one run, each during the resume after the previous one
 
 
 def rank_pid(words: list[str], rank: int) -> int | None:
-    """The process of a rank; None: it has ended, or not begun."""
+    """Return the process of a rank, or None if it has exited or not started."""
     for pid in processes(words):
         try:
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
@@ -34,7 +34,8 @@ def rank_pid(words: list[str], rank: int) -> int | None:
 
 
 def weights(folder: Path) -> dict[str, list[bytes]]:
-    """The bytes of the last checkpoint's tensors, by name, each with its shards; files may order them differently."""
+    """Return the bytes of the last checkpoint's tensors, by name and shard, sorted because files may order them
+    differently."""
     from safetensors.torch import load_file
 
     last = sorted((folder / "checkpoints").iterdir())[-1]
@@ -46,12 +47,12 @@ def weights(folder: Path) -> dict[str, list[bytes]]:
 
 
 def unfinished(checkpoints: Path) -> list[Path]:
-    """The folders of checkpoints that are being written."""
+    """Return the folders of checkpoints that are being written."""
     return [*checkpoints.glob(".*.part")]
 
 
 def check(folder: Path) -> None:
-    """`proxima check` finds nothing lost and nothing doubled."""
+    """Raise RuntimeError if `proxima check` finds anything lost or duplicated."""
     words = [sys.executable, "-m", "proxima.cli.main", "check", str(folder)]
     code, out, err = run_warm(words, cwd=ROOT, env=environment(), text=True)
     if code:
@@ -65,8 +66,9 @@ def finish(words: list[str], ranks: int, output: Path) -> None:
 
 
 def kill(words: list[str], ranks: int, output: Path, rank: int, seconds: float, checkpoints: Path | None) -> bool:
-    """Start or resume, and kill a rank so long after the run began, or after that in the middle of the next checkpoint
-    in the folder `checkpoints`; False if it had ended. The line about it comes before torchrun's."""
+    """Start or resume the run and kill a rank `seconds` after it began or, with the folder `checkpoints`, in the middle
+    of the next checkpoint after that. Return False if the run had already ended. Its own line about the dead rank must
+    precede torchrun's."""
     with started([words[0], "--resume", *words[1:]], ranks=ranks, output=output) as process:
         while "step = " not in output.read_text() and process.poll() is None:
             time.sleep(0.02)

@@ -16,8 +16,8 @@ from typing import Any
 from benchmarks import harness
 
 OPERATIONS = ("rename", "replace", "fsync", "unlink", "remove", "rmdir", "mkdir", "link", "truncate", "ftruncate")
-HANGS = 600.0  # seconds after which a process of a run ends with the stacks of its threads
-AGAIN = 0.3  # share of the kills that are followed by another, during the resume
+HANGS = 600.0  # seconds after which a run's process prints its threads' stacks and exits
+AGAIN = 0.3  # share of the kills followed by another during the resume
 
 
 class Killed:
@@ -25,7 +25,7 @@ class Killed:
 
     Args:
         root: a folder for the runs.
-        recipe: of a model.
+        recipe: returns the recipe for a model folder.
     """
 
     def __init__(self, root: Path, recipe: Callable[[Path], dict[str, Any]]) -> None:
@@ -42,7 +42,8 @@ class Killed:
         self.go = go
 
     def start(self, folder: Path, kill: Callable[[int, bool], bool] | None = None) -> int:
-        """Begin or resume the run; `kill(number of the file operation, whether it is done)` says where to die."""
+        """Start or resume the run in a fork and return its process id; `kill(number of the file operation, True once it
+        is done)` decides where to kill it."""
         if pid := os.fork():
             return pid
         code = 9
@@ -67,7 +68,7 @@ class Killed:
 
 
 def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:
-    """Count the file operations of this process, and kill it where `kill` says so."""
+    """Count the file operations of this process, and kill it where `kill` returns True."""
     count = [0]
 
     def watched(module: Any, name: str) -> None:
@@ -92,7 +93,8 @@ def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:
 
 
 def synchronous(model: Path) -> dict[str, Any]:
-    """Four steps with refill of uniform groups, pruning to half, and a checkpoint a step of which two are kept."""
+    """Return a recipe of four steps with refill of uniform groups, pruning to half, and a checkpoint per step, two of
+    them kept."""
     from tests.runtime.tiny_run import recipe
 
     return recipe(
@@ -181,5 +183,5 @@ def campaign(root: Path, kills: int, draws: random.Random) -> dict[str, Any]:
 
 
 def files_of(folder: Path) -> set[str]:
-    """Names of all files but those that say how often the run was resumed."""
+    """Return the names of all files except those that record how often the run was resumed."""
     return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.suffix not in (".txt", ".lock")}

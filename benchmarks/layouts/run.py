@@ -1,4 +1,4 @@
-"""The large recipes in the layouts that come with them: planned, rehearsed with all their ranks, run on four."""
+"""Plan the large recipes in their shipped layouts, rehearse them with all their ranks, and run them on four."""
 
 import json
 import sys
@@ -25,12 +25,12 @@ class Pair:
 
     @property
     def name(self) -> str:
-        """The layout's, without its folder."""
+        """The layout's name without its folder."""
         return self.layout.rpartition("/")[2]
 
 
 def pairs() -> list[Pair]:
-    """Each recipe with each layout that begins with its name."""
+    """Pair each layout with the recipes whose name is or begins with its family."""
     from proxima.data.recipe_files import shipped_layouts, shipped_recipes
 
     combined = []
@@ -54,7 +54,7 @@ def main() -> None:
             if o.only and pair.recipe not in o.only:
                 continue
             row = planned(pair)
-            if o.rehearse or o.rehearsed:  # recipes differ in the loss, or in passes that need less than an update
+            if o.rehearse or o.rehearsed:  # one per layout: recipes differ in loss or in passes below an update
                 if pair.layout not in counted:
                     counted[pair.layout] = rehearsed(pair, Path(folder), o.rehearsed)
                 row["rehearsal"] = counted[pair.layout]
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def planned(pair: Pair) -> dict[str, Any]:
-    """What `explain --devices` says."""
+    """Return the plan that `explain --devices` reports."""
     from proxima.config import resolve
     from proxima.lab.plan import plan_recipe, read_devices
 
@@ -86,7 +86,7 @@ def planned(pair: Pair) -> dict[str, Any]:
 
 
 def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
-    """What `rehearse` counts with all ranks: for a rank, CUDA and fragments included."""
+    """Return the memory of a rank that `rehearse` counts with all ranks, CUDA and fragmentation included."""
     from tests.recipes.shapes import write_shape
 
     if kept is not None:
@@ -110,7 +110,7 @@ def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
 
 
 def two_steps(pair: Pair, folder: Path) -> dict[str, Any]:
-    """Two steps on a tiny model of the architecture, on four processes in groups of two."""
+    """Run two steps on a tiny model of the architecture, on four processes in groups of two."""
     from tests.recipes.smaller import RANKS, on_four_ranks
 
     out = folder / f"{pair.recipe}-{pair.name}"
@@ -125,7 +125,7 @@ def two_steps(pair: Pair, folder: Path) -> dict[str, Any]:
 
 
 def fits(row: dict[str, Any]) -> bool:
-    """Whether it fits by all that was done, and ran."""
+    """Return True if the plan and the rehearsal fit and the run did not fail."""
     rehearsal = row.get("rehearsal") or {"fits": True}
     return row["fits"] and rehearsal["fits"] and not row.get("run", {}).get("failure")
 

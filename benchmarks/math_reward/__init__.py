@@ -1,1 +1,1 @@
-"""The reward `math` under ten thousand answers, one in a hundred of them hostile."""
+"""The reward `math` on ten thousand answers, one in a hundred of them hostile."""

@@ -1,8 +1,7 @@
-"""Ten thousand answers as models write them, with the truth known by construction, and one in a hundred that means
-harm.
+"""Ten thousand answers as models write them, correctness known by construction, one in a hundred of them hostile.
 
-A kind makes one row's answer with other ways to write it and things that look like it and are wrong. All is drawn from
-one seed.
+Each kind generates one row's answer, other ways to write it, and wrong answers that look like it. Everything is drawn
+from one seed.
 """
 
 import random
@@ -24,7 +23,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """A completion's text; `right` is None where it is hostile: then any verdict but a reward will do."""
+    """A completion's text; `right` is None if it is hostile: any verdict except a reward is then acceptable."""
 
     kind: str
     text: str
@@ -377,12 +376,12 @@ FORMS = (
 
 
 def completion(r: random.Random, answer: str) -> str:
-    """Some thought, and the answer in one of the usual frames."""
+    """Return some reasoning, followed by the answer in a common format."""
     return "".join(r.sample(THOUGHTS, r.randint(1, 4))) + r.choice(FORMS) % answer
 
 
 def hostile(r: random.Random) -> Answer:
-    """An answer that is to hurt: time, memory, the parser's stack, or the line it travels in."""
+    """Return an answer that attacks time, memory, the parser's stack, or the line in which it is sent."""
     n = r.randint(1, 9)
     digits, deep = r.randint(2_000, 60_000), r.randint(200, 3_000)
     made = {
@@ -454,8 +453,8 @@ def hostile(r: random.Random) -> Answer:
 
 
 def groups(count: int, size: int, share_hostile: float, seed: int) -> list[tuple[str, list[Answer]]]:
-    """`count` answers in groups of `size`: the row's answer, and the completions. Every kind comes equally often; half
-    of the answers are right."""
+    """Return `count` answers in groups of `size`: the row's answer, and the completions. All kinds occur equally often;
+    about half of the ordinary answers are right."""
     r = random.Random(seed)
     bad = set(r.sample(range(count), round(count * share_hostile)))
     made: list[tuple[str, list[Answer]]] = []

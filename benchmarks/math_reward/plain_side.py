@@ -1,4 +1,4 @@
-"""math-verify as its documentation calls it: in this process, one answer after the other, ordinary answers only."""
+"""math-verify, called as in its documentation: in this process, one answer after the other, ordinary answers only."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""Ten thousand answers to the reward `math`, one in a hundred hostile: none rewarded that should not be, at least 300 a
+"""Score ten thousand answers with the reward `math`, one in a hundred hostile: none rewarded wrongly, at least 300 a
 second."""
 
 from typing import Any
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def complaints(scored: list[dict[str, Any]], answers: int, workers: int) -> list[str]:
-    """What contradicts the claim, whatever the speed."""
+    """Return the findings that contradict the claim, apart from the speed."""
     problems = []
     for fate in ("hostile rewarded", "ordinary misjudged", "ordinary invalid"):
         if any(x["fates"].get(fate) for x in scored):
@@ -92,7 +92,7 @@ def complaints(scored: list[dict[str, Any]], answers: int, workers: int) -> list
 
 
 def math_versions() -> dict[str, str]:
-    """Of the packages that do the algebra."""
+    """Return the versions of the packages that do the algebra."""
     from importlib import metadata
 
     return {

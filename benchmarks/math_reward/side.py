@@ -1,4 +1,4 @@
-"""Scores the answers once, as a run does: groups of eight, all at once, by the runner and its worker processes."""
+"""Score the answers once, as a run does: `BATCH` groups at a time, by the runner and its worker processes."""
 
 import asyncio
 import os
@@ -30,7 +30,8 @@ def completion(sample: int, text: str) -> Completion:
 
 
 def judged(answer: Answer, score: Score) -> str:
-    """What became of an answer: `right`, `wrong`, `invalid`; of a hostile one also whether it was rewarded."""
+    """Classify the verdict on an answer: an ordinary one is as it should be, misjudged or invalid; a hostile one is
+    rewarded, wrong or invalid."""
     if answer.right is None:
         return (
             "hostile rewarded"
@@ -49,7 +50,7 @@ def judged(answer: Answer, score: Score) -> str:
 
 
 def cpu_seconds(pool: Any) -> float:
-    """CPU time of the workers, in seconds, and of the process that forks them, which is told that of the ended ones."""
+    """Return the CPU seconds of the workers; those of exited ones are accumulated by the process that forks them."""
     total, fork_server = 0.0, pool._fork_server._process.pid
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

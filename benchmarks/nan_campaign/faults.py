@@ -1,4 +1,4 @@
-"""Where a number becomes NaN or infinite: each fault changes the running process, in one step."""
+"""Faults that make a number NaN or infinite: each patches the running process and takes effect in one step."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 
 Fault = Callable[[int], None]
 NAN, INF = math.nan, math.inf
-NOW = {"step": 0}  # of the run in this process
+NOW = {"step": 0}  # the current step of the run in this process
 
 
 def watch_steps() -> None:
@@ -27,12 +27,12 @@ def watch_steps() -> None:
 
 @dataclass(frozen=True)
 class Weights:
-    """One entry of a parameter, or of a tensor of its optimizer state or gradient, becomes `value`.
+    """Sets one entry of a parameter, or of its gradient or optimizer state, to `value`.
 
     Args:
         name: the end of the parameter's name.
         tensor: `weight`, `gradient`, `exp_avg` or `exp_avg_sq`.
-        update: before which update of the step; -1: after the last one.
+        update: the update of the step before which the entry is set; -1: after the last one.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Weights:
 
 
 def weights_before_the_step(at: int) -> None:
-    """A norm weight, before the forward pass."""
+    """Set an entry of a norm weight to NaN before the forward pass."""
     from proxima.train import TrainStack
 
     inner = TrainStack.update
@@ -80,7 +80,7 @@ def weights_before_the_step(at: int) -> None:
 
 @dataclass(frozen=True)
 class Logits:
-    """Logits where a token is drawn, at one call of the step: a whole row, or one entry of it."""
+    """Sets logits to `value` where a token is drawn, at one call of the step: a whole row, or one entry of it."""
 
     call: int
     whole: bool = True
@@ -103,7 +103,7 @@ class Logits:
 
 
 def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Fault:
-    """What `owner.name` returns is changed, once."""
+    """Return a fault that changes the result of `owner.name` once."""
 
     def fault(at: int) -> None:
         inner, done = getattr(owner, name), []
@@ -121,19 +121,19 @@ def changed(owner: Any, name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 def nan_times(loss: torch.Tensor) -> torch.Tensor:
-    """Its first entry times NaN, so that its gradient is NaN too."""
+    """Multiply the first entry of a loss by NaN, so that its gradient is NaN too."""
     return loss * with_nan(torch.ones_like(loss))
 
 
 def with_nan(values: Any) -> Any:
-    """A copy with NaN at its first entry."""
+    """Return a copy whose first entry is NaN."""
     values = values.clone() if isinstance(values, torch.Tensor) else values.copy()
     values.reshape(-1)[0] = NAN
     return values
 
 
 def faults() -> dict[str, tuple[int, Fault]]:
-    """By name: the step, and what goes wrong there."""
+    """Return the faults by name, each with its step."""
     from proxima.core.advantage import Grpo
     from proxima.core.surrogate import Cppo
     from proxima.data import Score

@@ -1,4 +1,5 @@
-"""Make numbers of a run NaN or infinite, and see that it ends with one line, no bad checkpoint and an exact resume."""
+"""Make numbers of a run NaN or infinite, and check that it ends with one line, no bad checkpoint and an exact
+resume."""
 
 import json
 import os
@@ -37,7 +38,7 @@ class Runs:
         self.expected = traces(root / "whole")
 
     def forked(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns in a process of its own, as JSON."""
+        """Run `work` in a forked process and return its result, which is passed as JSON."""
         answer = self.root / "answer.json"
         if pid := os.fork():
             os.waitpid(pid, 0)
@@ -49,7 +50,7 @@ class Runs:
         os._exit(0)
 
     def go(self, folder: Path, *, fault: Fault | None = None, step: int = 0, **changes: Any) -> dict[str, Any]:
-        """Begin or resume a run: how it ended and what it said."""
+        """Start or resume a run and return how it ended and what it said."""
         from proxima.data import UserError
         from proxima.runtime.loop.training_loop import RunEnded
         from tests.runtime.tiny_run import go
@@ -72,7 +73,7 @@ class Runs:
         return self.forked(work)
 
     def problems(self, end: dict[str, Any]) -> list[str]:
-        """What is wrong with a run that should have ended with one line and without a bad checkpoint."""
+        """List what is wrong with a run that should have ended with one line and without a bad checkpoint."""
         from safetensors.torch import load_file
 
         problems = [] if end["status"] == "ended" else [end["status"]]
@@ -83,13 +84,13 @@ class Runs:
         return problems
 
     def resumed(self) -> list[str]:
-        """What is wrong once the run was resumed."""
+        """Resume the run and list what is wrong with it."""
         again = self.go(self.folder)
         equal = again["status"] == "done" and self.traces(self.folder) == self.expected
         return [] if equal else [f"the resumed run differs ({again['said'] or again['status']})"]
 
     def row(self, place: str, step: Any, end: dict[str, Any], problems: list[str]) -> dict[str, Any]:
-        """A row of the table; the run is deleted."""
+        """Return a row of the table, and delete the run."""
         shutil.rmtree(self.folder, ignore_errors=True)
         said = end["said"].replace(str(self.root), "")
         return {
@@ -102,7 +103,7 @@ class Runs:
 
 
 def put_nan(file: Path, name: str) -> None:
-    """One entry of a tensor of a file."""
+    """Set one entry of a tensor of a file to NaN."""
     import torch
     from safetensors.torch import load_file, save_file
 
@@ -132,7 +133,7 @@ def main() -> None:
 
 
 def campaign(runs: Runs, places: int | None) -> list[dict[str, Any]]:
-    """All places, or the first `places`, one after the other."""
+    """Test all places, or the first `places`, one after the other."""
     rows: list[dict[str, Any]] = []
     for row in islice(chain(in_training(runs), in_files(runs), learning_rates(runs)), places):
         rows.append(row)
@@ -141,7 +142,8 @@ def campaign(runs: Runs, places: int | None) -> list[dict[str, Any]]:
 
 
 def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
-    """Ended, and resumed without the fault."""
+    """Yield a row for each fault: the run must end and resume without the fault; a NaN reward must only count as
+    invalid."""
     for place, (step, fault) in faults().items():
         end = runs.go(runs.folder, fault=fault, step=step)
         problems = runs.problems(end)
@@ -155,7 +157,7 @@ def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
 
 
 def in_files(runs: Runs) -> Iterator[dict[str, Any]]:
-    """Of the last checkpoint: the one before is taken. Of the model: refused."""
+    """Yield a row for each damaged file: the run must fall back to the previous checkpoint, or refuse the model."""
     _, fault = faults()["gradient"]
     for name in ("model.safetensors", "optimizer.safetensors"):
         runs.go(runs.folder, fault=fault, step=3)
@@ -173,7 +175,7 @@ def in_files(runs: Runs) -> Iterator[dict[str, Any]]:
 
 
 def learning_rates(runs: Runs) -> Iterator[dict[str, Any]]:
-    """Constant, without warmup."""
+    """Yield a row for each learning rate, constant and without warmup."""
     for rate in LEARNING_RATES:
         changes = {"train__optimizer__lr": rate, "train__warmup_steps": 0, "train__schedule": "constant"}
         end = runs.go(runs.folder, **changes)

@@ -1,4 +1,4 @@
-"""Our side: `proxima sft` or `proxima dpo`, held at the end of each step until the next one is asked for."""
+"""Our side: `proxima sft` or `proxima dpo`, held after each step until the next one is requested."""
 
 import os
 import tempfile
@@ -15,7 +15,7 @@ OWN_SECTION: dict[str, dict[str, Any]] = {
 
 
 class Turn(Observer):
-    """Measures from a request to the end of its step, with what it writes to disk."""
+    """Measures from a request to the end of its step, disk writes included."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -31,7 +31,7 @@ class Turn(Observer):
 
     def _next(self) -> None:
         if not self.channel.wait():
-            os._exit(0)  # nothing of this run is wanted any more, least of all its last checkpoint
+            os._exit(0)  # the rest of this run isn't needed, nor is its last checkpoint
         self.start = time.perf_counter()
 
 

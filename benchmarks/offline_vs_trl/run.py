@@ -1,4 +1,4 @@
-"""A training step of SFT and of DPO against TRL's SFTTrainer and DPOTrainer."""
+"""Compare a training step of SFT and of DPO with TRL's SFTTrainer and DPOTrainer."""
 
 import json
 import random
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(settings: Mapping[str, Any], python: str, o: Any) -> dict[str, Any]:
-    """Both sides of a method."""
+    """Measure both sides of a method."""
     with tempfile.TemporaryDirectory() as folder:
         theirs = {**settings, "folder": folder, "micro_batch": o.micro_batch or o.rows}
         name = {"sft": "TRL SFTTrainer", "dpo": "TRL DPOTrainer"}[settings["method"]]
@@ -76,7 +76,7 @@ def measure(settings: Mapping[str, Any], python: str, o: Any) -> dict[str, Any]:
 
 
 def write_rows(file: Path, method: str, count: int, words: int) -> Path:
-    """Rows whose lengths are spread as those of GSM8K: questions of about 60 tokens, answers of about 120."""
+    """Write rows with lengths spread as in GSM8K: questions of about 60 tokens, answers of about 120."""
     draw = random.Random(1)
 
     def text(median: float) -> str:

@@ -1,4 +1,4 @@
-"""The peer: TRL's SFTTrainer or DPOTrainer. Runs in an environment of its own, without proxima."""
+"""The peer: TRL's SFTTrainer or DPOTrainer. Runs in its own environment, without proxima."""
 
 import json
 from importlib import metadata
@@ -22,7 +22,7 @@ def main() -> None:
     ]
 
     class Turn(TrainerCallback):
-        """Holds each step until it is asked for, and answers with its duration."""
+        """Holds each step until it is requested, and sends its duration."""
 
         started = 0.0
 

@@ -1,5 +1,5 @@
-"""Plans of this machine against runs on it: products and memory bandwidth measured at once, two runs that four rates
-and the memory of a bare process are fitted on, and three runs with other settings that are compared."""
+"""Compare plans for this machine with runs on it: measure products and memory bandwidth, fit four rates and the memory
+of a bare process on two runs, and compare three runs with other settings."""
 
 import json
 import os
@@ -32,7 +32,8 @@ LIMIT = 1800  # seconds of a run
 
 
 def words_of(model: str, setting: tuple[int, int, int, bool]) -> list[str]:
-    """The quickstart in a setting, without evaluations, with a reward that differs within each group."""
+    """Return the overrides for the quickstart in a setting, without evaluations, with a reward that differs within each
+    group."""
     prompts, completions, tokens, again = setting
     return [
         f"model.path={model}", f"train.prompts_per_step={prompts}", f"train.completions_per_prompt={completions}",
@@ -43,7 +44,7 @@ def words_of(model: str, setting: tuple[int, int, int, bool]) -> list[str]:
 
 
 def copied() -> float:
-    """Bytes a second that a copy reads and writes, the best of some."""
+    """Return the bytes per second that a copy reads and writes, the best of five."""
     import torch
 
     source = torch.zeros(2**28, dtype=torch.uint8)
@@ -57,14 +58,15 @@ def copied() -> float:
 
 
 def machine_kind(threads: int) -> DeviceKind:
-    """This machine as a device."""
+    """Measure this machine as a device."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     rate = gemm_rate(threads, "bfloat16") / 1e12
     return DeviceKind("cpu", memory, rate, copied() / 1e12, 1.0, 1.0, 1, "measured")
 
 
 def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
-    """Seconds of a step and its parts, medians without the first step; lengths; peak bytes of the process."""
+    """Run the quickstart: return the seconds of a step and its parts, medians without the first step; the mean length;
+    the peak bytes of the process."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "run"
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
@@ -90,20 +92,20 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
 
 
 def planned(words: list[str], kind: DeviceKind, length: float, rates: Rates) -> StepPlan:
-    """The plan of the same step with the mean length that it had."""
+    """Return the plan of a measured step with the mean length that it had."""
     recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), Devices(kind, 1), length)
     return recipe.plan(DeviceLayout(in_process=True), replace(recipe.load, fused=True), rates=rates)
 
 
 def seconds_of(plan: StepPlan) -> dict[str, float]:
-    """Of its two sides."""
+    """Return the seconds of a plan's two sides and of the step."""
     generate, rest = plan.sides
     return {"generate": generate, "train": rest, "step": generate + rest}
 
 
 def fitted(kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]]) -> Rates:
-    """The rates of an accelerator, but those of SOLVED, with which the plans of the runs take their times as nearly as
-    none of these rates is negative. What a CPU moves between products stays in its last cache, and costs no bandwidth.
+    """Return the rates of an accelerator, with those of SOLVED fitted to the times of the runs by least squares, none
+    of them negative. What a CPU moves between products stays in its last-level cache and costs no bandwidth.
     """
     rates = replace(fitted_rates(), moved=0.0, width=0.0)
     for name, unknown in SOLVED.items():
@@ -121,19 +123,19 @@ def fitted(kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]])
 
 
 def with_costs(rates: Rates, costs: dict[str, float]) -> Rates:
-    """Times are linear in a cost: the inverse of a speed, or the rate itself."""
+    """Return the rates with these costs. Times are linear in a cost: the inverse of a speed, or the rate itself."""
     return replace(rates, **{name: 1 / max(x, 1 / MOST) if name == "products" else x for name, x in costs.items()})
 
 
 def times_of(name: str, kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]], rates: Rates) -> Any:
-    """[runs] planned seconds."""
+    """Return the planned seconds, [runs]."""
     return np.array(
         [seconds_of(planned(words, kind, measurement["length"], rates))[name] for words, measurement in runs]
     )
 
 
 def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS) -> dict[str, Any]:
-    """A line for each figure of each setting."""
+    """Return a row for each figure of each setting, the measured device and the fitted rates."""
     kind = machine_kind(threads)
     words = [words_of(model, setting) for setting in settings]
     measurements = [measured(each, steps, threads) for each in words]

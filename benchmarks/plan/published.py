@@ -1,7 +1,7 @@
 """Published figures of other frameworks, and the settings that their pages and scripts name.
 
-Where a page leaves something open, `note` says what was taken for it. `fitted`: the rates of `devices.toml` were
-fitted on this row.
+If a page leaves something open, `note` says what was assumed. `fitted`: the rates of `devices.toml` were fitted on this
+row.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,10 +21,10 @@ class Row:
     """One published row.
 
     Args:
-        layout: fields of `DeviceLayout` and of its `Sharding`. load: of `StepLoad`. rates: that differ from the fitted
-            ones, because the page says that something else was done.
+        layout: fields of `DeviceLayout` and of its `Sharding`. load: fields of `StepLoad`. rates: those that differ
+            from the fitted ones, because the page describes a different method.
         figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
-        apart: figure → why it is no comparison: what its source leaves open, or a method that the plan has not.
+        apart: figure → why it is not comparable: what its source leaves open, or a method that the plan doesn't model.
     """
 
     name: str
@@ -45,9 +45,10 @@ def _nemo(
     name: str, model: str, devices: str, split: tuple[int, int, int, int], tensor: int, load: dict[str, Any],
     step: float, *, ranks: int, engines: int, lag: int = 0, fitted: bool = False, version: str = "v0.6", note: str = "",
 ) -> Row:  # fmt: skip
-    """Megatron and vLLM. Its optimizer splits states over all ranks, which gather weights and sum gradients once an
-    update, as `replicate` sends them; 150 tokens of the published means and maxima are taken to be the prompt. Before
-    engines generate on the devices of ranks, these move the optimizer's 12 bytes a weight to the host, and back."""
+    """A row of NeMo-RL, with Megatron and vLLM. Its optimizer splits states over all ranks, which gather weights and
+    sum gradients once per update, with the traffic of `replicate`; 150 tokens of the published means and maxima are
+    assumed to be the prompt. Before engines generate on the ranks' devices, the ranks move the optimizer's 12 bytes per
+    weight to the host, and back afterwards."""
     count, (tp, cp, ep, pp) = int(devices.partition("x")[0]), split
     layout = {
         "ranks": ranks, "engines": engines, "engine_devices": tensor, "colocated": ranks == count, "pipeline": pp,
@@ -66,11 +67,12 @@ def _lengths(sequences: int, group: int, mean: float, longest: int, updates: int
 
 
 def _of_verl(count: int, beside: int, hours: float, means: tuple[float, float], *, fitted: bool = False) -> Row:
-    """A step of the first hundred: they begin with one model and the same prompts, and later lengths differ.
+    """A row of verl: the mean of the first hundred steps, which start from the same model and prompts; later, lengths
+    differ.
 
     Args:
-        hours: that they took. means: seconds of the mean step of the whole run, with what it does between steps, as
-            evaluations, and without.
+        hours: duration of these steps. means: seconds of the whole run's mean step, with the work between steps, such
+            as evaluations, and without it.
     """
     ranks = count - beside
     layout = {
@@ -95,10 +97,10 @@ MEAN_7B = 1174.0  # tokens; fitted on the synchronous row of 32 devices
 MEAN_30B = 1500.0
 STEP = fitted_rates().step
 # GB/s of new weights: DeepSeek-V3 takes 35 s and Qwen3-30B-A3B on GB200 1.9 s (pull requests 638 and 3461 of NeMo-RL);
-# bytes a second of a device to its host and back: 20 s of DeepSeek-V3's states (638), taken to be of 256 devices
+# bytes per second from a device to its host and back: 20 s for DeepSeek-V3's states (638), assumed on 256 devices
 REFIT, OFFLOAD = 38.0, 2 * 12 * KNOWN["deepseek-v3"].parameters / 256 / 20
 VERL_SYNC = 13.9  # GB/s: Qwen3-30B-A3B from 16 devices to 16 in 4.4 s
-PARTIAL = 8  # steps: a completion goes on with new weights, so that no step waits for the longest
+PARTIAL = 8  # steps: a completion continues with new weights, so that no step waits for the longest
 SKYRL_NOTE = "prompt taken as 200 tokens; the script of the 30B row has micro-batches of one sequence"
 LENGTHS = "the mean length is not published"
 SEARCHED = "neither micro-batches nor tokens that searches return are published"
@@ -183,7 +185,8 @@ def _titan(
     split: dict[str, Any], *, again: bool = False, file: str, fitted: bool = False, times: float = 1.0, note: str = "",
     kept: str = "",
 ) -> Row:  # fmt: skip
-    """Training alone: sequences of one length, tokens a second a device turned into seconds of an update."""
+    """A row of torchtitan, which only trains: sequences of one length, tokens per second per device converted to
+    seconds of an update."""
     groups = devices // (split.get("tensor_parallel", 1) * split.get("context_parallel", 1))
     tokens = batch * length * groups
     load = {
@@ -193,7 +196,7 @@ def _titan(
     figures = {"update": tokens / speed / devices} | ({} if memory is None else {"memory": memory})
     device = f"{devices}xH100-96G"
     layout = {"ranks": devices, "param_dtype": "bfloat16", **split}
-    chunk = batch * length  # logits are made whole
+    chunk = batch * length  # logits are computed in one piece
     rates = {"times": times} if times != 1 else {}
     apart = {"memory": kept} if kept else {}
     if split.get("context_parallel", 1) > 1:
@@ -203,7 +206,7 @@ def _titan(
 
 LLAMA, ASYNC, CP = "llama3_h100_202412_torchtitan.md", "asyncTP_llama3_h100_2025-06_torchtitan.md", "of fp8 and compile"
 SELECTED = "some operations of a layer are computed again there, here all or none"
-FP8 = 8532 / 5762  # of the first row, with fp8 and torch.compile
+FP8 = 8532 / 5762  # speedup of the first row by fp8 and torch.compile
 ROWS += (
     _titan("Llama-3.1-8B, FSDP 8", "llama-3.1-8b", 8, 2, 8192, 5762, 82.4, {}, file=LLAMA, fitted=True, kept=SELECTED),
     _titan("Llama-3.1-8B, FSDP 128", "llama-3.1-8b", 128, 2, 8192, 5605, 67.0, {}, file=LLAMA, kept=SELECTED),
@@ -218,5 +221,5 @@ ROWS += (
 
 
 def with_mean(row: Row, mean: float) -> Row:
-    """The row with another mean length."""
+    """Return the row with another mean length."""
     return replace(row, load=row.load | {"mean": mean})

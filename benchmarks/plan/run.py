@@ -1,4 +1,4 @@
-"""Plans against published figures of other frameworks, row by row; with --here against this machine."""
+"""Compare plans with published figures of other frameworks, row by row; with --here also with this machine."""
 
 import statistics
 from dataclasses import fields, replace
@@ -22,7 +22,7 @@ TIME = 0.30
 
 
 def plan_of(row: Row, rates: Rates) -> StepPlan:
-    """The plan of a published row."""
+    """Return the plan of a published row."""
     own = {f.name for f in fields(DeviceLayout)}
     layout = {k: v for k, v in row.layout.items() if k in own}
     sharding = Sharding(**{k: v for k, v in row.layout.items() if k not in own})
@@ -39,7 +39,7 @@ def plan_of(row: Row, rates: Rates) -> StepPlan:
 
 
 def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
-    """What the plan has for each published figure."""
+    """Return the plan's value of each published figure."""
     stages = {stage.name: stage.seconds for stage in plan.stages}
     spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
     held = trainer_memory(spec, plan.model, plan.layout, plan.load)
@@ -50,7 +50,7 @@ def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
 
 
 def compare(rates: Rates) -> list[dict[str, Any]]:
-    """A line for each published figure."""
+    """Return a record for each published figure."""
     rows = []
     for row in ROWS:
         plan = plan_of(row, rates)

@@ -1,1 +1,1 @@
-"""What completion pruning saves in the update."""
+"""Savings of completion pruning in the update."""

@@ -1,4 +1,4 @@
-"""Time of the update with completions pruned, against all of them."""
+"""Compare the time of an update with and without pruned completions."""
 
 from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, table
 

@@ -1,4 +1,5 @@
-"""One update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer step."""
+"""Time one update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer
+step."""
 
 from benchmarks.side import Channel, argument, bf16_policy, clock, serve
 

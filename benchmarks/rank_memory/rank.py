@@ -1,4 +1,4 @@
-"""One rank: two updates of a recipe's policy, of which the second is measured."""
+"""One rank: run two updates of a recipe's policy and measure the second."""
 
 import json
 import sys
@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveTensors(TorchDispatchMode):
-    """Bytes of the storages that operations have made and that are alive, now and at most."""
+    """Counts the bytes of the live storages that operations have created, now and at the peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,14 +67,14 @@ class LiveTensors(TorchDispatchMode):
 
 
 def resident(name: str) -> int:
-    """VmRSS or VmHWM, bytes."""
+    """Return VmRSS or VmHWM in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def resting(stack: Any) -> int:
-    """Bytes of this rank's weights, gradients and moments, which offloading keeps in the memory of the host. After an
-    update the gradients are gone: they had the size of the weights."""
+    """Return the bytes of this rank's weights, gradients and moments, which offloading keeps in host memory. Gradients,
+    already freed after an update, count with the size of the weights."""
     held = [p.detach() for p in stack.parameters] * 2
     held += [tensor for slots in stack.optimizer.state.values() for tensor in slots.values() if tensor.dim()]
     frozen = [p.detach() for p in stack.model.model.parameters() if not p.requires_grad]

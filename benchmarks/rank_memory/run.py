@@ -1,4 +1,5 @@
-"""The memory of a rank: what `proxima explain` reckons, what `proxima rehearse` counts, and what processes hold."""
+"""Compare a rank's memory as `proxima explain` estimates it, as `proxima rehearse` counts it, and as processes hold
+it."""
 
 import json
 import os
@@ -19,8 +20,8 @@ LAYOUTS: dict[str, tuple[str, ...]] = {
     "LoRA": ("placement.sharding=full", "model.lora={rank: 16}"),
     "hybrid": ("placement.sharding=hybrid",),
 }
-ALONE = ("full", "LoRA")  # what one process has too
-NODE = {"hybrid": 2}  # ranks of a node; else all are on one
+ALONE = ("full", "LoRA")  # layouts that one process has too
+NODE = {"hybrid": 2}  # ranks per node; otherwise all are on one
 
 
 def main() -> None:
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
-    """One line of the table, bytes."""
+    """Return one row of the table, in bytes."""
     from proxima.lab.plan.devices import read_devices
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
 
@@ -82,7 +83,7 @@ def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
 
 
 def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:
-    """What rank 0 of real processes holds."""
+    """Return the bytes that rank 0 of real processes holds."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

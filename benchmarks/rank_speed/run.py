@@ -1,4 +1,4 @@
-"""What ranks cost: a step on one rank against one process, and on two ranks, with twice the batch, against one."""
+"""Measure the cost of ranks: compare a step on one rank, and on two with twice the batch, with that of one process."""
 
 import os
 import statistics
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def step_of(words: list[str], launcher: str, ranks: int, sharding: str, folder: Path) -> dict[str, float]:
-    """Tokens a second of a run's steps, the median."""
+    """Return the median tokens per second of a run's steps."""
     import json
 
     common = ["model.device=cpu", "model.compute_dtype=float32", "runtime.threads=1", "eval.before=false"]

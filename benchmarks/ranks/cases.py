@@ -1,4 +1,4 @@
-"""The cases: which recipe, what is changed in it, and how near several ranks have to come to one process."""
+"""The cases: the recipe, its overrides, and the allowed deviation of several ranks from one process."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,7 @@ RL = ("eval.limit=4", "sampling.max_tokens=6", "engine.slots=8", "engine.dtype=f
 RL += ("train.prompts_per_step=4", "train.completions_per_prompt=4", "train.warmup_steps=2")
 OFFLINE = ("train.examples_per_step=4", "eval.limit=4")
 REFILL = "algorithm.selection=[{kind: drop_uniform_groups}, {kind: prune, rate: 0.5, allocate: true}]"
-SMALLER = ("train.updates_per_step=2", "train.steps=3", "train.optimizer.lr=0.02")  # unbounded ratios multiply rounding
+SMALLER = ("train.updates_per_step=2", "train.steps=3", "train.optimizer.lr=0.02")  # unbounded ratios amplify rounding
 ASYNC = ("runtime.max_lag=2", "runtime.max_concurrent_rollouts=8", "engine.interrupt=finish")
 
 
@@ -23,14 +23,14 @@ class Case:
     """A recipe on one process and on several.
 
     Args:
-        row: of the table that it belongs to.
+        row: row of the table that it belongs to.
         model: kind of tiny model, or `smollm2`.
-        placed: overrides of the runs on several ranks alone.
-        sizes: ranks.
-        bound: on the deviation of every metric.
-        torchrun: started by torchrun itself, and not forked with its environment.
-        replay: trains on the rollouts that a run of the same overrides, and those of `source`, has stored.
-        exact: the trajectories are the same; False: they depend on time, and only the ends are compared.
+        placed: overrides for the runs on several ranks only.
+        sizes: numbers of ranks.
+        bound: limit on the deviation of every metric.
+        torchrun: start the ranks by torchrun itself instead of forking them with its environment.
+        replay: train on the rollouts stored by a run with the same overrides and those of `source`.
+        exact: True: the trajectories are the same; False: they depend on timing, and the runs only have to finish.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Case:
     bfloat16: bool = False
 
     def words(self, models: Path, folder: Path, rollouts: Path | None = None, more: Sequence[str] = ()) -> list[str]:
-        """The command line, without placement; `more` overrides."""
+        """Return the command line without placement; `more` are further overrides."""
         overrides = [f"model.path={models / self.model}", *COMMON, *(() if self.bfloat16 else FLOAT32)]
         overrides += [*OFFLINE] if self.command != "train" else [EVEN, *RL]
         overrides += [f"train.optimizer={SGD}"] if self.sgd else []
@@ -62,7 +62,7 @@ class Case:
 
 
 def write_uneven(models: Path) -> None:
-    """Rows whose questions, answers and pairs have from one to over a hundred tokens."""
+    """Write rows whose questions, answers and pairs have from one to over a hundred tokens."""
     lengths = (1, 110, 3, 2, 90, 1, 1, 60, 2, 120, 5, 1, 1, 2, 100, 3, 70, 1, 4, 2)
     rows = [
         {
@@ -91,7 +91,7 @@ KINDS = (  # name, command, recipe, overrides
 
 
 def training() -> Iterator[Case]:
-    """The first row: what is trained."""
+    """Yield the first row of the table: kinds of training."""
     for name, command, recipe, overrides in KINDS:
         for sgd in (True, False):
             yield Case(
@@ -108,7 +108,7 @@ def training() -> Iterator[Case]:
     exact = SGD.replace("lr: 0.05", "lr: 0.0001, squares: FOLDER-squares")
     for optimizer, bound, overrides in (
         ("SGD", 5e-5, (f"train.optimizer={exact}", "train.max_grad_norm=0")),  # the logged norm is float32
-        ("AdamW", 2e-4, ("train.tokens_per_micro_batch=200",)),  # and rare tokens' log-probs, after its steps
+        ("AdamW", 2e-4, ("train.tokens_per_micro_batch=200",)),  # rare tokens' log-probs deviate too, after its steps
     ):
         yield Case(
             name=f"GRPO with a trust region, SmolLM2-135M, {optimizer}",
@@ -122,7 +122,7 @@ def training() -> Iterator[Case]:
 
 
 def batches() -> Iterator[Case]:
-    """The second row: what is computed over a whole update, and how it is cut."""
+    """Yield the second row: computations over a whole update, and how it is split."""
     row = "whole updates"
     yield Case(
         row=row,
@@ -140,7 +140,7 @@ def batches() -> Iterator[Case]:
             sgd=True,
             replay=True,
         )
-    yield Case(  # of another policy: |l| has a kink at 0, where the sign of l is that of rounding
+    yield Case(  # of another policy: |l| has a kink at 0, where rounding decides the sign of l
         row=row,
         name="surrogate kl_cov, replay of another policy",
         overrides=("algorithm={surrogate: {kind: kl_cov, share: 0.3}, mismatch: {on_mismatch: warn}}",),
@@ -201,7 +201,7 @@ def batches() -> Iterator[Case]:
 
 
 def layouts() -> Iterator[Case]:
-    """The second row: how the model lies and computes."""
+    """Yield the third row: how the model is placed and computes."""
     row = "layouts"
     for name, sharding in (
         ("replicate", "replicate"),
@@ -236,7 +236,7 @@ def layouts() -> Iterator[Case]:
         sizes=(2,),
         name="bfloat16 products, gathered in bfloat16",
         bfloat16=True,
-        bound=0.2,  # embedding, norms and residuals too are in bfloat16
+        bound=0.2,  # embedding, norms and residuals are in bfloat16 too
         replay=True,
         placed=("placement.sharding={kind: full, param_dtype: bfloat16}",),
     )
@@ -252,7 +252,7 @@ def layouts() -> Iterator[Case]:
 
 
 def odd() -> Iterator[Case]:
-    """What else a run may be."""
+    """Yield the fourth row: unusual runs."""
     row = "odd runs"
     yield Case(row=row, sizes=(2,), name="all advantages 0", overrides=(CONSTANT,))
     yield Case(

@@ -1,4 +1,4 @@
-"""How far two runs of the same recipe are apart."""
+"""Deviations between two runs of the same recipe."""
 
 import json
 import math
@@ -39,7 +39,8 @@ CANCELS += (
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """The metrics of a run, without those of the machine; the last where a resume has written a step again."""
+    """Return the metrics of a run without those of the machine; of a step that a resume has written again, the last
+    ones."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = {(line.get("kind"), line.get("step"), line.get("label")): line for line in lines}
     return [{name: x for name, x in line.items() if not _of_the_machine(name)} for line in kept.values()]
@@ -51,8 +52,8 @@ def _of_the_machine(name: str) -> bool:
 
 
 def metric_deviations(alone: Path, several: Path) -> dict[str, tuple[float, float]]:
-    """The largest deviation of each metric that differs at all: as a share of it, and as `DIFFERENCES` judges it.
-    Infinite where a count, a text or the presence differs."""
+    """Return the largest deviation of each metric that differs at all: as a share of it, and in the unit of
+    `DIFFERENCES` or `LOG_PROB`. Infinite if a count or a text differs, or only one run has the metric."""
     first, second = records(alone), records(several)
     worst: dict[str, tuple[float, float]] = {}
     if [(r["kind"], r.get("step")) for r in first] != [(r["kind"], r.get("step")) for r in second]:
@@ -78,9 +79,9 @@ def _deviation(name: str, a: Any, b: Any) -> tuple[float, float]:
 
 
 def norm_deviations(alone: Path, several: Path) -> dict[str, float]:
-    """The largest relative deviation of gradient norms: `exact_norm`, of several ranks from one process, both computed
-    in float64; `logged_1`, `logged_N`, of what each has logged from its own in float64. Empty where the optimizer wrote
-    none, and where a step has several updates."""
+    """Return the largest relative deviation of gradient norms: `exact_norm`, of several ranks from one process, both
+    computed in float64; `logged_1`, `logged_N`, of the logged norm of each from its own in float64. Empty if the
+    optimizer wrote none or a step has several updates."""
     exact = [exact_norms(folder) for folder in (alone, several)]
     logged = [[x["grad_norm"] for x in records(folder) if x["kind"] == "train"] for folder in (alone, several)]
     if not exact[0] or len(exact[0]) != len(logged[0]):
@@ -97,13 +98,13 @@ def norm_deviations(alone: Path, several: Path) -> dict[str, float]:
 
 
 def exact_norms(folder: Path) -> list[float]:
-    """Of each update, from what each rank has written of its own gradients."""
+    """Return the gradient norm of each update, from what each rank has written about its own gradients."""
     ranks = [list(map(float, file.read_text().split())) for file in sorted(Path(f"{folder}-squares").glob("*"))]
     return [math.sqrt(sum(squares)) for squares in zip(*ranks, strict=True)]
 
 
 def tensors(folder: Path) -> dict[str, Any]:
-    """All of the last checkpoint, by file and name."""
+    """Return all tensors of the last checkpoint, by file and name."""
     from safetensors.torch import load_file
 
     checkpoint = max(path for path in (folder / "checkpoints").glob("0*") if (path / "state.json").exists())
@@ -112,8 +113,8 @@ def tensors(folder: Path) -> dict[str, Any]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    """Those of the last checkpoint by folder and name, without the optimizers' state, which each layout has in files of
-    its own."""
+    """Return the weights of the last checkpoint by folder and name, without the optimizer state, whose files depend on
+    the layout."""
     out = {}
     for name, x in tensors(folder).items():
         file, _, parameter = name.partition(":")
@@ -123,8 +124,8 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def weight_deviation(alone: Path, several: Path, start: Path | None) -> tuple[float, float | None]:
-    """The largest difference of a weight over the largest of its tensor; and the norm of all differences over that of
-    what the run has moved (None: it is not known where it began)."""
+    """Return the largest difference of a weight relative to the largest of its tensor, and the norm of all differences
+    relative to that of the run's whole change (None if its initial weights are unknown)."""
     first, second = weights(alone), weights(several)
     if first.keys() != second.keys():
         return math.inf, None
@@ -141,7 +142,7 @@ def weight_deviation(alone: Path, several: Path, start: Path | None) -> tuple[fl
 
 
 def completions(folder: Path) -> list[Any]:
-    """The tokens of all completions that the run has stored."""
+    """Return the tokens of all completions that the run has stored."""
     import pyarrow.parquet as parquet
 
     rows = []

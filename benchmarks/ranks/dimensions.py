@@ -1,12 +1,12 @@
-"""Cases of tensor, context and expert parallel, alone and together: each algorithm of the presets once, spread over the
-layouts."""
+"""Cases of tensor, context and expert parallelism, alone and combined: each algorithm of the presets once, spread over
+the layouts."""
 
 from collections.abc import Iterator
 
 from benchmarks.ranks.cases import SMALLER, Case
 
 T, C, E = (f"placement.{name}_parallel=2" for name in ("tensor", "context", "expert"))
-LAYOUTS = {  # name: ranks, what is placed, and the cases: a model and an algorithm each
+LAYOUTS = {  # name: ranks, placement, and the cases: a model and an algorithm each
     "TP 2": (2, (T,), (("llama", "grpo"), ("qwen3", "cispo"), ("qwen3_moe", "cppo"))),
     "CP 2": (2, (C,), (("llama", "kl_cov"), ("qwen3", "dapo"), ("qwen3_moe", "gspo"))),
     "EP 2": (2, (E,), (("qwen3_moe", "dppo"), ("qwen3_moe", "decoupled"), ("qwen3_moe", "distill"))),
@@ -17,7 +17,7 @@ LAYOUTS = {  # name: ranks, what is placed, and the cases: a model and an algori
     "CP 2 × EP 2": (4, (C, E), (("qwen3_moe", "reinforce"), ("qwen3_moe", "spo"))),
 }
 BALANCE = "router_balance: {coefficient: 0.01}"
-ALGORITHM = {  # what an algorithm needs beside its preset
+ALGORITHM = {  # what an algorithm needs in addition to its preset
     "distill": "distillation: {path: MODELS/teacher}",
     "kl_cov": "surrogate: {kind: kl_cov, share: 0.3}, mismatch: {on_mismatch: warn}",  # a kink, see `cases.batches`
     "cppo": f"proximal: recompute, routing_replay: recompute, {BALANCE}",
@@ -30,7 +30,7 @@ STORED = ("kl_cov", "clip_cov", "m2po", "sapo", "gspo")  # trained on stored rol
 
 
 def dimensions() -> Iterator[Case]:
-    """A case for each algorithm, one of each layout by torchrun itself."""
+    """Yield a case for each algorithm; the first of each layout is started by torchrun itself."""
     for layout, (ranks, placed, trained) in LAYOUTS.items():
         for number, (model, name) in enumerate(trained):
             more = ALGORITHM.get(name, BALANCE if model == "qwen3_moe" else "")

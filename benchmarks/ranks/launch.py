@@ -1,5 +1,5 @@
-"""The command line on one process or several: forked from this one, which has imported everything, with the environment
-that torchrun gives; or by torchrun itself."""
+"""Run the command line on one process or several: forked from this one, which has imported everything, with the
+environment that torchrun sets; or started by torchrun itself."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from benchmarks import harness
 
 ROOT = harness.HERE.parent
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-SECONDS = 300.0  # for one run, after which its processes are killed
+SECONDS = 300.0  # timeout of one run, after which its processes are killed
 
 
 def free_port() -> int:
@@ -25,7 +25,7 @@ def free_port() -> int:
 
 
 def run_command(words: Sequence[str], ranks: int, log: Path, *, torchrun: bool = False) -> str:
-    """Run `proxima WORDS` on so many processes; returns why it failed, empty if it did not."""
+    """Run `proxima WORDS` on `ranks` processes and return why it failed, or an empty string."""
     if torchrun and ranks > 1:
         return _by_torchrun(words, ranks, log)
     processes = start(words, ranks, log)
@@ -33,7 +33,7 @@ def run_command(words: Sequence[str], ranks: int, log: Path, *, torchrun: bool =
 
 
 def start(words: Sequence[str], ranks: int, log: Path) -> list[int]:
-    """The ids of the processes."""
+    """Fork the processes and return their ids."""
     port, sizes = free_port(), {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0"}
     log.unlink(missing_ok=True)
     processes = []
@@ -61,7 +61,8 @@ def start(words: Sequence[str], ranks: int, log: Path) -> list[int]:
 
 
 def wait(processes: list[int], log: Path, until: Callable[[], bool] = lambda: False) -> str:
-    """Until they have ended, or `until` says so and they are killed; why they failed."""
+    """Wait for the processes to exit; kill them after a timeout, after a failure, or when `until` returns True. Return
+    why they failed, or an empty string."""
     codes: dict[int, int] = {}
     deadline, failed_at = time.monotonic() + SECONDS, 0.0
     while len(codes) < len(processes):
@@ -71,7 +72,7 @@ def wait(processes: list[int], log: Path, until: Callable[[], bool] = lambda: Fa
         now = time.monotonic()
         failed_at = failed_at or (now if any(codes.values()) else 0.0)
         killed = until()
-        if killed or now > deadline or (failed_at and now > failed_at + 5):  # as torchrun ends the others
+        if killed or now > deadline or (failed_at and now > failed_at + 5):  # as torchrun stops the others
             for pid in processes:
                 if pid not in codes:
                     os.kill(pid, signal.SIGKILL)

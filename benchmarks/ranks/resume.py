@@ -1,4 +1,4 @@
-"""Runs that are killed on some number of ranks and resumed on another."""
+"""Runs that are killed on one number of ranks and resumed on another."""
 
 import shutil
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def words_on(case: Case, place: Place, folder: Path, ranks: int, *more: str) -> 
 
 
 def resumed(case: Case, place: Place) -> Iterator[dict[str, Any]]:
-    """Killed on 2 and resumed on 2, 1 and 4; killed on 1 and resumed on 2."""
+    """Yield the rows of a case: killed on 2 ranks and resumed on 2, 1 and 4; killed on 1 and resumed on 2."""
     folder = place.root / "runs"
     for ranks, again in ((2, (2, 1, 4)), (1, (2,))):
         whole, killed = folder / f"whole-{ranks}", folder / f"killed-{ranks}"
@@ -62,11 +62,11 @@ def resumed(case: Case, place: Place) -> Iterator[dict[str, Any]]:
 
 
 def same_tensors(folder: Path, other: Path) -> bool:
-    """Whether weights and optimizer state of the last checkpoints are equal to the bit."""
+    """Return True if weights and optimizer state of the last checkpoints are equal bit for bit."""
     first, second = by_place(tensors(folder)), by_place(tensors(other))
     return first.keys() == second.keys() and all(bool((second[name] == x).all()) for name, x in first.items())
 
 
 def by_place(tensors: dict[str, Any]) -> dict[str, Any]:
-    """A step count is the same on all ranks, and any of them writes it."""
+    """Key scalars without their file: a step count is the same on all ranks, and any of them may write it."""
     return {name if x.dim() else name.partition(":")[2]: x for name, x in tensors.items()}

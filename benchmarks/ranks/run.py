@@ -1,4 +1,4 @@
-"""Train the same recipes on one process and on several, and measure how far metrics and weights are apart."""
+"""Train the same recipes on one process and on several, and measure how much metrics and weights differ."""
 
 import importlib
 import json
@@ -22,14 +22,14 @@ WEIGHTS = 1e-5  # bound at SGD, and of what AdamW has moved; of gradient norms i
 
 @dataclass(frozen=True)
 class Place:
-    """Where the runs are made."""
+    """The folders of the runs and the models."""
 
     root: Path
     models: Path
 
 
 def prepare(root: Path, model: str | None) -> Place:
-    """The models, and this process ready to be forked."""
+    """Create the models, and prepare this process to be forked."""
     sys.path.insert(0, str(harness.HERE.parent))
     import torch
 
@@ -49,7 +49,7 @@ def prepare(root: Path, model: str | None) -> Place:
 
 
 def import_everything() -> None:
-    """Once, for all the processes that are forked."""
+    """Import everything once, for all forked processes."""
     import proxima
 
     names = [module.name for module in pkgutil.walk_packages(proxima.__path__, "proxima.")]
@@ -73,7 +73,7 @@ def import_everything() -> None:
 
 
 def measure(case: Case, place: Place) -> list[dict[str, Any]]:
-    """A row for each number of ranks."""
+    """Return a row for each number of ranks."""
     folder = place.root / "runs"
     rollouts = None
     if case.replay:
@@ -96,14 +96,14 @@ def measure(case: Case, place: Place) -> list[dict[str, Any]]:
 
 
 def measure_again(case: Case, place: Place) -> list[dict[str, Any]]:
-    """A token was drawn so near the border of two that rounding decided: once more, on stored rollouts."""
+    """Measure a case again on stored rollouts: a token was drawn so near the border of two that rounding decided."""
     shutil.rmtree(place.root / "runs")
     (place.root / "runs").mkdir()
     return measure(replace(case, replay=True, name=f"{case.name} (replay: a sample differed)"), place)
 
 
 def compared(case: Case, size: int, alone: Path, several: Path, place: Place) -> dict[str, Any]:
-    """How far a run on several ranks is from that on one process."""
+    """Return the row that compares a run on several ranks with that on one process."""
     if not case.exact:
         return row_of(case, size)
     metrics = metric_deviations(alone, several)
@@ -185,7 +185,7 @@ def shown(row: dict[str, Any]) -> str:
 
 
 def report(rows: list[dict[str, Any]], out: Path | None) -> None:
-    """The table and the result."""
+    """Print the table and write the result."""
 
     def text(x: Any) -> str:
         return f"{x:.0e}" if isinstance(x, float) else "-" if x is None else str(x)

@@ -1,4 +1,5 @@
-"""What the recipes of the cases name: an optimizer that hides nothing, and a reward that needs no learning."""
+"""Specs that the recipes of the cases name: an optimizer that hides no deviation, and a reward that needs no
+learning."""
 
 import os
 from collections.abc import Iterable
@@ -16,10 +17,10 @@ from proxima.reward.base import Where
 
 @dataclass(frozen=True)
 class Sgd:
-    """AdamW hides what is small beside its epsilon, and makes a whole step of what is rounding.
+    """Plain SGD, since AdamW hides what is small relative to its epsilon, and turns rounding into a whole step.
 
     Args:
-        squares: a folder, to which each rank adds a line an update: the sum of the squares of its gradients, float64.
+        squares: a folder in which each rank writes a line per update: the sum of the squares of its gradients, float64.
     """
 
     lr: float = 0.05

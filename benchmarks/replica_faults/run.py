@@ -1,4 +1,4 @@
-"""Four servers, of whose calls 5 % fail and 5 % hang, and one dies and comes back: what is lost, and what it costs."""
+"""Measure losses and costs with four servers: 5 % of their calls fail, 5 % hang, and one server dies and comes back."""
 
 import asyncio
 import random
@@ -14,21 +14,21 @@ import numpy as np
 
 from benchmarks.harness import HERE, finish, parser, table
 
-SLOW = 0.002  # seconds a token of a fake
+SLOW = 0.002  # seconds per token of a fake server
 IDLE = 2.0  # seconds without a token after which a completion counts as hung
 SIDES: dict[str, dict[str, float]] = {"well": {}, "faulty": {"error": 0.05, "hang": 0.05}}
 
 
 @dataclass
 class Figures:
-    """Of one side.
+    """The figures of one side.
 
     Args:
         seconds: [N] from a prompt's request to each of its completions.
         lengths: [N] tokens of each.
-        wrong: completions whose log-probs are not those of the formula.
-        missing, doubled: completions that did not come, and that came twice.
-        counts: of `Engine.health`.
+        wrong: completions whose log-probs differ from the formula.
+        missing, doubled: completions that did not arrive, and that arrived twice.
+        counts: counters of `Engine.health`.
     """
 
     seconds: list[float] = field(default_factory=list)

@@ -1,4 +1,5 @@
-"""Engine against trainer on mixtures of experts, both in bfloat16: the mismatch with and without replayed routes."""
+"""Measure the mismatch of engine and trainer on mixtures of experts, both in bfloat16, with and without replayed
+routes."""
 
 import asyncio
 from statistics import fmean
@@ -31,7 +32,7 @@ def main() -> None:
 
 
 def measure(seed: int, scale: float, prompts: int, tokens: int, threads: int) -> dict:
-    """Completions of one random Qwen3-MoE, and the trainer's log-probs of them with and without their routes."""
+    """Generate completions with one random Qwen3-MoE, and measure the mismatch with and without their routes."""
     import torch
 
     from proxima.data import Trajectory
@@ -61,8 +62,8 @@ def measure(seed: int, scale: float, prompts: int, tokens: int, threads: int) ->
 
 
 def mixture(seed: int, scale: float):
-    """Six layers of 32 experts, 4 of them for each token. `scale` multiplies the routers' weights: the larger, the more
-    of a token's output hangs on its first expert."""
+    """Create a random Qwen3-MoE with six layers of 32 experts, 4 of them for each token. `scale` multiplies the
+    routers' weights: the larger it is, the more a token's output depends on its first expert."""
     import torch
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -95,7 +96,7 @@ def mixture(seed: int, scale: float):
 
 
 def requests(seed: int, prompts: int, tokens: int) -> list:
-    """Two completions of each of random prompts of 4 to 40 tokens."""
+    """Request two completions each of random prompts of 4 to 39 tokens."""
     import numpy as np
 
     from proxima.data import Prompt

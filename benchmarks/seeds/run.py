@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from benchmarks.harness import CACHE, HERE, finish, need_model, parser, table
 
-#: what "it learned" means here
+#: the accuracy from which a run has learned
 AT_LEAST = 0.85
 
 
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def one(model: str, algorithm: str, seed: int, threads: int, override: list[str]) -> dict[str, object]:
-    """Train once; what summary.json says of it."""
+    """Train once and return the figures of summary.json."""
     folder = CACHE / "seeds" / f"{algorithm}-{seed}"
     command = [sys.executable, "-m", "proxima.cli.main", "train", "recipes/quickstart.yaml", "--overwrite", "--quiet"]
     values = [
@@ -80,7 +80,7 @@ def one(model: str, algorithm: str, seed: int, threads: int, override: list[str]
     ]
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     subprocess.run([*command, *values], cwd=HERE.parent, check=True, stdout=sys.stderr, env=environment)
-    shutil.rmtree(folder / "checkpoints")  # 1.6 GB a run, and nobody goes on from here
+    shutil.rmtree(folder / "checkpoints")  # 1.6 GB a run, and no run is resumed from them
     summary = json.loads((folder / "summary.json").read_text())
     before, after = summary["eval"]["before"], summary["eval"]["after"]
     return {

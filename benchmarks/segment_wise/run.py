@@ -1,4 +1,4 @@
-"""On stale data: segment-wise against decoupled PPO, and log-linear against recomputed proximal log-probs."""
+"""Compare, on stale data, segment-wise with decoupled PPO, and log-linear with recomputed proximal log-probs."""
 
 import json
 import math
@@ -27,15 +27,15 @@ COMPARED = ("accuracy", "reward")
 
 
 def plan(seeds: Sequence[int]) -> list[tuple[int, str, int]]:
-    """Seed, side and lag of each run; what only shows its weights has one seed."""
+    """Return the seed, side and lag of each run; sides that only show their weights get one seed."""
     trained = {("sdp", LAGS[1]), *((side, lag) for side in ("decoupled", "loglinear") for lag in LAGS)}
     pairs = [(side, lag) for lag in reversed(LAGS) for side in ALGORITHMS]
     return [(seed, *pair) for seed in seeds for pair in pairs if seed == seeds[0] or pair in trained]
 
 
 def weights(records: Sequence[Mapping[str, Any]], lag: int) -> dict[str, float]:
-    """Standard deviation of the weights of the loss tokens, unbounded, pooled over the steps once the lag is reached:
-    the correction's, and of the same tokens towards the policy that the trainer has at the step."""
+    """Return the standard deviation of the loss tokens' unbounded weights, pooled over the steps once the lag is
+    reached: of the correction's weights, and of the same tokens' weights towards the trainer's policy at the step."""
     steps = [r for r in records if r["kind"] == "train"][lag + 2 :]
 
     def pooled(key: str) -> float:
@@ -50,7 +50,7 @@ def weights(records: Sequence[Mapping[str, Any]], lag: int) -> dict[str, float]:
 
 
 def main() -> None:
-    p = parser(__doc__, repeats=1)  # a measurement a seed
+    p = parser(__doc__, repeats=1)  # one measurement per seed
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     p.add_argument("--steps", type=int, default=16, help="of each run (default: %(default)s)")
     p.add_argument("--lr", type=float, default=5e-3, help="learning rate (default: %(default)s)")
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def report(runs: Sequence[Mapping[str, Any]], steps: int) -> dict[str, Any]:
-    """Print the tables; the figures of the claim."""
+    """Print the tables and return the figures of the claim."""
 
     def some(side: str, lag: int) -> list[Mapping[str, Any]]:
         return [run for run in runs if (run["side"], run["lag"]) == (side, lag)]

@@ -1,4 +1,4 @@
-"""Training time with what the paths of an episode begin with run once, against once a path."""
+"""Compare the training time with the common beginning of an episode's paths run once, and once per path."""
 
 from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, table
 

@@ -1,5 +1,5 @@
-"""Forward and backward of the paths of some episodes, of which each forgets its earlier thoughts: what they begin with
-run once, or once a path."""
+"""Time forward and backward of the paths of episodes whose turns forget earlier thoughts, with the paths' common
+beginning run once or once per path."""
 
 from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backward
 
@@ -18,7 +18,7 @@ def main() -> None:
             message = ids(settings["message"])
             own = ids(settings["thought"]) + message
             of_model = np.arange(len(seen) + len(own)) >= len(seen)
-            sampled = of_model if settings["share"] else None  # None: as of completions that are no episodes
+            sampled = of_model if settings["share"] else None  # None: as for completions that are no episodes
             tokens = seen + own
             item = Trajectory(group=0, prompt_tokens=prompt, tokens=tokens, sampled=sampled, loss_mask=of_model)
             trajectories.append(item)

@@ -1,5 +1,5 @@
-"""Training time with a group's prompt run once, against once a completion; and with what all prompts begin with run
-once."""
+"""Compare the training time with a group's prompt run once, and once per completion; and with the common opening of all
+prompts run once."""
 
 from benchmarks.harness import Side, Spread, alternate, finish, need_model, parser, table
 

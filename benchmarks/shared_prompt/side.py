@@ -1,5 +1,5 @@
-"""Forward and backward of one batch of groups, with the prompt of a group run once or once a completion, or what all
-begin with once."""
+"""Time forward and backward of one batch of groups, with a group's prompt run once or once per completion, or the
+common opening run once."""
 
 from benchmarks.side import Channel, argument, bf16_policy, serve, timed_backward
 
@@ -13,7 +13,7 @@ def main() -> None:
     for group in range(settings["prompts"]):
         prompt = [*opening, *ids(settings["prompt_tokens"])]
         if settings["run"] != "openings once":
-            prompt[0] = group  # they begin otherwise, and cost as much
+            prompt[0] = group  # the prompts start differently, and cost as much
         trajectories += [
             Trajectory(prompt_tokens=prompt, tokens=ids(settings["tokens"]), group=group)
             for _ in range(settings["completions"])

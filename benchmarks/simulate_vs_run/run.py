@@ -1,4 +1,4 @@
-"""Run a recipe that generates beside the training, fit a simulation to its folder, and compare their figures."""
+"""Run a recipe that generates during training, fit a simulation to its folder, and compare their figures."""
 
 import os
 import sys
@@ -21,12 +21,12 @@ SETTINGS: dict[str, Any] = {
     "train__prompts_per_step": 8,
     "train__completions_per_prompt": 8,
     "train__tokens_per_micro_batch": 4096,
-    "train__optimizer__lr": 1e-7,  # the lengths stay what they are
+    "train__optimizer__lr": 1e-7,  # so small that the lengths don't change
 }
 
 
 def run_recipe(root: Path, name: str, steps: int, **settings: Any) -> Path:
-    """Train in this process; returns the run's folder."""
+    """Train in this process and return the run's folder."""
     from tests.runtime.tiny_run import go, recipe
     from tests.tiny import tiny_factory
 
@@ -37,8 +37,8 @@ def run_recipe(root: Path, name: str, steps: int, **settings: Any) -> Path:
 
 
 def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
-    """The figures of a run, those of its simulation with times fitted to `fitted_to`, and how far they are apart: as a
-    share of the real one, of idle shares the difference."""
+    """Return the figures of a run, those of its simulation with times fitted to `fitted_to`, and their deviations:
+    relative to the real figures, but absolute for idle shares."""
     from proxima.config import resolve
     from proxima.lab.run_reader import read_run
     from proxima.lab.simulate.fit import fit_times
@@ -84,7 +84,7 @@ def main() -> None:
 
 
 def measure(root: Path, steps: int) -> dict[str, Any]:
-    """Two lags, each simulated with its own times; and the second one with the times of the first."""
+    """Run two lags and simulate each with its own times, and the second also with the times of the first."""
     first = run_recipe(root, "lag-1", steps, runtime={"max_lag": 1, "max_concurrent_rollouts": 8})
     second = run_recipe(root, "lag-3", steps, runtime={"max_lag": 3, "max_concurrent_rollouts": 8})
     return {

@@ -1,4 +1,4 @@
-"""The local engine with drafts of `num_speculative_tokens` tokens; 0: without."""
+"""The local engine with drafts of `num_speculative_tokens` tokens; 0: no drafts."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ def main() -> None:
 
     def chat(messages: list[dict[str, str]]) -> tuple[int, ...]:
         ids = loaded.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-        return tuple(ids[settings["tokens"] - engine.scheduler.max_length :])  # all, but of a tiny model
+        return tuple(ids[settings["tokens"] - engine.scheduler.max_length :])  # cuts the prompts of a tiny model only
 
     def once() -> dict[str, Any]:
         nonlocal seed
@@ -45,7 +45,7 @@ def main() -> None:
             for i in range(min(8, rows))
         ]
         before, completions, start, prefill.seconds = _counts(engine), [], clock(), 0.0
-        at_once = count if rows == engine.scheduler.slots else rows  # the engine has no fewer slots than eight
+        at_once = count if rows == engine.scheduler.slots else rows  # the engine has at least eight slots
         for at in range(0, count, at_once):
             completions += asyncio.run(collect(engine, requests[at : at + at_once]))
         seconds = clock() - start - prefill.seconds
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 class Timed:
-    """A function that adds up the seconds it takes."""
+    """A function wrapper that sums up the seconds of its calls."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function, self.seconds = function, 0.0
@@ -73,7 +73,7 @@ class Timed:
 
 
 def _counts(engine: Any) -> dict[str, int]:
-    """Since the engine began; empty without drafts."""
+    """Return the counts since the engine started; empty without drafts."""
     return dict(engine.scheduler.detail.get("speculation", {}))
 
 

@@ -19,7 +19,7 @@ def word_problem(draw: random.Random) -> list[dict[str, str]]:
 
 
 def edit(draw: random.Random) -> list[dict[str, str]]:
-    """A text to be repeated with a word replaced."""
+    """A text to be repeated word for word."""
     sentences = [
         f"On day {i + 1} {draw.choice(NAMES)} walked to the {draw.choice(PLACES)} and counted {draw.randint(10, 99)} "
         f"{draw.choice(THINGS)}."
@@ -34,7 +34,7 @@ def edit(draw: random.Random) -> list[dict[str, str]]:
 
 
 def tool_episode(draw: random.Random) -> list[dict[str, str]]:
-    """A conversation whose turns call a tool and restate what was asked."""
+    """A conversation whose turns call a tool and restate the request."""
     chat = [{"role": "system", "content": "Answer with one JSON call of a tool, and restate the request in it."}]
     for i in range(5):
         asked = f"How many {draw.choice(THINGS)} did {draw.choice(NAMES)} leave at the {draw.choice(PLACES)}?"
@@ -44,7 +44,7 @@ def tool_episode(draw: random.Random) -> list[dict[str, str]]:
 
 
 def story(draw: random.Random) -> list[dict[str, str]]:
-    """Free text, in which little recurs but names."""
+    """Free text, in which little recurs except names."""
     about = f"{draw.choice(NAMES)}, who lost {draw.randint(2, 9)} {draw.choice(THINGS)} at the {draw.choice(PLACES)}"
     return [{"role": "user", "content": f"Write a long story about {about}."}]
 

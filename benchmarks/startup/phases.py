@@ -1,5 +1,5 @@
-"""`python phases.py FILE WORD…`: runs `proxima WORD…` and writes when its phases ended, in seconds after START, an
-environment variable with a reading of `time.monotonic`."""
+"""`python phases.py FILE WORD…`: run `proxima WORD…` and write to FILE when its phases ended, in seconds after START,
+an environment variable with a reading of `time.monotonic`."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ ends = {"Python": time.monotonic()}
 
 
 def timed(place: str, phase: str) -> None:
-    """Note the end of the first call of `module:function` or `module:Class.method`."""
+    """Record the end of the first call of `module:function` or `module:Class.method`."""
     module, _, path = place.partition(":")
     owner: Any = importlib.import_module(module)
     *classes, name = path.split(".")
@@ -37,7 +37,7 @@ def main() -> None:
     shown = RunViews.progress
 
     def before_libraries(*arguments: Any) -> None:
-        """What a run says first, before it imports the rest."""
+        """Time the first message of a run, which it prints before it imports the rest."""
         RunViews.progress = shown  # type: ignore[method-assign]
         ends["torch imported, recipe read"] = time.monotonic()
         shown(*arguments)

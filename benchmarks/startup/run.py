@@ -1,5 +1,5 @@
-"""The time until `proxima --help` has printed, until a Python process that imports nothing has ended, and from
-`proxima train quickstart` to its first tokens and the end of its first step."""
+"""Measure the time of `proxima --help`, of a Python process that imports nothing, and from `proxima train quickstart`
+to its first tokens and the end of its first step."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def one_step(words: list[str]) -> dict[str, float]:
-    """Seconds after the command at which each phase of a run of one step ended."""
+    """Return the seconds from the command to the end of each phase of a run of one step."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "phases.json")
         command = [sys.executable, str(HERE / "startup" / "phases.py"), str(file), "train", "quickstart"]

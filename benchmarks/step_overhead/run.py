@@ -1,4 +1,4 @@
-"""CPU time of one step outside the model and the decoder, against another commit of proxima."""
+"""Compare the CPU time of one step outside the model and the decoder with that of another commit of proxima."""
 
 import json
 import os
@@ -12,7 +12,7 @@ ROOT = HERE.parent
 
 
 def checkout(commit: str) -> Path:
-    """The source tree of a commit, below .cache/."""
+    """Extract the source tree of a commit below .cache/ and return its folder."""
     place = CACHE / f"proxima-{commit}-whole"
     if not (place / "src").is_dir():
         place.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def checkout(commit: str) -> Path:
 
 
 def measure(source: Path, settings: list[str]) -> dict[str, float]:
-    """One run of side.py on a source tree, on one thread."""
+    """Run side.py once on a source tree, on one thread."""
     command = [sys.executable, str(Path(__file__).with_name("side.py")), "--source", str(source), *settings]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     environment.pop("PYTHONPATH", None)

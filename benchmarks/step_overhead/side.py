@@ -1,7 +1,7 @@
 """One step of 256 completions × 512 tokens on a tiny model: CPU seconds inside the model and the decoder, and outside.
 
-Runs against any source tree (`--source`), so that a commit can be measured beside another one. Everything is patched by
-name: what the model, the decoder, autograd and the optimizer take is counted, the rest of the process is the host's.
+Runs on any source tree (`--source`), so that commits can be compared. Functions are patched by name: the time of the
+model, the decoder, sampling, autograd and the optimizer is counted, the rest of the process is the host's.
 """
 
 import argparse
@@ -18,7 +18,7 @@ _depth = 0
 
 
 def timed(owner: Any, name: str, label: str) -> None:
-    """Count the CPU time of a function or method, without what a counted function calls inside another counted one."""
+    """Count the CPU time of a function or method, except for calls from within another counted one."""
     function = getattr(owner, name)
 
     @functools.wraps(function)
@@ -38,7 +38,7 @@ def timed(owner: Any, name: str, label: str) -> None:
 
 
 def _none(holder: Any) -> Any:
-    """No stop tokens, so that every completion takes all its tokens."""
+    """Return an empty collection of stop tokens, so that every completion uses all its tokens."""
     import numpy as np
 
     return frozenset() if isinstance(holder.stop_tokens, frozenset) else np.zeros(0, np.int64)
@@ -77,7 +77,7 @@ def main() -> None:
 
     def endless(self: Any, *args: Any, **kwargs: Any) -> None:
         create(self, *args, **kwargs)
-        holder = getattr(self, "scheduler", self)  # before the scheduler had a file of its own, the engine held them
+        holder = getattr(self, "scheduler", self)  # earlier versions keep them in the engine
         holder.stop_tokens = _none(holder)
 
     local.LocalEngine.__init__ = endless  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""Our side: `proxima train` on the demo's recipe, held at the end of each step until the next one is asked for."""
+"""Our side: `proxima train` on the demo's recipe, held after each step until the next one is requested."""
 
 import os
 import tempfile
@@ -10,8 +10,8 @@ from proxima.runtime.watch.observer import Observer
 
 
 class Turn(Observer):
-    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, and what is
-    written to disk."""
+    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing and disk
+    writes."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -37,7 +37,7 @@ class Turn(Observer):
 
     def _next(self) -> None:
         if not self.channel.wait():
-            os._exit(0)  # nothing of this run is wanted any more, least of all its last checkpoint
+            os._exit(0)  # the rest of this run isn't needed, nor is its last checkpoint
         self.start = clock()
 
 

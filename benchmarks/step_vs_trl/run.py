@@ -1,11 +1,11 @@
-"""A whole training step of the demo's job against TRL's GRPOTrainer, or verl's trainer on a GPU."""
+"""Compare a whole training step of the demo's job with TRL's GRPOTrainer, or with verl's trainer on a GPU."""
 
 import tempfile
 from pathlib import Path
 
 from benchmarks.harness import HERE, Side, Spread, alternate, finish, need_model, parser, peer_python, table
 
-PEERS = {  # name, side, and what it is said to do otherwise
+PEERS = {  # title, side, and the difference to mention
     "trl": ("TRL GRPOTrainer", "step_vs_trl.trl_side", "TRL saves and logs nothing"),
     "verl": ("verl, FSDP and vLLM", "step_vs_trl.verl_side", "verl logs to its console"),
 }
@@ -52,7 +52,7 @@ def main() -> None:
         "seed": 1,
         "steps": discard
         + o.repeats
-        + 1,  # one more than is asked for: the last one ends the run, which is not part of a step
+        + 1,  # one more than requested: the last one also ends the run, which is not part of a step
         "system": "Reply with only the number.",
         "high": 99,
         "second_high": 9,
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def python_with(peer: str) -> str:
-    """An interpreter that has the peer."""
+    """Return an interpreter that has the peer."""
     if peer == "trl":
         return peer_python(Path(__file__).parent)
     python = HERE.parent / ".venv-verl" / "bin" / "python"

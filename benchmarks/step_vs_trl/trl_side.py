@@ -1,4 +1,4 @@
-"""The peer: TRL's GRPOTrainer on the demo's job. Runs in an environment of its own, without proxima."""
+"""The peer: TRL's GRPOTrainer on the demo's job. Runs in its own environment, without proxima."""
 
 import random
 import re
@@ -38,9 +38,9 @@ def main() -> None:
         ]
 
     class Turn(TrainerCallback):
-        """Holds each step until it is asked for, and answers with its duration: generation, scoring, losses, optimizer.
+        """Holds each step until it is requested, and sends its duration: generation, scoring, losses, optimizer.
 
-        A step is what ours is: one generation and all the updates made from it; TRL counts each update.
+        A step is the same as on our side: one generation and all updates on it; TRL counts each update.
         """
 
         started = 0.0

@@ -1,7 +1,7 @@
-"""Imported by each of verl's processes: holds its trainer after every step until the next one is asked for.
+"""Hold verl's trainer after every step until the next one is requested; each of verl's processes imports this module.
 
-verl times its own steps (`timing_s/step`: generation, rewards, updates, weights in the server), logs them, and goes on.
-Waiting in the log call is outside that time. Standard library and verl only.
+verl times its own steps (`timing_s/step`: generation, rewards, updates, weights in the server), logs them, and
+continues. Waiting in the log call is outside that time. Standard library and verl only.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""The other peer: verl's PPO trainer with FSDP and vLLM on the demo's job, on one GPU. Runs in an environment of its
-own, without proxima."""
+"""The other peer: verl's PPO trainer with FSDP and vLLM on the demo's job, on one GPU. Runs in its own environment,
+without proxima."""
 
 import importlib.util
 import json
@@ -22,7 +22,7 @@ def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_
 
 
 def write_prompts(settings: dict[str, Any], file: Path) -> None:
-    """The questions as verl reads them."""
+    """Write the questions in verl's format."""
     from datasets import Dataset
 
     draw = random.Random(settings["seed"])
@@ -45,11 +45,12 @@ def write_prompts(settings: dict[str, Any], file: Path) -> None:
 
 
 def overrides(settings: dict[str, Any], prompts: Path, *, flash: bool) -> list[str]:
-    """The job in verl's words, with what is fastest for it here: whole batches, old log-probs from the rollout as on
-    our side, a server that stays in memory, and sequences without padding where flash-attention is installed."""
+    """Return verl's overrides for the job, with the settings that are fastest for it here: whole batches, old log-probs
+    from the rollout as on our side, a server that stays in memory, and sequences without padding if flash-attention is
+    installed."""
     actor, rollout, model = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
     dtype = "bfloat16" if settings["bf16"] else "float32"
-    tokens = 128  # of a prompt at most
+    tokens = 128  # at most in a prompt
     words = {
         "data.train_files": prompts,
         "data.val_files": prompts,
@@ -100,7 +101,7 @@ class Trainer:
 
     Args:
         words: its overrides.
-        folder: for the files that it is held by.
+        folder: for the files that control it.
     """
 
     def __init__(self, words: list[str], folder: Path) -> None:
@@ -109,11 +110,11 @@ class Trainer:
         held["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
         self.folder, self.step = folder, 0
         command = [sys.executable, "-m", "verl.trainer.main_ppo", *words]
-        # in the folder, where Hydra leaves its own files
+        # in the folder, because Hydra writes its own files there
         self.process = subprocess.Popen(command, cwd=folder, env=os.environ | held, start_new_session=True)
 
     def next(self) -> dict[str, float]:
-        """The numbers that verl logs of its next step."""
+        """Run the next step and return the numbers that verl logs of it."""
         if self.step:
             (self.folder / f"go-{self.step}").touch()
         self.step += 1
@@ -125,7 +126,7 @@ class Trainer:
         return json.loads(logged.read_text())
 
     def end(self) -> None:
-        """Ask it to end, so that Ray ends its own processes; insist after 20 s."""
+        """Terminate the program, so that Ray stops its own processes; kill it after 20 s."""
         for signum, seconds in ((signal.SIGTERM, 20), (signal.SIGKILL, None)):
             if self.process.poll() is None:
                 os.killpg(self.process.pid, signum)
@@ -136,7 +137,7 @@ class Trainer:
 
 
 def measured(logged: dict[str, float]) -> dict[str, float]:
-    """Of what verl logs, what the table needs."""
+    """Return the logged numbers that the table needs."""
     return {
         "seconds": logged["timing_s/step"],
         "reward": logged["critic/score/mean"],
@@ -154,7 +155,7 @@ def main() -> None:
     flash = importlib.util.find_spec("flash_attn") is not None
     trainer = Trainer(overrides(settings, folder / "prompts.parquet", flash=flash), folder)
     try:
-        trainer.next()  # loads, compiles, and runs the first step, which no side is measured by
+        trainer.next()  # loads, compiles, and runs the first step, which no side measures
         versions = {name: metadata.version(name) for name in ("verl", "vllm", "transformers", "torch", "ray")}
         serve(lambda: measured(trainer.next()), channel, ready=True, versions=versions | {"flash_attention": flash})
     finally:

@@ -1,4 +1,4 @@
-"""The steps of a training while its page is open and follows it, and the same steps of another without one, in turn."""
+"""Alternate steps of a training run whose open page follows it with the same steps of a run without a page."""
 
 import os
 import shutil
@@ -12,14 +12,15 @@ from typing import Any
 from benchmarks.harness import CACHE, Side
 from proxima.view.microscope.viewer_process import ViewerProcess
 
-STEPS = 100_000  # that it has to do; it is ended before
+STEPS = 100_000  # more than it gets to: it is stopped before
 SETTINGS = [f"train.steps={STEPS}", "train.warmup_steps=0", "eval=null", "checkpoint.every=1000"]
 
 
 def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
-    """Seconds of each step, alone and viewed, and the ratio of their sums, with its standard error over the pairs; and
-    the CPU seconds of the viewed training, of the server and of the browser. The server's over the training's is the
-    most that it can take where all cores are busy, and is told by a few steps."""
+    """Return the seconds of each step, alone and viewed, the ratio of their sums with its standard error over the
+    pairs, and the CPU seconds of the viewed training, of the server and of the browser. The server's CPU seconds
+    relative to the training's are the most that it can cost when all cores are busy; a few steps are enough to measure
+    them."""
     import psutil
 
     places = {name: CACHE / "view-training" / name for name in ("alone", "viewed")}
@@ -58,7 +59,7 @@ def beside(model: str, steps: int, threads: int) -> dict[str, Any]:
 
 
 def cpu_seconds(processes: list[Any]) -> float:
-    """Of these and all that they began and that still runs."""
+    """Return the CPU seconds of processes and of all their descendants that are still running."""
     import psutil
 
     roots = [psutil.Process(each.pid) for each in processes]
@@ -68,7 +69,8 @@ def cpu_seconds(processes: list[Any]) -> float:
 
 @contextmanager
 def live_page(address: str) -> Iterator[list[Any]]:
-    """The page of the run in a Chromium on this machine, which follows it; its processes. None where there is none."""
+    """Open the page of a run, which follows it, in Chromium and yield the browser's processes, or none without Chromium
+    and Playwright."""
     if not (shutil.which("chromium") and find_spec("playwright")):
         yield []
         return
@@ -89,7 +91,7 @@ def live_page(address: str) -> Iterator[list[Any]]:
 
 @contextmanager
 def still(processes: list[Any], *, when: bool) -> Iterator[None]:
-    """Stops processes, and those that they began, meanwhile."""
+    """Suspend processes and their descendants in the meantime, if `when`."""
     stopped = [process for each in processes for process in (each, *each.children(recursive=True))] if when else []
     for process in stopped:
         process.send_signal(signal.SIGSTOP)

@@ -1,4 +1,5 @@
-"""`proxima view` in Chromium: the first paint of a large step, its filters, a long answer, and the server's memory."""
+"""Measure `proxima view` in Chromium: first paint of a large step, its filters, a long answer, and the server's
+memory."""
 
 import os
 import shutil
@@ -17,7 +18,7 @@ from benchmarks.view.beside import beside
 from benchmarks.view.session import STEPS, Served, session
 
 LIMITS = {"first paint of the step": 1.0, "filter by length": 0.3, "filter by text": 0.3, "open the long answer": 0.5}
-#: Ends after the frame that follows: what was asked for is in the document, and painted.
+#: Resolves after the following frame: the wanted element is in the document, and painted.
 SHOWN = """(wanted) => new Promise((done) => {
   const painted = () => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() / 1000)));
   const look = () => (document.querySelector(wanted) ? painted() : requestAnimationFrame(look));
@@ -48,7 +49,7 @@ def main() -> None:
 
 
 def served(o: Namespace, model: str) -> dict[str, Any]:
-    """The timings in a browser, and the memory over a session."""
+    """Measure the timings in a browser, and the memory over a session."""
     completions, tokens = map(int, o.shape.split("x"))
     result: dict[str, Any] = {}
     with server([made_run(completions, tokens, model), made_run(8, o.long, model)]) as (process, address):
@@ -64,7 +65,8 @@ def served(o: Namespace, model: str) -> dict[str, Any]:
 
 
 def remembered(stored: Served, model: str, seconds: float) -> dict[str, Any]:
-    """The memory over a session beside a second server, with weights; of one that ended early, what it had read."""
+    """Return the memory over a session with a second server that has weights; if the session ends early, what it has
+    read so far."""
     readings: list[dict[str, Any]] = []
     run, ended = made_run(32, 128, model, STEPS), ""
     for step in STEPS:
@@ -86,7 +88,7 @@ def remembered(stored: Served, model: str, seconds: float) -> dict[str, Any]:
 
 
 def made_run(completions: int, tokens: int, model: str, steps: Sequence[int] = (1,)) -> Path:
-    """A run folder with steps of random tokens, made once below .cache/."""
+    """Return a run folder with steps of random tokens, created once below .cache/."""
     place = CACHE / f"view-{completions}x{tokens}"
     if not place.exists():
         making = place.with_suffix(".making")
@@ -100,7 +102,7 @@ def made_run(completions: int, tokens: int, model: str, steps: Sequence[int] = (
 
 @contextmanager
 def server(runs: list[Path], *options: str) -> Iterator[tuple[Popen[str], str]]:
-    """`proxima view` in its own process, and its address."""
+    """Run `proxima view` in its own process, and yield the process and its address."""
     command = [
         sys.executable,
         "-m",
@@ -122,7 +124,7 @@ def server(runs: list[Path], *options: str) -> Iterator[tuple[Popen[str], str]]:
 
 
 def timings(address: str, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each action, every time in a browser that has kept nothing."""
+    """Return the seconds of each action, every time in a fresh browser context."""
     from playwright.sync_api import sync_playwright
 
     seconds: dict[str, list[float]] = {name: [] for name in ("first, with the server's imports", *LIMITS)}
@@ -154,7 +156,8 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
 
 
 def filtered(page: Any, field: str, text: str) -> float:
-    """Seconds from the last key to the rows that pass, painted; the pause that waits for further keys is in it."""
+    """Return the seconds from the last key to the painted rows that pass, including the pause that waits for further
+    keys."""
     page.evaluate(f"document.querySelectorAll('{ROWS}').forEach((row) => row.classList.add('none'))")
     start = page.evaluate(
         """([field, text]) => {

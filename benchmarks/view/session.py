@@ -1,4 +1,4 @@
-"""Somebody clicks through runs for a long time, and the memory of the servers and their processes is read meanwhile."""
+"""Simulate a user who clicks through runs for a long time, and read the memory of the servers and their processes."""
 
 import os
 import random
@@ -15,10 +15,10 @@ Paths = list[tuple[str, dict[str, Any]]]
 
 
 def session(stored: Served, weights: Served, seconds: float, readings: list[dict[str, Any]]) -> None:
-    """Appends to `readings`, every minute or twenty times: seconds, requests, and by process its resident and its
-    proportional memory in MB. Clicks are addresses at random of two runs, of which the first is large, some of a
-    server that computes columns from weights, and now and then a browser. What is read is printed at once, and kept
-    if the session ends by an error."""
+    """Append to `readings`, every minute or at least twenty times: seconds, requests, and each process's resident and
+    proportional memory in MB. Clicks are random addresses of two runs, the first of which is large; some go to a server
+    that computes columns from weights, and now and then a browser opens. Readings are printed at once, and kept if the
+    session fails."""
     import psutil
 
     draw, requests = random.Random(0), 0
@@ -45,8 +45,8 @@ def session(stored: Served, weights: Served, seconds: float, readings: list[dict
 
 
 def memory(servers: list[Any]) -> dict[str, list[int]]:
-    """[resident, proportional] MB of each server and of its process: a page that two share is half of each in the
-    second."""
+    """Return [resident, proportional] MB of each server and of its child process: a page that two processes share
+    counts half for each in the second."""
     sizes = {}
     for process, name in zip(servers, ("server", "server with --recompute"), strict=True):
         (computing,) = process.children()
@@ -60,7 +60,7 @@ def memory(servers: list[Any]) -> dict[str, list[int]]:
 
 
 def client(address: str) -> Any:
-    """What asks a server, with its key."""
+    """Return an HTTP client for a server, with its key."""
     import httpx
 
     root, _, query = address.partition("?")
@@ -69,7 +69,7 @@ def client(address: str) -> Any:
 
 
 def click(draw: random.Random, rows: dict[str, list[Any]]) -> Paths:
-    """The requests of one click of a reader."""
+    """Return the requests of one click of a reader."""
     uid, sample, turn, length = drawn(draw, rows)
     name, long = f"api/0/step/1/completion/{uid}.{sample}.{turn}", f"api/1/step/1/completion/0.{draw.randrange(8)}.0"
     token, answer = draw.randrange(length), draw.randrange(8)
@@ -87,7 +87,7 @@ def click(draw: random.Random, rows: dict[str, list[Any]]) -> Paths:
 
 
 def recomputing(draw: random.Random, rows: dict[str, list[Any]]) -> Paths:
-    """The same of a completion whose columns the server computes."""
+    """Return the requests of a click on a completion whose columns the server computes."""
     uid, sample, turn, length = drawn(draw, rows)
     name = f"api/0/step/{draw.choice(STEPS)}/completion/{uid}.{sample}.{turn}"
     return requests_of([name, f"{name}/token/{draw.randrange(length)}"])
@@ -105,7 +105,7 @@ def requests_of(paths: list[str]) -> Paths:
 
 
 def browsed(address: str, draw: random.Random, rows: dict[str, list[Any]]) -> None:
-    """Some views in a Chromium, where there is one; in that of the step, its filters."""
+    """Open some views in Chromium, if it is installed, and use the filters of the step's view."""
     if not (shutil.which("chromium") and find_spec("playwright")):
         return
     from playwright.sync_api import sync_playwright

@@ -1,4 +1,4 @@
-"""A training that makes a step when it is asked. `beside.py` starts two with the same seed, so that their steps are the
+"""A training run that takes a step on request. `beside.py` starts two with the same seed, so that their steps do the
 same work; the page of one of them is open."""
 
 from pathlib import Path
@@ -10,7 +10,7 @@ from proxima.runtime.watch.observer import Observer, Record, Sample
 
 
 class Asked(Observer):
-    """Waits between the steps, and says how long each took."""
+    """Waits between steps, and sends the duration of each."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel, self.start = channel, 0.0

@@ -1,4 +1,4 @@
-"""Tokens per second of a vLLM server through the engine, against `vllm bench serve` on the same requests."""
+"""Compare the tokens per second of a vLLM server through the engine with `vllm bench serve` on similar requests."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ LOCAL = "local engine"
 
 
 def questions(count: int, seed: int) -> list[str]:
-    """Texts that no cache has seen: the first words differ."""
+    """Return texts that no prefix cache has seen: their first words differ."""
     return [
         f"Question {seed}.{i}: a train leaves at {i % 12} o'clock and covers {31 * i + seed} miles in {2 + i % 7} h. "
         "Another one follows an hour later and is faster by a third. Where do they meet, and when? Explain each step."
@@ -30,8 +30,8 @@ class PeerBenchmark:
     """`vllm bench serve`: completions streamed over /v1/completions, without log-probs.
 
     Args:
-        program: of the server.
-        url, key, model: of the server that runs.
+        program: the server's program.
+        url, key, model: of the running server.
         folder: for its files.
         running: completions at once.
         tokens: of each completion.
@@ -47,7 +47,7 @@ class PeerBenchmark:
         self.command += ["--max-concurrency", str(running), "--save-result", "--result-dir", str(folder)]
 
     def once(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Tokens and seconds from the first request to the last token."""
+        """Run the requests; return the tokens, and the seconds from the first request to the last token."""
         data, out = self.folder / "prompts.jsonl", self.folder / "result.json"
         data.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
         more = ["--dataset-path", str(data), "--num-prompts", str(len(texts)), "--result-filename", out.name]
@@ -60,7 +60,7 @@ class PeerBenchmark:
 
 
 def ours(engine: Any, prompts: Sequence[Any], tokens: int) -> dict[str, Any]:
-    """The same through the engine, with the log-prob and the version of every token."""
+    """Run the requests through the engine, with the log-prob and the version of every token."""
     from proxima.engine.protocol import Request, Sampling
 
     sampling = Sampling(max_tokens=tokens)
@@ -135,7 +135,7 @@ def main() -> None:
 
 
 def local_engine(loaded: Any, running: int) -> Any:
-    """The engine in this process, on the GPU if there is one, where no token ends a completion either."""
+    """Return the engine in this process, on the GPU if there is one, also without stop tokens."""
     from benchmarks.side import device
     from proxima.engine import Local, LocalEngine
 
@@ -146,12 +146,12 @@ def local_engine(loaded: Any, running: int) -> Any:
 
 
 def endless(rules: Any) -> Any:
-    """No token ends a completion, as with --ignore-eos: all have the same length."""
+    """Remove the stop tokens, as --ignore-eos does, so that all completions have the same length."""
     return replace(rules, stop_tokens=())
 
 
 def report(by_engine: dict[str, list[dict[str, Any]]], o: Any) -> None:
-    """The table and the result."""
+    """Print the table and write the result."""
     rates = {name: Spread([run["rate"] for run in runs]) for name, runs in by_engine.items()}
     base = rates[PEER].median
     whole = o.requests * o.tokens

@@ -1,4 +1,4 @@
-"""Weights to the engine's process: what an update changes, and what copying all of it or only that costs."""
+"""Measure which weights an update changes, and the cost of copying all or only those to the engine's process."""
 
 from time import perf_counter
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def measure(model_path: str, dtype: str, lr: float, steps: int, repeats: int, threads: int) -> dict:
-    """One update, then copies of all parameters and of the blocks that changed, in turn."""
+    """Make an update, then time copies of all parameters and of the changed blocks in turn."""
     import torch
 
     from proxima.engine.shared_weights import SharedWeights
@@ -78,7 +78,7 @@ def measure(model_path: str, dtype: str, lr: float, steps: int, repeats: int, th
 
 
 def differing(new, old, block: int = 4096):
-    """[blocks] bool: which blocks of bytes differ."""
+    """Return which blocks of bytes differ, [blocks] bool."""
     import torch
 
     end = len(new) // block * block

@@ -1,1 +1,1 @@
-"""Where the time of a step goes, by kind of work, and the least that each kind takes on this machine."""
+"""The time of a step by kind of work, and the least time that each kind takes on this machine."""

@@ -52,11 +52,11 @@ COMPILED = ("Torch-Compiled Region", "## Call CompiledFxGraph")
 
 
 def kind_of(name: str, region: str | None) -> str:
-    """The kind of an operation's own time.
+    """Return the kind of an operation's own time.
 
     Args:
-        name: as the profiler has it, `aten::mm`.
-        region: the kind of the region that it is in, see `phases.REGIONS`.
+        name: as in the profiler, `aten::mm`.
+        region: the kind of its region, see `phases.REGIONS`.
     """
     library, _, operation = name.rpartition("::")
     if name.startswith(KERNEL):
@@ -79,8 +79,9 @@ def kind_of(name: str, region: str | None) -> str:
 
 
 def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, Counter[str]], Clock]:
-    """Run `work` once under the profiler: by phase, the seconds of each kind (without `overhead`) and of each operation
-    (`kind name`), and the seconds of the phases as they were under the profiler. On a GPU these are its own seconds."""
+    """Run `work` once under the profiler and return, by phase, the seconds of each kind (without `overhead`) and of
+    each operation (`kind name`), and the seconds of the phases under the profiler. On a GPU, operations count with its
+    own seconds."""
     on_gpu = torch.cuda.is_available()
     clock = Clock()
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if on_gpu else [])
@@ -101,8 +102,8 @@ def trace(work: Callable[[], Any]) -> tuple[dict[str, Counter[str]], dict[str, C
 
 
 def _places(events: list[Any]) -> list[tuple[str | None, str | None]]:
-    """The phase and the region of each event. A backward operation has the region of its forward one: autograd gives
-    both the same sequence number."""
+    """Return the phase and the region of each event. A backward operation has the region of its forward one: autograd
+    gives both the same sequence number."""
     places: dict[int, tuple[str | None, str | None]] = {}
     of_number: dict[int, str | None] = {}
 

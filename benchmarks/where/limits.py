@@ -18,8 +18,8 @@ SIZES = (1 << 22, 1 << 26, 1 << 29)  # bytes of the arrays of the bandwidth: in 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The products of a model: [out, in] of each linear layer in order, of these with common inputs joined, and of the
-    head; and what attention needs."""
+    """The shapes of a model's products: [out, in] of each linear layer in order, of these with common inputs joined,
+    and of the head; and the sizes that attention needs."""
 
     layers: tuple[tuple[int, int], ...]
     joined: tuple[tuple[int, int], ...]
@@ -58,7 +58,7 @@ class Shapes:
 
 
 def best(work: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of some repeats, after one that warms up."""
+    """Return the seconds of the fastest of `repeats` calls, after one for warm-up."""
     least = float("inf")
     for _ in range(repeats + 1):
         start = clock()
@@ -68,7 +68,8 @@ def best(work: Callable[[], Any], repeats: int) -> float:
 
 
 def bandwidth(count: int, device: torch.device) -> dict[str, float]:
-    """Bytes a second of a copy, an update in place (x += 3 y, a triad) and a sum of arrays of `count` bytes each."""
+    """Return the bytes per second of a copy, an update in place (x += 3 y, a triad) and a sum of arrays of `count`
+    bytes each."""
     x, y = (torch.ones(count // 4, device=device) for _ in range(2))
     times = max(1, (1 << 26) // count) if count >= SIZES[0] else 1
     works: dict[str, tuple[int, Callable[[], Any]]] = {
@@ -83,12 +84,12 @@ def bandwidth(count: int, device: torch.device) -> dict[str, float]:
 
 
 class Machine:
-    """What this machine can do: FLOP/s of a large product, and bytes a second by the size of what is moved.
+    """The limits of this machine: FLOP/s of a large product, and bytes per second by the size of the moved arrays.
 
     Args:
         dtype: of the products.
-        device: that does it.
-        tiny: with small products and arrays, which says nothing about the machine.
+        device: the device to measure.
+        tiny: use small products and arrays, which say nothing about the machine.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, *, tiny: bool = False) -> None:
@@ -102,7 +103,7 @@ class Machine:
         self.bandwidth = {count: max(rates.values()) for count, rates in self.rates.items()}
 
     def text(self) -> str:
-        """In one line."""
+        """Return the limits in one line."""
         rates = ", ".join(
             f"{rate / 1e9:,.0f} GB/s over {count / 2**20:,.3g} MiB" for count, rate in self.bandwidth.items()
         )
@@ -113,7 +114,7 @@ class Machine:
         return {"gflops": round(self.flops / 1e9, 1), "gb_per_s": rates}
 
     def moved(self, total: float, at_once: float) -> float:
-        """Seconds for `total` bytes, of which `at_once` are touched before any of them again."""
+        """Return the seconds for `total` bytes, of which `at_once` are touched before any of them is touched again."""
         size = min((count for count in self.bandwidth if count >= at_once), default=max(self.bandwidth))
         return total / self.bandwidth[size]
 
@@ -121,7 +122,7 @@ class Machine:
 class Products:
     """The products of a model's linear layers, timed with nothing else between them.
 
-    Each has its own weights, so that they come from where they come in a run, memory or a cache.
+    Each product has its own weights, so that they are read from memory or a cache as in a run.
 
     Args:
         shapes: of the weights, in order.
@@ -133,8 +134,8 @@ class Products:
         self.dtype, self.device = dtype, device
 
     def forward(self, rows: int, *, packed: bool = False, repeats: int = 4) -> float:
-        """Seconds of one pass over `rows`; `packed`: with weights plain, in oneDNN's own format, or as the engine has
-        them, whichever is fastest."""
+        """Return the seconds of one pass over `rows`; `packed`: the fastest of plain weights, oneDNN's own format, and
+        the engine's."""
         inputs = self._inputs(rows, 1)
         plain = best(lambda: [F.linear(inputs[w.shape[1]], w) for w in self.weights], repeats)
         if not packed:
@@ -151,7 +152,8 @@ class Products:
         return min(plain, own, best(lambda: [run(x, w, None, "none", [], "") for w, x in pairs], repeats))
 
     def backward(self, rows: int, *, repeats: int = 3) -> float:
-        """Seconds of the products of one backward pass: the gradient of the input and of the weight of each."""
+        """Return the seconds of the products of one backward pass: the gradient of the input and of the weight of
+        each."""
         inputs, outputs = self._inputs(rows, 1), self._inputs(rows, 0)
 
         def both(weight: Tensor) -> None:
