@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-# Before torch is imported: tests run side by side, and two processes with two threads each wait for one another.
+# Before torch is imported: tests run in parallel, and two processes with two threads each wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,12 +20,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The clock says nothing about correctness, and a failure that comes and goes teaches nobody.
+# Timing says nothing about correctness, and a flaky failure is of no use to anybody.
 settings.register_profile("proxima", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("proxima")
 
 
-gc.disable()  # what is imported while tests are collected stays; looking through it again and again takes seconds
+gc.disable()  # modules imported during collection stay; scanning them again and again takes seconds
 
 
 @pytest.hookimpl(trylast=True)
@@ -36,8 +36,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What tested programs leave in the temporary folder goes with the tests; pytest's own folders stay to be read."""
-    if not hasattr(config, "workerinput"):  # a worker has the variables of the process that starts it
+    """Delete what tested programs leave in the temporary folder after the tests, except pytest's own folders."""
+    if not hasattr(config, "workerinput"):  # a worker inherits the variables of the process that starts it
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
         tempfile.tempdir = None
@@ -46,26 +46,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 SLOW = frozenset(
     (Path(__file__).parent / "tests" / "slow.txt").read_text().splitlines()
-)  # scripts/slow_tests.py measures
+)  # written by scripts/slow_tests.py
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what `-m` does not select
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the slow ones; those that wait come first: xdist gives the first part of the list to one worker, which waits
-    while the others compute."""
+    """Mark the slow tests, and put those that wait first: xdist gives the first part of the list to one worker, which
+    waits while the others compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
         if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
             item.add_marker(pytest.mark.slow)
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs so; Ctrl-C is tested here
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a shell's background jobs; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
 def _same_draws() -> None:
-    """Draws that nobody has seeded are the same whichever tests ran before, and whichever process runs this one."""
+    """Seed the global generators, so that unseeded draws depend neither on earlier tests nor on the process."""
     random.seed(0)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(0)
@@ -84,7 +84,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Engines' processes and the runs of a sweep are forked from one that has imported torch; the list gets them."""
+    """Fork engine processes and sweep runs from a process that has imported torch; the list receives them."""
     from proxima.engine import supervisor
     from proxima.lab import sweep_runner
     from tests.warm import forked_subprocess
@@ -97,13 +97,12 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 @pytest.fixture
 def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reward workers for `math` come from one fork server per test process: filling its parser's tables takes two
-    seconds."""
+    """Share a fork server for `math` workers in a test process: filling its parser's tables takes two seconds."""
     from proxima.reward.workers import pool
 
     class Kept(pool.ForkServer):
         def close(self) -> None:
-            """It ends with the test process; a pool that closes kills its own workers."""
+            """Do nothing: the server ends with the test process, and a pool that closes kills its own workers."""
 
     def start(jobs: str, who: str, options: Mapping[str, Any]) -> pool.ForkServer:
         if options["warm_ups"] != ["math"]:

@@ -1,5 +1,4 @@
-"""Benchmarks: one folder per claim about speed or learning, with a command that measures it side by side with the peer
-it names.
+"""Benchmarks: one folder per claim about speed or learning, each with a command that measures it against a peer.
 
     python -m benchmarks                              all of them, one after the other
     python -m benchmarks.decode_vs_hf --repeats 5     one

@@ -1,5 +1,4 @@
-"""Code shared by all claims: peer environments, alternating sides, medians, the machine, the table and the JSON
-line."""
+"""Shared by all claims: peer environments, alternating sides, medians, the machine, the table and the JSON line."""
 
 import argparse
 import hashlib
@@ -223,8 +222,8 @@ def finish(result: dict[str, Any], out: Path | None) -> None:
 
 
 def gemm_rate(threads: int, dtype: str, size: int = 2048, repeats: int = 5) -> float:
-    """Return the best FLOP/s of several square matrix products: the current limit of this machine or its GPU. Runs in
-    this process."""
+    """Return the best FLOP/s of some square matrix products in this process: the current limit of the machine or its
+    GPU."""
     import torch
 
     from benchmarks.side import clock, device

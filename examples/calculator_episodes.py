@@ -1,5 +1,5 @@
-"""Write episodes in which a calculator is used as it should be: a warm start by supervised fine-tuning for
-recipes/cpu/tools.yaml, whose held-out questions are not among them.
+"""Write episodes that use a calculator correctly, for a warm start of recipes/cpu/tools.yaml by supervised fine-tuning;
+the recipe's held-out questions are not among them.
 
     python examples/calculator_episodes.py 100 runs/calculator_episodes.jsonl
 """
@@ -21,8 +21,8 @@ from proxima.task.prompts import with_system
 
 
 def main(count: int, path: Path) -> None:
-    """`count` chats, one a line, at most one of each question: system message with the tool, question, call, result,
-    answer."""
+    """Write `count` chats, one per line and at most one per question: system message with the tool, question, call,
+    result, answer."""
     config = resolve(find_recipe("cpu/tools")).config
     with closing(Hosts(EnvironmentSpec(kind="calculator"), HostLimits(workers=1))) as hosts:
         tools = describe_tools(hosts.interface.schemas, config.episode.tool_format)
@@ -35,7 +35,7 @@ def main(count: int, path: Path) -> None:
             chat = [
                 *with_instructions(with_system(row.messages, config.data.system), tools),
                 {"role": "assistant", "content": f"```calculate\n{expression}\n```"},
-                {"role": "user", "content": calculate(expression)},  # as a template that knows no tools is shown it
+                {"role": "user", "content": calculate(expression)},  # as shown to a template without tools
                 {"role": "assistant", "content": row.answer},
             ]
             file.write(json.dumps({"messages": chat}) + "\n")

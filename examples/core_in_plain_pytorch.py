@@ -1,11 +1,10 @@
-"""Our CPPO in somebody else's loop: plain PyTorch, a network of their own, padded [B, T] tensors. No transformers, no
-recipe, no trainer.
+"""CPPO in a plain PyTorch loop with its own network and padded [B, T] tensors: no transformers, no recipe, no trainer.
 
 python examples/core_in_plain_pytorch.py --steps 50 --surrogate cppo
 
-The policy is a small recurrent network over ten digits. It is given a digit and shall count on from it, 3 → 4 5 6 7 …,
+The policy is a small recurrent network over ten digits. It is given a digit and has to count up from it, 3 → 4 5 6 7 …,
 until it chooses to stop; a completion's reward is the share of six places with the right digit. Each batch is used for
-four updates, so that the ratio leaves 1 and the surrogate has something to bound. What belongs to proxima is marked
+four updates, so that the ratio leaves 1 and the surrogate has something to bound. The parts that use proxima are marked
 with (1), (2), (3).
 """
 
@@ -35,8 +34,8 @@ class Counter(nn.Module):
 
 @torch.no_grad()
 def generate(policy: Counter, prompt: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] prompts → tokens [B, T], their log-probs [B, T] and the mask [B, T] of those that were sampled; the stop
-    token is one of them."""
+    """Sample completions of prompts [B]. Return their tokens [B, T], the log-probs [B, T], and the mask [B, T] of the
+    sampled tokens, which include the stop token."""
     tokens, log_probs, masks = [], [], []
     last, state, going = prompt, None, torch.ones(len(prompt), dtype=torch.bool)
     for _ in range(LONGEST):
@@ -50,19 +49,19 @@ def generate(policy: Counter, prompt: Tensor, generator: torch.Generator) -> tup
 
 
 def log_prob_of(policy: Counter, prompt: Tensor, tokens: Tensor) -> Tensor:
-    """[B, T] log π of the tokens, with gradient; what stands in the padding is anything."""
+    """Return log π of the tokens, [B, T], with gradient; its values in the padding are arbitrary."""
     logits, _ = policy(torch.cat([prompt[:, None], tokens[:, :-1]], 1))
     return logits.gather(2, tokens[..., None])[..., 0]
 
 
 def reward_of(prompt: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-    """[B] share of the first six places that hold the right digit and were sampled."""
+    """Return the share of the first six places that were sampled and hold the right digit, [B]."""
     right = (prompt[:, None] + torch.arange(1, 7)) % DIGITS
     return ((tokens[:, :6] == right) & mask[:, :6]).float().mean(1)
 
 
 def train(steps: int = 50, surrogate: object = None, seed: int = 1, verbose: bool = True) -> list[dict[str, float]]:
-    """Train from nothing; a record a step."""
+    """Train from scratch and return a record for each step."""
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -86,7 +85,7 @@ def train(steps: int = 50, surrogate: object = None, seed: int = 1, verbose: boo
             optimizer.step()
         metrics = {
             name: m.value for name, m in loss.metrics.items()
-        }  # of the last update, where the policy is farthest
+        }  # of the last update, where the policy has moved farthest
         history.append({"reward": float(reward.mean()), "length": float(mask.sum(1).float().mean()), **metrics})
         if verbose and step % 10 == 0:
             m = history[-1]

@@ -1,5 +1,4 @@
-"""Our CPPO inside TRL: a GRPOTrainer whose loss is ours. Everything else stays TRL's: generation, rewards, advantages,
-accumulation, logs.
+"""CPPO inside TRL: a GRPOTrainer with our loss. Generation, rewards, advantages, accumulation and logs stay TRL's.
 
 pip install trl==1.16 proxima-rl
 python examples/core_in_trl.py --model HuggingFaceTB/SmolLM2-135M-Instruct
@@ -30,13 +29,13 @@ class CppoTrainer(GRPOTrainer):
         if "tool_mask" in inputs:
             sampled = (
                 sampled & inputs["tool_mask"].bool()
-            )  # what a tool said, nobody sampled: such a hole takes no position in CPPO's prefix
+            )  # a tool's output is not sampled: such a gap takes no position in CPPO's prefix
         tokens = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attention = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         log_prob, _, _ = self._get_per_token_logps_and_entropies(model, tokens, attention, sampled.shape[1])
         behavior = inputs.get(
             "sampling_per_token_logps", inputs.get("old_per_token_logps")
-        )  # vLLM's own where there are any
+        )  # vLLM's own, if there are any
         behavior = log_prob.detach() if behavior is None else torch.where(behavior.isnan(), log_prob.detach(), behavior)
         batch = PolicyBatch.from_padded(
             sampled, log_prob=log_prob, behavior_log_prob=behavior, advantage=inputs["advantages"]
@@ -46,7 +45,7 @@ class CppoTrainer(GRPOTrainer):
         return (loss.numerator / self._tokens_per_update(inputs)).to(log_prob.dtype)
 
     def _tokens_per_update(self, inputs: dict[str, Any]) -> Tensor:
-        """TRL's own denominator: loss tokens of one optimizer update, as a mean over those made from one generation.
+        """Return TRL's own denominator: loss tokens of an optimizer update, averaged over the updates of a generation.
 
         TRL sums the losses of an accumulation window without dividing again, and averages gradients over processes.
         """
@@ -56,7 +55,7 @@ class CppoTrainer(GRPOTrainer):
         return tokens
 
     def _note(self, metrics: dict[str, Any]) -> None:
-        """Into TRL's log, exact over processes: sums and counts travel, means don't."""
+        """Add the metrics to TRL's log, exact over processes: sums and counts are gathered, not means."""
         logs = self._metrics["train" if self.model.training else "eval"]
         for name in ("masked_fraction", "approx_kl", "ratio_mean"):
             pair = torch.stack([metrics[name].sum, metrics[name].count]).to(self.accelerator.device, torch.float32)
@@ -83,7 +82,7 @@ if __name__ == "__main__":
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
         num_generations=8,
-        num_iterations=2,  # each batch twice, so that there is a ratio
+        num_iterations=2,  # each batch is used twice, so that the ratio leaves 1
         max_completion_length=32,
         max_steps=options.steps,
         use_cpu=not torch.cuda.is_available(),

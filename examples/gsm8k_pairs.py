@@ -1,13 +1,13 @@
-"""Pairs for reward models and DPO from GSM8K's published model solutions: a correct against a wrong one of the same
+"""Write pairs for reward models and DPO from GSM8K's published model solutions: a correct and a wrong one of the same
 question.
 
     python examples/gsm8k_pairs.py runs/classic/pairs                                  # downloads the solutions, 2.6 MB
     python examples/gsm8k_pairs.py runs/classic/pairs example_model_solutions.jsonl    # a file that is already here
 
 The file is from https://github.com/openai/grade-school-math (MIT licence): 1,319 questions with solutions of four
-models. Questions, not pairs, are split: a fifth of them is test.jsonl. A question has at most `PER_QUESTION` pairs.
-questions.jsonl has the questions of that fifth and their answers. All are from GSM8K's test set, so what was trained on
-train.jsonl can be asked these, and no other questions of that set.
+models. The split is by question, not by pair: a fifth of the questions goes to test.jsonl. A question has at most
+`PER_QUESTION` pairs. questions.jsonl has the questions of that fifth and their answers. All are from GSM8K's test set,
+so a model trained on train.jsonl may be evaluated on these questions, but on no others of that set.
 """
 
 import json
@@ -26,7 +26,7 @@ SOLUTIONS = (
 
 
 def solutions_in(folder):
-    """The published solutions, downloaded into the folder unless they are there."""
+    """Return the file of published solutions, downloaded into the folder if it is missing."""
     file = folder / SOLUTIONS.rpartition("/")[2]
     if not file.exists():
         print(f"downloading {SOLUTIONS}", flush=True)
@@ -36,7 +36,7 @@ def solutions_in(folder):
 
 
 def pairs_of(row):
-    """The pairs of a question, each correct solution with each wrong one."""
+    """Yield the pairs of a question, each correct solution with each wrong one, up to `PER_QUESTION`."""
     solutions = [value for name, value in sorted(row.items()) if isinstance(value, dict)]
     texts = {
         verdict: [s["solution"].strip() for s in solutions if s["is_correct"] is verdict] for verdict in (True, False)

@@ -6,11 +6,10 @@ Read `learn` from top to bottom and you have read the method. It is what `proxim
 needs: it keeps no journal and no checkpoint, packs each update into one forward pass, scores in the same process, and
 stops at the first error.
 
-Four policies stand behind the one number that is minimised. The *behavior* policy sampled the tokens (the engine, in
-bf16); the *proximal* policy is the centre of the trust region (here the same); the *current* policy is the one that
-gets the gradient; the
-*reference* would hold it near where it began (here absent). Change SURROGATE to another of `proxima.core.SURROGATES`
-and you have another algorithm.
+Four policies are behind the one number that is minimised. The *behavior* policy sampled the tokens (the engine, in
+bf16); the *proximal* policy is the centre of the trust region (here the same); the *current* policy gets the gradient;
+the *reference* would keep it near its start (here absent). Change SURROGATE to another of `proxima.core.SURROGATES` to
+get another algorithm.
 """
 
 import argparse
@@ -40,7 +39,7 @@ Reward = Callable[[Prompt, Completion], Score]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and the right answer."""
+    """A question, and its right answer."""
 
     text: str
     answer: str
@@ -48,7 +47,7 @@ class Question:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The few numbers of a run. 8 x 8 completions of 12 tokens is the size of the demo."""
+    """The few settings of a run. The demo has 16 x 8 completions of 12 tokens."""
 
     steps: int = 40
     prompts: int = 8
@@ -65,8 +64,8 @@ class Settings:
 
 
 def arithmetic(seed: int, high: int = 20, held_out: int = 100) -> tuple[list[Question], list[Question]]:
-    """All sums of two numbers up to `high`, shuffled and cut into training and held-out questions: no question is in
-    both."""
+    """Return all sums of two numbers up to `high`, shuffled and split into training and held-out questions: no question
+    is in both."""
     pairs = [(a, b) for a in range(1, high + 1) for b in range(1, high + 1)]
     random.Random(seed).shuffle(pairs)
     questions = [Question(f"What is {a} + {b}?", str(a + b)) for a, b in pairs]
@@ -74,22 +73,22 @@ def arithmetic(seed: int, high: int = 20, held_out: int = 100) -> tuple[list[Que
 
 
 def last_number_is_right(prompt: Prompt, completion: Completion) -> Score:
-    """1 if the last number in the text is the answer, else 0."""
+    """Score 1 if the last number in the text is the answer, else 0."""
     numbers = re.findall(r"-?\d+", completion.text)
     right = bool(numbers) and numbers[-1] == prompt.answer
     return Score(value=float(right), correct=right)
 
 
 def ask(tokenizer: object, question: Question, uid: int) -> Prompt:
-    """The question as the model sees it: through its chat template, up to where its answer begins."""
+    """Return the question as the model sees it: through its chat template, up to where its answer begins."""
     messages = ({"role": "system", "content": SYSTEM}, {"role": "user", "content": question.text})
     tokens = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
     return Prompt(uid=uid, messages=messages, tokens=tuple(tokens), answer=question.answer)
 
 
 def batches(questions: Sequence[Question], tokenizer: object, s: Settings) -> Iterator[list[Prompt]]:
-    """`s.prompts` prompts at a time, without end. A uid counts every prompt ever asked, and sampling draws depend on it
-    alone."""
+    """Yield `s.prompts` prompts at a time, endlessly. A uid numbers every prompt ever asked; sampling draws depend on
+    it, the seed and the sample only."""
     uid = 0
     while True:
         yield [ask(tokenizer, questions[(uid + i) % len(questions)], uid + i) for i in range(s.prompts)]
@@ -102,8 +101,8 @@ def batches(questions: Sequence[Question], tokenizer: object, s: Settings) -> It
 async def generate(
     engine: LocalEngine, prompts: Sequence[Prompt], samples: int, sampling: Sampling, seed: int
 ) -> list[list[Completion]]:
-    """`samples` completions of each prompt. They stream in any order, each when it ends; here they are put back into
-    place."""
+    """Generate `samples` completions of each prompt. They arrive in any order, each when it ends, and are put back in
+    order here."""
     requests = [
         Request(prompt=prompt, sample=i, sampling=sampling, seed=seed) for prompt in prompts for i in range(samples)
     ]
@@ -112,7 +111,7 @@ async def generate(
 
 
 def score(prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]], reward: Reward) -> list[Group]:
-    """A prompt, its completions and what they are worth."""
+    """Return each prompt with its completions and their scores."""
     return [
         Group(prompt=prompt, completions=tuple(mine), scores=tuple(reward(prompt, c) for c in mine))
         for prompt, mine in zip(prompts, completions, strict=True)
@@ -120,7 +119,7 @@ def score(prompts: Sequence[Prompt], completions: Sequence[Sequence[Completion]]
 
 
 def trajectories(groups: Sequence[Group]) -> list[Trajectory]:
-    """Each completion with its advantage: how much better it did than the others of its group."""
+    """Return each completion with its advantage: how much better it did than the others of its group."""
     advantage = ADVANTAGE(Outcomes.from_groups(groups)).tolist()
     rows = [(number, group.prompt, c) for number, group in enumerate(groups) for c in group.completions]
     return [
@@ -132,7 +131,7 @@ def trajectories(groups: Sequence[Group]) -> list[Trajectory]:
 def update(
     policy: Policy, optimizer: torch.optim.Optimizer, rows: Sequence[Trajectory], max_grad_norm: float
 ) -> dict[str, float]:
-    """One optimizer step on a packed batch: no padding, and each group's prompt run once."""
+    """Take one optimizer step on a packed batch: no padding, and each group's prompt run once."""
     batch = policy.pack(rows)
     log_prob = policy(batch).log_prob  # [N], of every response token given all before it, with gradient
     tokens = batch.policy_batch(log_prob)
@@ -152,7 +151,7 @@ def update(
 async def learn(
     model: str, questions: Sequence[Question], reward: Reward, s: Settings
 ) -> tuple[Policy, LocalEngine, list[dict[str, float]]]:
-    """Generate, score, compare, update, publish; again and again."""
+    """Generate, score, compare, update and publish, step by step."""
     policy = Policy(load(model), compute_dtype=getattr(torch, s.dtype))  # float32 weights; matrix products in `dtype`
     engine = LocalEngine(policy.loaded, Local(slots=s.prompts * s.completions, dtype=s.dtype))  # its own copy of them
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=s.lr, weight_decay=0.0)
@@ -173,7 +172,7 @@ async def learn(
 
 
 async def accuracy(engine: LocalEngine, questions: Sequence[Question], tokenizer: object, max_tokens: int) -> float:
-    """Share of questions answered right, greedily."""
+    """Return the share of questions answered correctly by greedy decoding."""
     prompts = [ask(tokenizer, question, uid) for uid, question in enumerate(questions)]
     answers = await generate(engine, prompts, 1, Sampling(temperature=0.0, max_tokens=max_tokens), seed=0)
     return sum(

@@ -1,14 +1,14 @@
-"""Pairs for reward models and DPO from the rollouts of runs: a right against a wrong answer that a policy gave to the
-same question, in whichever step.
+"""Write pairs for reward models and DPO from the rollouts of runs: a right and a wrong answer of a policy to the same
+question, from any steps.
 
     python examples/rollout_pairs.py runs/quickstart data/own_pairs
     python examples/rollout_pairs.py runs/one runs/other data/own_pairs
 
-Such pairs show a reward model what policies really write. Right answers are mostly of late steps and wrong ones of
-early steps, so what the untrained policy says is among them, unfinished and beside the point as it is: of the answers
-of one step alone it would hardly be, and a policy that trains with the reward model finds what nobody has called wrong.
-A question has at most `PER_QUESTION` pairs, of its most frequent answers first. Questions, not pairs, are split: a
-fifth of them is test.jsonl.
+Such pairs show a reward model what policies really write. Right answers mostly come from late steps and wrong ones from
+early steps, so the unfinished and irrelevant answers of the untrained policy are among them. Pairs within a single step
+would hardly contain these, and a policy trained with the reward model would find what was never labelled wrong. A
+question has at most `PER_QUESTION` pairs, the most frequent answers first. The split is by question, not by pair: a
+fifth of the questions goes to test.jsonl.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""Write a small corpus about invented people, and questions that it answers, for recipes/search.yaml. Nobody can know
-the answers without a search; the people of the held-out questions are not those of the training questions.
+"""Write a small corpus about invented people, and questions that it answers, for recipes/search.yaml. The answers can't
+be known without a search; held-out and training questions are about different people.
 
     python examples/search_corpus.py runs/search_corpus
 """
@@ -24,7 +24,7 @@ PASSAGE = "The {kind} of {name} is {value}."
 
 
 def people() -> list[dict[str, str]]:
-    """Different names; what is true of a person is drawn alone, so that no name tells anything."""
+    """Return people with different names; their attributes are drawn independently, so that a name reveals nothing."""
     draw = random.Random(0)
     names = [f"{first} {last}" for first in FIRST.split() for last in LAST.split()]
     chosen = draw.sample(names, PEOPLE)
@@ -32,7 +32,8 @@ def people() -> list[dict[str, str]]:
 
 
 def main(folder: Path) -> None:
-    """`passages.jsonl`, three for each person, and `train.jsonl` and `test.jsonl`, a question on each passage."""
+    """Write `passages.jsonl` with three passages for each person, and `train.jsonl` and `test.jsonl` with a question on
+    each passage."""
     facts = [{"name": p["name"], "kind": kind, "value": p[kind]} for p in people() for kind in OWN]
     held_out = HELD_OUT * len(OWN)
     parts = {"train": list(map(_row, facts[held_out:])), "test": list(map(_row, facts[:held_out]))}
@@ -44,7 +45,8 @@ def main(folder: Path) -> None:
 
 
 def shown() -> list[dict[str, str]]:
-    """How it is done, before each question: the small model calls no tool of which it has only read."""
+    """Return worked examples to show before each question: the small model doesn't call a tool that it only knows from
+    a description."""
     messages = []
     for fact in (
         {"name": "Ann Lee", "kind": "pet", "value": "pig"},

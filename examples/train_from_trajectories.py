@@ -2,7 +2,7 @@
 
 python examples/train_from_trajectories.py models/smollm2-135m-instruct
 
-The trajectories are texts that somebody else has rewarded; those of an engine, an agent or a log go in in the same way.
+The trajectories are texts that already have rewards; those of an engine, an agent or a log are used in the same way.
 """
 
 import sys
@@ -29,7 +29,7 @@ def train(path: str, updates: int = 4) -> list[UpdateResult]:
         Trajectory(uid=0, sample=i, group=0, prompt_tokens=prompt, tokens=answer, advantage=advantage[i])
         for i, answer in enumerate(answers)
     ]
-    behavior = stack.log_prob(trajectories)  # the centre that no update moves far from; an engine has reported its own
+    behavior = stack.log_prob(trajectories)  # the centre of the trust region; an engine reports its own
     batch = [replace(item, behavior_log_prob=x) for item, x in zip(trajectories, behavior, strict=True)]
     objective = PolicyObjective(surrogate=PpoClip(epsilon_low=0.2, epsilon_high=0.28), aggregate=TokenMean())
     return [stack.update(objective, [batch]) for _ in range(updates)]

@@ -1,5 +1,5 @@
-"""docs/bias.md and docs/bias.svg: the exact bias and spread of losses, in a world small enough to enumerate. Part
-of `make docs`.
+"""Generate docs/bias.md and docs/bias.svg: the exact bias and spread of losses, in a world small enough to enumerate.
+Part of `make docs`.
 """
 
 import math
@@ -55,7 +55,7 @@ Means over {worlds} random worlds. A distance is the standard deviation of the d
 
 @dataclass(frozen=True)
 class Case:
-    """A loss under the name that the page gives it."""
+    """A loss under its name on the page."""
 
     name: str
     surrogate: Any
@@ -95,7 +95,7 @@ class Figures:
 
 
 def unmasked() -> Any:
-    """−A r, without mask or clip."""
+    """Return the loss −A r, without mask or clip."""
     return SURROGATES["dppo"](delta=math.inf)
 
 
@@ -120,7 +120,8 @@ def off_policy(case: Case, world: EnumerableWorld, *, distance: float) -> Figure
 
 @dataclass(frozen=True)
 class InFlight:
-    """Versions 0, 1 and 2 sampled tokens 1, 2 and the others; version 2 is the proximal and the current policy."""
+    """A completion whose tokens 1, 2 and the others were sampled by versions 0, 1 and 2; version 2 is the proximal and
+    the current policy."""
 
     policy: Tensor
     behavior: Tensor
@@ -150,7 +151,7 @@ def in_flight(case: Case, world: EnumerableWorld, *, distance: float) -> Figures
 
 
 def weight_std(case: Case, seed: int, distance: float) -> float:
-    """The standard deviation of the correction's weight over sampled tokens."""
+    """Return the standard deviation of the correction's weight over sampled tokens."""
     world = EnumerableWorld(seed=seed)
     if case.correction is None:
         return 0.0
@@ -178,7 +179,7 @@ def in_groups(case: Case, world: EnumerableWorld, *, advantage: Any) -> Figures:
 
 
 def centred(world: EnumerableWorld, policy: Tensor) -> Callable[[Outcomes], Tensor]:
-    """R minus its expectation: a constant baseline, so it adds no bias where the weights are exact."""
+    """Return R minus its expectation: a constant baseline, so it adds no bias if the weights are exact."""
     baseline = float(world.value(policy))
     return lambda outcomes: outcomes.reward - baseline
 
@@ -188,13 +189,13 @@ def centres(behavior: Tensor) -> dict[str, Tensor]:
 
 
 def single() -> list[Case]:
-    """Every surrogate that needs no more than the policies of a world."""
+    """Return every surrogate that needs no more than the policies of a world."""
     supplied = {"advantage", "behavior_log_prob", "proximal_log_prob"}
     return [Case(f"`{name}`", kind()) for name, kind in SURROGATES.items() if kind().needs <= supplied]
 
 
 def corrected() -> list[Case]:
-    """REINFORCE under each kind of weight from μ to π, and rejection."""
+    """Return REINFORCE under each kind of weight from μ to π, and rejection."""
     reinforce, importance = SURROGATES["reinforce"](), partial(CORRECTIONS["importance"], towards="current")
     cases = [Case("no correction", reinforce)]
     for level in ("token", "sequence", "geometric"):
@@ -205,7 +206,7 @@ def corrected() -> list[Case]:
 
 
 def decoupled() -> list[Case]:
-    """−A r from the proximal policy, weighted from the versions that sampled to it."""
+    """Return −A r from the proximal policy, weighted from the sampling versions to it."""
     importance = CORRECTIONS["importance"]
     return [
         Case("no correction", unmasked()),
@@ -225,13 +226,13 @@ def averaged(measure: Callable[[Case, EnumerableWorld], Figures], case: Case, **
 
 @cache
 def off_policy_figures() -> dict[str, list[Figures]]:
-    """name → the figures at each of the distances."""
+    """Return the figures at each of the distances, by name."""
     cases = [*single(), Case("−A r", unmasked()), *corrected()]
     return {c.name: [averaged(partial(off_policy, distance=d), c) for d in DISTANCES] for c in cases}
 
 
 def page() -> str:
-    """The text of docs/bias.md."""
+    """Return the text of docs/bias.md."""
     world = EnumerableWorld()
     head = HEAD.format(
         vocabulary=world.vocabulary,
@@ -245,7 +246,7 @@ def page() -> str:
 
 
 def variation(distance: float) -> float:
-    """The mean total variation of a token between policies at this distance."""
+    """Return the mean total variation of a token between policies at this distance."""
     world = EnumerableWorld()
     behavior = world.policy(0)
     policies = (behavior + world.policy(1 + i, distance) for i in range(50))
@@ -375,8 +376,8 @@ def credited(advantage: Any) -> list[str]:
 
 
 def ascended(world: TurnWorld, group_size: int) -> tuple[float, float, float]:
-    """J at the end, as a share of the best, and the probability of a second turn before and after; along the gradient
-    of `biased_per_turn` for groups of this size, or along ∇J for 0."""
+    """Follow the gradient of `biased_per_turn` for groups of this size, or ∇J for 0. Return J at the end, as a share of
+    the best, and the probability of a second turn before and after."""
     policy = before = world.policy(0)
     for _ in range(STEPS):
         bias = world.bias_per_turn(policy, group_size) if group_size else 0
@@ -422,7 +423,7 @@ def plain_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def figure() -> str:
-    """The text of docs/bias.svg: a line a loss, a point a distance."""
+    """Return the text of docs/bias.svg: a line per loss, a point per distance."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -451,7 +452,7 @@ def figure() -> str:
 
 
 def files() -> dict[Path, str]:
-    """The text of every file that this script makes."""
+    """Return the text of every file that this script generates."""
     return {PAGE: page(), FIGURE: figure()}
 
 

@@ -4,9 +4,9 @@ python scripts/classic.py [--gsm8k FOLDER] [--solutions FILE] [--steps N]
 
     --gsm8k       folder with GSM8K's train.jsonl and test.jsonl; without it the hub's copy is read
     --solutions   example_model_solutions.jsonl of github.com/openai/grade-school-math; without it, it is downloaded
-    --steps       steps of every stage, and 8 held-out rows, to see the stages go by; without it what the recipes say
+    --steps       steps of every stage, and 8 held-out rows, to watch the stages run; without it, as in the recipes
 
-A stage that is done is not done again: delete runs/classic to start over.
+Finished stages are not repeated: delete runs/classic to start over.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def make_pairs(solutions: Path | None) -> None:
-    """runs/classic/pairs, of the published solutions."""
+    """Write runs/classic/pairs from the published solutions."""
     if (REPOSITORY / PAIRS / "questions.jsonl").exists():
         return
     given = [str(solutions.expanduser().resolve())] if solutions else []
@@ -56,7 +56,7 @@ def make_pairs(solutions: Path | None) -> None:
 
 
 def stage(command: str, name: str, words: list[str]) -> None:
-    """A training, continued where an earlier one was interrupted."""
+    """Run a training, resuming it if it was interrupted."""
     print(f"\n---- {name}", flush=True)
     if finished(name):
         print(f"{RUNS / name} is done")
@@ -70,20 +70,20 @@ def finished(name: str) -> bool:
 
 
 def export(name: str) -> None:
-    """The run's weights as a folder that the next stage can start from."""
+    """Export the run's weights as a folder that the next stage can start from."""
     if not (REPOSITORY / RUNS / "models" / name).exists():
         run([*PROXIMA, "export", str(RUNS / name), str(RUNS / "models" / name)])
 
 
 def evaluate(model: str | Path, name: str, words: list[str]) -> None:
-    """The held-out questions: runs/classic/evals/NAME."""
+    """Evaluate on the held-out questions, into runs/classic/evals/NAME."""
     out = RUNS / "evals" / name
     if not (REPOSITORY / out / "result.json").exists():
         run([*PROXIMA, "eval", str(model), "classic/questions", *words, "--out", str(out), "--overwrite"])
 
 
 def run(command: list[str]) -> None:
-    """Run a command, or end with its exit code."""
+    """Run a command; if it fails, exit with its code."""
     code = subprocess.run(command, cwd=REPOSITORY).returncode
     if code < 0:
         sys.exit(f"error: ended by signal {-code}, 9 often for want of memory; the same command goes on there")
@@ -92,7 +92,7 @@ def run(command: list[str]) -> None:
 
 
 def table() -> str:
-    """What came out of each stage."""
+    """Return the results of each stage as tables."""
     lines = ["| stage | measured | before | after | steps | minutes |", "|---|---|---|---|---|---|"]
     for name in ("sft", "reward", "ppo", "dpo"):
         summary = json.loads((REPOSITORY / RUNS / name / "summary.json").read_text())
@@ -111,7 +111,7 @@ def table() -> str:
 
 
 def interval(estimate: dict[str, float]) -> str:
-    """The figure, with its 95 % interval."""
+    """Return the figure with its 95 % interval."""
     return f"{estimate['value']:.3f} ({estimate['low']:.3f}-{estimate['high']:.3f})"
 
 

@@ -2,8 +2,8 @@
 
 python scripts/demo.py [--model FOLDER_OR_GGUF] [--engine vllm] [key=value…]
 
-key=value goes to `proxima train`, over the recipe. With an engine that is a server, its environment is made first, the
-run starts and ends the server, and every proof that it had the trainer's weights is shown.
+key=value is passed to `proxima train` and overrides the recipe. If the engine is a server, its environment is created
+first, the run starts and stops the server, and every proof that it had the trainer's weights is shown.
 """
 
 import argparse
@@ -70,13 +70,13 @@ def main() -> int:
 
 
 def engine_section(kind: str, executable: str | None) -> str:
-    """The recipe's `engine` for a server that the run starts itself."""
+    """Return the recipe's `engine` for a server that the run starts itself."""
     where = {"executable": str(Path(executable).absolute())} if executable else {"environment": ENVIRONMENTS[kind]}
     return json.dumps({"kind": kind, "serve": where | {"dtype": "bfloat16"}})
 
 
 def as_folder(gguf: str) -> str:
-    """A Hugging Face folder with the model of a .gguf file, for servers that load no such file."""
+    """Return a Hugging Face folder with the model of a .gguf file, for servers that can't load such a file."""
     from proxima.model.load import load
     from proxima.model.save import save
 
@@ -89,8 +89,8 @@ def as_folder(gguf: str) -> str:
 
 
 def run(command: list[str], quiet: bool = False) -> int:
-    """The command's exit code. A Ctrl-C is for the command, which has it too: it writes its checkpoint, and we wait
-    until it has."""
+    """Run the command and return its exit code. Ctrl-C reaches the command too: it writes its checkpoint, and we wait
+    for that."""
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL if quiet else None)
     while True:
         try:
@@ -100,7 +100,7 @@ def run(command: list[str], quiet: bool = False) -> int:
 
 
 def result(folder: Path) -> str:
-    """Accuracy before and after, the first five held-out questions with both answers, and where the report lies."""
+    """Return accuracy before and after, the first five held-out questions with both answers, and the report's path."""
     summary = json.loads((folder / "summary.json").read_text())
     machine = json.loads((folder / "environment.json").read_text())
     before, after = (summary["eval"][label] for label in ("before", "after"))
@@ -127,7 +127,7 @@ def result(folder: Path) -> str:
 
 
 def probes(folder: Path) -> str:
-    """Each weight sync: how far the log-probs of known tokens at the server were from the trainer's."""
+    """Return, for each weight sync, how far the server's log-probs of known tokens were from the trainer's."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     probed = [record for record in records if "sync/probe_mean" in record]
     lines = ["did the server have the trainer's weights? |log-prob of the server - of the trainer|, nats, known tokens"]
@@ -147,14 +147,14 @@ def probes(folder: Path) -> str:
 
 
 def with_room(folder: Path) -> str:
-    """What the untrained model gets when its answers are not cut off."""
+    """Return the accuracy of the untrained model when its answers are not cut off."""
     (suite,) = json.loads((folder / "result.json").read_text())["suites"].values()
     right, questions = suite["correct"], suite["questions"]
     return f"held-out accuracy   {right / questions:.3f}   ({right}/{questions}); more than that is skill, not brevity"
 
 
 def rows_of(folder: Path, label: str) -> dict[int, dict[str, Any]]:
-    """uid of a question → its first completion in that evaluation."""
+    """Return the first completion of each question in that evaluation, by uid."""
     import pyarrow.parquet as parquet
 
     (path,) = sorted((folder / "evals").glob(f"*-{label}.parquet"))

@@ -1,11 +1,11 @@
-"""Figures of README.md, of recipes/ and of benchmarks/ that are measured, each from a committed result.
+"""Update the measured figures of README.md, of recipes/ and of benchmarks/, each from a committed result.
 
     python scripts/figures.py            writes them into the pages
     python scripts/figures.py --check    writes nothing; exit 1 if a page says something else
 
-A line of FIGURES is a page, words of it with `{}` in place of each number, and for each of these a benchmark, or a file
-below benchmarks/results, the path of the number in it, and its format. Of a benchmark the newest result of each kind of
-CPU counts, `results/DATE_2-cores.json`: a page has the range of what these say, `5.2 to 8.6`. Results with other names
+An entry of FIGURES is a page, words of it with `{}` in place of each number, and for each of these a benchmark, or a
+file below benchmarks/, the path of the number in it, and its format. Of a benchmark, the newest result of each kind of
+CPU counts, `results/DATE_2-cores.json`: the page shows the range of these, `5.2 to 8.6`. Results with other names
 (`…_ray.json`) are of other settings, or of a GPU.
 """
 
@@ -89,7 +89,7 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
 
 
 def share(*phases: str) -> Number:
-    """Of the time of some phases, what the limit of this work on this machine is."""
+    """Return the limit on this machine as a share of the time of some phases."""
     paths = (" plus ".join(f"phases/{phase}/{key}" for phase in phases) for key in ("limit", "seconds/0"))
     return "where", " over ".join(paths), ".0%"
 
@@ -114,7 +114,7 @@ LAYOUTS = {  # recipe whose header has the figures → its layouts
 
 
 def layout_figures() -> Iterator[tuple[str, str, tuple[Number, ...]]]:
-    """Those of recipes in their layouts: a planned step, and the rehearsed memory of a rank."""
+    """Yield the figures of recipes in their layouts: a planned step, and the rehearsed memory of a rank."""
     for recipe, layouts in LAYOUTS.items():
         for layout, words in zip(layouts, (" {} s a step and {} GiB a rank", " {} s and {} GiB."), strict=True):
             place = f"rows/{recipe}/{layout}"
@@ -136,7 +136,7 @@ PLAIN = re.compile(
 
 @functools.cache
 def results(source: str) -> list[Any]:
-    """A result by its file; or those of a benchmark, the newest of each kind of machine, and the newest first."""
+    """Return the result in a file, or those of a benchmark: the newest of each kind of machine, the newest first."""
     if source.endswith(".json"):
         return [json.loads((ROOT / "benchmarks" / source).read_text())]
     files = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
@@ -144,7 +144,7 @@ def results(source: str) -> list[Any]:
 
 
 def newest(results: list[Any]) -> list[Any]:
-    """The last result of each kind of machine, the last first."""
+    """Return the last result of each kind of machine, the last first."""
     by_kind: dict[str, Any] = {}
     for each in results:
         kind = re.sub(r" @ [\d.]+GHz", "", each["machine"]["processor"])  # hypervisors differ in whether they say it
@@ -154,12 +154,12 @@ def newest(results: list[Any]) -> list[Any]:
 
 
 def result(source: str) -> Any:
-    """The newest of `results`."""
+    """Return the newest of `results`."""
     return results(source)[0]
 
 
 def figure(source: str, path: str, form: str) -> str:
-    """The number as the page has it: `8.6`, or over several machines `5.2 to 8.6`."""
+    """Return the number as the page shows it: `8.6`, or over several machines `5.2 to 8.6`."""
     measured = [result(source)] if source in PLANNED else results(source)
     texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in measured)]
     span = texts[:1] if texts[0] == texts[-1] else [texts[0].removesuffix("%"), texts[-1]]
@@ -167,7 +167,7 @@ def figure(source: str, path: str, form: str) -> str:
 
 
 def number(result: Any, path: str) -> float:
-    """The number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of such sums, `a over b`."""
+    """Return the number at `a/b/0` of a result, the sum of `a plus b`, or the quotient of such sums, `a over b`."""
 
     def at(path: str) -> float:
         value = result
@@ -180,7 +180,7 @@ def number(result: Any, path: str) -> float:
 
 
 def updated(text: str, words: str, numbers: tuple[Number, ...]) -> str:
-    """The page with these numbers; ValueError unless the words occur once."""
+    """Return the page with these numbers. Raise ValueError unless the words occur once."""
     pattern = r"[\d.,]+(?: to [\d.,]+)?(?: %)?".join(re.escape(part) for part in words.split("{}"))
     new, count = re.subn(pattern, lambda _: words.format(*(figure(*arguments) for arguments in numbers)), text)
     if count != 1:

@@ -1,6 +1,6 @@
-"""docs/first_screen.svg, the picture at the top of README: the demo in a terminal beside its learning curve.
+"""Draw docs/first_screen.svg, the picture at the top of README: the demo in a terminal next to its learning curve.
 
-Both are of one run: the terminal's figures are those in the title of docs/learning_curve.svg, which the run has drawn.
+Both show one run: the terminal's figures are those in the title of docs/learning_curve.svg, which the run has drawn.
 """
 
 import re
@@ -17,7 +17,7 @@ STYLE = """\
 
 
 def picture(curve: str) -> str:
-    """The picture, from the text of the learning curve."""
+    """Return the picture, from the text of the learning curve."""
     title = re.search(r"<title>(.*?)</title>", curve)
     figures = title and re.fullmatch(
         r"held-out accuracy (\S+) → (\S+) of (\d+) questions in (\d+) steps, (.+)", title[1]

@@ -1,13 +1,13 @@
-"""Rules of the house that ruff, mypy and import-linter don't check: `python scripts/house.py [--room ROOM]`.
+"""Check house rules that ruff, mypy and import-linter don't cover: `python scripts/house.py [--room ROOM]`.
 
     sizes          a function has at most 60 lines (docstring not counted), a constructor 8 parameters (frozen
                    dataclasses are values and may have more)
     names          a class, a public function and a module name mean one thing in the whole package
     circles        no module imports itself through others
-    unreachable    no run, command or public API gets there
+    unreachable    every definition is reached by a run, a command or the public API
     rooms          the `__init__` of a room holds its table; it defines no function or class
 
-Exit code 1 if a rule is broken. A file of more than 400 lines is named, and breaks none. `ALLOWED_*` below hold the
+Exit code 1 if a rule is broken. Files of more than 400 lines are listed, but break no rule. `ALLOWED_*` below hold the
 exceptions, each with its reason.
 """
 
@@ -143,14 +143,14 @@ def oversized(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def long_files(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Files that may have more than one subject."""
+    """Yield files that may have more than one subject."""
     for module in modules:
         if (lines := module.text.count("\n")) > FILE_LINES:
             yield module.room, f"{short(module)}: {lines} lines"
 
 
 def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function without its docstring."""
+    """Count the lines of a function without its docstring."""
     first = node.body[0]
     docstring = ast.get_docstring(node, clean=False) is not None
     documented = (first.end_lineno or 0) - first.lineno + 1 if docstring else 0
@@ -158,7 +158,7 @@ def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def constructor_parameters(node: ast.ClassDef) -> int:
-    """How many arguments its constructor takes; 0 for a frozen dataclass, which is a value."""
+    """Count the arguments of the class's constructor; 0 for a frozen dataclass, which is a value."""
     for item in node.body:
         if isinstance(item, ast.FunctionDef) and item.name == "__init__":
             arguments = item.args
@@ -207,7 +207,7 @@ def ambiguous_names(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Groups of modules that import one another, imports inside functions included."""
+    """Yield groups of modules that import one another, imports inside functions included."""
     import grimp
 
     sys.path[:0] = [str(package.parent) for package in PACKAGES]  # those of this checkout, installed or not
@@ -220,7 +220,7 @@ def circles(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
-    """Tarjan's algorithm."""
+    """Return the strongly connected components, by Tarjan's algorithm."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -249,7 +249,7 @@ def strongly_connected(edges: dict[str, list[str]]) -> list[list[str]]:
 
 
 def unreachable(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Definitions whose name no reached code mentions. By name alone: a name that two definitions share keeps both."""
+    """Yield definitions whose name no reached code mentions. By name alone: a name that two share keeps both."""
     units, roots = collect(modules)
     by_name: dict[str, list[Unit]] = defaultdict(list)
     for unit in units:
@@ -280,7 +280,7 @@ def unreachable(modules: list[Module]) -> Iterator[tuple[str, str]]:
 
 
 def collect(modules: list[Module]) -> tuple[list[Unit], set[str]]:
-    """All units, and the names that are reached from outside: commands, module-level code, public `__all__`s and
+    """Return all units, and the names that are reached from outside: commands, module-level code, public `__all__`s and
     docs/bias.md."""
     units: list[Unit] = []
     roots = {"main"} | names_in(ast.parse((REPOSITORY / "scripts" / "bias_page.py").read_text(encoding="utf-8")))
@@ -341,7 +341,7 @@ def is_docstring(node: ast.stmt) -> bool:
 
 
 def names_in(node: ast.AST) -> set[str]:
-    """Identifiers, attributes, keywords, imported names, and what strings such as `"pkg.module:Class"` name."""
+    """Return identifiers, attributes, keywords, imported names, and those in strings such as `"pkg.module:Class"`."""
     names: set[str] = set()
     for part in ast.walk(node):
         if isinstance(part, ast.Name):
@@ -361,7 +361,7 @@ def names_in(node: ast.AST) -> set[str]:
 
 
 def logic_in_rooms(modules: list[Module]) -> Iterator[tuple[str, str]]:
-    """Functions and classes that an `__init__` defines."""
+    """Yield functions and classes that an `__init__` defines."""
     for module in modules:
         if module.path.name == "__init__.py" and module.name not in ALLOWED_LOGIC:
             names = [node.name for node in module.tree.body if isinstance(node, Definition)]
@@ -379,7 +379,7 @@ RULES = {
 
 
 def violations(room: str | None = None) -> dict[str, list[str]]:
-    """What breaks each rule, in one room or in all."""
+    """Return the violations of each rule, in one room or in all."""
     modules = read_modules()
     return {
         rule: sorted({text for place, text in check(modules) if room in (None, place)}) for rule, check in RULES.items()

@@ -1,8 +1,8 @@
-"""What a two-step quickstart loads of proxima: `python scripts/loaded_lines.py [--modules]`.
+"""Count the lines of proxima that a two-step quickstart loads: `python scripts/loaded_lines.py [--modules]`.
 
-A run on a tiny random model in a process of its own; afterwards, the lines of every module of proxima that the process
-has imported. `code` is without blank lines, comments and docstrings. `--modules` lists each module with the line that
-imported it first, which says what edge to cut.
+The quickstart runs on a tiny random model in a separate process; the lines of every module of proxima that the process
+has imported are counted afterwards. `code` excludes blank lines, comments and docstrings. `--modules` lists each module
+with the line that imported it first, which shows what edge to cut.
 """
 
 import argparse
@@ -55,7 +55,7 @@ class Loaded(NamedTuple):
 
 
 def loaded_by_quickstart(model: Path, folder: Path) -> dict[str, Loaded]:
-    """The modules of proxima that a quickstart on `model` loads, by name; `folder` is empty and takes the run."""
+    """Return the modules of proxima that a quickstart on `model` loads, by name; `folder` is empty and gets the run."""
     listing = folder / "modules.json"
     run = ["train", "quickstart", *SMALL, f"model.path={model}", f"folder={folder / 'run'}", "--quiet"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
@@ -68,7 +68,7 @@ def loaded_by_quickstart(model: Path, folder: Path) -> dict[str, Loaded]:
 
 
 def code_lines(path: Path) -> int:
-    """Lines without blank lines, comments and docstrings."""
+    """Count the lines without blank lines, comments and docstrings."""
     text = path.read_text(encoding="utf-8")
     documented: set[int] = set()
     for node in ast.walk(ast.parse(text)):

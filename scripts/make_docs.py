@@ -32,7 +32,7 @@ A slot takes `{kind: NAME, field: value}` or, with the defaults, `NAME`; `packag
 
 
 def reference() -> str:
-    """The page."""
+    """Return the text of docs/reference.md."""
     from proxima.cli.list import catalogue
     from proxima.config.families import OFFLINE
     from proxima.config.schema import RunConfig
@@ -55,7 +55,7 @@ def reference() -> str:
 
 
 def shared(family: type) -> list[str]:
-    """The fields of a recipe that are the same for `proxima train`."""
+    """Return the fields of a family's recipe that are the same as for `proxima train`."""
     from proxima.config.describe import fields_of
     from proxima.config.schema import RunConfig
 
@@ -64,7 +64,7 @@ def shared(family: type) -> list[str]:
 
 
 def sections(cls: type, path: str, skip: Collection[str] = ()) -> Iterator[str]:
-    """A table of the fields of a config class, then those of the classes below it; `skip` leaves some out."""
+    """Yield a table of the fields of a config class, then those of the classes below it; `skip` excludes some."""
     from proxima.config.describe import fields_of
 
     rows, below = [], []
@@ -107,7 +107,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def escaped(cell: str) -> str:
-    """The text of a cell with bars escaped, and `<` outside `code`, where Markdown would read it as HTML."""
+    """Return the text of a cell with bars escaped, and `<` outside `code`, where Markdown would read it as HTML."""
     parts = cell.replace("|", "\\|").split("`")
     return "`".join(
         part if i % 2 else part.replace("<", "&lt;").replace("&lt;br>", "<br>") for i, part in enumerate(parts)
@@ -115,7 +115,7 @@ def escaped(cell: str) -> str:
 
 
 def pages() -> dict[Path, str]:
-    """The text of every generated page."""
+    """Return the text of every generated page."""
     import method_pages
 
     return {REFERENCE: reference(), **method_pages.pages()}

@@ -1,5 +1,5 @@
-"""docs/algorithms: a page and, for a surrogate, a figure a method; and docs/peers.md, the table of all of them. Called
-by make_docs.py.
+"""Generate docs/algorithms, with a page for each method and a figure for each surrogate, and docs/peers.md, the table
+of all methods. Called by make_docs.py.
 
 Formula, defaults, edge cases, source and differences come from the specs' docstrings and fields, the curve from the
 surrogate itself. The name, when to use it and what peers call it come from docs/algorithms/notes.yaml, or for a kind
@@ -59,7 +59,7 @@ HEADER = (
 
 
 def pages() -> dict[Path, str]:
-    """The text of every generated file."""
+    """Return the text of every generated file."""
     notes = read_notes()
     texts = {PEERS: peers_page(notes), PAGES / "README.md": index_page(notes)}
     for slot in SLOTS:
@@ -69,7 +69,7 @@ def pages() -> dict[Path, str]:
 
 
 def figures() -> dict[Path, str]:
-    """Every generated figure: each surrogate beside the one it is best compared with."""
+    """Return every generated figure: each surrogate together with those it is best compared with."""
     from proxima.core.surrogate import SURROGATES
     from proxima.view.chart import svg_file
     from proxima.view.surrogate_curve import TokenSetting
@@ -84,7 +84,7 @@ def figures() -> dict[Path, str]:
 
 
 def read_notes() -> dict[str, Any]:
-    """notes.yaml, with the notes of the docstrings; ValueError where a kind has no note, or a note no kind."""
+    """Return notes.yaml with the notes of the docstrings. Raise ValueError if a kind has no note, or a note no kind."""
     notes = yaml.safe_load((PAGES / "notes.yaml").read_text(encoding="utf-8"))
     for slot in SLOTS:
         written = {kind: note for kind, cls in kinds(slot).items() if (note := note_in_docstring(cls))}
@@ -99,7 +99,7 @@ def read_notes() -> dict[str, Any]:
 
 
 def note_in_docstring(cls: type) -> dict[str, str]:
-    """The note in a docstring; empty unless it has `Name`, `Use it` and `Not`."""
+    """Return the note in a docstring; empty unless it has `Name`, `Use it` and `Not`."""
     named = {"title": "Name", "use": "Use it", "avoid": "Not"}
     named |= {peer: f"In {name.split()[0]}" for peer, name in NAMES.items()}
     notes = {key: text for key, title in named.items() if (text := section(cls, title))}
@@ -146,7 +146,7 @@ def presets_with(kind: str) -> list[str]:
 
 
 def formula(cls: type) -> str:
-    """The docstring between its first sentence and `Args`: formula blocks and prose; a base's if a class has none."""
+    """Return the docstring between first sentence and `Args`: formula blocks and prose; if empty, that of a base."""
     from proxima.config.describe import summary_of
 
     for base in filter(dataclasses.is_dataclass, cls.__mro__):
@@ -164,7 +164,7 @@ def formula(cls: type) -> str:
 
 
 def section(cls: type, title: str) -> str:
-    """The text after `title:` up to the next section, in one line."""
+    """Return the text after `title:` up to the next section, in one line."""
     text = inspect.cleandoc(cls.__doc__ or "")
     match = re.search(rf"(?:^|[.] ){title}: (.*?)(?=(?:^|[.] +){HEADER}[\w, ]*: |\Z)", text, re.DOTALL | re.MULTILINE)
     if match is None:
@@ -231,6 +231,6 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """The text with Markdown for HTML, emphasis and links escaped outside `code`."""
+    """Return the text with Markdown for HTML, emphasis and links escaped outside `code`."""
     parts = text.split("`")
     return "`".join(part if i % 2 else re.sub(r"([<*_\[\]])", r"\\\1", part) for i, part in enumerate(parts))

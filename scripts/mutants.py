@@ -1,15 +1,16 @@
-"""Mutants of `proxima.core`: one sign flipped or one result a percent off, and what notices it.
+"""Mutants of `proxima.core`: flip one sign or change one result by a percent, and see which check catches it.
 
     nice python scripts/mutants.py [--only TEXT ...] [--stages STAGE ...] [--workers 2]
                                    [--json-out FILE [--resume [STAGE ...]]]
 
-A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign goes, or what one
-`return` of a spec's `__call__` gives is multiplied by 1.01. It meets the golden records, then the laws of
-`proxima.check`, then `tests/core`, as far as they execute the line at all; the first failure catches it. Of a
-line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the functions of
-the file get its code; only a change outside of functions takes importing proxima anew. Examples of specs are not
-mutated: they are numbers that laws compare with. `--resume` keeps what FILE says was caught, or was caught by these
-stages, and runs the others; with `--stages golden laws` what only a test would catch is missed.
+A mutant differs from the source in one place: + and -, < and >, <= and >= are exchanged, a minus sign is removed, or
+the result of one `return` of a spec's `__call__` is multiplied by 1.01. It is checked by the golden records, then by
+the laws of `proxima.check`, then by `tests/core`, as far as they execute the line at all; the first failure catches it.
+For a line that many kinds share, the laws of four are checked. Each mutant runs in a forked process, where the
+functions of the file get its code; only a change outside functions requires importing proxima anew. Examples of specs
+are not mutated: they are numbers that laws compare with. `--resume` keeps the mutants that FILE lists as caught, or as
+caught by these stages, and runs the others; with `--stages golden laws`, those that only a test would catch count as
+missed.
 """
 
 import argparse
@@ -39,9 +40,9 @@ CORE = ROOT / "src" / "proxima" / "core"
 RESULTS = ROOT / "benchmarks" / "results" / "mutants"
 STAGES = ["golden", "laws", "tests"]
 LIMITS = {"golden": 15, "laws": 60, "tests": 240}  # CPU seconds of a record, of a kind, of all tests; more is a hang
-KINDS = 4  # whose laws are checked, of those that execute a shared line
+KINDS = 4  # the most kinds whose laws are checked for a line that many of them execute
 FLIPPED = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Lt: ast.Gt, ast.Gt: ast.Lt, ast.LtE: ast.GtE, ast.GtE: ast.LtE}
-# The rest of tests/core/test_conformance.py is the laws again.
+# tests/core/test_conformance.py would only repeat the laws.
 TESTS = ["tests/core", "--deselect=tests/core/test_conformance.py"]
 OF_PEERS = ROOT / "packages" / "proxima-peers" / "tests" / "golden"
 RECORDS = [
@@ -54,7 +55,7 @@ Covered = dict[str, dict[tuple[str, int], list[Any]]]
 
 
 class HungError(BaseException):
-    """The time limit; no handler of exceptions holds it."""
+    """Raised when the time limit is exceeded; no handler of `Exception` catches it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ Edit = tuple[ast.AST, str, Callable[[], ast.AST]]
 
 
 def edits(tree: ast.Module) -> Iterator[Edit]:
-    """Every node that can be changed, the function that it is in, and what changes it in place and returns it."""
+    """Yield every node that can be changed, its function, and a callable that changes it in place and returns it."""
 
     def within(node: ast.AST, scope: str) -> Iterator[Edit]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "examples":
@@ -111,14 +112,14 @@ def edits(tree: ast.Module) -> Iterator[Edit]:
 
 
 def mutated(file: Path, site: int) -> CodeType:
-    """The code of a module with one change."""
+    """Return the code of a module with one change."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
     next(islice(edits(tree), site, None))[2]()
     return compile(ast.fix_missing_locations(tree), str(file), "exec")
 
 
 def mutants_of(file: Path) -> Iterator[Mutant]:
-    """All mutants of a file."""
+    """Yield all mutants of a file."""
     tree, path = ast.parse(file.read_text(encoding="utf-8")), str(file.relative_to(CORE))
     statements = [node for node in ast.walk(tree) if isinstance(node, ast.stmt) and not hasattr(node, "body")]
     seen: Counter[str] = Counter()
@@ -132,7 +133,7 @@ def mutants_of(file: Path) -> Iterator[Mutant]:
 
 
 def percent_off(result: Any) -> Any:
-    """What a spec returns, 1 % too large."""
+    """Return the result of a spec, 1 % too large."""
     for field in ("loss", "weight"):
         if hasattr(result, field):
             return dataclasses.replace(result, **{field: getattr(result, field) * 1.01})
@@ -140,7 +141,7 @@ def percent_off(result: Any) -> Any:
 
 
 class MutatedLoader(importlib.machinery.SourceFileLoader):
-    """Gives the module's code with one change."""
+    """Loads the module's code with one change."""
 
     site = 0
 
@@ -168,12 +169,12 @@ FUNCTIONS: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
 
 
 def place(code: CodeType) -> tuple[str, str, int]:
-    """Which function this is the code of."""
+    """Return the key of the function to which this code belongs."""
     return code.co_filename, code.co_qualname, code.co_firstlineno
 
 
 def exchange(code: CodeType) -> None:
-    """Give the functions of a module the code that they have in another version of it."""
+    """Replace the code of a module's functions by that of another version of it."""
     for inner in code.co_consts:
         if isinstance(inner, CodeType):
             for function in FUNCTIONS[place(inner)]:
@@ -192,7 +193,7 @@ def install(mutant: Mutant) -> None:
 
 
 def golden() -> dict[str, Callable[[], bool]]:
-    """For each record, whether its verdict is what it should be."""
+    """Return a check for each record: whether its verdict is as expected."""
     from proxima_peers.verify.record import Record
     from proxima_peers.verify.verification import verify_record
 
@@ -209,7 +210,8 @@ def golden() -> dict[str, Callable[[], bool]]:
 
 
 def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
-    """For each kind, whether `proxima check` finds nothing; on the first few `cases` of each law only, if asked."""
+    """Return a check for each kind: whether `proxima check` finds nothing, with `cases` on the first few cases of each
+    law only."""
     from proxima import core
     from proxima.check import spec_check
 
@@ -226,7 +228,7 @@ def laws(cases: int | None = None) -> dict[str, Callable[[], bool]]:
 
 
 def tests_pass(names: list[str], plugins: tuple[Any, ...] = ()) -> bool:
-    """Whether these tests pass; a module that can't be imported is a failure."""
+    """Return True if these tests pass; a module that can't be imported is a failure."""
     import pytest
 
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
@@ -238,7 +240,7 @@ def tests_pass(names: list[str], plugins: tuple[Any, ...] = ()) -> bool:
 
 
 class Lines:
-    """The lines of core that something executes."""
+    """Records the lines of core that something executes."""
 
     def __init__(self) -> None:
         self.found: Covered = defaultdict(lambda: defaultdict(list))
@@ -262,7 +264,7 @@ class Lines:
 
 
 class TraceTests:
-    """A plugin of pytest that notes the lines of each test."""
+    """A pytest plugin that records the lines of each test."""
 
     def __init__(self, lines: Lines) -> None:
         import pytest
@@ -280,7 +282,7 @@ class TraceTests:
 
 
 def coverage(stage: str) -> dict[tuple[str, int], list[Any]] | None:
-    """For each line of core, the names of the checks of a stage that execute it; None unless all of them hold."""
+    """Return, for each line of core, the names of a stage's checks that execute it; None unless all of them pass."""
     lines = Lines()
     if stage == "tests":
         good = tests_pass(TESTS, (TraceTests(lines),))
@@ -291,7 +293,7 @@ def coverage(stage: str) -> dict[tuple[str, int], list[Any]] | None:
 
 
 def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: list[str], limit: int) -> str | None:
-    """The first of the named checks that fails; whatever the mutant raises, and a hang, is a failure."""
+    """Return the first of the named checks that fails; whatever the mutant raises, and a hang, is a failure."""
     name = "import"
     try:
         made = checks()
@@ -309,7 +311,7 @@ def first_failure(checks: Callable[[], dict[str, Callable[[], bool]]], names: li
 
 
 def verdict(mutant: Mutant) -> tuple[str, str]:
-    """Who catches a mutant and by which check, or "missed"."""
+    """Return the stage and the check that catch a mutant, or "missed"."""
 
     def hung(*_: Any) -> None:
         raise HungError
@@ -332,7 +334,7 @@ COVERED: Covered = {}
 
 
 def names_at(stage: str, mutant: Mutant) -> list[str]:
-    """The checks that execute the mutant's statement; outside of functions, anything of its file."""
+    """Return the checks that execute the mutant's statement or, outside functions, anything in its file."""
     first, last = mutant.lines if mutant.in_function else (0, 10**6)  # a constant: whatever runs its file
     places = COVERED.get(stage, {}).items()
     at_place = [names for (path, line), names in places if path == mutant.path and first <= line <= last]
@@ -340,7 +342,7 @@ def names_at(stage: str, mutant: Mutant) -> list[str]:
 
 
 def alone(work: Any, argument: Any, pipe: Any) -> None:
-    """Run in a process of its own, and send the result."""
+    """Run `work` in this forked process, and send the result."""
     try:
         pipe.send(work(argument))
     finally:
@@ -349,7 +351,7 @@ def alone(work: Any, argument: Any, pipe: Any) -> None:
 
 
 def parallel(work: Any, arguments: list[Any], workers: int) -> Iterator[tuple[Any, Any]]:
-    """Each argument with its result, every one in a forked process; None where the process died."""
+    """Yield each argument with its result, every one from a forked process; None if the process died."""
     context = multiprocessing.get_context("fork")
     waiting, running = list(reversed(arguments)), {}
     while waiting or running:
@@ -371,13 +373,13 @@ def parallel(work: Any, arguments: list[Any], workers: int) -> Iterator[tuple[An
 
 
 def equivalent() -> dict[str, str]:
-    """Mutants that compute the same, and why."""
+    """Return the mutants that compute the same, and why."""
     lines = (RESULTS / "equivalent.txt").read_text(encoding="utf-8").splitlines()
     return dict(line.split("  #  ") for line in lines if line)
 
 
 def main() -> None:
-    """Run the campaign, and print what nothing caught and the totals."""
+    """Run the campaign, and print the missed mutants and the totals."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[""], help="mutants whose name has one of these in it")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="what may catch a mutant")

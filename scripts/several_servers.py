@@ -1,8 +1,8 @@
-"""Two ranks train, three real vLLM servers generate, of which one joins late: what each version took to reach them.
+"""Train on two ranks with three real vLLM servers, one of which joins late, and measure how versions reach them.
 
     python -m scripts.several_servers --environment .venv-vllm --json-out FILE
 
-Ends when all three servers have computed with two versions; `benchmarks/results/several_servers` has what was seen.
+Ends when all three servers have computed with two versions; the results are in `benchmarks/results/several_servers`.
 """
 
 import os
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def measure(model: str, o: Any, folder: Path) -> tuple[list[dict[str, Any]], float]:
-    """The metrics of the steps, and how long the third server took to answer."""
+    """Return the metrics of the steps, and the seconds until the third server answered."""
     from proxima.engine.serve import Serve, start_servers
     from tests.engine.http.ranked_run import RankedRun
     from tests.ports import kept_port

@@ -1,11 +1,11 @@
-"""Measures the tests and lists in tests/slow.txt those that `make check` leaves out.
+"""Measure the tests, and list in tests/slow.txt those that `make check` skips.
 
     python scripts/slow_tests.py          # adds what is slow among the tests that count as fast
     python scripts/slow_tests.py --all    # measures every test and writes the list anew
 
 Every test runs twice, the second time in reversed order, and the shorter time counts: whichever test comes first pays
-for imports and for fixtures of the session. A fixture that a module shares is charged to each test that uses it,
-because the next of them would pay for it if the first were left out. This file is also the pytest plugin that measures.
+for imports and session fixtures. A fixture shared within a module is charged to each test that uses it, because the
+next of them would pay for it if the first were skipped. This file is also the pytest plugin that takes the times.
 """
 
 import argparse
@@ -25,7 +25,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LIST = ROOT / "tests" / "slow.txt"
 LIMIT = 0.1  # seconds
-KEPT = {  # slow, and in `make check` all the same: the rules of the house, a whole run of each kind
+KEPT = {  # slow, but kept in `make check`: the house rules, a whole run of each kind
     "tests/test_house.py::test_no_name_says_old",
     "tests/test_house.py::test_nothing_is_unpickled",
     "tests/test_house.py::test_the_package_breaks_no_rule",
@@ -35,11 +35,11 @@ KEPT = {  # slow, and in `make check` all the same: the rules of the house, a wh
     "tests/runtime/test_critic.py::test_behind_it_pruning_and_dynamic_sampling",
     "tests/runtime/state/test_resume.py::test_many_interruptions",
 }
-FOLDER = "PROXIMA_TEST_TIMES"  # environment variable: where each test process writes its times
+FOLDER = "PROXIMA_TEST_TIMES"  # environment variable: the folder in which each test process writes its times
 
 
 class Times:
-    """The seconds of each test; fixtures with a wider scope than a test are counted apart."""
+    """The seconds of each test; fixtures with a wider scope than a test are counted separately."""
 
     def __init__(self) -> None:
         self.tests: dict[str, float] = {}
@@ -69,7 +69,7 @@ class Times:
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.skipped:  # it says nothing about machines on which the test runs
+        if report.skipped:  # a skip says nothing about machines on which the test runs
             self.skipped.add(report.nodeid)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
@@ -88,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def measure(folder: Path, options: list[str]) -> dict[str, float]:
-    """Seconds by test, of one run of pytest."""
+    """Run pytest once and return the seconds of each test."""
     folder.mkdir()
     environment = os.environ | {FOLDER: str(folder), "PYTHONPATH": str(Path(__file__).parent)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "slow_tests", "-p", "no:cacheprovider", *options]
@@ -99,7 +99,7 @@ def measure(folder: Path, options: list[str]) -> dict[str, float]:
 
 
 def slow(seconds: dict[str, float], limit: float = LIMIT) -> set[str]:
-    """The tests of at least `limit` seconds: a function if most of its cases are, single cases otherwise."""
+    """Return the tests of at least `limit` seconds: a function if most of its cases are, single cases otherwise."""
     functions: dict[str, dict[str, float]] = defaultdict(dict)
     for test, spent in seconds.items():
         functions[test.partition("[")[0]][test] = spent

@@ -32,16 +32,16 @@ def counted(owner: Any, name: str, part: str) -> None:
         try:
             return method(*args, **kwargs)
         finally:
-            SPENT[part] += time.thread_time() - start
-            SPENT["waiting"] += time.perf_counter() - begin  # wall time, waiting included
+            cpu = time.thread_time() - start
+            SPENT[part] += cpu
+            SPENT["waiting"] += time.perf_counter() - begin - cpu
             _outer.pop()
 
     setattr(owner, name, wrapper)
 
 
 def counted_transition(owner: Any, name: str) -> None:
-    """Count the CPU time of the executor's `pause` and `resume` without that of its engine. They wait for nothing
-    else."""
+    """Count the CPU time of the executor's `pause` and `resume` without their engine's. They wait for nothing else."""
     method = getattr(owner, name)
 
     @functools.wraps(method)

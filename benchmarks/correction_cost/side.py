@@ -98,7 +98,7 @@ def _timed(measure: Callable[[], "Metrics"]) -> float:
 
 
 def peak_allocation(measure: Callable[[], object]) -> float:
-    """Return the most bytes that torch holds at once for `measure`, its result included."""
+    """Return the peak number of bytes that torch holds for `measure`, its result included."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:

@@ -8,8 +8,7 @@ from benchmarks.side import Channel, argument, serve
 
 
 def plain_loop(b: Any, delta: float, w_min: float, delta_b: float) -> tuple[Any, Any]:
-    """Return keep [N] and each token's distance from its threshold [N], one sequence at a time, with the formulas as
-    printed."""
+    """Return keep [N] and each token's distance from its threshold [N]: a loop over sequences, formulas as printed."""
     import torch
 
     keep, margin = [], []

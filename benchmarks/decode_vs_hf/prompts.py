@@ -1,5 +1,4 @@
-"""Prompts that both sides continue: chats in the demo's format. Doesn't use proxima, so that either side can import
-it."""
+"""Prompts that both sides continue: chats in the demo's format. Uses no proxima, so that either side can import it."""
 
 import random
 from typing import Any

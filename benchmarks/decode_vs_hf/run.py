@@ -1,5 +1,4 @@
-"""Compare the tokens per second of the local engine with `generate` of transformers, and both with the machine's
-limit."""
+"""Compare the local engine's tokens per second with `generate` of transformers, and both with the machine's limit."""
 
 from pathlib import Path
 

@@ -53,8 +53,7 @@ def engine(process: bool) -> dict[str, Any]:
 def campaign(
     root: Path, kills: int, processes: int, whole: int, minutes: float, draws: random.Random
 ) -> dict[str, Any]:
-    """Compare `kills` killed runs, each with another seed, with `whole` intact ones, and the intact ones with biased
-    ones.
+    """Compare `kills` killed runs, each with another seed, with `whole` intact ones, and these with biased ones.
 
     Args:
         processes: number of killed runs whose engine has its own process.

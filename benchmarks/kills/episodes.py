@@ -28,8 +28,7 @@ REFUSED = ("can't be loaded: ", "can't begin an episode: ")  # its workers were 
 
 
 def synchronous(model: Path) -> dict[str, Any]:
-    """Return a recipe with three turns an episode; failures of the environment are retried, so that its workers may be
-    killed."""
+    """Return a recipe with three turns an episode and retries of failed environments, so that workers may be killed."""
     from tests.runtime.episode_world import episode_recipe
 
     return episode_recipe(model, train__steps=STEPS, episode__retries=50)

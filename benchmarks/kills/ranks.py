@@ -34,8 +34,8 @@ def rank_pid(words: list[str], rank: int) -> int | None:
 
 
 def weights(folder: Path) -> dict[str, list[bytes]]:
-    """Return the bytes of the last checkpoint's tensors, by name and shard, sorted because files may order them
-    differently."""
+    """Return the bytes of the last checkpoint's tensors by name and shard, sorted because their order in files may
+    vary."""
     from safetensors.torch import load_file
 
     last = sorted((folder / "checkpoints").iterdir())[-1]

@@ -93,8 +93,7 @@ def watch_operations(kill: Callable[[int, bool], bool] | None) -> list[int]:
 
 
 def synchronous(model: Path) -> dict[str, Any]:
-    """Return a recipe of four steps with refill of uniform groups, pruning to half, and a checkpoint per step, two of
-    them kept."""
+    """Return a recipe of four steps: refill of uniform groups, pruning to half, a checkpoint per step, two kept."""
     from tests.runtime.tiny_run import recipe
 
     return recipe(

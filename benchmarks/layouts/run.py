@@ -30,7 +30,7 @@ class Pair:
 
 
 def pairs() -> list[Pair]:
-    """Pair each layout with the recipes whose name is or begins with its family."""
+    """Pair each layout with the recipes whose name is its family or begins with it."""
     from proxima.data.recipe_files import shipped_layouts, shipped_recipes
 
     combined = []

@@ -1,5 +1,4 @@
-"""Make numbers of a run NaN or infinite, and check that it ends with one line, no bad checkpoint and an exact
-resume."""
+"""Make numbers of a run NaN or infinite; check for a one-line error, no bad checkpoint and an exact resume."""
 
 import json
 import os
@@ -73,7 +72,7 @@ class Runs:
         return self.forked(work)
 
     def problems(self, end: dict[str, Any]) -> list[str]:
-        """List what is wrong with a run that should have ended with one line and without a bad checkpoint."""
+        """List what is wrong with a run that should have ended with a one-line error and without a bad checkpoint."""
         from safetensors.torch import load_file
 
         problems = [] if end["status"] == "ended" else [end["status"]]
@@ -142,8 +141,7 @@ def campaign(runs: Runs, places: int | None) -> list[dict[str, Any]]:
 
 
 def in_training(runs: Runs) -> Iterator[dict[str, Any]]:
-    """Yield a row for each fault: the run must end and resume without the fault; a NaN reward must only count as
-    invalid."""
+    """Yield a row per fault: the run must end, and resume without the fault; a NaN reward only counts as invalid."""
     for place, (step, fault) in faults().items():
         end = runs.go(runs.folder, fault=fault, step=step)
         problems = runs.problems(end)

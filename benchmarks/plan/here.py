@@ -32,8 +32,7 @@ LIMIT = 1800  # seconds of a run
 
 
 def words_of(model: str, setting: tuple[int, int, int, bool]) -> list[str]:
-    """Return the overrides for the quickstart in a setting, without evaluations, with a reward that differs within each
-    group."""
+    """Return the quickstart's overrides for a setting: no evaluations, and a reward that differs within each group."""
     prompts, completions, tokens, again = setting
     return [
         f"model.path={model}", f"train.prompts_per_step={prompts}", f"train.completions_per_prompt={completions}",

@@ -1,5 +1,4 @@
-"""Time one update over the same groups, after pruning at a rate: selection, packing, forward, backward, optimizer
-step."""
+"""Time an update over the same groups after pruning at a rate: selection, packing, forward, backward, optimizer."""
 
 from benchmarks.side import Channel, argument, bf16_policy, clock, serve
 

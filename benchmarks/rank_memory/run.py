@@ -1,5 +1,4 @@
-"""Compare a rank's memory as `proxima explain` estimates it, as `proxima rehearse` counts it, and as processes hold
-it."""
+"""Compare a rank's memory as estimated by `proxima explain`, counted by `proxima rehearse`, and held by processes."""
 
 import json
 import os

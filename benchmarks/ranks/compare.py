@@ -39,8 +39,7 @@ CANCELS += (
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """Return the metrics of a run without those of the machine; of a step that a resume has written again, the last
-    ones."""
+    """Return a run's metrics without those of the machine; of a step that a resume has written again, the last ones."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     kept = {(line.get("kind"), line.get("step"), line.get("label")): line for line in lines}
     return [{name: x for name, x in line.items() if not _of_the_machine(name)} for line in kept.values()]

@@ -1,5 +1,4 @@
-"""Cases of tensor, context and expert parallelism, alone and combined: each algorithm of the presets once, spread over
-the layouts."""
+"""Cases of tensor, context and expert parallelism, alone and combined: the presets' algorithms, spread over layouts."""
 
 from collections.abc import Iterator
 

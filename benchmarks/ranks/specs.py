@@ -1,5 +1,4 @@
-"""Specs that the recipes of the cases name: an optimizer that hides no deviation, and a reward that needs no
-learning."""
+"""Specs for the recipes of the cases: an optimizer that hides no deviation, and a reward that needs no learning."""
 
 import os
 from collections.abc import Iterable

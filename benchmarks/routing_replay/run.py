@@ -1,5 +1,4 @@
-"""Measure the mismatch of engine and trainer on mixtures of experts, both in bfloat16, with and without replayed
-routes."""
+"""Measure the mismatch of engine and trainer on bfloat16 mixtures of experts, with and without replayed routes."""
 
 import asyncio
 from statistics import fmean

@@ -1,5 +1,4 @@
-"""Compare the tokens per second of the local engine with and without n-gram drafts, on repetitive and on other
-texts."""
+"""Compare the tokens per second of the local engine with and without n-gram drafts, on repetitive and other texts."""
 
 from pathlib import Path
 from statistics import median

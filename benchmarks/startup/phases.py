@@ -37,7 +37,7 @@ def main() -> None:
     shown = RunViews.progress
 
     def before_libraries(*arguments: Any) -> None:
-        """Time the first message of a run, which it prints before it imports the rest."""
+        """Record the time of a run's first message, which it prints before it imports the rest."""
         RunViews.progress = shown  # type: ignore[method-assign]
         ends["torch imported, recipe read"] = time.monotonic()
         shown(*arguments)

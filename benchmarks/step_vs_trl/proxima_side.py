@@ -10,8 +10,7 @@ from proxima.runtime.watch.observer import Observer
 
 
 class Turn(Observer):
-    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing and disk
-    writes."""
+    """Measures from a request to the end of its step: generation, scoring, loss, optimizer, publishing, disk writes."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

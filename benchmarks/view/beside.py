@@ -1,4 +1,4 @@
-"""Alternate steps of a training run whose open page follows it with the same steps of a run without a page."""
+"""Alternate the steps of a training run with an open page and the same steps of a run without one."""
 
 import os
 import shutil
@@ -69,8 +69,8 @@ def cpu_seconds(processes: list[Any]) -> float:
 
 @contextmanager
 def live_page(address: str) -> Iterator[list[Any]]:
-    """Open the page of a run, which follows it, in Chromium and yield the browser's processes, or none without Chromium
-    and Playwright."""
+    """Open the live page of a run in Chromium and yield the browser's processes; none without Chromium or
+    Playwright."""
     if not (shutil.which("chromium") and find_spec("playwright")):
         yield []
         return

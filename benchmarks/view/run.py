@@ -1,5 +1,4 @@
-"""Measure `proxima view` in Chromium: first paint of a large step, its filters, a long answer, and the server's
-memory."""
+"""Measure `proxima view` in Chromium: first paint of a large step, its filters, a long answer, the server's memory."""
 
 import os
 import shutil
@@ -156,8 +155,7 @@ def timings(address: str, repeats: int) -> dict[str, list[float]]:
 
 
 def filtered(page: Any, field: str, text: str) -> float:
-    """Return the seconds from the last key to the painted rows that pass, including the pause that waits for further
-    keys."""
+    """Return the seconds from the last key to the painted rows that pass, including the pause for further keys."""
     page.evaluate(f"document.querySelectorAll('{ROWS}').forEach((row) => row.classList.add('none'))")
     start = page.evaluate(
         """([field, text]) => {

@@ -1,1 +1,1 @@
-"""Claim: through the engine, a vLLM server gives at least .9 times the tokens per second of its own benchmark."""
+"""Claim: through the engine, a vLLM server reaches at least .9 times the tokens per second of its own benchmark."""

@@ -152,7 +152,7 @@ class Products:
         return min(plain, own, best(lambda: [run(x, w, None, "none", [], "") for w, x in pairs], repeats))
 
     def backward(self, rows: int, *, repeats: int = 3) -> float:
-        """Return the seconds of the products of one backward pass: the gradient of the input and of the weight of
+        """Return the seconds of the products of one backward pass: the gradients of the input and of the weight of
         each."""
         inputs, outputs = self._inputs(rows, 1), self._inputs(rows, 0)
 

@@ -1,4 +1,4 @@
-"""The parts of a step, each run by the code that a run executes, and the least that each could take."""
+"""The parts of a step, each executed by the code of a real run, and the least time that each could take."""
 
 import asyncio
 import statistics
@@ -31,13 +31,13 @@ ADAM_BYTES = 28  # a weight: float32 weight, gradient and both moments read, and
 
 @dataclass
 class Phase:
-    """What was measured of a phase.
+    """The measurements of a phase.
 
     Args:
         seconds: of each repeat.
-        kinds: seconds of each kind in the profiled run, and `overhead`, what is left of the median.
-        limits: the least seconds of each kind; of one that is not there, nothing is needed.
-        tokens: it worked on, for a rate; 0: none.
+        kinds: seconds of each kind in the profiled run, and `overhead`, the rest of the median.
+        limits: the least seconds of each kind; a kind that is missing needs none.
+        tokens: processed in the phase, for a rate; 0: no rate.
         operations: the longest of the profiled run, `kind name`.
     """
 
@@ -64,15 +64,15 @@ class Phase:
 
 @dataclass
 class Times:
-    """Seconds of each phase in every repeat, `total` among them, and a profiled run."""
+    """The seconds of each phase in every repeat, `total` among them, and those of a profiled run."""
 
     phases: dict[str, list[float]]
     kinds: dict[str, Counter[str]]
     operations: dict[str, Counter[str]]
 
     def phase(self, name: str, seconds: Sequence[float], limits: Mapping[str, float], tokens: int = 0) -> Phase:
-        """Kinds of the phase `name`, of which each repeat took `seconds`. If the profiled run took longer than that in
-        its operations alone, they are scaled down to it."""
+        """Divide the phase `name`, whose repeats took `seconds`, into kinds. If the operations of the profiled run
+        alone took longer than the median, they are scaled down to it."""
         of_kind, middle = self.kinds.get(name, Counter[str]()), statistics.median(seconds)
         scale = min(1.0, middle / max(1e-9, sum(of_kind.values())))
         kinds = {kind: of_kind[kind] * scale for kind in KINDS if of_kind[kind]}
@@ -98,7 +98,7 @@ def times(work: Callable[[], Any], repeats: int) -> Times:
 
 
 class Parts:
-    """One model, and each part of a step on it.
+    """Measures each part of a step on one model.
 
     Args:
         model: its folder.
@@ -123,7 +123,7 @@ class Parts:
         return next(self.loaded.model.parameters()).device
 
     def decode(self, rows: int, tokens: int, context: int = 40, prompts: int = 8) -> dict[str, Phase]:
-        """`tokens` new tokens of each of `rows` completions of some prompts of `context` tokens."""
+        """Measure `tokens` new tokens of each of `rows` completions of some prompts of `context` tokens."""
         prompts = min(prompts, rows)
         engine, ask = self._engine(rows), self._prompts(prompts, context)
         timed = times(lambda: self._generate(engine, ask, rows, tokens), self.repeats)
@@ -146,7 +146,7 @@ class Parts:
         return {"decode": timed.phase("decode", seconds, limits, rows * steps)}
 
     def prefill(self, prompts: int, length: int) -> dict[str, Phase]:
-        """Prompts of `length` tokens, to the first token of one completion of each."""
+        """Measure prompts of `length` tokens, up to the first token of one completion of each."""
         engine, ask = self._engine(prompts), self._prompts(prompts, length)
         timed = times(lambda: self._generate(engine, ask, prompts, 1), self.repeats)
         rows = prompts * length
@@ -161,7 +161,7 @@ class Parts:
         return {"prefill": timed.phase("prefill", timed.phases["total"], limits, rows)}
 
     def update(self, sequences: int, prompt: int, response: int) -> dict[str, Phase]:
-        """An update of `sequences` completions of `response` tokens, eight of each prompt of `prompt` tokens."""
+        """Measure an update of `sequences` completions of `response` tokens, eight per prompt of `prompt` tokens."""
         policy = Policy(self.loaded, compute_dtype=self.dtype)
         stack = TrainStack(policy)
         objective = PolicyObjective(surrogate=SURROGATES["ppo_clip"](), aggregate=AGGREGATES["token_mean"]())
@@ -197,7 +197,7 @@ class Parts:
         }
 
     def publish(self) -> dict[str, Phase]:
-        """The trained weights into the engine."""
+        """Measure the transfer of the trained weights to the engine."""
         engine, model = self._engine(8), self.loaded.model
 
         def work() -> None:
@@ -249,7 +249,7 @@ class Parts:
         return groups
 
     def _products(self, rows: int) -> tuple[float, float]:
-        """Seconds of the joined products of all layers, and of the head, in the engine's format."""
+        """Return the seconds of the joined products of all layers, and of the head, in the engine's format."""
         layers = Products(self.shapes.joined, self.dtype, self.device).forward(rows, packed=True)
         return layers, Products([self.shapes.head], self.dtype, self.device).forward(min(rows, HEAD_ROWS), packed=True)
 
@@ -274,17 +274,17 @@ class Parts:
         )
 
     def _attention_flops(self, pairs: int) -> float:
-        """Of scores and values, for so many pairs of a query and a key, in every layer."""
+        """Return the FLOPs of scores and values for this number of pairs of a query and a key, in every layer."""
         return 4.0 * pairs * self.shapes.heads * self.shapes.head_dim * self.shapes.depth
 
     def _between(self, rows: int, shapes: Sequence[tuple[int, int]] = ()) -> float:
-        """Seconds to write each product's operand and to read its result once: what norms, rotary embedding and
-        activation between them must move."""
+        """Return the seconds to write each product's operand and to read its result once: the least that norms, rotary
+        embedding and activation between them must move."""
         shapes = shapes or self.shapes.joined
         size = self.dtype.itemsize
         return self.machine.moved(rows * size * sum(map(sum, shapes)), rows * size * max(map(sum, shapes)))
 
     def _logits(self, rows: int) -> float:
-        """Seconds to read the logits of so many rows once."""
+        """Return the seconds to read the logits of this number of rows once."""
         count = rows * self.shapes.head[0] * self.dtype.itemsize
         return self.machine.moved(count, count)

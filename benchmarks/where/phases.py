@@ -1,6 +1,6 @@
-"""What a run's own functions are called here: the phases of a step, and the kinds of work within them.
+"""The functions of a run that make up the phases of a step, and the kinds of work within them.
 
-Nothing is copied: functions are replaced by themselves with a clock around them while a measurement runs.
+No code is copied: the functions are wrapped with a clock while a measurement runs.
 """
 
 import functools
@@ -41,10 +41,10 @@ PHASE, REGION, KERNEL = "phase/", "kind/", "kernel/"
 
 
 def find(place: str) -> tuple[Any, str]:
-    """The module or class of `module:name` or `module:Class.name`, and the name in it.
+    """Return the module or class of `module:name` or `module:Class.name`, and the name in it.
 
     Raises:
-        RuntimeError: it was renamed.
+        RuntimeError: it doesn't exist; it was probably renamed.
     """
     module, _, path = place.partition(":")
     *classes, name = path.split(".")
@@ -57,7 +57,7 @@ def find(place: str) -> tuple[Any, str]:
 
 
 def kernels() -> Iterator[str]:
-    """The places of all methods of the classes in KERNELS, and of the functions `…_kernel`, which return one."""
+    """Yield the places of all public methods of classes in KERNELS, and of functions `…_kernel`, which return one."""
     for info in pkgutil.iter_modules(importlib.import_module(KERNELS).__path__):
         module = importlib.import_module(f"{KERNELS}.{info.name}")
         for name, owner in vars(module).items():
@@ -70,7 +70,7 @@ def kernels() -> Iterator[str]:
 
 
 class Clock:
-    """Seconds of each phase. A phase within another one is part of that."""
+    """The seconds of each phase. A phase within another one counts for the outer one."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
@@ -78,7 +78,7 @@ class Clock:
 
     @contextmanager
     def watch(self, *, profiled: bool = False) -> Iterator["Clock"]:
-        """Measure the phases meanwhile; `profiled` marks them, and the regions, in a trace."""
+        """Measure the phases within the context; `profiled` marks them, and the regions, in a trace."""
         around = [(self._timed(phase, profiled), place) for phase, places in PHASES.items() for place in places]
         if profiled:
             around += [(_marked(REGION + kind), place) for kind, places in REGIONS.items() for place in places]
@@ -119,7 +119,7 @@ class Clock:
 
 
 def _returning(mark: Callable[[Any], Any], make: Callable[..., Any]) -> Callable[..., Any]:
-    """`make`, with what it returns marked."""
+    """Wrap `make` so that the kernel it returns is marked."""
 
     def made(*args: Any, **kwargs: Any) -> Any:
         kernel = make(*args, **kwargs)

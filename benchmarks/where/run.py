@@ -1,4 +1,4 @@
-"""Where the time of decoding, of an update and of a whole step goes, and the least that this machine needs for it."""
+"""Measure where the time of decoding, of an update and of a whole step goes, and the least needed on this machine."""
 
 import statistics
 from collections.abc import Callable, Mapping
@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def describe(name: str, title: str, phase: Any) -> str:
-    """A phase by kind: seconds, share, the least that each takes, and the longest operations."""
+    """Format a phase by kind: seconds, share, the least that each takes, and the longest operations."""
     rows = []
     for kind in NAMES:
         seconds, limit = phase.kinds.get(kind, 0.0), phase.limits.get(kind, 0.0)
@@ -105,7 +105,7 @@ def ms(seconds: float) -> str:
 
 
 def summary(phases: Mapping[str, Any]) -> str:
-    """One line a phase: its rate, how much of it each kind is, and the share of the limit."""
+    """Return one line per phase: its rate, the share of each kind, and the share of the limit."""
     rows = []
     for name, phase in phases.items():
         shares = [f"{phase.kinds.get(kind, 0.0) / phase.median:.0%}" for kind in NAMES]
@@ -118,7 +118,7 @@ def summary(phases: Mapping[str, Any]) -> str:
 
 
 def step(o: Any, model: str) -> dict[str, list[float]]:
-    """Median and range of the seconds of each phase of a whole step of the demo's run; `host` is the rest."""
+    """Print and return the median and range of each phase's seconds in a whole step of the demo; `host` is the rest."""
     prompts, completions, tokens = o.step
     settings = {"model": model, "threads": o.threads, "prompts": prompts, "completions": completions, "updates": 2}
     settings |= {"max_tokens": tokens, "bf16": o.dtype == "bfloat16", "lr": 1e-5, "seed": 1, "steps": o.repeats + 3}

@@ -8,7 +8,7 @@ from benchmarks.where.phases import Clock
 
 
 class WatchedTurn(proxima_side.Turn):
-    """The seconds of a step's phases, beside those of the step."""
+    """Sends the seconds of a step's phases along with those of the step."""
 
     def __init__(self, channel: Channel, clock: Clock) -> None:
         super().__init__(channel)

@@ -3,8 +3,8 @@
     task: {kind: seeds, count: 100, environment: {kind: agent, command: [VENV/bin/python,
         examples/agents/verifiers_episode.py, '{"taskset": {"id": "my-taskset"}}']}}
 
-The argument is the environment's config, as its `[env]` has it. The row's `number` chooses the task. An episode that
-verifiers doesn't call whole is a failure, and no reward of 0.
+The argument is the environment's config, as in its `[env]`. The row's `number` selects the task. An episode that
+verifiers doesn't report as ok counts as a failure, not as a reward of 0.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
 
 async def play(config: dict, number: int) -> float:
-    """The rewards of all traces."""
+    """Return the sum of the rewards of all traces."""
     environment = load_environment(resolve_env_config(config))
     task = next(islice(environment.taskset, number, None))
     client = EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")

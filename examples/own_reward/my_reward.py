@@ -1,4 +1,4 @@
-"""Three rewards of one's own, each in another form. docs/own_reward.md walks through them.
+"""Three custom rewards, each in another form. docs/own_reward.md walks through them.
 
 proxima score examples/own_reward/answers.jsonl --reward examples/own_reward/my_reward.py:near
 proxima train examples/own_reward/recipe.yaml
@@ -8,7 +8,7 @@ import re
 
 
 def near(completion: str, gold, difficulty):
-    """From 0 to 1: how near the last number is to the right one. A miss costs less where the question is harder.
+    """Score from 0 to 1 how near the last number is to the right one. A miss costs less on a harder question.
 
     `gold` and `difficulty` are columns of the data.
     """
@@ -20,10 +20,10 @@ def near(completion: str, gold, difficulty):
 
 
 def brief(completions, **columns):
-    """1 up to 12 characters, less for a longer text. In TRL's form: all completions of a prompt, a list of floats."""
+    """Score 1 up to 12 characters, less for longer texts. TRL's form: all completions of a prompt, a list of floats."""
     return [min(1.0, 12 / max(1, len(text))) for text in completions]
 
 
 def right(completion: str, gold):
-    """Whether the text ends with the right number: a bool makes the accuracy of reports."""
+    """Return True if the last number is the right one; as it is a bool, reports show it as accuracy."""
     return re.findall(r"-?\d+", completion)[-1:] == [gold]
