@@ -1,6 +1,7 @@
 # make demo    train a real 135M model until anyone can see that it learned
 # make classic the stages of docs/from_scratch.md: SFT, reward model, PPO, DPO
-# make test    everything that runs on a CPU machine
+# make test    everything that a change can break, on a CPU machine
+# make test-all    the same, then the campaigns: kills, several Ray nodes, real servers, long searches
 # make check   format, lint, types, import layers, fast tests
 # make lint    check without its tests
 # make bench   every benchmark, side by side with its peer (alone on the machine, please)
@@ -15,7 +16,7 @@
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo classic test check lint style types fast bench docs clean
+.PHONY: help demo classic test test-all campaigns check lint style types fast bench docs clean
 
 PYTHON  ?= python3
 WORKERS ?= 2
@@ -28,10 +29,11 @@ INSTALL := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet 
 # Two test processes with two threads each fight over the cores; one thread each does not. Bytecode is written, because
 # many tests start processes that would compile every module anew.
 SINGLE  := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
-# Every test run writes checkpoints and waits for the disk; in memory, where a gigabyte is free, it does not wait.
+# Every test run writes checkpoints and waits for the disk; in memory, where a gigabyte is free, it does not wait. Who
+# sets TMPDIR has chosen another place.
 FREE_KB := df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 { print $$4 }'
-MEMORY   = $(shell test -w /dev/shm && test "$$($(FREE_KB))" -gt 1000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
-PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+MEMORY   = $(shell test -z "$$TMPDIR" && test -w /dev/shm && test "$$($(FREE_KB))" -gt 1000000 && echo PYTEST_DEBUG_TEMPROOT=/dev/shm)
+PYTEST   = $(SINGLE) $(MEMORY) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --progress --durations=10
 
 help:
 	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
@@ -55,7 +57,12 @@ classic: .venv/dev.stamp
 	@$(BIN)/python scripts/classic.py $(if $(GSM8K),--gsm8k '$(GSM8K)') $(if $(SOLUTIONS),--solutions '$(SOLUTIONS)') $(if $(STEPS),--steps '$(STEPS)')
 
 test: .venv/dev.stamp
-	$(PYTEST)
+	$(PYTEST) -m 'not campaign'
+
+test-all: test campaigns
+
+campaigns: .venv/dev.stamp
+	$(PYTEST) -m campaign
 
 # mypy needs one core: it runs beside the tests.
 check: style
@@ -71,7 +78,7 @@ types: .venv/dev.stamp
 	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
 
 fast: .venv/dev.stamp
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not slow and not campaign'
 
 bench: .venv/dev.stamp
 	$(BIN)/python -m benchmarks

@@ -21,7 +21,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Timing says nothing about correctness, and a flaky failure is of no use to anybody.
-settings.register_profile("proxima", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "proxima", database=None, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("proxima")
 
 
@@ -35,9 +37,17 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--progress", action="store_true", help="one line for all tests; see tests/progress.py")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Delete what tested programs leave in the temporary folder after the tests, except pytest's own folders."""
     if not hasattr(config, "workerinput"):  # a worker inherits the variables of the process that starts it
+        if config.getoption("progress"):
+            from tests.progress import Progress
+
+            config.pluginmanager.register(Progress(sys.stdout))
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
         tempfile.tempdir = None
@@ -49,14 +59,24 @@ SLOW = frozenset(
 )  # written by scripts/slow_tests.py
 
 
+SIBLINGS: dict[str, str | None] = {}  # each collected test → the small test that stands for it, where it is a campaign
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest deselects tests by `-m`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the slow tests, and put those that wait first: xdist gives the first part of the list to one worker, which
     waits while the others compute."""
     items.sort(key=lambda item: item.get_closest_marker("waits") is None)
     for item in items:
+        campaign = item.get_closest_marker("campaign")
+        SIBLINGS[item.nodeid] = campaign and campaign.args[0]
         if not SLOW.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="session")
+def siblings() -> dict[str, str | None]:
+    return SIBLINGS
 
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as for a shell's background jobs; Ctrl-C is tested here

@@ -61,6 +61,16 @@ def test_every_slow_test_exists():
         assert f"def {function.rpartition('::')[2]}(" in texts[file], line
 
 
+def test_every_campaign_has_a_small_sibling(siblings):
+    """`make test` leaves campaigns out; of each, it runs a test that fails with the same fault."""
+    small = {test for test, sibling in siblings.items() if sibling is None}
+    small |= {test.partition("[")[0] for test in small}
+    files = {test.partition("::")[0] for test in small}
+    for campaign, sibling in siblings.items():
+        if sibling and sibling.partition("::")[0] in files:  # all are, but where pytest was given a few files
+            assert sibling in small, f"the sibling of {campaign} is no small test"
+
+
 def test_no_name_says_old():
     """It hides which of the policies is meant: behavior, proximal, or the version before."""
     collected = []

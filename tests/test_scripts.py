@@ -143,4 +143,4 @@ def test_a_mutant_meets_what_executes_it_and_a_constant_whatever_runs_its_file(m
 
 def test_a_function_is_slow_if_most_of_its_cases_are():
     measured = {"a::f[1]": 0.3, "a::f[2]": 0.2, "a::f[3]": 0.0, "a::g[1]": 0.1, "a::g[2]": 0.01, "a::h": 0.09}
-    assert script("slow_tests").slow(measured, limit=0.1) == {"a::f", "a::g[1]"}
+    assert script("test_times").slow(measured, limit=0.1) == {"a::f", "a::g[1]"}

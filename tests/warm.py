@@ -37,6 +37,7 @@ def address() -> str:
 
 
 _SERVERS: list[Any] = []  # kept open: the server ends when its stdin is closed
+CPU_SECONDS = [0.0]  # of the forked processes that have ended, and of those that they waited for
 
 
 def connected() -> socket.socket:
@@ -75,11 +76,12 @@ class _Forked(subprocess.Popen):  # type: ignore[type-arg]
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         try:
-            status = self._channel.recv(8, socket.MSG_DONTWAIT if wait_flags else socket.MSG_WAITALL)
+            answer = self._channel.recv(16, socket.MSG_DONTWAIT if wait_flags else socket.MSG_WAITALL)
         except BlockingIOError:
             return 0, 0
         self._channel.close()
-        return self.pid, int.from_bytes(status, "big")
+        CPU_SECONDS[0] += int.from_bytes(answer[8:], "big") / 1e6
+        return self.pid, int.from_bytes(answer[:8], "big")
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
         if self.returncode is None and self._waitpid_lock.acquire(blocking=False):

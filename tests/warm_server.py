@@ -140,7 +140,9 @@ def serve(listening: socket.socket) -> list[str]:
         for file in (*files, *range(3)):
             os.close(file)
         channel.sendall(pid.to_bytes(8, "big"))
-        channel.sendall(os.waitpid(pid, 0)[1].to_bytes(8, "big"))
+        _, status, used = os.wait4(pid, 0)
+        microseconds = round(1e6 * (used.ru_utime + used.ru_stime))
+        channel.sendall(status.to_bytes(8, "big") + microseconds.to_bytes(8, "big"))
         os._exit(0)
 
 
