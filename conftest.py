@@ -51,12 +51,27 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
         tempfile.tempdir = None
+        own_home(Path(scratch))
         config.add_cleanup(lambda: shutil.rmtree(scratch, ignore_errors=True))
 
 
 SLOW = frozenset(
     (Path(__file__).parent / "tests" / "slow.txt").read_text().splitlines()
 )  # written by scripts/slow_tests.py
+
+
+def own_home(scratch: Path) -> None:
+    """Give the tests a home of their own: the user's may be read-only, and what is in it is no business of theirs.
+
+    Compiled kernels stay in the user's cache, if that can be written: to compile them takes a while.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = next(folder for folder in (cache, *cache.parents) if folder.exists())
+    os.environ["XDG_CACHE_HOME"] = str(cache if os.access(place, os.W_OK) else scratch / "cache")
+    os.environ["HOME"] = str(scratch / "home")
+    (scratch / "home").mkdir()
+    # git refuses a checkout of another user, and some tests ask it which files it tracks
+    os.environ |= {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory", "GIT_CONFIG_VALUE_0": "*"}
 
 
 SIBLINGS: dict[str, str | None] = {}  # each collected test → the small test that stands for it, where it is a campaign
