@@ -11,6 +11,7 @@ is also the pytest plugin that takes the times.
 """
 
 import argparse
+import importlib
 import json
 import os
 import re
@@ -51,6 +52,7 @@ CAUSES = {  # (module, function): what its seconds are spent on
     ("ray", "init"): "starting Ray clusters",
     ("ray.cluster_utils", "Cluster"): "starting Ray clusters",
 }
+EARLY = ("tests.tiny", "tests.model.families", "proxima.kernels.compiled")  # before other modules take their functions
 Row = dict[str, Any]  # test, seconds, charged, cpu, children, causes
 
 
@@ -94,7 +96,17 @@ class Times:
                 self.inside = False
                 self.causes[cause] += time.perf_counter() - start
 
+        for name in ("cache_clear", "cache_info"):
+            if hasattr(function, name):
+                setattr(call, name, getattr(function, name))
         return call
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> None:
+        if "PYTEST_XDIST_WORKER" in os.environ or not session.config.getoption("numprocesses", None):
+            for module in EARLY:
+                importlib.import_module(module)
+            self.watch()
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
