@@ -4,17 +4,13 @@ import json
 import os
 import random
 import signal
-import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from proxima.data import fork_server
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
-from tests.warm import address
 
 MARK = "PROXIMA_TEST_MARK"  # a variable that all processes of a test inherit
 STOPS = list("aeiouAEIOU0123456789 ")  # single letters, so that a random model ends its turns
@@ -47,7 +43,8 @@ def kill_workers(mark: str, draws: random.Random) -> int:
     workers = []
     for pid in marked(mark):
         with suppress(OSError):
-            workers += [pid] if b"fork_server.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            workers += [pid] if fork_server.__file__.encode() in words else []
     chosen = draws.sample(workers, draws.randint(1, len(workers))) if workers else []
     for pid in chosen:
         with suppress(OSError):
@@ -64,16 +61,3 @@ def whole(folder: Path) -> dict[str, Any]:
     for record in run_traces["metrics"]:
         record.pop("episode/retried", None)
     return run_traces
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """Of all processes of a test, which must leave none."""
-    address()  # of the server that forks, which outlives the test
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    yield value
-    deadline = time.monotonic() + 20
-    while (left := marked(value)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []  # what they are

@@ -26,8 +26,17 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize("command", RUNS)
+@pytest.mark.parametrize(
+    ("command", "schedule"),
+    [
+        ("train", "linear"),
+        ("train", "cosine"),
+        ("ppo", "linear"),
+        ("sft", "cosine"),
+        ("reward", "linear"),
+        ("dpo", "cosine"),
+    ],
+)
 def test_both_steps_of_a_run_of_two_change_the_weights(command, schedule, tiny_model, tmp_path):
     recipe, go, changes = RUNS[command]
     short = {"train__steps": 2, "train__warmup_steps": 0, "train__schedule": schedule, "eval__every": 0}

@@ -22,23 +22,16 @@ from proxima.train import LogProbStage
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.train.forward_stage import stage_columns
 from proxima.train.objectives.policy_objective import mask_sizes
-from tests.runtime.interruptions import PLACES, stop_at
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.runs import CUT, RUNS
+from tests.runtime.tiny_run import assert_same, go, recipe, steps_of, traces
 
-CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}
-REPLAY = CUT | {"algorithm__preset": "grpo", "algorithm__behavior": "sampled"}
-
-
-def steps_of(folder):
-    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
+REPLAY = RUNS["sampling masks"].settings
 
 
-@pytest.fixture(scope="module")
-def run(tiny_model, tmp_path_factory):
-    """A finished run with replay; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("masked") / "run"
-    go(folder, recipe(tiny_model("llama"), **REPLAY))
-    return folder
+@pytest.fixture
+def run(runs):
+    """The folder of a finished run with replay; read-only by agreement."""
+    return runs.finished("sampling masks")
 
 
 @pytest.fixture(scope="module")
@@ -92,17 +85,9 @@ def test_the_rollouts_hold_the_sets(run):
             assert row["behavior_log_prob"] == row["sampled_log_prob"] != row["untruncated_log_prob"]
 
 
-@pytest.mark.parametrize("place", ["after step 1", "while training"])
-def test_a_resume_is_as_if_unbroken(place, run, tiny_model, tmp_path):
-    config = recipe(tiny_model("llama"), **REPLAY)
-    assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(run))
-
-
-def test_stored_rollouts_are_replayed_to_the_bit(run, tiny_model, tmp_path):
-    go(tmp_path / "run", recipe(tiny_model("llama"), rollouts=str(run), **REPLAY))
-    actual, expected = traces(tmp_path / "run"), traces(run)
+def test_stored_rollouts_are_replayed_to_the_bit(run, runs, tmp_path):
+    runs.go("sampling masks", tmp_path / "run", rollouts=str(run))
+    actual, expected = traces(tmp_path / "run"), runs.traces("sampling masks")
     for name in ("rollouts", "tensors"):
         assert actual[name] == expected[name], name
 
@@ -134,27 +119,37 @@ def test_with_the_untruncated_behavior_policy_the_switch_changes_no_number(tiny_
     assert not any(key.startswith("sampling_mask/") for record in runs[True]["metrics"] for key in record)
 
 
-VARIANTS = {  # and a divergence of two policies that are still the same
-    "recompute": ({"proximal": "recompute", "correction": [{"kind": "importance"}]}, "correction/kl"),
-    "reference_kl": ({"reference_kl": {"kind": "k3", "coefficient": 0.1}}, "approx_kl_k1"),
-    "reward_kl": ({"reward_kl": {"coefficient": 0.05}}, "reward_kl/mean"),
-    "baseline": ({"advantage": {"kind": "optimal_token_baseline"}}, "mismatch/kl"),
-    "entropy": ({"entropy_bonus": 0.01}, "approx_kl"),
-    "guard": ({"mismatch": {"on_mismatch": "reject"}}, "mismatch/rejected_seq_fraction"),
+VARIANTS = {  # and divergences of two policies that are still the same
+    "recomputed": (
+        {
+            "proximal": "recompute",
+            "correction": [{"kind": "importance"}],
+            "reference_kl": {"kind": "k3", "coefficient": 0.1},
+            "entropy_bonus": 0.01,
+        },
+        ("correction/kl", "approx_kl_k1", "approx_kl"),
+    ),
+    "as sampled": (
+        {
+            "reward_kl": {"coefficient": 0.05},
+            "advantage": {"kind": "optimal_token_baseline"},
+            "mismatch": {"on_mismatch": "reject"},
+        },
+        ("reward_kl/mean", "mismatch/kl", "mismatch/rejected_seq_fraction"),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(variant, marks=pytest.mark.slow) for variant in VARIANTS])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_model, tmp_path):
     """An unmoved policy: every ratio to it is 1 and every KL to it 0, which truncation alone would break."""
-    settings, key = VARIANTS[name]
+    settings, keys = VARIANTS[name]
     algorithm = {"preset": "grpo", "behavior": "sampled"} | settings
-    tree = recipe(
-        tiny_model("llama"), **CUT | {"algorithm": algorithm, "train__steps": 2, "train__optimizer__lr": 1e-9}
-    )
-    go(tmp_path / "run", tree)
+    unmoved = {"train__steps": 2, "train__optimizer__lr": 1e-9, "eval__task": None, "eval__every": 0}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **CUT | unmoved, algorithm=algorithm))
     for record in steps_of(tmp_path / "run"):
-        assert abs(record[key]) < 3e-5 and abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
+        assert all(abs(record[key]) < 3e-5 for key in keys)
+        assert abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
 
 
 def test_the_reference_is_over_the_same_set_and_the_entropy_over_the_vocabulary(sampled):

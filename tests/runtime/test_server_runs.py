@@ -13,15 +13,12 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from tests.runtime import server_like
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, recipe_with, traces
 
 KIND = "tests.runtime.server_like:ServerLike"
 
 
-def tree(model, **changes):
-    of_engine = [key for key in changes if key.startswith("engine__")]
-    engine = {"kind": KIND} | {key.removeprefix("engine__"): changes.pop(key) for key in of_engine}
-    return recipe(model, **changes) | {"engine": engine}
+tree = recipe_with(engine={"kind": KIND})
 
 
 @pytest.fixture(autouse=True)
@@ -44,10 +41,8 @@ def test_the_engine_is_asked_before_any_weights_load(tiny_model, tmp_path, monke
     (asked,) = server_like.ASKED
     assert asked.publishes and asked.training == resolved.config.sampling and asked.vocabulary > 0
     assert asked.log_probs == {"untruncated"} == asked.measured  # cppo's centre is the behavior policy
-    assert {sampling.temperature for sampling in asked.samplings} == {
-        0.0,
-        1.0,
-    }  # the held-out questions are asked greedily
+    temperatures = {sampling.temperature for sampling in asked.samplings}
+    assert temperatures == {0.0, 1.0}  # the held-out questions are asked greedily
 
 
 def test_what_the_engine_measures_is_in_metrics_log_and_report(tiny_model, tmp_path):

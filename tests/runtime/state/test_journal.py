@@ -74,14 +74,8 @@ def test_a_step_from_admission_to_consumption(journal, clock):
     assert unconsumed(journal) == []
     assert journal.metrics(1) == {"reward/mean": 0.375, "loss": None}
     ten, eleven, dropped = journal.consumed(1)
-    assert (ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason) == (
-        1,
-        3,
-        2,
-        0,
-        0.5,
-        None,
-    )
+    facts = ten.epoch, ten.policy_version, ten.completions, ten.invalid, ten.reward, ten.reason
+    assert facts == (1, 3, 2, 0, 0.5, None)
     assert (eleven.reward, eleven.invalid) == (0.25, 1)
     assert (dropped.uid, dropped.epoch, dropped.reason, dropped.reward, dropped.invalid) == (25, 2, "invalid", None, 2)
     assert ten.admitted_at == "2026-09-02T12:00:00.000+00:00"
@@ -198,21 +192,6 @@ def test_consume_wants_exactly_what_was_selected(journal):
         journal.select(1, [])
 
 
-def test_a_step_of_dropped_prompts_only(journal):
-    advance_to_scored(journal, 1)
-    journal.select(1, [], {1: "uniform"})
-    journal.consume(1, [], {"position": 1}, {}, version=1)
-    assert (journal.step, journal.counts()) == (1, {"consumed": 1})
-
-
-def test_a_failed_prompt_is_dropped(journal):
-    journal.enqueue(prompts(1))
-    journal.generating([1])
-    assert journal.prompt(1).attempts == 1
-    journal.select(1, [], {1: "failed"})
-    assert journal.prompt(1).reason == "failed"
-
-
 def synchronous_steps(journal, last, batch=2):
     """What a synchronous loop writes: the cursor is the next uid."""
     while journal.step < last:
@@ -260,12 +239,6 @@ def test_a_checkpoint_ahead_of_the_journal_is_refused(journal):
     synchronous_steps(journal, 2)
     with pytest.raises(ValueError, match="the journal ends at step 2"):
         journal.rewind(3)
-
-
-def test_meta(journal):
-    assert journal.get("engine") is None
-    journal.set("engine", {"rng": [1, 2]})
-    assert journal.get("engine") == {"rng": [1, 2]}
 
 
 def test_no_journal_at_all(tmp_path):
@@ -378,7 +351,10 @@ def assert_sound(path, step):
         return journal.step
 
 
-@pytest.mark.parametrize("stride", [12, pytest.param(4, marks=pytest.mark.slow)])
+STATEMENTS = "tests/runtime/state/test_journal.py::test_kill_between_any_two_statements[12]"
+
+
+@pytest.mark.parametrize("stride", [12, pytest.param(1, marks=pytest.mark.campaign(STATEMENTS))])
 def test_kill_between_any_two_statements(stride, tmp_path):
     """SIGKILL right before the n-th SQL statement of a step, for every `stride`-th n; each child goes on where the last
     one died."""
@@ -397,21 +373,3 @@ def test_kill_between_any_two_statements(stride, tmp_path):
         reached = now
     # A step is nothing until its COMMIT, the last statement but one; after that it is done whatever dies.
     assert finished == [0] * (len(finished) - 2) + [1, 1]
-
-
-def test_kill_at_any_moment(tmp_path):
-    """SIGKILL from outside in the middle of a loop of transactions."""
-    path, reached = tmp_path / "run.sqlite", 0
-    for more in (3, 1, 7):
-        process = child(path, 10_000)
-        seen = [int(process.stdout.readline()) for _ in range(more)]
-        process.kill()
-        rest = [int(line) for line in process.stdout.read().split("\n")[:-1]]
-        process.wait()
-        process.stdout.close()
-        assert process.returncode == -signal.SIGKILL
-        assert seen[0] == reached + 1
-        reached = assert_sound(path, max(seen + rest))
-    process = child(path, reached + 2)
-    process.communicate()
-    assert assert_sound(path, reached + 2) == reached + 2

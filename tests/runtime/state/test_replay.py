@@ -1,6 +1,5 @@
 """A replay trains on the stored rollouts of another run: the same run again to the bit, or another loss on them."""
 
-import gc
 import json
 import shutil
 
@@ -18,29 +17,21 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.view.report import write_report
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.runs import EPOCHS
+from tests.runtime.tiny_run import assert_same, go, recipe, traces
 from tests.tiny import tiny_tokenizer
 
-STEPS = 4
+STEPS = 4  # of the run called "policy"
 
 
-class Died(BaseException):
-    """A process that ends without a word, as far as the run can tell."""
-
-
-SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
-
-
-@pytest.fixture(scope="module")
-def generated(tiny_model, tmp_path_factory):
+@pytest.fixture
+def generated(runs):
     """The folder of a run that generates; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("generated") / "run"
-    go(folder, recipe(tiny_model("llama"), **SETTINGS))
-    return folder
+    return runs.finished("policy")
 
 
 def replay(model, of, **changes):
-    return recipe(model, **(SETTINGS | {"rollouts": str(of)} | changes))
+    return recipe(model, **(EPOCHS | {"rollouts": str(of)} | changes))
 
 
 def comparable(folder):
@@ -112,22 +103,6 @@ def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tm
     assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
 
 
-@pytest.mark.parametrize("place", ["train", "step"])
-def test_a_replay_that_died_resumes_as_if_unbroken(place, generated, tiny_model, tmp_path):
-    config = replay(tiny_model("llama"), generated, algorithm={"preset": "dppo"}, checkpoint__every=2)
-    go(tmp_path / "unbroken", config)
-
-    def die(event, *facts):
-        if RunFolder(tmp_path / "run").rollout_file(3).exists() and place in (event, *facts[:1]):
-            raise Died
-
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=Watcher(die))
-    gc.collect()  # the traceback held the locks, which a real death frees
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "unbroken"))
-
-
 def changed(folder, generated, change):
     shutil.copytree(generated, folder)
     change(folder)
@@ -167,7 +142,7 @@ def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refu
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | own))
+    go(tmp_path / "run", recipe(tiny_model("llama"), **EPOCHS | own))
     before = times(tmp_path / "run")
     go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
     file.write_text("def length(completion: str): return -len(completion)\n")
@@ -235,7 +210,7 @@ def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
 
 def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **SETTINGS)))
+    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **EPOCHS)))
     words = [
         "train",
         str(file),
