@@ -164,10 +164,8 @@ RUNS = {
             }
         }
     ),
-    "episodes, returns of turns": few_episodes(
-        {"algorithm": {"preset": "grpo", "advantage": {"kind": "turn_returns"}}}
-    ),
-    "episodes, states in common": few_episodes({"algorithm": {"preset": "grpo", "advantage": {"kind": "gigpo"}}}),
+    "episodes, returns of turns": few_episodes({"algorithm": {"preset": "grpo", "advantage": "turn_returns"}}),
+    "episodes, states in common": few_episodes({"algorithm": {"preset": "grpo", "advantage": "gigpo"}}),
     "episodes with a value head": few_episodes(
         {"algorithm": {"preset": "ppo", "advantage": {"kind": "gae"}}, "critic": {"kind": "head"}}
     ),

@@ -113,8 +113,8 @@ def test_every_action_judges_the_same_completions_and_within_the_limits_none_is_
 
 
 def test_without_learning_the_mismatch_is_constant(tiny_model, tmp_path):
-    """The same question, always answered by the likeliest tokens, under weights that are trained with a learning rate of
-    0 and published: a difference between two steps would be ours."""
+    """The same question, always answered by the likeliest tokens, under weights that are trained with a learning rate
+    of 0 and published: a difference between two steps would be ours."""
     tree = recipe(
         tiny_model("llama"),
         task__size=1,
