@@ -21,6 +21,7 @@ def episode_recipe(model: Path, **changes: Any) -> dict[str, Any]:
     world = {"kind": "tests.runtime.echo_world:Echo"}
     own = {"task__environment": world, "eval__task__environment": world, "reward": [{"kind": "environment"}]}
     own |= {"sampling__stop": STOPS, "sampling__max_tokens": 12, "train__tokens_per_micro_batch": 1000}
+    own |= {"episode__call_seconds": 300.0}
     return recipe(model, **(own | changes))
 
 
