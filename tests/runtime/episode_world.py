@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,14 @@ def marked(mark: str) -> list[int]:
                 continue
             pids += [int(entry.name)] if inherited and running else []
     return pids
+
+
+def left_of(mark: str) -> list[bytes]:
+    """The commands of those that still run, after they had minutes to end."""
+    deadline = time.monotonic() + 300
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
 
 
 def kill_workers(mark: str, draws: random.Random) -> int:

@@ -43,7 +43,6 @@ def die():
 
 
 def stop_at(moment):
-    """Presses Ctrl-C."""
     return act_at(moment, press)
 
 
@@ -51,8 +50,9 @@ def die_at(moment):
     return act_at(moment, die)
 
 
-def of_stage(stage):
-    return lambda seen, done, total, unit: seen == stage
+def during(stage, after=0, enough=lambda done, total: True):
+    """While a stage runs that has done enough, once so many steps are finished."""
+    return "progress", lambda seen, done, total, unit: seen == stage and enough(done, total), after
 
 
 def of_step(step):
@@ -60,24 +60,14 @@ def of_step(step):
 
 
 MOMENTS = {  # event, which of them, steps before
-    "while evaluating before": (
-        "progress",
-        lambda stage, done, total, unit: stage == "evaluate" and 2 * done > total,
-        0,
-    ),
+    "while evaluating before": during("evaluate", 0, lambda done, total: 2 * done > total),
     "after the evaluation before": ("evaluated", of_step(0), 0),
-    "while generating step 1": ("progress", lambda stage, done, total, unit: stage == "generate" and done >= 2, 0),
-    "while generating step 2": ("progress", lambda stage, done, total, unit: stage == "generate" and done >= 2, 1),
-    "while training step 1": ("progress", of_stage("train"), 0),
-    "while training step 2": ("progress", of_stage("train"), 1),
-    **{f"after step {step}": ("step", of_step(step), 0) for step in range(1, 6)},
-    **{f"after the evaluation at {step}": ("evaluated", of_step(step), 0) for step in (1, 2, 4)},
-    "while the second set is evaluated at 2": (
-        "progress",
-        lambda stage, done, total, unit: stage == "evaluate" and total == 3,
-        2,
-    ),
-    "while saving step 2": ("progress", of_stage("checkpoint"), 2),
+    **{f"while generating step {n}": during("generate", n - 1, lambda done, total: done >= 2) for n in (1, 2)},
+    **{f"while training step {n}": during("train", n - 1) for n in (1, 2)},
+    **{f"after step {n}": ("step", of_step(n), 0) for n in range(1, 6)},
+    **{f"after the evaluation at {n}": ("evaluated", of_step(n), 0) for n in (1, 2, 4)},
+    "while the second set is evaluated at 2": during("evaluate", 2, lambda done, total: total == 3),
+    "while saving step 2": during("checkpoint", 2),
 }
 
 

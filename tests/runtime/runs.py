@@ -24,7 +24,7 @@ ADAPTER = {
     "train__optimizer": ADAMW | {"weight_decay": 0.01},
 }
 CARRIED = {
-    "algorithm__selection": [{"kind": "drop_uniform_groups"}],
+    "algorithm__selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}],
     "algorithm__dynamic_sampling": {"oversample": 2.0, "exhausted": "partial"},
     "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],  # a third of the prompts teach nothing
     "task__size": 40,
@@ -59,8 +59,10 @@ def shaped(**reward_kl: Any) -> dict[str, Any]:
 
 
 def distilled(runs: "Runs") -> dict[str, Any]:
-    teacher = {"path": str(runs.tiny_model("qwen2", 5)), "divergence": "reverse_kl"}
-    return {"algorithm": {"preset": "distill", "distillation": teacher}, "train__updates_per_step": 2, **NO_EVAL}
+    divergence = {"kind": "js", "top_k_of": "student", "top_k": 4}
+    teacher = {"path": str(runs.tiny_model("qwen2", 5)), "divergence": divergence}
+    algorithm = {"preset": "distill", "distillation": teacher}
+    return {"algorithm": algorithm, "engine__top_k_log_probs": 4, "train__updates_per_step": 2, **NO_EVAL}
 
 
 def scored_by_a_model(runs: "Runs") -> dict[str, Any]:
@@ -96,6 +98,7 @@ class Run:
     recipe: Callable[..., dict[str, Any]] = tiny_run.recipe
     go: Callable[..., Summary] = tiny_run.go
     traces: Callable[[Path], dict[str, Any]] = traces
+    model: str = "llama"
 
 
 episodes = partial(Run, recipe=episode_recipe, traces=whole)
@@ -116,6 +119,24 @@ RUNS = {
     "adapter and critic": Run(ADAPTER | critic_settings(CRITIC)),
     "adapter and value head": Run(ADAPTER | critic_settings(HEAD)),
     "sampling masks": Run(CUT | {"algorithm__preset": "grpo", "algorithm__behavior": "sampled"}),
+    "routed experts": Run(
+        {
+            "train__steps": 2,
+            "engine__routed_experts": True,
+            "algorithm__routing_replay": "rollout",
+            "model__compute_dtype": "bfloat16",
+            "model__gradient_checkpointing": True,
+            **NO_EVAL,
+        },
+        model="qwen3_moe",
+    ),
+    "likeliest tokens and greedy baselines": Run(
+        {
+            "algorithm": {"preset": "dppo", "advantage": "remax"},
+            "algorithm__surrogate": {"kind": "dppo", "divergence": "topk_tv"},
+            "engine__top_k_log_probs": 3,
+        }
+    ),
     "teacher": Run(distilled),
     "adaptive KL": Run(shaped(estimator="k3", adaptive={"target": 1e-3, "horizon": 32.0})),
     "epochs that stop": Run(
@@ -194,7 +215,7 @@ class Runs:
         run = RUNS[name]
         settings = run.settings(self) if callable(run.settings) else run.settings
         data = [] if run.go is tiny_run.go else [self.folder / run.go.__module__]
-        return run.recipe(self.tiny_model("llama"), *data, **(settings | changes))
+        return run.recipe(self.tiny_model(run.model), *data, **(settings | changes))
 
     def go(self, name: str, folder: Path, *, resume: bool = False, observer: Any = None, **changes: Any) -> Summary:
         return RUNS[name].go(folder, self.tree(name, **changes), observer=observer, resume=resume)

@@ -1,15 +1,15 @@
 """Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to
 an unbroken run."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from proxima.cli.main import main
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prompts_factor
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
@@ -18,7 +18,9 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from tests.runtime.loop.test_controller import World
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.runs import CUT
+from tests.runtime.state.test_rollouts import make_group
+from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
 
@@ -263,12 +265,14 @@ def test_the_run_that_is_resumed_carries_groups_over(runs):
 
 
 def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
-    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **(SETTINGS | changes)))
+    """With all that a completion may have: its likeliest tokens, and those that could be sampled."""
+    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2, **CUT}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | changes, **NO_EVAL))
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
     uids = checkpoint.facts["pending"]
     groups = read_groups(checkpoint.path / CARRIED_GROUPS, uids)
     assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None
+    assert all(len(completion.sampling_mask) for group in groups for completion in group.completions)
     write_groups(tmp_path / "again.parquet", groups)
     assert read_groups(tmp_path / "again.parquet", uids) == groups and read_groups(tmp_path / "none.parquet", []) == []
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "again.parquet").read_bytes()[:200])
@@ -280,33 +284,13 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
 
 
 def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
-    completion = Completion(
-        prompt_uid=1,
-        sample=0,
-        tokens=(5,),
-        text="a\ud800",
-        sampled_log_prob=(-1.0,),
-        untruncated_log_prob=(-1.0,),
-        policy_version=(0,),
-        finish_reason="stop",
-        temperature=1.0,
-    )
-    prompt = Prompt(
-        uid=1,
-        messages=({"role": "user", "content": "\udfff?"},),
-        tokens=(3,),
-        answer=torch.tensor(2.5),
-        metadata={"x": float("nan")},
-        chat=True,
-    )
-    write_groups(
-        tmp_path / "p.parquet",
-        [Group(prompt=prompt, completions=(completion,), scores=(Score.failed("\ud801"),), baseline=0.5)],
-    )
-    (group,) = read_groups(tmp_path / "p.parquet", [1])
-    assert (group.completions[0].text, group.scores[0].error, group.prompt.question) == ("a?", "?", "??")
-    assert (group.prompt.answer, group.prompt.metadata, group.baseline) == (2.5, {"x": None}, 0.5)
-    assert group.prompt.chat
+    group = make_group(text="a\ud800", scores=(Score.failed("\ud801"),) * 2)
+    asked = {"role": "user", "content": "\udfff?"}
+    prompt = replace(group.prompt, messages=(asked,), answer=torch.tensor(2.5), metadata={"x": math.nan}, chat=True)
+    write_groups(tmp_path / "p.parquet", [replace(group, prompt=prompt, baseline=0.5)])
+    (read,) = read_groups(tmp_path / "p.parquet", [7])
+    assert (read.completions[0].text, read.scores[0].error, read.prompt.question) == ("a?", "?", "??")
+    assert (read.prompt.answer, read.prompt.metadata, read.prompt.chat, read.baseline) == (2.5, {"x": None}, True, 0.5)
 
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
@@ -346,21 +330,6 @@ def test_a_batch_that_is_not_full_moves_the_learning_rate_on_as_a_full_one(tmp_p
     for world in (full, partial):
         world.run()
     assert full.stack.updates == partial.stack.updates == 3
-
-
-def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys):
-    import yaml
-
-    file = tmp_path / "recipe.yaml"
-    tree = recipe(tiny_model("llama"), **SETTINGS, folder=str(tmp_path / "run"))
-    tree["reward"][0] = {"kind": "tests.runtime.tiny_run:Even", "constant": 1}
-    tree["algorithm"]["dynamic_sampling"] = {"max_num_gen_batches": 2}
-    file.write_text(yaml.safe_dump(tree))
-    assert main(["train", str(file), "--quiet"]) == 1
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and error[0].startswith(
-        "error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups"
-    )
 
 
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):

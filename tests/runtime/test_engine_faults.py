@@ -140,19 +140,6 @@ def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(tiny_model, tm
     assert_whole(run.path, steps=6, prompts=2, lag=3)
 
 
-def test_a_torn_journal_is_one_line_and_a_restored_one_continues(tiny_model, tmp_path):
-    config, run = tree(tiny_model("llama")), RunFolder(tmp_path / "run")
-    interrupt(go, run.path, config, "after step 3")
-    whole = run.journal.read_bytes()
-    run.journal.write_bytes(b"\0" * 100 + whole[100:])
-    with pytest.raises(UserError, match=r"run.sqlite") as caught:
-        go(run.path, config, resume=True)
-    assert "\n" not in str(caught.value)
-    run.journal.write_bytes(whole)
-    assert go(run.path, config, resume=True).status == "done"
-    assert_whole(run.path)
-
-
 @pytest.mark.parametrize("step", [1, 3])
 def test_torn_rollouts_cost_their_step_at_most(step, tiny_model, tmp_path):
     """Those of a step after the last checkpoint come again; without earlier ones a run goes on."""

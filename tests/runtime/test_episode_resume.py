@@ -14,7 +14,7 @@ from tests.runtime.runs import AGENT
 from tests.runtime.test_async_run import assert_whole
 from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same
 
-OVERLAP = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2}
+OVERLAP = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__prompts_per_step": 2, **NO_EVAL}
 NEXT = {"preset": "grpo", "proximal": "next", "correction": [{"kind": "importance", "towards": "next"}]}
 ASYNCHRONOUS = {
     "wait": {},
@@ -36,7 +36,7 @@ WAITING = pytest.mark.campaign(
 def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, tmp_path, mark):
     tree = episode_recipe(tiny_model("llama"), train__steps=4, checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 3")
-    records = assert_whole(tmp_path / "run", lag=tree["runtime"]["max_lag"])
+    records = assert_whole(tmp_path / "run", prompts=2, lag=tree["runtime"]["max_lag"])
     assert sum(record["async/evicted"] for record in records) == 0
     if "algorithm" in ASYNCHRONOUS[mode]:
         # how many episodes run at a publish is the machine's; tests/train/test_next_policy.py proves their log-probs
@@ -56,15 +56,15 @@ def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_p
 
     tree = episode_recipe(tiny_model("llama"), train__steps=4, **own)
     assert go(tmp_path / "run", tree, observer=Watcher(kill)).status == "done"
-    records = assert_whole(tmp_path / "run")
+    records = assert_whole(tmp_path / "run", prompts=2)
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
 
 
 def test_a_resumed_replay_of_asynchronous_episodes_is_the_unbroken_one(tiny_model, tmp_path):
     recorded = episode_recipe(tiny_model("llama"), train__steps=3, **OVERLAP)
     assert go(tmp_path / "recorded", recorded).status == "done"
-    again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded")}
-    tree = episode_recipe(tiny_model("llama"), **again)
+    again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded"), "train__prompts_per_step": 2}
+    tree = episode_recipe(tiny_model("llama"), **again, **NO_EVAL)
     assert go(tmp_path / "unbroken", tree).status == "done"
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
@@ -90,8 +90,7 @@ def server(tiny_model):
 
 def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, mark):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
-    small = {"engine": {"kind": "vllm", "url": server}, "train__prompts_per_step": 2, **NO_EVAL}
-    tree = episode_recipe(tiny_model("llama"), **OVERLAP | small)
+    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **OVERLAP)
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     records = assert_whole(tmp_path / "run", steps=3, prompts=2)
     assert all(record["episode/turns/mean"] > 1 and record["sync/probe_max"] < 1e-3 for record in records)

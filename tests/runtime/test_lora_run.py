@@ -15,8 +15,7 @@ from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.learning import make_stages
 from proxima.runtime.launch.models import make_policy
-from proxima.runtime.state.best_checkpoint import best_checkpoint
-from proxima.runtime.state.export import export, find_checkpoint
+from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
@@ -106,20 +105,9 @@ def test_export_merges_or_copies_and_transformers_agrees(whole, base, tmp_path):
         assert float((plain(tokens).logits - start).abs().max()) > 0.01
 
 
-def test_without_an_adapter_there_is_none_to_export(base, tmp_path):
-    quick = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
-    go(tmp_path / "run", recipe(base, **quick))
+def test_without_an_adapter_there_is_none_to_export(runs, tmp_path):
     with pytest.raises(UserError, match="was trained without model.lora, so it has no adapter; leave out --adapter"):
-        export(tmp_path / "run", tmp_path / "out", adapter=True)
-
-
-def test_the_best_checkpoint_is_kept_and_found(runs, tmp_path):
-    kept = {"every": 1, "keep_last": 1, "keep_best": True}
-    runs.go("adapter", tmp_path / "run", checkpoint=kept, eval__every=1)
-    folder = RunFolder(tmp_path / "run")
-    best = best_checkpoint(folder, checkpoints(folder.checkpoints))
-    assert find_checkpoint(tmp_path / "run", "best").path == best.path
-    assert load(str(best.model), device="cpu").name == f"run step {best.step}"
+        export(runs.finished("plain"), tmp_path / "out", adapter=True)
 
 
 def test_a_run_continues_from_an_adapter(whole, base, runs, tmp_path):

@@ -64,8 +64,7 @@ def compared(folder, model, atol):
     return from_cache, interrupted, missing
 
 
-@pytest.mark.parametrize("source", ["engine", "trainer"])
-@pytest.mark.parametrize("engine", ["local", "local_process"])
+@pytest.mark.parametrize(("source", "engine"), [("engine", "local"), ("engine", "local_process"), ("trainer", "local")])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):

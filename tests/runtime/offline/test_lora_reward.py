@@ -24,7 +24,7 @@ def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
     assert {file.name for file in last.glob("*.safetensors")} == {"adapter_model.safetensors"}
     config = json.loads((last / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"] and config["reward_normalization"]["std"] > 0
-    ModelReward(path=str(last)).check()
+    ModelReward(path=str(last), normalize=True).check()
     merged = AutoModelForSequenceClassification.from_pretrained(export(whole, tmp_path / "merged"))
     ours = load_scalar_model(str(last), device="cpu").model
     with torch.no_grad():

@@ -54,13 +54,6 @@ def test_training_continues_from_a_reward_model(unbroken, tree, tmp_path):
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(kept).score.weight, head)
 
 
-def test_an_adapter_and_its_head_are_saved_without_the_base(runs):
-    folder = checkpoints(RunFolder(runs.finished("reward model of an adapter")).checkpoints)[-1].model
-    assert not list(folder.glob("model*.safetensors"))
-    ModelReward(path=str(folder), normalize=True).check()
-    assert load_scalar_model(str(folder), device="cpu").model.score.weight.abs().max() > 0
-
-
 def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
     go(tmp_path / "run", tree(reward_model__margin_column="lead"))
     go(tmp_path / "same", tree(reward_model__margin=0.5))

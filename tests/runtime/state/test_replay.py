@@ -17,7 +17,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.view.report import write_report
-from tests.runtime.runs import EPOCHS
+from tests.runtime.runs import EPOCHS, RUNS
 from tests.runtime.tiny_run import assert_same, go, recipe, traces
 from tests.tiny import tiny_tokenizer
 
@@ -34,49 +34,35 @@ def replay(model, of, **changes):
     return recipe(model, **(EPOCHS | {"rollouts": str(of)} | changes))
 
 
-def comparable(folder):
+def comparable(run_traces):
     """All traces, but for what tells a replay: it makes no generation batches, and has another cursor."""
-    run_traces = traces(folder)
-    run_traces["metrics"] = [
-        {k: v for k, v in r.items() if k not in ("gen_batches", "replayed")} for r in run_traces["metrics"]
-    ]
-    run_traces["state"] = {k: v for k, v in run_traces["state"].items() if k not in ("cursor",)}
-    return run_traces
+    told = ("gen_batches", "replayed")
+    metrics = [{k: v for k, v in record.items() if k not in told} for record in run_traces["metrics"]]
+    return run_traces | {"metrics": metrics, "state": run_traces["state"] | {"cursor": None}}
 
 
-def test_a_replay_with_the_same_algorithm_is_the_same_run(generated, tiny_model, tmp_path):
-    go(tmp_path / "run", replay(tiny_model("llama"), generated))
-    assert_same(comparable(tmp_path / "run"), comparable(generated))
+REPLAYED = [
+    "policy",
+    "likeliest tokens and greedy baselines",
+    "carried groups",  # those dropped before the advantages stay dropped, carried ones are in the step that used them
+    "sampling masks",
+    "routed experts",
+    "teacher",
+    "episodes",
+]
 
 
-def test_a_replay_of_dynamic_sampling_and_pruning_is_the_same_run(tiny_model, tmp_path):
-    """Groups dropped before the advantages stay dropped, groups carried over are in the step that used them."""
-    changes = {
-        "algorithm": {
-            "preset": "cppo",
-            "selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}],
-            "dynamic_sampling": {"oversample": 2.0},
-        },
-        "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3, "fail_on": 5}],
-    }
-    model = tiny_model("llama")
-    go(tmp_path / "first", recipe(model, **changes))
-    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
-    first, second = comparable(tmp_path / "first"), comparable(tmp_path / "second")
-    assert any(row["outcome"] == "dropped_uniform_group" for rows in first["rollouts"].values() for row in rows)
-    for name in ("rollouts", "evals", "tensors"):
-        assert second[name] == first[name], name
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replay_with_the_same_algorithm_is_the_same_run(name, runs, tmp_path):
+    runs.go(name, tmp_path / "run", rollouts=str(runs.finished(name)))
+    replayed, first = (comparable(RUNS[name].traces(folder)) for folder in (tmp_path / "run", runs.finished(name)))
+    names = first.keys() if name in REPLAYED[:2] else ("rollouts", "evals", "tensors")
+    assert_same(replayed, {name: first[name] for name in names})
 
 
-def test_top_k_log_probs_and_greedy_baselines_are_stored(tiny_model, tmp_path):
-    changes = {
-        "algorithm": {"preset": "dppo", "surrogate": {"kind": "dppo", "divergence": "topk_tv"}, "advantage": "remax"},
-        "engine": {"kind": "local", "dtype": "float32", "slots": 8, "top_k_log_probs": 3},
-    }
-    model = tiny_model("llama")
-    go(tmp_path / "first", recipe(model, **changes))
-    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
-    assert_same(comparable(tmp_path / "second"), comparable(tmp_path / "first"))
+def test_dropped_groups_are_stored(runs):
+    rows = (row for rows in runs.traces("carried groups")["rollouts"].values() for row in rows)
+    assert {"dropped_uniform_group", "dropped_pruned", "trained"} <= {row["outcome"] for row in rows}
 
 
 def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
