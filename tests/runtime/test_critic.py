@@ -188,9 +188,8 @@ def critic_folder(source, folder, change):
 
 def test_a_folder_without_a_value_head_is_named(runs, tiny_model, tmp_path):
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: weights.pop("score.weight"))
-    with pytest.raises(
-        FieldError, match=r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
-    ):
+    said = r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
+    with pytest.raises(FieldError, match=said):
         runs.go("critic", tmp_path / "run", critic__path=str(folder))
 
 

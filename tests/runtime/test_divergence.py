@@ -30,9 +30,8 @@ def with_one_nan(model, folder):
 
 def test_a_model_file_with_one_nan_is_refused_before_training(tiny_model, tmp_path, capsys):
     model = with_one_nan(tiny_model("llama"), tmp_path / "model")
-    with pytest.raises(
-        FieldError, match="holds NaN or infinity in 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"
-    ):
+    said = "holds NaN or infinity in 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"
+    with pytest.raises(FieldError, match=said):
         go(tmp_path / "run", recipe(model))
     assert not RunFolder(tmp_path / "run").has_run
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe(model)))
@@ -66,9 +65,8 @@ def poisoned(path, **how):
 def test_a_diverging_run_ends_as_failed(lr, what, tiny_model, tmp_path):
     """A finite but huge step ends it too: such a run would go on to its end with a model of noise."""
     tree = recipe(tiny_model("llama"), train__optimizer__lr=lr, train__warmup_steps=0, train__schedule="constant")
-    with pytest.raises(
-        RunEnded, match=f"^step 1: {what}.*; there is no checkpoint to resume from. Training diverges: start another"
-    ):
+    said = f"^step 1: {what}.*; there is no checkpoint to resume from. Training diverges: start another"
+    with pytest.raises(RunEnded, match=said):
         go(tmp_path / "run", tree)
     assert summary_of(tmp_path / "run")["status"] == "failed"
     assert checkpoints(tmp_path / "run" / "checkpoints") == []

@@ -71,11 +71,8 @@ def test_nine_of_ten_groups_are_uniform(tmp_path):
         carried = record["prompts_carried"]
     for step in (1, 2):
         rows = read_rows(world.folder.rollout_file(step))
-        assert {r["prompt_uid"] for r in rows if r["outcome"] == "trained"} == {
-            30 * step - 30,
-            30 * step - 20,
-            30 * step - 10,
-        }
+        trained = {r["prompt_uid"] for r in rows if r["outcome"] == "trained"}
+        assert trained == {30 * step - 30, 30 * step - 20, 30 * step - 10}
         assert {r["outcome"] for r in rows if r["prompt_uid"] % 10} == {"dropped_uniform_group"}
         dropped = sum(len(r["tokens"]) for r in rows if r["prompt_uid"] % 10)
         assert world.records()[step - 1]["tokens/dropped"] == dropped
@@ -226,12 +223,8 @@ def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
     world.engine.generate = cut
     world.run()
     first = world.records()[0]
-    assert (
-        first["prompts_generated"],
-        first["prompts_used"],
-        first["prompts_dropped_truncated"],
-        first["prompts_carried"],
-    ) == (6, 3, 1, 2)
+    names = ("prompts_generated", "prompts_used", "prompts_dropped_truncated", "prompts_carried")
+    assert [first[name] for name in names] == [6, 3, 1, 2]
 
 
 def test_allocation_keeps_the_size_of_an_update(tmp_path):
@@ -353,9 +346,8 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
         (4, 0.0, 1.0),
     ]
     rows = read_rows(world.folder.rollout_file(1))
-    assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [
-        0.0
-    ] * 4  # the third baseline's scorer failed
+    advantages = [r["advantage"] for r in rows]
+    assert advantages == [-4.0, -3.0, -2.0, -1.0] * 2 + [0.0] * 4  # the third baseline's scorer failed
     assert world.records()[0]["completions"] == 12 and len(rows) == 12
 
 

@@ -151,9 +151,8 @@ def test_torn_rollouts_cost_their_step_at_most(step, tiny_model, tmp_path):
     file.write_bytes(whole[:-20])
     assert go(run.path, config, resume=True).status == "done"
     if step == 1:
-        with pytest.raises(
-            UserError, match=r"000001.parquet is not a complete Parquet file .* its completions are lost"
-        ):
+        said = r"000001.parquet is not a complete Parquet file .* its completions are lost"
+        with pytest.raises(UserError, match=said):
             assert_whole(run.path)
         file.write_bytes(whole)
     assert_whole(run.path)

@@ -39,11 +39,8 @@ def test_what_is_stored(unbroken, runs):
         assert record["episode/observation_tokens"] == sum(len(r["tokens"]) - sum(r["sampled"]) for r in rows) > 0
         turns = [[span for span in episode["spans"] if span["sampled"]] for episode in episodes]
         assert record["episode/turns/mean"] == sum(map(len, turns)) / 16 > 1
-        assert (
-            record["episode/cut"]
-            == sum(row["finish_reason"] == "length" for row in rows)
-            == sum(bool(episode["cut"]) for episode in episodes)
-        )
+        cut = sum(bool(episode["cut"]) for episode in episodes)
+        assert record["episode/cut"] == sum(row["finish_reason"] == "length" for row in rows) == cut
         for row, episode, of in zip(rows, episodes, turns, strict=True):
             assert sum(span["tokens"] for span in episode["spans"]) == len(row["tokens"])
             assert row["reward"] == episode["reward"] == pytest.approx(sum(span["reward"] for span in of))
@@ -51,9 +48,7 @@ def test_what_is_stored(unbroken, runs):
             observed = [value for value, own in zip(row["sampled_log_prob"], row["sampled"], strict=True) if not own]
             assert not any(observed) and set(row["policy_version"]) == {record["step"] - 1}
         assert len({row["question"] for row in rows}) == 4 and all(row["question"][-2] == " " for row in rows)
-        assert {tuple(row["prompt_tokens"]) for row in rows if row["sample"] == 0} == {
-            tuple(row["prompt_tokens"]) for row in rows
-        }
+        assert len({tuple(row["prompt_tokens"]) for row in rows}) == 4
 
 
 def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):

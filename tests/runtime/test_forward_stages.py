@@ -98,9 +98,8 @@ def test_gae_is_resumed_to_the_bit(tiny_model, tmp_path):
 
 
 def test_an_advantage_whose_column_no_stage_fills_is_refused(tiny_model, tmp_path):
-    with pytest.raises(
-        FieldError, match=r"algorithm.advantage='gae' needs `value`; set critic, give train\(\) a forward stage"
-    ):
+    said = r"algorithm.advantage='gae' needs `value`; set critic, give train\(\) a forward stage"
+    with pytest.raises(FieldError, match=said):
         gae_run(tmp_path / "run", tiny_model("llama"), stages=lambda policy: [LogProbStage("next_log_prob", policy)])
 
 

@@ -27,9 +27,8 @@ def test_a_run_ends_on_a_plateau_and_a_resume_may_raise_or_remove_it(name, figur
 
 
 def test_a_metric_that_no_evaluation_has_ends_the_run_before_its_first_step(runs, tmp_path):
-    with pytest.raises(
-        RunEnded, match="eval.stop_after.metric=accurracy: the evaluation has no such metric; it has acc"
-    ):
+    said = "eval.stop_after.metric=accurracy: the evaluation has no such metric; it has acc"
+    with pytest.raises(RunEnded, match=said):
         runs.go("plateau", tmp_path / "run", eval__stop_after={"patience": 1, "metric": "accurracy"})
     assert not any(record["kind"] == "train" for record in RunFolder(tmp_path / "run").read_metrics())
 

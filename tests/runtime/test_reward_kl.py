@@ -34,9 +34,8 @@ def test_the_divergence_is_paid_for(tiny_model, tmp_path, advantage):
         returns = [np.cumsum(row["token_reward"][::-1])[::-1] for row in rows]
         every = np.concatenate(returns)
         for row, own in zip(rows, returns, strict=True):
-            assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(
-                (own - every.mean()) / every.std(ddof=1), abs=1e-4
-            )
+            whitened = (own - every.mean()) / every.std(ddof=1)
+            assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(whitened, abs=1e-4)
         return
     for uid in {row["prompt_uid"] for row in rows}:  # the baseline is of the sums
         group = [row for row in rows if row["prompt_uid"] == uid]

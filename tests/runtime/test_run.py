@@ -56,30 +56,11 @@ def weights(run, step):
 
 def test_what_a_run_leaves(whole):
     run, summary, watcher = whole
-    assert {p.name for p in run.path.iterdir()} >= {
-        "config.yaml",
-        "environment.json",
-        "metrics.jsonl",
-        "run.sqlite",
-        "rollouts",
-        "evals",
-        "checkpoints",
-        "summary.json",
-    }
-    assert [p.name for p in sorted(run.rollouts.iterdir())] == ["000001.parquet", "000002.parquet", "000003.parquet"]
-    assert [p.name for p in sorted(run.evals.iterdir())] == [
-        "000000-before.parquet",
-        "000002-step.parquet",
-        "000003-after.parquet",
-    ]
+    rollouts, evals = ([file.stem for file in sorted(folder.iterdir())] for folder in (run.rollouts, run.evals))
+    assert rollouts == ["000001", "000002", "000003"] and evals == ["000000-before", "000002-step", "000003-after"]
     assert [c.step for c in checkpoints(run.checkpoints)] == [1, 2, 3]
-    assert (summary.status, summary.steps, summary.error, summary.seed, summary.algorithm) == (
-        "done",
-        3,
-        None,
-        3,
-        "cppo",
-    )
+    facts = summary.status, summary.steps, summary.error, summary.seed, summary.algorithm
+    assert facts == ("done", 3, None, 3, "cppo")
     assert summary_of(run.path)["status"] == "done"
     assert summary_of(run.path)["eval"].keys() == {"before", "after"} and summary.eval["after"]["questions"] == 5
     assert json.loads(run.environment.read_text())["seed"] == 3
@@ -112,9 +93,8 @@ def test_metrics_lines(whole):
         assert r["time/step"] >= r["time/generate"] + r["time/train"] > 0
     times = [r["time"] for r in records]
     assert times == sorted(times) and times[0] > 0
-    assert [r["lr"] for r in steps_of(run.path)] == pytest.approx(
-        [1.5e-3, 3e-3, 3e-3]
-    )  # the cosine begins after two of warm-up
+    rates = [r["lr"] for r in steps_of(run.path)]
+    assert rates == pytest.approx([1.5e-3, 3e-3, 3e-3])  # the cosine begins after two of warm-up
 
 
 def test_rollouts_agree_with_metrics(whole):
@@ -133,22 +113,19 @@ def test_rollouts_agree_with_metrics(whole):
         assert r["truncated_fraction"] == sum(row["finish_reason"] == "length" for row in rows) / 16
         assert r["skipped_zero_advantage"] == sum(row["outcome"] == "skipped_zero_advantage" for row in rows)
         trained = [row for row in rows if row["outcome"] == "trained"]
-        assert trained and all(
-            len(row["log_prob"]) == len(row["keep"]) == len(row["entropy"]) == len(row["tokens"]) for row in trained
-        )
+        names = ("log_prob", "keep", "entropy", "tokens")
+        assert trained and all(len({len(row[name]) for name in names}) == 1 for row in trained)
         pairs = [(a, b) for row in trained for a, b in zip(row["log_prob"], row["untruncated_log_prob"], strict=True)]
-        assert r["mismatch/log_prob_absdiff_mean"] == pytest.approx(
-            sum(abs(a - b) for a, b in pairs) / len(pairs), abs=1e-6
-        )
+        apart = sum(abs(a - b) for a, b in pairs) / len(pairs)
+        assert r["mismatch/log_prob_absdiff_mean"] == pytest.approx(apart, abs=1e-6)
         entropies = [x for row in trained for x in row["entropy"]]
         assert r["entropy/mean"] == pytest.approx(sum(entropies) / len(entropies), rel=1e-5)
         for group in range(0, 16, 4):
             four = rows[group : group + 4]
             assert [row["sample"] for row in four] == [0, 1, 2, 3] and len({row["prompt_uid"] for row in four}) == 1
             centre = sum(row["reward"] for row in four) / 4
-            assert [row["advantage"] for row in four] == pytest.approx(
-                [row["reward"] - centre for row in four], abs=1e-7
-            )
+            expected = [row["reward"] - centre for row in four]
+            assert [row["advantage"] for row in four] == pytest.approx(expected, abs=1e-7)
         assert {v for row in rows for v in row["policy_version"]} == {r["step"] - 1}
 
 
@@ -174,9 +151,8 @@ def test_the_journal_consumed_each_prompt_once(whole):
         for r in steps_of(run.path):
             assert timeless(journal.metrics(r["step"])) == timeless(r)
             entries = journal.consumed(r["step"])
-            assert {entry.uid for entry in entries} == {
-                row["prompt_uid"] for row in read_rows(run.rollout_file(r["step"]))
-            }
+            rows = read_rows(run.rollout_file(r["step"]))
+            assert {entry.uid for entry in entries} == {row["prompt_uid"] for row in rows}
             for entry in entries:
                 facts = entry.policy_version, entry.completions, entry.invalid, entry.epoch
                 assert facts == (r["step"] - 1, 4, 0, entry.uid // 10)
@@ -194,10 +170,8 @@ def test_evaluations(whole):
         assert [row["question"] for row in rows] == questions
     trained = {row["question"] for step in (1, 2, 3) for row in read_rows(run.rollout_file(step))}
     assert not trained & set(questions)
-    assert (
-        summary.eval["before"]["accuracy"] == evals[0]["accuracy"]
-        and summary.eval["after"]["correct"] == evals[-1]["correct"]
-    )
+    before, after = summary.eval["before"], summary.eval["after"]
+    assert (before["accuracy"], after["correct"]) == (evals[0]["accuracy"], evals[-1]["correct"])
     config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"], root=EvaluateConfig).config
     (suite,) = recipe_suites(config)
     alone = run_eval(config, load_suites(config, [suite])).groups[suite.name]
@@ -208,10 +182,7 @@ def test_evaluations(whole):
 
 def test_find_export_generate(whole, tmp_path):
     run, _, _ = whole
-    assert (
-        find_checkpoint(run.path).step == 3
-        and find_checkpoint(run.path, "2").step == find_checkpoint(run.path, "000002").step == 2
-    )
+    assert [find_checkpoint(run.path, which).step for which in ("last", "2", "000002")] == [3, 2, 2]
     accuracy = {r["step"]: r["accuracy"] for r in run.read_metrics() if r["kind"] == "eval" and r["step"]}
     assert find_checkpoint(run.path, "best").step == max(accuracy, key=lambda s: (accuracy[s], -s))
     with pytest.raises(ValueError, match=r"no checkpoint '7'; use one of \[1, 2, 3\], last or best"):
@@ -286,9 +257,8 @@ def test_uniform_groups_are_dropped_and_counted(trained):
     for r in steps_of(run.path):
         rows = read_rows(run.rollout_file(r["step"]))
         dropped = [row for row in rows if row["outcome"] == "dropped_uniform_group"]
-        assert {row["prompt_uid"] for row in dropped} >= {
-            row["prompt_uid"] for row in rows if row["prompt_uid"] % 2 == 0
-        }
+        even = {row["prompt_uid"] for row in rows if row["prompt_uid"] % 2 == 0}
+        assert {row["prompt_uid"] for row in dropped} >= even
         assert r["dropped/uniform_group"] == len(dropped) >= 8 and all(row["advantage"] == 0 for row in dropped)
         with Journal(run.journal) as journal:
             reasons = {e.uid: e.reason for e in journal.consumed(r["step"])}

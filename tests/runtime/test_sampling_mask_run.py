@@ -152,9 +152,8 @@ def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path,
         return made(self, request, columns, reason)
 
     monkeypatch.setattr(Scheduler, "_completion", forgetful)
-    with pytest.raises(
-        UserError, match="prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
-    ):
+    said = "prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
+    with pytest.raises(UserError, match=said):
         go(tmp_path / "run", recipe(tiny_model("llama"), **REPLAY))
 
 

@@ -34,9 +34,8 @@ def test_a_run_learns_what_is_preferred(runs):
     assert steps[0]["loss"] == pytest.approx(np.log(2), rel=1e-5)  # the policy is the reference
     assert steps[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert steps[-1]["rewards/margins"] > 0.05 and steps[-1]["loss"] < 0.68
-    assert {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected"} <= set(
-        steps[0]
-    )
+    names = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected"}
+    assert names <= steps[0].keys()
     before, after = evals[0], evals[-1]
     assert (before["accuracy"], before["rewards/margins"]) == (0.5, 0.0)  # nothing but ties, half right
     assert after["accuracy"] > 0.5 and after["rewards/margins"] > 0 and after["loss"] < before["loss"]
@@ -167,9 +166,8 @@ def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     assert go(tmp_path / "run", tree(**settings), observer=watcher).status == "done"
     why = "all 1 held-out completions are good: an accuracy needs bad ones too"
     assert f"{why}; raise eval.limit, or name other rows in eval.task" in watcher.warnings
-    with pytest.raises(
-        UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
-    ):
+    said = f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
+    with pytest.raises(UserError, match=said):
         go(tmp_path / "best", tree(**settings, checkpoint__keep_best=True))
     assert not (tmp_path / "best").exists()
 

@@ -34,10 +34,8 @@ def test_samples_are_kept_with_the_expected_answer(finished):
     files = RunFolder(finished).eval_files()
     assert [file.stem for file in files] == ["000000-before", "000002-step", "000004-after"]
     rows = read_rows(files[-1])
-    assert [(row["question"], row["answer"]) for row in rows] == [
-        ("What is 50 + 2?", "It is 52."),
-        ("What is 51 + 0?", "It is 51."),
-    ]
+    pairs = [(row["question"], row["answer"]) for row in rows]
+    assert pairs == [("What is 50 + 2?", "It is 52."), ("What is 51 + 0?", "It is 51.")]
     assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
 
 

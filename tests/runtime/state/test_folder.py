@@ -35,9 +35,8 @@ def test_an_existing_run_is_refused(folder):
     folder.append_metrics(train(1))
     folder.release()
     again = RunFolder(folder.path)
-    with pytest.raises(
-        ValueError, match=r"contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
-    ):
+    said = r"contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
+    with pytest.raises(ValueError, match=said):
         again.begin()
     assert again.begin(resume=True) is True
     assert again.read_metrics() == [train(1)]

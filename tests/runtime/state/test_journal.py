@@ -273,11 +273,8 @@ except ValueError as error:
 @pytest.mark.skipif(sys.platform == "win32", reason="no limits there")
 def test_a_disk_that_refuses_is_not_blamed_on_the_file(tmp_path):
     done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path / "run.sqlite")], capture_output=True, text=True)
-    assert (
-        done.stdout
-        == f"{tmp_path}/run.sqlite can't be read or written (disk I/O error); check the disk, then resume with "
-        "--resume\n"
-    )
+    said = "can't be read or written (disk I/O error); check the disk, then resume with --resume"
+    assert done.stdout == f"{tmp_path}/run.sqlite {said}\n"
 
 
 def test_a_full_disk_changes_nothing(journal):
@@ -342,11 +339,8 @@ def assert_sound(path, step):
         assert journal.step >= step
         for finished in range(1, journal.step + 1):
             first = 3 * (finished - 1)
-            assert [(e.uid, e.reason) for e in journal.consumed(finished)] == [
-                (first, None),
-                (first + 1, None),
-                (first + 2, "uniform"),
-            ]
+            consumed = [(e.uid, e.reason) for e in journal.consumed(finished)]
+            assert consumed == [(first, None), (first + 1, None), (first + 2, "uniform")]
         assert {e.uid for e in unconsumed(journal)} <= {3 * journal.step + i for i in range(3)}
         return journal.step
 

@@ -139,9 +139,8 @@ def test_time_goes_on(runs, tmp_path):
 )
 def test_resume_of_another_run_is_refused(changes, field, one_step, runs):
     before = RunFolder(one_step).metrics.read_bytes()
-    with pytest.raises(
-        ValueError, match="differs from .*; resume with that value, or start another run with folder=PATH"
-    ) as caught:
+    said = "differs from .*; resume with that value, or start another run with folder=PATH"
+    with pytest.raises(ValueError, match=said) as caught:
         runs.go("policy", one_step, resume=True, train__steps=1, eval__every=0, **changes)
     assert str(caught.value).startswith(field)
     lines = str(caught.value).splitlines()
@@ -184,9 +183,8 @@ def test_an_accepted_change_is_reported_from_then_on(copy, runs):
 
 def test_resume_with_another_model_is_refused_before_weights_are_loaded(one_step, runs, tiny_model, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
-    with pytest.raises(
-        ValueError, match=r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
-    ):
+    said = r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
+    with pytest.raises(ValueError, match=said):
         runs.go("policy", one_step, resume=True, model__path=str(tiny_model("qwen2")), **SHORT)
 
 
@@ -262,9 +260,8 @@ def test_ctrl_c_in_a_real_process(runs, tmp_path):
 
 def test_a_folder_that_is_deleted_under_a_run_is_said(runs, tmp_path):
     watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
-    with pytest.raises(
-        UserError, match="run was moved or deleted during the run; resume it where it is now .* or start it again"
-    ):
+    said = "run was moved or deleted during the run; resume it where it is now .* or start it again"
+    with pytest.raises(UserError, match=said):
         runs.go("policy", tmp_path / "run", observer=watcher)
 
 

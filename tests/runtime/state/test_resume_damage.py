@@ -95,9 +95,8 @@ def test_metrics_are_written_again_from_the_journal(two_steps, whole, tiny_model
 def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, tiny_model):
     lines = two_steps.metrics.read_text().splitlines(keepends=True)
     two_steps.metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[2:]]))
-    with pytest.raises(
-        UserError, match=r"metrics.jsonl:2 is not a JSON object .*; restore the file or delete the line"
-    ):
+    said = r"metrics.jsonl:2 is not a JSON object .*; restore the file or delete the line"
+    with pytest.raises(UserError, match=said):
         resume(two_steps, tiny_model)
     two_steps.metrics.write_text("".join([lines[0], *lines[2:]]))
     resume(two_steps, tiny_model)

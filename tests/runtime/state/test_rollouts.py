@@ -129,10 +129,8 @@ def test_log_probs_that_nothing_truncated_are_written_once(tmp_path):
     write_rollouts(path, 1, [group], RECORDS)
     assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [None, None]
     assert read_rows(path)[0]["untruncated_log_prob"] == [-0.25, -0.5, -0.75]
-    assert read_rows(path, ["untruncated_log_prob"]) == [
-        {"untruncated_log_prob": [-0.25, -0.5, -0.75]},
-        {"untruncated_log_prob": []},
-    ]
+    name = "untruncated_log_prob"
+    assert read_rows(path, [name]) == [{name: [-0.25, -0.5, -0.75]}, {name: []}]
     write_rollouts(path, 1, [make_group()], RECORDS)
     assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [[-0.5, -1.0, -1.5], None]
 
@@ -219,7 +217,6 @@ def test_a_torn_file_is_named(tmp_path):
     path = tmp_path / "000001.parquet"
     write_evals(path, 1, [make_group()])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(
-        ValueError, match=r"000001.parquet is not a complete Parquet file .* delete it to read the others"
-    ):
+    said = r"000001.parquet is not a complete Parquet file .* delete it to read the others"
+    with pytest.raises(ValueError, match=said):
         read_rows(path)
