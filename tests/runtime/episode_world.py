@@ -5,16 +5,13 @@ import os
 import random
 import signal
 import time
-import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from proxima.data import fork_server
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
-from tests.warm import address
 
 MARK = "PROXIMA_TEST_MARK"  # a variable that all processes of a test inherit
 STOPS = list("aeiouAEIOU0123456789 ")  # single letters, so that a random model ends its turns
@@ -25,6 +22,7 @@ def episode_recipe(model: Path, **changes: Any) -> dict[str, Any]:
     world = {"kind": "tests.runtime.echo_world:Echo"}
     own = {"task__environment": world, "eval__task__environment": world, "reward": [{"kind": "environment"}]}
     own |= {"sampling__stop": STOPS, "sampling__max_tokens": 12, "train__tokens_per_micro_batch": 1000}
+    own |= {"episode__call_seconds": 300.0}
     return recipe(model, **(own | changes))
 
 
@@ -42,12 +40,21 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
+def left_of(mark: str) -> list[bytes]:
+    """The commands of those that still run, after they had minutes to end."""
+    deadline = time.monotonic() + 300
+    while (left := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
+
+
 def kill_workers(mark: str, draws: random.Random) -> int:
     """Kill some of the processes in which environments live, or that start these; how many."""
     workers = []
     for pid in marked(mark):
         with suppress(OSError):
-            workers += [pid] if b"fork_server.py" in Path(f"/proc/{pid}/cmdline").read_bytes() else []
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            workers += [pid] if fork_server.__file__.encode() in words else []
     chosen = draws.sample(workers, draws.randint(1, len(workers))) if workers else []
     for pid in chosen:
         with suppress(OSError):
@@ -64,16 +71,3 @@ def whole(folder: Path) -> dict[str, Any]:
     for record in run_traces["metrics"]:
         record.pop("episode/retried", None)
     return run_traces
-
-
-@pytest.fixture
-def mark(monkeypatch):
-    """Of all processes of a test, which must leave none."""
-    address()  # of the server that forks, which outlives the test
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    yield value
-    deadline = time.monotonic() + 20
-    while (left := marked(value)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left] == []  # what they are

@@ -10,48 +10,81 @@ from pathlib import Path
 
 import pytest
 
+from proxima.train.checkpoint import checkpoints
 from tests.runtime.tiny_run import Watcher
 from tests.warm import WarmPopen
-
-STEPS = 4
 
 
 class Died(BaseException):
     """A process that ends without a word, as far as the run can tell."""
 
 
-def stop_at(event, matches):
-    """An observer that presses Ctrl-C at the first event that matches, once."""
-    pressed = []
+def act_at(moment, act):
+    """An observer that acts at a moment, a name of `MOMENTS` or what such a name stands for, once."""
+    event, matches, finished = MOMENTS[moment] if isinstance(moment, str) else moment
+    acted, steps = [], []
 
-    def press(seen, *facts):
-        if seen == event and not pressed and matches(*facts):
-            pressed.append(1)
-            os.kill(os.getpid(), signal.SIGINT)
+    def on(seen, *facts):
+        if seen == event and not acted and len(steps) >= finished and matches(*facts):
+            acted.append(1)
+            act()
+        if seen == "step":
+            steps.append(1)
 
-    return Watcher(press)
-
-
-def die_at(event, matches):
-    died = []
-
-    def die(seen, *facts):
-        if seen == event and not died and matches(*facts):
-            died.append(1)
-            raise Died
-
-    return Watcher(die)
+    return Watcher(on)
 
 
-PLACES = {
-    "at the end of generating": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
-    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
-    "after step 1": ("step", lambda record, sample: record["step"] == 1),
-    "after step 3": ("step", lambda record, sample: record["step"] == 3),
-    "while evaluating before": ("progress", lambda stage, done, total, unit: stage == "evaluate" and done == 3),
-    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
-    "after the last step": ("step", lambda record, sample: record["step"] == STEPS),
+def press():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def die():
+    raise Died
+
+
+def stop_at(moment):
+    return act_at(moment, press)
+
+
+def die_at(moment):
+    return act_at(moment, die)
+
+
+def during(stage, after=0, enough=lambda done, total: True):
+    """While a stage runs that has done enough, once so many steps are finished."""
+    return "progress", lambda seen, done, total, unit: seen == stage and enough(done, total), after
+
+
+def of_step(step):
+    return lambda record, *sample: record["step"] == step
+
+
+MOMENTS = {  # event, which of them, steps before
+    "while evaluating before": during("evaluate", 0, lambda done, total: 2 * done > total),
+    "after the evaluation before": ("evaluated", of_step(0), 0),
+    **{f"while generating step {n}": during("generate", n - 1, lambda done, total: done >= 2) for n in (1, 2)},
+    **{f"while training step {n}": during("train", n - 1) for n in (1, 2)},
+    **{f"after step {n}": ("step", of_step(n), 0) for n in range(1, 6)},
+    **{f"after the evaluation at {n}": ("evaluated", of_step(n), 0) for n in (1, 2, 4)},
+    "while the second set is evaluated at 2": during("evaluate", 2, lambda done, total: total == 3),
+    "while saving step 2": during("checkpoint", 2),
 }
+
+
+def interrupt(go, folder, tree, moment, end="died"):
+    """Begin a run that dies at a moment, or is stopped there by Ctrl-C, which leaves a checkpoint of its last step."""
+    if end == "died":
+        with pytest.raises(Died):
+            go(folder, tree, observer=die_at(moment))
+        return
+    summary = go(folder, tree, observer=stop_at(moment))
+    saved = [checkpoint.step for checkpoint in checkpoints(folder / "checkpoints")]
+    assert summary.status == "stopped" and max(saved, default=0) == summary.steps
+
+
+def interrupt_and_resume(go, folder, tree, moment, end="died"):
+    interrupt(go, folder, tree, moment, end)
+    assert go(folder, tree, resume=True).status == "done"
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,5 +122,5 @@ def start_and_hold(folder: Path, uid: int, *more: str) -> subprocess.Popen:
     while not held.exists():
         if process.poll() is not None:
             pytest.fail(f"ended with {process.returncode}: {process.stderr.read()}")
-        time.sleep(0.05)
+        time.sleep(0.01)
     return process

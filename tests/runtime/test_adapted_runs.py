@@ -50,7 +50,10 @@ def tree_of(model, world, seeds=False, **changes):
     return episode_recipe(model, **{k: v for k, v in own.items() if not (seeds and k.startswith("task__"))}, **changes)
 
 
-@pytest.mark.parametrize("kind", WORLDS)
+OURS = pytest.mark.campaign("tests/runtime/test_adapted_runs.py::test_two_steps[mcp]")  # whose server is ours
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[OURS] * (kind != "mcp")) for kind in WORLDS])
 def test_two_steps(kind, model, tmp_path):
     if kind != "mcp":
         pytest.importorskip(kind)

@@ -8,20 +8,19 @@ import yaml
 
 from proxima.data import UserError
 from proxima.engine.local import LocalEngine
+from proxima.rollout.async_collector import AsyncCollector
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.interruptions import Died, die_at, start, start_and_hold, stop_at
+from tests.runtime.interruptions import Died, die_at, interrupt, interrupt_and_resume, start, start_and_hold
 from tests.runtime.kill_after import kill_after
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
+from tests.runtime.tiny_run import Watcher, assert_same, go, recipe_with, summary_of, traces
 
 STEPS = 4
 
 
-def tree(model, **changes):
-    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__steps": STEPS}
-    return recipe(model, **(overlap | changes))
+tree = recipe_with(runtime__max_concurrent_rollouts=3, runtime__max_lag=2, train__steps=STEPS)
 
 
 def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
@@ -44,7 +43,14 @@ def assert_whole(folder, steps=STEPS, prompts=4, lag=2):
 
 
 @pytest.mark.parametrize("engine", ["local", "local_process"])
-def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_processes):
+def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_processes, monkeypatch):
+    spans, step_metrics = [], AsyncCollector.step_metrics
+
+    def watched(self, seconds):
+        spans.append(self.generator.now() - self._step_began)  # at most what it divides by
+        return step_metrics(self, seconds)
+
+    monkeypatch.setattr(AsyncCollector, "step_metrics", watched)
     assert go(tmp_path / "run", tree(tiny_model("llama"), engine__kind=engine)).status == "done"
     records = assert_whole(tmp_path / "run")
     assert any(r["age/max"] > 0 for r in records)  # some were generated before the weights of the step before
@@ -58,7 +64,7 @@ def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_proc
     seconds = sum(r["time/step"] for r in records)
     assert summary == pytest.approx(sum(r["tokens/generated"] for r in records) / seconds)  # not of the trainer's wait
     most = STEPS * 16 * 6  # tokens of the run: those generated before a step are not of its time
-    assert all(r["tokens_per_second/generate"] * r["time/step"] <= 1.2 * most for r in records)
+    assert sum(r["tokens_per_second/generate"] * span for r, span in zip(records, spans, strict=True)) <= most
 
 
 def test_without_lag_a_run_is_synchronous(tiny_model, tmp_path):
@@ -67,28 +73,20 @@ def test_without_lag_a_run_is_synchronous(tiny_model, tmp_path):
     assert_same(traces(tmp_path / "lag-0"), traces(tmp_path / "sync"))
 
 
-PLACES = {
-    "before any step": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
-    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
-    "after step 2": ("step", lambda record, sample: record["step"] == 2),
-    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
-}
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_after_ctrl_c_every_prompt_is_consumed_once(place, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), checkpoint__every=0)
-    assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_whole(tmp_path / "run")
-
-
-@pytest.mark.parametrize("place", PLACES)
-def test_after_a_death_every_prompt_is_consumed_once(place, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), checkpoint__every=2)
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", config, resume=True).status == "done"
+@pytest.mark.parametrize(
+    ("moment", "end", "every"),
+    [
+        ("while generating step 1", "died", 2),
+        ("while generating step 1", "stopped", 0),
+        ("while training step 2", "died", 1),
+        ("while training step 1", "stopped", 0),
+        ("after step 2", "stopped", 0),
+        ("after step 3", "died", 2),
+        ("after the evaluation at 2", "died", 2),
+    ],
+)
+def test_after_an_interruption_every_prompt_is_consumed_once(moment, end, every, tiny_model, tmp_path):
+    interrupt_and_resume(go, tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=every), moment, end)
     assert_whole(tmp_path / "run")
 
 
@@ -101,24 +99,8 @@ def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
     assert drawn[0] > 4 and drawn[-1] == 4 * STEPS
 
 
-def test_a_damaged_checkpoint_costs_its_steps_and_no_prompt(tiny_model, tmp_path):
-    config, watcher = tree(tiny_model("llama"), checkpoint__every=1), Watcher()
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at("step", lambda record, sample: record["step"] == 4))
-    run = RunFolder(tmp_path / "run")
-    file = run.checkpoint(3) / "state.json"
-    file.write_text(file.read_text().replace('"pending": [', '"pending": [1', 1))
-    assert go(run.path, config, resume=True, observer=watcher).status == "done"
-    assert watcher.warnings[0].endswith(
-        "000003: state.json is missing or damaged; it is now 000003.damaged, and the checkpoint before it, 000002, is "
-        "used"
-    )
-    assert_whole(run.path)
-
-
 def test_it_resumes_with_the_same_bounds_only(tiny_model, tmp_path):
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(tiny_model("llama")), observer=die_at(*PLACES["after step 2"]))
+    interrupt(go, tmp_path / "run", tree(tiny_model("llama")), "after step 1")
     with pytest.raises(UserError, match=r"runtime.max_concurrent_rollouts=8 differs from 3"):
         go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=8), resume=True)
 
@@ -131,13 +113,10 @@ REFILLED = {
 }
 
 
-@pytest.mark.parametrize("place", ["while training", "after step 2"])
-def test_rejected_groups_are_replaced_also_over_a_resume(place, tiny_model, tmp_path):
+def test_rejected_groups_are_replaced_also_over_a_resume(tiny_model, tmp_path):
     """Every third prompt has equal scores: 16 groups are used, those between them dropped, none is lost."""
     config = tree(tiny_model("llama"), **REFILLED, runtime__max_concurrent_rollouts=6)
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", config, resume=True).status == "done"
+    interrupt_and_resume(go, tmp_path / "run", config, "while training step 2")
     with Journal(RunFolder(tmp_path / "run").journal) as journal:
         consumed = [(e.uid, e.reason) for step in range(1, STEPS + 1) for e in journal.consumed(step)]
     used = [uid for uid, reason in consumed if reason is None]
@@ -181,6 +160,12 @@ def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):
     assert_whole(tmp_path / "run")
 
 
+CALM = "while training step 2-died-1"
+
+
+@pytest.mark.campaign(
+    f"tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[{CALM}]"
+)
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
     """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""
@@ -189,7 +174,7 @@ def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
     kill_after(draw.uniform(0.0, 0.6), tmp_path / "run", config)  # forty steps take longer
     last = draw.randrange(6, 10)
     with suppress(Died):
-        observer = die_at("step", lambda record, sample: record["step"] >= last)
+        observer = die_at(("step", lambda record, sample: record["step"] >= last, 0))
         go(tmp_path / "run", config, resume=True, observer=observer)
     killed: list[int] = []
     go(tmp_path / "run", config, resume=True, observer=Watcher(engine_killer(warm_processes, killed)))

@@ -19,42 +19,21 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import Schedule
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.interruptions import Died, die_at
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.runs import CRITIC, HEAD, PPO
+from tests.runtime.tiny_run import go, recipe, steps_of
 
 STEPS = 4
-PPO = {"preset": "ppo", "advantage": {"kind": "gae", "lam": 0.9}}
-MODEL = {"kind": "model", "head_std": 0.02, "epochs_per_step": 2, "loss": {"epsilon": 0.05}}
-KINDS = {"model": MODEL | {"value_warmup_steps": 1}, "head": {"kind": "head", "head_std": 0.02, "coefficient": 0.5}}
-
-
-def tree(model, critic, **changes):
-    settings = {"algorithm": PPO, "critic": critic, "train__steps": STEPS, "train__updates_per_step": 2}
-    return recipe(model, **(settings | changes))
-
-
-@pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
-    """Folders of finished runs by kind of critic; read-only by agreement."""
-    root = tmp_path_factory.mktemp("unbroken")
-    for kind, critic in KINDS.items():
-        go(root / kind, tree(tiny_model("llama"), critic))
-    return root
-
-
-def steps_of(folder):
-    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+KINDS = {"critic": CRITIC | {"value_warmup_steps": 1}, "value head": HEAD}
 
 
 # ---- values and advantages -------------------------------------------------------------------------------------------
 
 
-def test_values_are_those_of_the_weights_before_the_step(unbroken, tiny_model, tmp_path):
+def test_values_are_those_of_the_weights_before_the_step(runs, tiny_model, tmp_path):
     """The first step's advantages, from a forward of Hugging Face's class over each completion alone."""
-    folder = unbroken / "model"
-    config = resolve({**tree(tiny_model("llama"), KINDS["model"]), "folder": str(tmp_path)}).config
+    config = resolve({**runs.tree("critic"), "folder": str(tmp_path)}).config
     critic = make_critic(config, load(str(tiny_model("llama"))))
-    rows = read_rows(RunFolder(folder).rollout_file(1))
+    rows = read_rows(RunFolder(runs.finished("critic")).rollout_file(1))
     model, raw = load_scalar_model(str(tiny_model("llama")), new_head=0.02, seed=config.seed, device="cpu").model, []
     for row in rows:
         tokens = torch.tensor([[*row["prompt_tokens"], *row["tokens"]]])
@@ -82,59 +61,53 @@ def test_values_are_those_of_the_weights_before_the_step(unbroken, tiny_model, t
 # ---- a run -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_policy_waits_for_the_critic(unbroken, tiny_model):
-    first, *later = steps_of(unbroken / "model")
+def test_the_policy_waits_for_the_critic(runs, tiny_model):
+    run = RunFolder(runs.finished("critic"))
+    first, *later = steps_of(run.path)
     assert (first["policy_version"], first["updates"]) == (0, 0) and first["value/grad_norm"] > 0
     assert [step["policy_version"] for step in later] == [2 - 1, 2, 3]
-    assert {row["outcome"] for row in read_rows(RunFolder(unbroken / "model").rollout_file(1))} == {"critic_only"}
+    assert {row["outcome"] for row in read_rows(run.rollout_file(1))} == {"critic_only"}
     begun = load_file(tiny_model("llama") / "model.safetensors")
     for step, same in ((1, True), (2, False)):
-        now = load_file(RunFolder(unbroken / "model").checkpoint(step) / "model" / "model.safetensors")
+        now = load_file(run.checkpoint(step) / "model" / "model.safetensors")
         assert all(torch.equal(now[name], begun[name]) for name in begun) is same
-    assert json.loads((RunFolder(unbroken / "model").checkpoint(STEPS) / "state.json").read_text())[
-        "critic_trainer"
-    ] == {"updates": STEPS * 2 * 2}
+    assert json.loads((run.checkpoint(STEPS) / "state.json").read_text())["critic_trainer"] == {"updates": STEPS * 4}
     # the schedule of the policy ends at its own last update, not at that of a run without the wait
     last = {updates: 3e-3 * Schedule("cosine", updates, warmup=2).factor(updates - 1) for updates in (6, 8)}
-    assert later[-1]["lr"] == pytest.approx(last[6]) and steps_of(unbroken / "head")[-1]["lr"] == pytest.approx(last[8])
+    assert later[-1]["lr"] == pytest.approx(last[6])
+    assert steps_of(runs.finished("value head"))[-1]["lr"] == pytest.approx(last[8])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_metrics_of_the_critic(kind, unbroken):
-    for step in steps_of(unbroken / kind):
-        assert {
-            "value/loss",
-            "value/mean",
-            "value/clip_fraction",
-            "value/explained_variance",
-            "returns/mean",
-        } <= step.keys()
-        assert "value/explained_variance_prompt_mean" in step and ("value/grad_norm" in step) is (kind == "model")
-    losses = [step["value/loss"] for step in steps_of(unbroken / kind)]
-    assert losses[-1] < losses[0]
+def test_metrics_of_the_critic(kind, runs):
+    steps = steps_of(runs.finished(kind))
+    names = {"value/loss", "value/mean", "value/clip_fraction", "value/explained_variance", "returns/mean"}
+    for step in steps:
+        assert names <= step.keys() and "value/explained_variance_prompt_mean" in step
+        assert ("value/grad_norm" in step) is (kind == "critic")
+    assert steps[-1]["value/loss"] < steps[0]["value/loss"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_value_loss_of_the_record_is_the_mean_over_tokens(kind, tiny_model, tmp_path):
+def test_the_value_loss_of_the_record_is_the_mean_over_tokens(kind, runs, tmp_path):
     """Whatever its aggregate is: a step of one update at the start has the same under both."""
     losses = []
     for aggregate in ("token_mean", "sequence_mean_token_sum"):
-        alone = {"epochs_per_step": 1, "value_warmup_steps": 0} if kind == "model" else {}
+        alone = {"epochs_per_step": 1, "value_warmup_steps": 0} if kind == "critic" else {}
         critic = KINDS[kind] | {"aggregate": aggregate} | alone
-        changes = {"train__steps": 1, "train__updates_per_step": 1, "eval__every": 0, "checkpoint__every": 0}
-        go(tmp_path / aggregate, tree(tiny_model("llama"), critic, **changes))
+        changes = {"train__steps": 1, "train__updates_per_step": 1, "eval__task": None, "eval__every": 0}
+        runs.go(kind, tmp_path / aggregate, critic=critic, **changes)
         losses.append(steps_of(tmp_path / aggregate)[0]["value/loss"])
     assert losses[0] == pytest.approx(losses[1])
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4.0}])
-def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, tiny_model, tmp_path):
+def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, runs, tmp_path):
     """By steps that bfloat16 would round away, and its checkpoint resumes in it."""
-    fine = {"train__optimizer": {"kind": "adamw", "lr": 1e-6}, "train__warmup_steps": 0, "eval__every": 0}
-    precision = {"model__dtype": "bfloat16", "model__compute_dtype": "bfloat16", "model__lora": lora}
-    settings = tree(tiny_model("llama"), KINDS["head"] | {"head_std": 1.0}, **fine, **precision)
-    go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 2}})
-    go(tmp_path / "run", settings | {"train": settings["train"] | {"steps": 3}}, resume=True)
+    changes = {"train__optimizer": {"kind": "adamw", "lr": 1e-6}, "train__warmup_steps": 0, "eval__every": 0}
+    changes |= {"model__dtype": "bfloat16", "model__compute_dtype": "bfloat16", "model__lora": lora}
+    for steps in (2, 3):
+        runs.go("value head", tmp_path / "run", resume=True, critic__head_std=1.0, train__steps=steps, **changes)
     saved = [load_file(c.path / "value_head.safetensors") for c in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
     weights = [tensors["weight"] for tensors in saved]
     assert len(weights) == 3 and all(weight.dtype == torch.float32 for weight in weights)
@@ -142,10 +115,10 @@ def test_a_head_on_a_bfloat16_policy_learns_in_float32(lora, tiny_model, tmp_pat
         assert 0 < (after - before).abs().max() < 1e-5
 
 
-def test_behind_it_pruning_and_dynamic_sampling(tiny_model, tmp_path):
+def test_behind_it_pruning_and_dynamic_sampling(runs, tmp_path):
     selection = [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}]
     algorithm = PPO | {"selection": selection, "dynamic_sampling": {"exhausted": "partial"}}
-    assert go(tmp_path / "run", tree(tiny_model("llama"), MODEL, algorithm=algorithm, train__steps=2)).status == "done"
+    assert runs.go("critic", tmp_path / "run", critic=CRITIC, algorithm=algorithm, train__steps=2).status == "done"
     rows = read_rows(RunFolder(tmp_path / "run").rollout_file(2))
     assert {"trained", "dropped_pruned"} <= {row["outcome"] for row in rows}
     assert steps_of(tmp_path / "run")[-1]["value/loss"] > 0
@@ -167,68 +140,37 @@ def test_the_optimal_token_baseline_from_a_recipe(tiny_model, tmp_path):
 
 # ---- checkpoint and resume -------------------------------------------------------------------------------------------
 
-PLACES = {
-    "while generating": ("progress", lambda stage, done, total, unit: stage == "generate" and done == 2),
-    "while training": ("progress", lambda stage, done, total, unit: stage == "train"),
-    "after the warm-up": ("step", lambda record, sample: record["step"] == 1),
-    "after step 3": ("step", lambda record, sample: record["step"] == 3),
-    "after the evaluation at 2": ("evaluated", lambda record: record["step"] == 2),
-}
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_holds_what_the_critic_resumes_from(kind, runs):
+    names = runs.traces(kind)["tensors"]
+    own = "critic/model.safetensors" if kind == "critic" else "value_head.safetensors"
+    assert any(name.startswith(own) for name in names)
+    assert any(name.startswith("critic_optimizer") for name in names) is (kind == "critic")
 
 
-@pytest.mark.parametrize(
-    ("kind", "place", "every"),
-    [
-        pytest.param(kind, place, every, marks=[] if (i + every + (kind == "head")) % 3 == 2 else [pytest.mark.slow])
-        for kind in KINDS
-        for i, place in enumerate(PLACES)
-        for every in (1, 2)
-    ],
-)
-def test_death_then_resume_is_as_if_unbroken(kind, place, every, unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), KINDS[kind], checkpoint__every=every)
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    resumed = traces(tmp_path / "run")
-    assert_same(resumed, traces(unbroken / kind))
-    own = "critic/model.safetensors" if kind == "model" else "value_head.safetensors"
-    assert any(name.startswith(own) for name in resumed["tensors"])
-    assert any(name.startswith("critic_optimizer") for name in resumed["tensors"]) is (kind == "model")
-
-
-def test_the_critic_of_a_checkpoint_is_a_classification_folder(unbroken, tiny_model, tmp_path):
-    folder = RunFolder(unbroken / "model").checkpoint(STEPS) / "critic"
+def test_the_critic_of_a_checkpoint_is_a_classification_folder(runs, tmp_path):
+    folder = RunFolder(runs.finished("critic")).checkpoint(STEPS) / "critic"
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     assert model.config.num_labels == 1 and model.score.weight.shape == (1, 32)
     assert load_scalar_model(str(folder)).model.score.weight.equal(model.score.weight)
-    out = export(unbroken / "model", tmp_path / "critic", critic=True)
+    out = export(runs.finished("critic"), tmp_path / "critic", critic=True)
     assert load_file(out / "model.safetensors").keys() == load_file(folder / "model.safetensors").keys()
     with pytest.raises(UserError, match="000004 has no critic: the run has none, or it is a head on the policy"):
-        export(unbroken / "head", tmp_path / "other", critic=True)
+        export(runs.finished("value head"), tmp_path / "other", critic=True)
     # and another run starts from it
-    critic = MODEL | {"path": str(folder)}
-    assert go(tmp_path / "run", tree(tiny_model("llama"), critic, train__steps=1)).status == "done"
+    critic = CRITIC | {"path": str(folder)}
+    assert runs.go("critic", tmp_path / "run", critic=critic, train__steps=1).status == "done"
 
 
-@pytest.mark.parametrize(("kind", "name"), [("model", "critic"), ("head", "value_head.safetensors")])
-def test_a_checkpoint_without_the_critic_is_refused_by_name(kind, name, unbroken, tiny_model, tmp_path):
-    shutil.copytree(RunFolder(unbroken / kind).checkpoint(2), tmp_path / "000002")
+@pytest.mark.parametrize(("kind", "name"), [("critic", "critic"), ("value head", "value_head.safetensors")])
+def test_a_checkpoint_without_the_critic_is_refused_by_name(kind, name, runs, tiny_model, tmp_path):
+    shutil.copytree(RunFolder(runs.finished(kind)).checkpoint(2), tmp_path / "000002")
     place = tmp_path / "000002" / name
     shutil.rmtree(place) if place.is_dir() else place.unlink()
-    config = resolve({**tree(tiny_model("llama"), KINDS[kind]), "folder": str(tmp_path)}).config
+    config = resolve({**runs.tree(kind), "folder": str(tmp_path)}).config
     with pytest.raises(UserError, match=rf"000002: no {name}, the critic's weights, is in this checkpoint; delete"):
         make_critic(config, load(str(tiny_model("llama"))), tmp_path / "000002")
-
-
-def test_a_damaged_critic_is_found_at_the_resume(unbroken, tiny_model, tmp_path):
-    shutil.copytree(unbroken / "model", tmp_path / "run")
-    file = RunFolder(tmp_path / "run").checkpoint(STEPS) / "critic" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    watcher = Watcher()
-    go(tmp_path / "run", tree(tiny_model("llama"), KINDS["model"]), resume=True, observer=watcher)
-    assert any("critic/model.safetensors is damaged" in text for text in watcher.warnings)
-    assert_same(traces(tmp_path / "run"), traces(unbroken / "model"))
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------
@@ -244,26 +186,24 @@ def critic_folder(source, folder, change):
     return folder
 
 
-def test_a_folder_without_a_value_head_is_named(tiny_model, tmp_path):
+def test_a_folder_without_a_value_head_is_named(runs, tiny_model, tmp_path):
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: weights.pop("score.weight"))
-    config = tree(tiny_model("llama"), MODEL | {"path": str(folder)})
-    with pytest.raises(
-        FieldError, match=r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
-    ):
-        go(tmp_path / "run", config)
+    said = r"^critic.path='.*rm' lacks 1 of the model's weights, score.weight among them"
+    with pytest.raises(FieldError, match=said):
+        runs.go("critic", tmp_path / "run", critic__path=str(folder))
 
 
-def test_a_critic_with_other_tokens_is_refused_before_any_weights(tiny_model, tmp_path, monkeypatch):
+def test_a_critic_with_other_tokens_is_refused_before_any_weights(runs, tiny_model, tmp_path, monkeypatch):
     folder = critic_folder(tiny_model("llama"), tmp_path / "rm", lambda weights: None)
     file = folder / "tokenizer.json"
     file.write_text(file.read_text().replace('"!":', '"!!":'))
     monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
     with pytest.raises(FieldError, match="has another vocabulary: .* there and .* in model.path .*; start the critic"):
-        go(tmp_path / "run", tree(tiny_model("llama"), MODEL | {"path": str(folder)}))
+        runs.go("critic", tmp_path / "run", critic__path=str(folder))
 
 
-def test_values_that_diverge_end_the_run(tiny_model, tmp_path):
-    critic = MODEL | {"optimizer": {"kind": "adamw", "lr": 1e30}}
+def test_values_that_diverge_end_the_run(runs, tmp_path):
+    optimizer = {"kind": "adamw", "lr": 1e30}
     with pytest.raises(Exception, match="the critic: the (norm of the )?(weights|gradient norm)") as caught:
-        go(tmp_path / "run", tree(tiny_model("llama"), critic, train__steps=2))
+        runs.go("critic", tmp_path / "run", critic__optimizer=optimizer, train__steps=2)
     assert isinstance(caught.value.__cause__, NotFiniteError)

@@ -2,9 +2,7 @@
 
 import json
 import math
-import os
 import shutil
-import signal
 
 import pytest
 
@@ -15,19 +13,14 @@ from proxima.model.pretrained import load_config, load_tokenizer
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.runtime.kill_after import kill_after
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import NO_EVAL, go, recipe, steps_of
 
 
 def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None, **changes):
     """The tiny recipe with the preset `distill`, from the qwen2 of the same tokenizer."""
     section = {"path": str(tiny_model("qwen2", 5)), "divergence": divergence} | (more or {})
     preset = {"preset": "distill", "distillation": section} | (algorithm or {})
-    return recipe(tiny_model("llama"), algorithm=preset, eval__every=0, **changes)
-
-
-def metrics(folder):
-    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+    return recipe(tiny_model("llama"), algorithm=preset, **NO_EVAL | changes)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +37,7 @@ def test_a_student_gets_nearer_to_its_teacher(tiny_model, tmp_path, divergence):
     fast = {"train__optimizer": {"kind": "adamw", "lr": 2e-2}, "train__schedule": "constant"}
     tree = distilled(tiny_model, divergence=divergence, engine__top_k_log_probs=8, train__steps=6, **fast)
     assert go(tmp_path / "run", tree).status == "done"
-    steps = metrics(tmp_path / "run")
+    steps = steps_of(tmp_path / "run")
     assert len(steps) == 6
     gap, share = ("divergence", 0.8) if divergence.get("top_k") != 0 else ("sampled_reverse_kl", 0.95)  # noisy
     assert steps[-1][f"distillation/{gap}"] < share * steps[0][f"distillation/{gap}"]
@@ -61,7 +54,7 @@ def test_a_teacher_that_is_the_student_teaches_nothing(tiny_model, tmp_path):
     reward = [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}]
     tree = distilled(tiny_model, more=more, reward=reward, train__steps=1)
     go(tmp_path / "run", tree)
-    (step,) = metrics(tmp_path / "run")
+    (step,) = steps_of(tmp_path / "run")
     assert step["distillation/divergence"] == pytest.approx(0, abs=1e-6) and step["grad_norm"] < 1e-4
     rows = read_rows(RunFolder(tmp_path / "run").rollout_file(1))
     assert {row["outcome"] for row in rows} == {"trained"} and {row["advantage"] for row in rows} == {0.0}
@@ -73,7 +66,7 @@ def test_a_teacher_alone_needs_no_score(tiny_model, tmp_path):
     fails = {"reward": reward, "runtime__max_unscored_steps": 1, "train__steps": 2}
     go(tmp_path / "unscored", distilled(tiny_model, **fails))
     go(tmp_path / "scored", distilled(tiny_model, train__steps=2))
-    steps, scored = metrics(tmp_path / "unscored"), metrics(tmp_path / "scored")
+    steps, scored = steps_of(tmp_path / "unscored"), steps_of(tmp_path / "scored")
     assert [r["reward/invalid"] for r in steps] == [16, 16] and "dropped/invalid" not in steps[0]
     assert [(r["loss"], r["grad_norm"]) for r in steps] == [(r["loss"], r["grad_norm"]) for r in scored]
     rows = read_rows(RunFolder(tmp_path / "unscored").rollout_file(1))
@@ -93,7 +86,7 @@ def test_each_component_has_its_own_denominator(tiny_model, tmp_path):
     records = {}
     for name, tree in (("alone", alone), ("both", both), ("rewards", rewards)):
         go(tmp_path / name, tree)
-        (records[name],) = metrics(tmp_path / name)
+        (records[name],) = steps_of(tmp_path / name)
     rows = read_rows(RunFolder(tmp_path / "alone").rollout_file(1))
     tokens = sum(len(row["tokens"]) for row in rows)
     expected = 0.5 * records["alone"]["distillation/divergence"] * tokens / len(rows)
@@ -107,58 +100,11 @@ def test_an_engine_that_scores_teaches_the_same(tiny_model, tmp_path):
     engine = {"kind": "local", "dtype": "float32"}
     for name, more in (("forward", {}), ("engine", {"engine": engine})):
         go(tmp_path / name, distilled(tiny_model, divergence=sampled, more=more, train__steps=2))
-    pairs = zip(metrics(tmp_path / "forward"), metrics(tmp_path / "engine"), strict=True)
+    pairs = zip(steps_of(tmp_path / "forward"), steps_of(tmp_path / "engine"), strict=True)
     for ours, theirs in pairs:
         for name in ("distillation/sampled_reverse_kl", "loss"):
             assert theirs[name] == pytest.approx(ours[name], rel=1e-3)
         assert math.isfinite(ours["loss"]) and ours["grad_norm"] > 0
-
-
-def test_a_resumed_run_is_the_same_to_the_bit(tiny_model, tmp_path):
-    def stop(event, *facts):
-        if event == "step" and facts[0]["step"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    tree = distilled(tiny_model, train__updates_per_step=2)
-    go(tmp_path / "whole", tree)
-    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
-
-
-@pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    go(folder, distilled(tiny_model, train__steps=8))
-    return traces(folder)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.04, 0.06, 0.09, 0.12, 0.15, 0.2, 0.25, 0.3])
-def test_kill_9_at_any_instant(seconds, unbroken, tiny_model, tmp_path):
-    tree = distilled(tiny_model, train__steps=8)
-    kill_after(seconds, tmp_path / "run", tree, start="step")
-    go(tmp_path / "run", tree, resume=True)
-    assert_same(traces(tmp_path / "run"), unbroken)
-
-
-def test_a_replay_of_its_rollouts_is_the_same_run(tiny_model, tmp_path):
-    tree = distilled(
-        tiny_model, divergence={"kind": "js", "top_k_of": "student", "top_k": 4}, engine__top_k_log_probs=4
-    )
-    go(tmp_path / "run", tree)
-    go(tmp_path / "again", tree | {"rollouts": str(tmp_path / "run")})
-    weights = [traces(tmp_path / name)["tensors"] for name in ("run", "again")]
-    assert weights[0] == weights[1]
-
-
-def test_a_resume_with_another_teacher_is_refused(tiny_model, tmp_path):
-    teacher = shutil.copytree(tiny_model("qwen2", 5), tmp_path / "teacher")
-    tree = distilled(tiny_model, more={"path": str(teacher)}, train__steps=1)
-    go(tmp_path / "run", tree)
-    shutil.copytree(tiny_model("qwen2", 6), teacher, dirs_exist_ok=True)
-    tree["train"]["steps"] = 2
-    with pytest.raises(ValueError, match=r"algorithm.distillation.path: model.safetensors: changed since the run"):
-        go(tmp_path / "run", tree, resume=True)
 
 
 def with_other_tokens(source, folder, change):
@@ -212,7 +158,7 @@ def test_a_padded_output_layer_is_no_other_vocabulary(tiny_model, tmp_path):
     divergence = {"kind": "reverse_kl", "top_k": 259}
     tree = distilled(tiny_model, divergence=divergence, more={"path": str(teacher)}, train__steps=1)
     assert go(tmp_path / "run", tree).status == "done"
-    (step,) = metrics(tmp_path / "run")
+    (step,) = steps_of(tmp_path / "run")
     assert step["distillation/teacher_rest"] > 1e-3  # its padding
     tree["algorithm"]["distillation"]["divergence"]["top_k"] = 260
     with pytest.raises(FieldError, match="divergence.top_k=260 must be at most the vocabulary, 259"):

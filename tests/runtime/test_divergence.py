@@ -16,7 +16,7 @@ from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import assert_same, go, recipe, summary_of, traces
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, steps_of, summary_of, traces
 
 
 def with_one_nan(model, folder):
@@ -30,9 +30,8 @@ def with_one_nan(model, folder):
 
 def test_a_model_file_with_one_nan_is_refused_before_training(tiny_model, tmp_path, capsys):
     model = with_one_nan(tiny_model("llama"), tmp_path / "model")
-    with pytest.raises(
-        FieldError, match="holds NaN or infinity in 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"
-    ):
+    said = "holds NaN or infinity in 1 of the model's weights, model.layers.1.mlp.up_proj.weight among"
+    with pytest.raises(FieldError, match=said):
         go(tmp_path / "run", recipe(model))
     assert not RunFolder(tmp_path / "run").has_run
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe(model)))
@@ -66,9 +65,8 @@ def poisoned(path, **how):
 def test_a_diverging_run_ends_as_failed(lr, what, tiny_model, tmp_path):
     """A finite but huge step ends it too: such a run would go on to its end with a model of noise."""
     tree = recipe(tiny_model("llama"), train__optimizer__lr=lr, train__warmup_steps=0, train__schedule="constant")
-    with pytest.raises(
-        RunEnded, match=f"^step 1: {what}.*; there is no checkpoint to resume from. Training diverges: start another"
-    ):
+    said = f"^step 1: {what}.*; there is no checkpoint to resume from. Training diverges: start another"
+    with pytest.raises(RunEnded, match=said):
         go(tmp_path / "run", tree)
     assert summary_of(tmp_path / "run")["status"] == "failed"
     assert checkpoints(tmp_path / "run" / "checkpoints") == []
@@ -87,10 +85,17 @@ def test_weights_that_grow_threefold_in_several_updates_of_a_step_have_not_explo
     go(tmp_path / "run", recipe(tiny_model("llama"), train__updates_per_step=2, train__steps=1))
 
 
+@pytest.fixture(scope="module")
+def whole(tiny_model, tmp_path_factory):
+    """What is left of a run that does not diverge."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    go(folder, recipe(tiny_model("llama"), train__updates_per_step=2, **NO_EVAL))
+    return traces(folder)
+
+
 @pytest.mark.parametrize("place", ["gradient", "weights", "weights before the update", "second moment"])
-def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model, tmp_path, monkeypatch):
-    tree = recipe(tiny_model("llama"), train__updates_per_step=2)
-    go(tmp_path / "whole", tree)
+def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, whole, tiny_model, tmp_path, monkeypatch):
+    tree = recipe(tiny_model("llama"), train__updates_per_step=2, **NO_EVAL)
     inner, update = TrainStack._step, TrainStack.update
 
     def damaged(self, *arguments, **options):
@@ -121,7 +126,7 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, tiny_model,
             go(tmp_path / "run", tree)
     assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]
     assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+    assert_same(traces(tmp_path / "run"), whole)
 
 
 def test_an_advantage_that_is_not_finite_ends_the_run(tiny_model, tmp_path, monkeypatch):
@@ -136,7 +141,7 @@ def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path):
     )
     reward = [{"kind": "function", "path": f"{tmp_path}/mine.py:huge"}]
     assert go(tmp_path / "run", recipe(tiny_model("llama"), reward=reward, train__steps=2)).status == "done"
-    steps = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"]
+    steps = steps_of(tmp_path / "run")
     assert all(0 < r["reward/invalid"] < r["completions"] and r["grad_norm"] > 0 for r in steps)
 
 
@@ -149,11 +154,12 @@ def test_a_step_of_zero_advantages_moves_the_weights_by_momentum_alone_skipped_o
             "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 2}],
             "train__prompts_per_step": 1,
             "train__schedule": "constant",
+            **NO_EVAL,
         }
         go(tmp_path / str(skip), recipe(tiny_model("llama"), **changes))
         saved = checkpoints(tmp_path / str(skip) / "checkpoints")
         made[skip] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in saved]
-        steps = [r for r in RunFolder(tmp_path / str(skip)).read_metrics() if r["kind"] == "train"]
+        steps = steps_of(tmp_path / str(skip))
         assert [r["grad_norm"] > 0 for r in steps] == [False, True, False]
         assert [(r["policy_version"], r["updates"]) for r in steps] == [(1, 1), (2, 1), (3, 1)]
         assert [r["skipped_zero_advantage"] for r in steps] == ([4, 0, 4] if skip else [0, 0, 0])

@@ -1,15 +1,15 @@
 """Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to
 an unbroken run."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
-from proxima.cli.main import main
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.selection import DropTruncated, DropUniformGroups, Prune, prompts_factor
-from proxima.data import Completion, Group, Prompt, Score
+from proxima.data import Score
 from proxima.engine.protocol import Sampling
 from proxima.rollout.dynamic_sampling import DynamicSampling, running_acceptance
 from proxima.runtime.loop.training_loop import RunEnded
@@ -17,11 +17,21 @@ from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
-from tests.runtime.interruptions import PLACES, Died, die_at, stop_at
 from tests.runtime.loop.test_controller import World
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.runs import CUT
+from tests.runtime.state.test_rollouts import make_group
+from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, go, recipe, traces
 
 COUNTS = ("prompts_generated", "prompts_used", "prompts_dropped_uniform", "prompts_carried", "gen_batches")
+
+
+def each(score):
+    """Rewards that score completions one by one."""
+
+    async def scores(prompt, completions):
+        return [score(prompt, completion) for completion in completions]
+
+    return scores
 
 
 def refilled(path, *, every, selection=None, max_lag=1, **settings):
@@ -30,11 +40,11 @@ def refilled(path, *, every, selection=None, max_lag=1, **settings):
     world = World(path, refill=DynamicSampling(**settings), max_lag=max_lag, algorithm=algorithm, steps=3)
     world.source.rows = range(100_000)
 
-    async def score(prompt, completions):
-        mixed = every and prompt.uid % every == 0
-        return [Score(value=float(mixed and c.sample % 2), correct=bool(mixed and c.sample % 2)) for c in completions]
+    def score(prompt, completion):
+        right = bool(every and prompt.uid % every == 0 and completion.sample % 2)
+        return Score(value=float(right), correct=right)
 
-    world.rewards.score = score
+    world.rewards.score = each(score)
     return world
 
 
@@ -61,11 +71,8 @@ def test_nine_of_ten_groups_are_uniform(tmp_path):
         carried = record["prompts_carried"]
     for step in (1, 2):
         rows = read_rows(world.folder.rollout_file(step))
-        assert {r["prompt_uid"] for r in rows if r["outcome"] == "trained"} == {
-            30 * step - 30,
-            30 * step - 20,
-            30 * step - 10,
-        }
+        trained = {r["prompt_uid"] for r in rows if r["outcome"] == "trained"}
+        assert trained == {30 * step - 30, 30 * step - 20, 30 * step - 10}
         assert {r["outcome"] for r in rows if r["prompt_uid"] % 10} == {"dropped_uniform_group"}
         dropped = sum(len(r["tokens"]) for r in rows if r["prompt_uid"] % 10)
         assert world.records()[step - 1]["tokens/dropped"] == dropped
@@ -146,24 +153,20 @@ def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
 
 
 def test_no_limit_continues_until_the_batch_is_full(tmp_path):
-    world = refilled(tmp_path / "run", every=200, max_num_gen_batches=0, oversample=1)
+    world = refilled(tmp_path / "run", every=50, max_num_gen_batches=0, oversample=1)
     world.run()
-    assert counts(world)[0] == (402, 3, 399, 0, 134) and world.source.drawn == 1602
+    assert counts(world)[0] == (102, 3, 99, 0, 34) and world.source.drawn == 402
 
 
 def test_the_filter_may_look_at_another_metric(tmp_path):
     """Rewards differ in every group, by length; whether answers are right differs in every second one."""
     world = refilled(tmp_path / "run", every=2, selection=(DropUniformGroups(metric="accuracy"),), oversample=1)
-    plain = world.rewards.score
 
-    async def shaped(prompt, completions):
-        scores = await plain(prompt, completions)
-        return [
-            Score(value=s.value - 0.01 * i, correct=s.correct, parts={"length": -0.01 * i})
-            for i, s in enumerate(scores)
-        ]
+    def shaped(prompt, completion):
+        right, shorter = prompt.uid % 2 == 0 and completion.sample % 2 == 1, -0.01 * completion.sample
+        return Score(value=right + shorter, correct=right, parts={"length": shorter})
 
-    world.rewards.score = shaped
+    world.rewards.score = each(shaped)
     world.run()
     assert counts(world)[0] == (6, 3, 3, 0, 2)
     assert {e.uid for e in world.journal.consumed(1) if e.reason is None} == {0, 2, 4}
@@ -174,12 +177,12 @@ def test_a_scorer_that_is_down_costs_its_groups_and_not_the_run(metric, tmp_path
     """The part that the filter looks at is missing where its scorer failed; those groups are replaced by others."""
     world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric=metric),))
 
-    async def score(prompt, completions):
+    def score(prompt, completion):
         if prompt.uid < 3:
-            return [Score.failed("style: down") for _ in completions]
-        return [Score(value=0.0, correct=c.sample > 1, parts={"style": float(c.sample)}) for c in completions]
+            return Score.failed("style: down")
+        return Score(value=0.0, correct=completion.sample > 1, parts={"style": float(completion.sample)})
 
-    world.rewards.score = score
+    world.rewards.score = each(score)
     world.run()
     first = world.records()[0]
     assert counts(world) == [(6, 3, 0, 0, 2), (3, 3, 0, 0, 1), (3, 3, 0, 0, 1)]
@@ -192,11 +195,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
     world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
     heard = Watcher()
     world.controller.observer = heard
-
-    async def score(prompt, completions):
-        return [Score(value=float(c.sample * (prompt.uid != 1))) for c in completions]
-
-    world.rewards.score = score
+    world.rewards.score = each(lambda prompt, completion: Score(value=float(completion.sample * (prompt.uid != 1))))
     world.run()
     assert counts(world) == [(5, 3, 1, 1, 2), (3, 3, 0, 1, 1), (3, 3, 0, 1, 1)]
     (notice,) = [text for text in heard.warnings if "algorithm.selection" in text]
@@ -206,11 +205,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
     selection = (DropUniformGroups(metric="nobody"),)
     world = refilled(tmp_path / "run", every=1, selection=selection, max_num_gen_batches=1)
-
-    async def score(prompt, completions):
-        return [Score(value=float(c.sample)) for c in completions]
-
-    world.rewards.score = score
+    world.rewards.score = each(lambda prompt, completion: Score(value=float(completion.sample)))
     with pytest.raises(RunEnded, match=r"\(3 uniform_group; mean reward 1.5\)"):
         world.run()
     assert {r["outcome"] for r in read_rows(world.folder.rollout_file(1))} == {"dropped_uniform_group"}
@@ -228,12 +223,8 @@ def test_a_group_that_another_local_selection_empties_is_refilled_too(tmp_path):
     world.engine.generate = cut
     world.run()
     first = world.records()[0]
-    assert (
-        first["prompts_generated"],
-        first["prompts_used"],
-        first["prompts_dropped_truncated"],
-        first["prompts_carried"],
-    ) == (6, 3, 1, 2)
+    names = ("prompts_generated", "prompts_used", "prompts_dropped_truncated", "prompts_carried")
+    assert [first[name] for name in names] == [6, 3, 1, 2]
 
 
 def test_allocation_keeps_the_size_of_an_update(tmp_path):
@@ -260,47 +251,21 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    go(folder, recipe(tiny_model("llama"), **SETTINGS))
-    run_traces = traces(folder)
-    carried = [r["prompts_carried"] for r in run_traces["metrics"] if r["kind"] == "train"]
-    assert any(carried[:-1]), "nothing to resume with"
-    return run_traces
-
-
-@pytest.mark.parametrize(
-    ("place", "end"),
-    [
-        ("at the end of generating", "died"),
-        ("after step 1", "stopped"),
-        ("after step 3", "died"),
-        ("after the evaluation at 2", "stopped"),
-        pytest.param("at the end of generating", "stopped", marks=pytest.mark.slow),
-        pytest.param("after step 1", "died", marks=pytest.mark.slow),
-        pytest.param("after step 3", "stopped", marks=pytest.mark.slow),
-        pytest.param("after the evaluation at 2", "died", marks=pytest.mark.slow),
-    ],
-)
-def test_a_resumed_run_equals_an_unbroken_one(place, end, unbroken, tiny_model, tmp_path):
-    config = recipe(tiny_model("llama"), **SETTINGS)
-    if end == "stopped":
-        assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
-    else:
-        with pytest.raises(Died):
-            go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), unbroken)
+def test_the_run_that_is_resumed_carries_groups_over(runs):
+    """So that there is something to resume with."""
+    carried = [r["prompts_carried"] for r in runs.traces("carried groups")["metrics"] if r["kind"] == "train"]
+    assert any(carried[:-1])
 
 
 def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
-    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **(SETTINGS | changes)))
+    """With all that a completion may have: its likeliest tokens, and those that could be sampled."""
+    changes = {"train__steps": 1, "engine__top_k_log_probs": 2, "algorithm__dynamic_sampling__oversample": 2, **CUT}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | changes, **NO_EVAL))
     (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
     uids = checkpoint.facts["pending"]
     groups = read_groups(checkpoint.path / CARRIED_GROUPS, uids)
     assert groups and [g.prompt.uid for g in groups] == uids and groups[0].completions[0].top_k is not None
+    assert all(len(completion.sampling_mask) for group in groups for completion in group.completions)
     write_groups(tmp_path / "again.parquet", groups)
     assert read_groups(tmp_path / "again.parquet", uids) == groups and read_groups(tmp_path / "none.parquet", []) == []
     (tmp_path / "torn.parquet").write_bytes((tmp_path / "again.parquet").read_bytes()[:200])
@@ -312,40 +277,18 @@ def test_surplus_survives_its_file_exactly(tiny_model, tmp_path):
 
 
 def test_what_no_file_can_hold_does_not_cost_the_checkpoint(tmp_path):
-    completion = Completion(
-        prompt_uid=1,
-        sample=0,
-        tokens=(5,),
-        text="a\ud800",
-        sampled_log_prob=(-1.0,),
-        untruncated_log_prob=(-1.0,),
-        policy_version=(0,),
-        finish_reason="stop",
-        temperature=1.0,
-    )
-    prompt = Prompt(
-        uid=1,
-        messages=({"role": "user", "content": "\udfff?"},),
-        tokens=(3,),
-        answer=torch.tensor(2.5),
-        metadata={"x": float("nan")},
-        chat=True,
-    )
-    write_groups(
-        tmp_path / "p.parquet",
-        [Group(prompt=prompt, completions=(completion,), scores=(Score.failed("\ud801"),), baseline=0.5)],
-    )
-    (group,) = read_groups(tmp_path / "p.parquet", [1])
-    assert (group.completions[0].text, group.scores[0].error, group.prompt.question) == ("a?", "?", "??")
-    assert (group.prompt.answer, group.prompt.metadata, group.baseline) == (2.5, {"x": None}, 0.5)
-    assert group.prompt.chat
+    group = make_group(text="a\ud800", scores=(Score.failed("\ud801"),) * 2)
+    asked = {"role": "user", "content": "\udfff?"}
+    prompt = replace(group.prompt, messages=(asked,), answer=torch.tensor(2.5), metadata={"x": math.nan}, chat=True)
+    write_groups(tmp_path / "p.parquet", [replace(group, prompt=prompt, baseline=0.5)])
+    (read,) = read_groups(tmp_path / "p.parquet", [7])
+    assert (read.completions[0].text, read.scores[0].error, read.prompt.question) == ("a?", "?", "??")
+    assert (read.prompt.answer, read.prompt.metadata, read.prompt.chat, read.baseline) == (2.5, {"x": None}, True, 0.5)
 
 
 def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_path):
-    tree = recipe(
-        tiny_model("llama"),
-        **(SETTINGS | {"algorithm__dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1}, "train__steps": 2}),
-    )
+    refill = {"oversample": 1, "max_num_gen_batches": 1}
+    tree = recipe(tiny_model("llama"), **SETTINGS | {"algorithm__dynamic_sampling": refill, "train__steps": 2})
     with pytest.raises(RunEnded, match="step [12]: 1 generation batches"):
         go(tmp_path / "run", tree)
     tree["algorithm"]["dynamic_sampling"] |= {"exhausted": "partial"}
@@ -359,12 +302,8 @@ def test_the_limits_that_ended_a_run_may_be_changed_to_go_on(tiny_model, tmp_pat
 def test_a_run_whose_scores_all_fail_ends(limit, tmp_path):
     world = World(tmp_path / "run", steps=4, max_unscored_steps=limit)
 
-    async def score(prompt, completions):
-        if prompt.uid < 6 or prompt.uid >= 9:  # the third step is scored
-            return [Score.failed("http: connection refused") for _ in completions]
-        return [Score(value=1.0) for _ in completions]
-
-    world.rewards.score = score
+    refused, scored = Score.failed("http: connection refused"), Score(value=1.0)
+    world.rewards.score = each(lambda prompt, completion: scored if 6 <= prompt.uid < 9 else refused)  # the third step
     if limit:
         with pytest.raises(
             RunEnded,
@@ -386,21 +325,6 @@ def test_a_batch_that_is_not_full_moves_the_learning_rate_on_as_a_full_one(tmp_p
     assert full.stack.updates == partial.stack.updates == 3
 
 
-def test_the_command_line_says_the_end_in_one_line(tiny_model, tmp_path, capsys):
-    import yaml
-
-    file = tmp_path / "recipe.yaml"
-    tree = recipe(tiny_model("llama"), **SETTINGS, folder=str(tmp_path / "run"))
-    tree["reward"][0] = {"kind": "tests.runtime.tiny_run:Even", "constant": 1}
-    tree["algorithm"]["dynamic_sampling"] = {"max_num_gen_batches": 2}
-    file.write_text(yaml.safe_dump(tree))
-    assert main(["train", str(file), "--quiet"]) == 1
-    error = capsys.readouterr().err.strip().splitlines()
-    assert len(error) == 1 and error[0].startswith(
-        "error: step 1: 2 generation batches (max_num_gen_batches) gave 0 of 4 usable groups"
-    )
-
-
 def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
     algorithm = BatchBuilder(advantage=ADVANTAGES["remax"](), selection=())
     world = World(tmp_path / "run", steps=1, sampling=Sampling(max_tokens=5, top_p=0.9), algorithm=algorithm)
@@ -412,22 +336,18 @@ def test_remax_has_the_greedy_completion_of_each_prompt_as_baseline(tmp_path):
         async for completion in inner(requests):
             yield completion
 
-    async def score(prompt, completions):
-        return [
-            Score.failed("no") if (prompt.uid, c.sample) == (2, 4) else Score(value=float(c.sample))
-            for c in completions
-        ]
+    def score(prompt, completion):
+        return Score.failed("no") if completion.key[:2] == (2, 4) else Score(value=float(completion.sample))
 
-    world.engine.generate, world.rewards.score = watched, score
+    world.engine.generate, world.rewards.score = watched, each(score)
     world.run()
     assert [(r.sample, r.sampling.temperature, r.sampling.top_p) for r in asked[:5]] == [
         *((i, 1.0, 0.9) for i in range(4)),
         (4, 0.0, 1.0),
     ]
     rows = read_rows(world.folder.rollout_file(1))
-    assert [r["advantage"] for r in rows] == [-4.0, -3.0, -2.0, -1.0] * 2 + [
-        0.0
-    ] * 4  # the third baseline's scorer failed
+    advantages = [r["advantage"] for r in rows]
+    assert advantages == [-4.0, -3.0, -2.0, -1.0] * 2 + [0.0] * 4  # the third baseline's scorer failed
     assert world.records()[0]["completions"] == 12 and len(rows) == 12
 
 
@@ -471,12 +391,9 @@ def test_allocation_is_more_prompts_and_nothing_else(tiny_model, tmp_path):
 def test_a_step_without_an_update_publishes_nothing_and_keeps_the_policy_version(tmp_path):
     """Steps 1 and 3 have nothing to train on; ages are counted in published weights, not in steps."""
     world = refilled(tmp_path / "run", every=1, max_num_gen_batches=1, oversample=2, exhausted="partial")
-
-    async def score(prompt, completions):
-        mixed = prompt.uid in (6, 7, 8, 9, 10, 11)
-        return [Score(value=float(mixed and c.sample % 2), correct=False) for c in completions]
-
-    world.rewards.score = score
+    world.rewards.score = each(
+        lambda prompt, c: Score(value=float(6 <= prompt.uid < 12 and c.sample % 2), correct=False)
+    )
     world.controller.plan = replace(world.controller.plan, steps=4, checkpoint_every=1, keep_last=0)
     world.run()
     assert [r["updates"] for r in world.records()] == [0, 1, 1, 0]

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, replace
+from itertools import cycle
 from typing import ClassVar
 
 import numpy as np
@@ -12,15 +13,13 @@ from proxima.engine.executor import Executor
 from proxima.engine.local import Local, LocalEngine
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from proxima.train.checkpoint import CARRIED_GROUPS, NEXT_POLICY, checkpoints
-from tests.runtime.interruptions import Died, die_at
+from proxima.train.checkpoint import NEXT_POLICY, checkpoints
+from tests.runtime.interruptions import interrupt
 from tests.runtime.test_async_run import assert_whole, tree
-from tests.runtime.test_sdp_run import records
 from tests.runtime.test_sdp_run import tree as sdp_tree
-from tests.runtime.tiny_run import Watcher, go
+from tests.runtime.tiny_run import NO_EVAL, Watcher, go, steps_of
 
 OVERLAP = {"sync": {"runtime__max_concurrent_rollouts": None, "runtime__max_lag": 0}, "async": {}}
-STAGES = ("pre_pause", "post_pause", "pre_resume", "post_resume")
 BAD = {
     "sampled_log_prob": (lambda c: c.sampled_log_prob[:-1], r"Completion.sampled_log_prob: \d values for \d tokens"),
     "untruncated_log_prob": (
@@ -33,8 +32,7 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("mode", OVERLAP)
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize(("what", "mode"), zip(BAD, cycle(OVERLAP)))
 def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, tmp_path, monkeypatch):
     generate, (value, message) = LocalEngine.generate, BAD[what]
     field = what if what in ("sampled_log_prob", "untruncated_log_prob") else "policy_version"
@@ -45,7 +43,7 @@ def test_a_bad_completion_is_named_and_never_trained_on(what, mode, tiny_model, 
             yield replace(completion, **{field: value(completion)}) if wrong else completion
 
     monkeypatch.setattr(LocalEngine, "generate", faulty)
-    config = tree(tiny_model("llama"), eval__task=None, eval__every=0, **OVERLAP[mode])
+    config = tree(tiny_model("llama"), **NO_EVAL, **OVERLAP[mode])
     with pytest.raises(UserError, match=rf"^prompt 9, sample 2, turn 0: {message}; the engine is at fault: .*resume"):
         go(tmp_path / "run", config)
     assert checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].step <= 2  # 9 is of step 3
@@ -75,8 +73,7 @@ def test_the_engine_of_a_recipe_may_register_hooks(tiny_model, tmp_path):
     assert published and Hooked.calls == ["paused"] * (1 + published)
 
 
-@pytest.mark.parametrize("mode", OVERLAP)
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(("stage", "mode"), [("pre_pause", "sync"), ("post_resume", "async")])
 def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path, monkeypatch):
     made, calls = Executor.__init__, []
 
@@ -90,7 +87,7 @@ def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path,
         getattr(self, f"register_{stage}_hook")(failing_hook)
 
     monkeypatch.setattr(Executor, "__init__", init)
-    config = tree(tiny_model("llama"), checkpoint__every=0, **OVERLAP[mode])
+    config = tree(tiny_model("llama"), checkpoint__every=0, **NO_EVAL, **OVERLAP[mode])
     message = rf"^after step 2: 1 {stage} hook failed: \S*failing_hook: OSError: no route; repair or remove .*resume"
     with pytest.raises(RunEnded, match=message):
         go(tmp_path / "run", config)
@@ -113,13 +110,13 @@ def test_a_window_that_the_engine_misses_costs_no_run(what, tiny_model, tmp_path
     monkeypatch.setattr("proxima.train.next_policy.SCORE_SECONDS", 0.05 if what == "slow" else 60)
     monkeypatch.setattr(LocalEngine, "in_flight" if what == "in_flight" else "score", broken)
     watcher = Watcher()
-    sources = {"algorithm__next_from": "trainer"} if what == "in_flight" else {}
-    assert go(tmp_path / "run", sdp_tree(tiny_model("llama"), **sources), observer=watcher).status == "done"
+    source = "trainer" if what == "in_flight" else "engine"
+    config = sdp_tree(tiny_model("llama"), algorithm__next_from=source, train__steps=4)
+    assert go(tmp_path / "run", config, observer=watcher).status == "done"
     warnings = [w for w in watcher.warnings if "the engine gave no next_log_prob" in w]
-    assert messages.get(what, "ConnectionError: gone") in warnings[-1] and len(warnings) == len(
-        {w[:7] for w in warnings}
-    )
-    assert any(r["next/missing_fraction"] > 0 for r in records(tmp_path / "run"))
+    assert messages.get(what, "ConnectionError: gone") in warnings[-1]
+    assert len(warnings) == len({w[:7] for w in warnings})
+    assert any(r["next/missing_fraction"] > 0 for r in steps_of(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("error", [UserError("no such port"), NotFiniteError("NaN")])
@@ -132,48 +129,30 @@ def test_what_the_user_must_fix_still_ends_the_run(error, tiny_model, tmp_path, 
         go(tmp_path / "run", sdp_tree(tiny_model("llama")))
 
 
-@pytest.mark.parametrize("name", [CARRIED_GROUPS, NEXT_POLICY])
-def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(name, tiny_model, tmp_path):
+def test_a_torn_file_of_an_asynchronous_checkpoint_costs_its_step(tiny_model, tmp_path):
     config, watcher = sdp_tree(tiny_model("llama"), sampling={"max_tokens": 12}), Watcher()
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at("step", lambda record, sample: record["step"] == 5))
+    interrupt(go, tmp_path / "run", config, "after step 5")
     run = RunFolder(tmp_path / "run")
-    file = run.checkpoint(4) / name
+    file = run.checkpoint(4) / NEXT_POLICY
     file.write_bytes(file.read_bytes()[:-9])
     assert go(run.path, config, resume=True, observer=watcher).status == "done"
-    assert f"000004: {name} is damaged; it is now 000004.damaged" in watcher.warnings[0]
+    assert f"000004: {NEXT_POLICY} is damaged; it is now 000004.damaged" in watcher.warnings[0]
     assert_whole(run.path, steps=6, prompts=2, lag=3)
-
-
-def test_a_torn_journal_is_one_line_and_a_restored_one_continues(tiny_model, tmp_path):
-    config, run = tree(tiny_model("llama")), RunFolder(tmp_path / "run")
-    with pytest.raises(Died):
-        go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))
-    whole = run.journal.read_bytes()
-    run.journal.write_bytes(b"\0" * 100 + whole[100:])
-    with pytest.raises(UserError, match=r"run.sqlite") as caught:
-        go(run.path, config, resume=True)
-    assert "\n" not in str(caught.value)
-    run.journal.write_bytes(whole)
-    assert go(run.path, config, resume=True).status == "done"
-    assert_whole(run.path)
 
 
 @pytest.mark.parametrize("step", [1, 3])
 def test_torn_rollouts_cost_their_step_at_most(step, tiny_model, tmp_path):
     """Those of a step after the last checkpoint come again; without earlier ones a run goes on."""
     config, run = tree(tiny_model("llama"), checkpoint__every=1), RunFolder(tmp_path / "run")
-    with pytest.raises(Died):
-        go(run.path, config, observer=die_at("step", lambda record, sample: record["step"] == 3))
+    interrupt(go, run.path, config, "after step 3")
     assert checkpoints(run.checkpoints)[-1].step == 2
     file = run.rollout_file(step)
     whole = file.read_bytes()
     file.write_bytes(whole[:-20])
     assert go(run.path, config, resume=True).status == "done"
     if step == 1:
-        with pytest.raises(
-            UserError, match=r"000001.parquet is not a complete Parquet file .* its completions are lost"
-        ):
+        said = r"000001.parquet is not a complete Parquet file .* its completions are lost"
+        with pytest.raises(UserError, match=said):
             assert_whole(run.path)
         file.write_bytes(whole)
     assert_whole(run.path)

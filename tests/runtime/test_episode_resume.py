@@ -1,96 +1,86 @@
 """Runs whose completions are episodes, killed and resumed, in every mode that decides what a step trains on: those that
 depend on no moment are the unbroken run to the bit; of the others each prompt is consumed once."""
 
+import random
 import threading
-from contextlib import suppress
 from http.server import ThreadingHTTPServer
 
 import pytest
 
 from tests.engine.http.model_server import Handler, ModelVllm
-from tests.runtime.episode_world import episode_recipe, go, whole
-from tests.runtime.episode_world import mark as mark
-from tests.runtime.interruptions import PLACES, Died, die_at
+from tests.runtime.episode_world import episode_recipe, go, kill_workers, whole
+from tests.runtime.interruptions import interrupt_and_resume
+from tests.runtime.runs import AGENT
 from tests.runtime.test_async_run import assert_whole
-from tests.runtime.tiny_run import assert_same
+from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same
 
-AGENT = {
-    f"{task}__environment": {"kind": "agent", "run": "tests.runtime.echo_agent:play"} for task in ("task", "eval__task")
-}
-SYNCHRONOUS = {
-    "an engine of its own": {"engine__kind": "local_process", "engine__threads": 1},
-    "an agent from outside": AGENT,
-    "dynamic sampling, pruning that allocates": {
-        "algorithm": {
-            "preset": "grpo",
-            "selection": [
-                {"kind": "drop_uniform_groups", "metric": "reward"},
-                {"kind": "prune", "rate": 0.5, "allocate": True},
-            ],
-            "dynamic_sampling": {"max_num_gen_batches": 8, "oversample": 1.5},
-        }
-    },
-    "returns of turns": {"algorithm": {"preset": "grpo", "advantage": {"kind": "turn_returns"}}},
-    "states in common": {"algorithm": {"preset": "grpo", "advantage": {"kind": "gigpo"}}},
-    "a critic": {"algorithm": {"preset": "ppo", "advantage": {"kind": "gae"}}, "critic": {"kind": "head"}},
-}
-
-
-@pytest.mark.parametrize("mode", SYNCHRONOUS)
-def test_a_resumed_run_is_the_unbroken_one(mode, tiny_model, tmp_path, mark, warm_processes):
-    tree = episode_recipe(tiny_model("llama"), **SYNCHRONOUS[mode])
-    assert go(tmp_path / "unbroken", tree).status == "done"
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree, observer=die_at(*PLACES["while training"]))
-    with suppress(Died):
-        go(tmp_path / "run", tree, resume=True, observer=die_at("step", lambda record, sample: record["step"] == 2))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
-
-
+OVERLAP = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "train__prompts_per_step": 2, **NO_EVAL}
 NEXT = {"preset": "grpo", "proximal": "next", "correction": [{"kind": "importance", "towards": "next"}]}
 ASYNCHRONOUS = {
     "wait": {},
-    "train": {"runtime__over_age": "train"},
-    "drop": {"runtime__over_age": "drop"},
+    "train": {"runtime__over_age": "train", "runtime__max_lag": 4},  # more than the run has: none is too old
+    "drop": {"runtime__over_age": "drop", "runtime__max_lag": 4},
     "the next policy": {"algorithm": NEXT},
-    "an agent from outside": AGENT,
+    "an agent from outside": {f"{task}__environment": AGENT for task in ("task", "eval__task")},
 }
 
 
-@pytest.mark.parametrize("mode", ASYNCHRONOUS)
+WAITING = pytest.mark.campaign(
+    "tests/runtime/test_episode_resume.py::test_a_resumed_asynchronous_run_consumes_each_prompt_once[wait]"
+)
+
+
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[WAITING] * (mode not in ("wait", "the next policy"))) for mode in ASYNCHRONOUS]
+)
 def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, tmp_path, mark):
-    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "checkpoint__every": 2}
-    tree = episode_recipe(tiny_model("llama"), train__steps=6, **(overlap | ASYNCHRONOUS[mode]))
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree, observer=die_at("step", lambda record, sample: record["step"] == 3))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    records = assert_whole(tmp_path / "run", steps=6)
+    tree = episode_recipe(tiny_model("llama"), train__steps=4, checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
+    interrupt_and_resume(go, tmp_path / "run", tree, "after step 3")
+    records = assert_whole(tmp_path / "run", prompts=2, lag=tree["runtime"]["max_lag"])
     assert sum(record["async/evicted"] for record in records) == 0
     if "algorithm" in ASYNCHRONOUS[mode]:
         # how many episodes run at a publish is the machine's; tests/train/test_next_policy.py proves their log-probs
         assert all({"next/written", "next/missing_fraction"} <= record.keys() for record in records)
 
 
+def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_path, mark, warm_processes):
+    own = OVERLAP | {"engine__kind": "local_process", "engine__threads": 1, "episode__retries": 50}
+    draw, killed = random.Random(0), list[int]()
+
+    def kill(event, *facts):
+        if event == "step":
+            killed.append(kill_workers(mark, draw))
+        if event == "step" and facts[0]["step"] == 2:
+            for process in warm_processes:
+                process.kill()
+
+    tree = episode_recipe(tiny_model("llama"), train__steps=4, **own)
+    assert go(tmp_path / "run", tree, observer=Watcher(kill)).status == "done"
+    records = assert_whole(tmp_path / "run", prompts=2)
+    assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
+
+
 def test_a_resumed_replay_of_asynchronous_episodes_is_the_unbroken_one(tiny_model, tmp_path):
-    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2}
-    recorded = episode_recipe(tiny_model("llama"), train__steps=4, **overlap)
+    recorded = episode_recipe(tiny_model("llama"), train__steps=3, **OVERLAP)
     assert go(tmp_path / "recorded", recorded).status == "done"
-    again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded")}
-    tree = episode_recipe(tiny_model("llama"), train__steps=4, **again)
+    again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded"), "train__prompts_per_step": 2}
+    tree = episode_recipe(tiny_model("llama"), **again, **NO_EVAL)
     assert go(tmp_path / "unbroken", tree).status == "done"
-    for place in ("while training", "after step 3"):
-        with pytest.raises(Died):
-            go(tmp_path / "run", tree, resume=True, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
+
+
+class Prompt(Handler):
+    """Sends the two parts of an answer at once, where TCP would wait for the confirmation of the first."""
+
+    disable_nagle_algorithm = True
 
 
 @pytest.fixture
 def server(tiny_model):
     """The address of a server that speaks vLLM's protocol."""
     Handler.fake = ModelVllm(str(tiny_model("llama")))
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Prompt) as served:
         thread = threading.Thread(target=served.serve_forever)
         thread.start()
         yield f"http://127.0.0.1:{served.server_port}"
@@ -100,10 +90,7 @@ def server(tiny_model):
 
 def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, mark):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
-    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2}
-    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, train__steps=4, **overlap)
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree, observer=die_at(*PLACES["after step 3"]))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    records = assert_whole(tmp_path / "run")
+    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **OVERLAP)
+    interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
+    records = assert_whole(tmp_path / "run", steps=3, prompts=2)
     assert all(record["episode/turns/mean"] > 1 and record["sync/probe_max"] < 1e-3 for record in records)

@@ -3,36 +3,33 @@
 import json
 import random
 import threading
-from contextlib import suppress
 
 import pytest
 
+from benchmarks.kills.episodes import campaign
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import UserError
+from proxima.engine import supervisor
 from proxima.runtime.launch.eval_run import run_eval
 from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups
-from tests.runtime.episode_world import episode_recipe, go, kill_workers, marked, whole
-from tests.runtime.episode_world import mark as mark
-from tests.runtime.interruptions import PLACES, Died, die_at
-from tests.runtime.kill_after import kill_after
-from tests.runtime.test_async_run import assert_whole
-from tests.runtime.tiny_run import Watcher, assert_same, changed, traces
+from proxima.runtime.watch.activity import Activity
+from tests.runtime.episode_world import MARK, episode_recipe, go, kill_workers, left_of, whole
+from tests.runtime.interruptions import Died, die_at
+from tests.runtime.tiny_run import NO_EVAL, Watcher, assert_same, changed
 
 
-@pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("episodes") / "run"
-    watcher = Watcher()
-    assert go(folder, episode_recipe(tiny_model("llama")), observer=watcher).status == "done"
-    assert watcher.warnings == []
-    return folder
+@pytest.fixture
+def unbroken(runs):
+    """The folder of a finished run; read-only by agreement."""
+    return runs.finished("episodes")
 
 
-def test_what_is_stored(unbroken):
+def test_what_is_stored(unbroken, runs):
     run = RunFolder(unbroken)
+    assert runs.made("episodes").watcher.warnings == []
     records = [r for r in run.read_metrics() if r["kind"] == "train"]
     for record in records:
         rows = read_rows(run.rollout_file(record["step"]))
@@ -42,11 +39,8 @@ def test_what_is_stored(unbroken):
         assert record["episode/observation_tokens"] == sum(len(r["tokens"]) - sum(r["sampled"]) for r in rows) > 0
         turns = [[span for span in episode["spans"] if span["sampled"]] for episode in episodes]
         assert record["episode/turns/mean"] == sum(map(len, turns)) / 16 > 1
-        assert (
-            record["episode/cut"]
-            == sum(row["finish_reason"] == "length" for row in rows)
-            == sum(bool(episode["cut"]) for episode in episodes)
-        )
+        cut = sum(bool(episode["cut"]) for episode in episodes)
+        assert record["episode/cut"] == sum(row["finish_reason"] == "length" for row in rows) == cut
         for row, episode, of in zip(rows, episodes, turns, strict=True):
             assert sum(span["tokens"] for span in episode["spans"]) == len(row["tokens"])
             assert row["reward"] == episode["reward"] == pytest.approx(sum(span["reward"] for span in of))
@@ -54,69 +48,38 @@ def test_what_is_stored(unbroken):
             observed = [value for value, own in zip(row["sampled_log_prob"], row["sampled"], strict=True) if not own]
             assert not any(observed) and set(row["policy_version"]) == {record["step"] - 1}
         assert len({row["question"] for row in rows}) == 4 and all(row["question"][-2] == " " for row in rows)
-        assert {tuple(row["prompt_tokens"]) for row in rows if row["sample"] == 0} == {
-            tuple(row["prompt_tokens"]) for row in rows
-        }
+        assert len({tuple(row["prompt_tokens"]) for row in rows}) == 4
 
 
-def test_it_happens_again(unbroken, tiny_model, tmp_path):
-    go(tmp_path / "run", episode_recipe(tiny_model("llama")))
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
+def test_workers_that_are_killed_lose_and_double_nothing(runs, tmp_path, mark):
+    draw, killed = random.Random(0), list[int]()
 
-
-@pytest.mark.parametrize("place", ["at the end of generating", "while training", "after step 1"])
-def test_a_resumed_run_is_the_unbroken_one(place, unbroken, tiny_model, tmp_path, mark):
-    tree = episode_recipe(tiny_model("llama"))
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_kills_of_trainer_and_workers_lose_and_double_nothing(seed, unbroken, tiny_model, tmp_path, mark):
-    tree = episode_recipe(tiny_model("llama"), episode__retries=50)
-    draw = random.Random(seed)
-    kill_after(draw.uniform(0.0, 0.5), tmp_path / "run", tree, module="tests.runtime.episode_world")
-    done, killed = threading.Event(), list[int]()
-
-    def kill() -> None:
-        while not done.wait(draw.uniform(0.02, 0.3)) and sum(killed) < 5:
+    def kill(event, *facts):
+        if event == "progress" and facts[0] in ("generate", "evaluate") and sum(killed) < 8:
             killed.append(kill_workers(mark, draw))
 
-    killer = threading.Thread(target=kill)
-    begin = Watcher(lambda event, *facts: killer.start() if event == "started" else None)  # not while it is inspected
-    try:
-        assert go(tmp_path / "run", tree, resume=True, observer=begin).status == "done"
-    finally:
-        done.set()
-        killer.join()
-    assert_same(whole(tmp_path / "run"), whole(unbroken))
+    runs.go("episodes", tmp_path / "run", episode__retries=50, observer=Watcher(kill))
+    assert_same(whole(tmp_path / "run"), runs.traces("episodes"))
     assert sum(killed) > 0
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_asynchronously(seed, tiny_model, tmp_path, mark, warm_processes):
-    overlap = {"runtime__max_concurrent_rollouts": 3, "runtime__max_lag": 2, "engine__kind": "local_process"}
-    tree = episode_recipe(
-        tiny_model("llama"), **overlap, engine__threads=1, train__steps=6, episode__retries=50, checkpoint__every=2
-    )
-    draw, killed = random.Random(seed), list[int]()
-    kill_after(draw.uniform(0.0, 1.0), tmp_path / "run", tree, module="tests.runtime.episode_world")
+ALONE = "tests/runtime/test_episode_run.py::test_workers_that_are_killed_lose_and_double_nothing"
+BESIDE = "tests/runtime/test_episode_resume.py::test_workers_and_engines_of_an_asynchronous_run_are_killed"
 
-    def on(event, *facts):
-        if event == "step":
-            killed.append(kill_workers(mark, draw))
-        if event == "step" and facts[0]["step"] % 3 == 0:
-            for process in warm_processes:
-                process.kill()
 
-    last = draw.randrange(2, 5)
-    with suppress(Died):
-        go(tmp_path / "run", tree, resume=True, observer=die_at("step", lambda record, sample: record["step"] >= last))
-    assert go(tmp_path / "run", tree, resume=True, observer=Watcher(on)).status == "done"
-    records = assert_whole(tmp_path / "run", steps=6)
-    assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("sync", marks=pytest.mark.campaign(ALONE)),
+        pytest.param("async", marks=pytest.mark.campaign(BESIDE)),
+    ],
+)
+def test_kills_of_trainers_engines_and_workers_at_any_instant(kind, monkeypatch, tmp_path):
+    monkeypatch.setenv(MARK, "")  # all three are changed, for good
+    monkeypatch.setattr(supervisor, "subprocess", supervisor.subprocess)
+    monkeypatch.setattr(Activity, "stage", Activity.stage)
+    result = campaign(tmp_path, tmp_path / "runs.jsonl", 10, kinds=[kind])
+    assert result["wrong"] == [] and sum(result["kills"].values()) >= 10
 
 
 def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark, warm_processes):
@@ -126,15 +89,16 @@ def test_a_run_that_does_not_begin_leaves_no_process(tiny_model, tmp_path, mark,
     with pytest.raises(UserError, match="another process") as refused:
         go(taken.path, tree)
     with pytest.raises(Died) as died:
-        go(tmp_path / "run", tree, observer=die_at("started", lambda info: True))
+        go(tmp_path / "run", tree, observer=die_at(("started", lambda info: True, 0)))
     assert "proxima-engine" not in {thread.name for thread in set(threading.enumerate()) - threads}
-    assert marked(mark) == []
+    assert left_of(mark) == []
     assert refused.tb and died.tb  # which hold all that the runs had, so that nothing is collected
 
 
 def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
     world = {"kind": "tests.runtime.echo_world:Echo", "fail_on": 5}
-    tree = episode_recipe(tiny_model("llama"), task__environment=world, episode__retries=1)
+    settings = {"task__environment": world, "episode__retries": 1, "train__steps": 1}
+    tree = episode_recipe(tiny_model("llama"), **settings, **NO_EVAL)
     assert go(tmp_path / "run", tree).status == "done"
     failed = 0
     for record in (r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"):
@@ -150,18 +114,10 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
         failed += len(rows)
     assert failed
     before = (tmp_path / "run" / "environments.log").read_bytes()
-    assert go(tmp_path / "run", changed(tree, {"train__steps": 4}), resume=True).status == "done"
+    assert go(tmp_path / "run", changed(tree, {"train__steps": 2}), resume=True).status == "done"
     assert (tmp_path / "run" / "environments.log").read_bytes().startswith(before)
     assert go(tmp_path / "run", changed(tree, {"task__environment__fail_on": 0}), overwrite=True).status == "done"
     assert not (tmp_path / "run" / "environments.log").exists()  # nothing was printed
-
-
-def test_its_rollouts_are_trained_on_again(unbroken, tiny_model, tmp_path):
-    tree = episode_recipe(tiny_model("llama"), rollouts=str(unbroken), eval__task=None, eval__every=0)
-    assert go(tmp_path / "run", tree).status == "done"
-    actual, expected = traces(tmp_path / "run"), traces(unbroken)
-    assert actual["rollouts"] == expected["rollouts"]
-    assert_same({"tensors": actual["tensors"]}, {"tensors": expected["tensors"]})
 
 
 def test_an_evaluation_alone(tiny_model, tmp_path, mark):

@@ -1,35 +1,25 @@
 """Several held-out sets in a run: each with its own questions, rewards, metrics, rows and curve."""
 
-import gc
-
 import pytest
 
 from proxima.api.saved import load_run
 from proxima.config import ConfigError, resolve
-from proxima.data import UserError
 from proxima.evaluate.headline import Headline
-from proxima.evaluate.held_out import Evaluation, named_sets
+from proxima.evaluate.held_out import named_sets
 from proxima.runtime.launch.eval_suites import recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.held_out_sets import set_lines
 from proxima.view.log_lines import LogLines
 from proxima.view.report import write_report
-from tests.runtime.tiny_run import assert_same, go, recipe, summary_of, timeless, traces
-
-SUMS = {"kind": "arithmetic", "low": 1, "high": 9, "held_out": 0.3, "split": "test"}
-SETS = [
-    {"name": "few", "task": SUMS | {"size": 3}},
-    {"name": "many", "task": SUMS | {"size": 6}, "limit": 4, "samples": 2, "reward": ["number"]},
-]
+from tests.runtime.runs import SETS, SUMS
+from tests.runtime.tiny_run import go, recipe, timeless
 
 
-@pytest.fixture(scope="module")
-def run(tiny_model, tmp_path_factory):
+@pytest.fixture
+def run(runs):
     """The folder of a run with two further sets; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("sets") / "run"
-    go(folder, recipe(tiny_model("llama"), eval__sets=SETS))
-    return folder
+    return runs.finished("held-out sets")
 
 
 def test_a_set_may_be_the_headline(tiny_model, tmp_path):
@@ -46,11 +36,10 @@ def test_a_set_may_be_the_headline(tiny_model, tmp_path):
     assert sets["few"].items() >= few.items()
 
 
-def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, tiny_model, tmp_path):
-    go(tmp_path / "alone", recipe(tiny_model("llama")))
-    alone = [timeless(r) for r in RunFolder(tmp_path / "alone").read_metrics()]
+def test_each_set_has_its_metrics_and_files_and_the_main_one_is_unchanged(run, runs):
     records = [timeless(r) for r in RunFolder(run).read_metrics()]
-    assert [{k: v for k, v in r.items() if not k.startswith(("few/", "many/"))} for r in records] == alone
+    main = [{k: v for k, v in r.items() if not k.startswith(("few/", "many/"))} for r in records]
+    assert main == runs.traces("plain")["metrics"]
     for record in (r for r in records if r["kind"] == "eval"):
         few, many = named_sets(record)["few"], named_sets(record)["many"]
         assert (few["questions"], few["answers"], many["questions"], many["answers"]) == (3, 3, 4, 8)
@@ -78,44 +67,10 @@ def test_the_log_and_the_report_have_a_row_for_each(run):
     (run / "report.html").unlink()
 
 
-def test_an_interrupted_evaluation_is_repeated_whole(run, tiny_model, tmp_path):
-    calls, groups = [], Evaluation.groups
-
-    class Died(BaseException):
-        pass
-
-    async def dies(self):
-        calls.append(1)
-        if len(calls) == 5:  # the second set of the evaluation at step 2
-            raise Died
-        return await groups(self)
-
-    config = recipe(tiny_model("llama"), eval__sets=SETS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Evaluation, "groups", dies)
-        with pytest.raises(Died):
-            go(tmp_path / "run", config)
-    gc.collect()  # the traceback held the lock, which a real death frees
-    go(tmp_path / "run", config, resume=True)
-    assert_same(traces(tmp_path / "run"), traces(run))
-    assert summary_of(tmp_path / "run")["status"] == "done"
-
-
 def test_proxima_eval_of_the_recipe_has_all_sets(tiny_model):
     config = resolve(recipe(tiny_model("llama"), eval__sets=SETS)).config
     facts = [(s.name, s.limit, s.samples, s.sampling.temperature, s.sampling.max_tokens) for s in recipe_suites(config)]
     assert facts == [("arithmetic", 200, 1, 0.0, 6), ("few", 200, 1, 0.0, 6), ("many", 4, 2, 1.0, 6)]
-
-
-def test_questions_of_a_set_that_changed_are_found_at_a_resume(tiny_model, tmp_path):
-    lines = tmp_path / "q.jsonl"
-    lines.write_text('{"question": "1 + 1?", "answer": "2"}\n' * 3)
-    sets = [{"name": "own", "task": {"kind": "jsonl", "path": str(lines)}}]
-    config = recipe(tiny_model("llama"), eval__sets=sets, train__steps=1)
-    go(tmp_path / "run", config)
-    lines.write_text('{"question": "1 + 2?", "answer": "3"}\n' * 3)
-    with pytest.raises(UserError, match="eval.sets own: its rows: changed since the run"):
-        go(tmp_path / "run", config, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Forward passes before the advantages and before the update: a value head supplied from outside, and `gae` by it."""
 
-import os
-import signal
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +16,8 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.interruptions import interrupt_and_resume
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, traces
 
 
 @dataclass
@@ -47,7 +46,7 @@ class ValueStage:
 
 
 def gae_run(folder, model, *, stages, observer=None, resume=False, advantage=None, **changes):
-    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, **changes)
+    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, **NO_EVAL | changes)
     config = resolve({**tree, "folder": str(folder)}).config
     advantage = advantage or Gae(gamma=0.9, lam=0.8, whiten=False)
     config = replace(config, algorithm=replace(config.algorithm, advantage=advantage))
@@ -90,23 +89,17 @@ def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
 
 
 def test_gae_is_resumed_to_the_bit(tiny_model, tmp_path):
-    def stages(policy):
-        return [ValueStage(policy)]
+    def start(folder, model, **options):
+        return gae_run(folder, model, stages=lambda policy: [ValueStage(policy)], **options)
 
-    def stop(event, *facts):
-        if event == "step" and facts[0]["step"] == 1:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    gae_run(tmp_path / "whole", tiny_model("llama"), stages=stages)
-    assert gae_run(tmp_path / "run", tiny_model("llama"), stages=stages, observer=Watcher(stop)).status == "stopped"
-    assert gae_run(tmp_path / "run", tiny_model("llama"), stages=stages, resume=True).status == "done"
+    start(tmp_path / "whole", tiny_model("llama"))
+    interrupt_and_resume(start, tmp_path / "run", tiny_model("llama"), "after step 1", "stopped")
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
 
 
 def test_an_advantage_whose_column_no_stage_fills_is_refused(tiny_model, tmp_path):
-    with pytest.raises(
-        FieldError, match=r"algorithm.advantage='gae' needs `value`; set critic, give train\(\) a forward stage"
-    ):
+    said = r"algorithm.advantage='gae' needs `value`; set critic, give train\(\) a forward stage"
+    with pytest.raises(FieldError, match=said):
         gae_run(tmp_path / "run", tiny_model("llama"), stages=lambda policy: [LogProbStage("next_log_prob", policy)])
 
 

@@ -18,18 +18,18 @@ def group_recipe(model, folder, **changes):
 
 
 RUNS = {
-    "train": (group_recipe, tiny_run.go, {}),
-    "ppo": (group_recipe, tiny_run.go, CRITIC),
-    "sft": (tiny_sft.recipe, tiny_sft.go, {}),
-    "reward": (tiny_reward.recipe, tiny_reward.go, {}),
-    "dpo": (tiny_dpo.recipe, tiny_dpo.go, {}),
+    "train": (group_recipe, tiny_run.go, {}, "linear"),
+    "train, cosine": (group_recipe, tiny_run.go, {}, "cosine"),
+    "ppo": (group_recipe, tiny_run.go, CRITIC, "linear"),
+    "sft": (tiny_sft.recipe, tiny_sft.go, {}, "cosine"),
+    "reward": (tiny_reward.recipe, tiny_reward.go, {}, "linear"),
+    "dpo": (tiny_dpo.recipe, tiny_dpo.go, {}, "cosine"),
 }
 
 
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
 @pytest.mark.parametrize("command", RUNS)
-def test_both_steps_of_a_run_of_two_change_the_weights(command, schedule, tiny_model, tmp_path):
-    recipe, go, changes = RUNS[command]
+def test_both_steps_of_a_run_of_two_change_the_weights(command, tiny_model, tmp_path):
+    recipe, go, changes, schedule = RUNS[command]
     short = {"train__steps": 2, "train__warmup_steps": 0, "train__schedule": schedule, "eval__every": 0}
     folder = tmp_path / "run"
     go(folder, recipe(tiny_model("llama"), tmp_path / "data", **changes, **short))

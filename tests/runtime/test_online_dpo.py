@@ -5,28 +5,11 @@ import pytest
 
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
-from tests.runtime.interruptions import Died, die_at
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 
-def tree(model, **changes):
-    return recipe(model, **{"algorithm": {"preset": "online_dpo"}, "eval__every": 1} | changes)
-
-
-@pytest.fixture(scope="module")
-def unbroken(tiny_model, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("online") / "run"
-    watcher = Watcher()
-    assert go(folder, tree(tiny_model("llama"), reward=REWARD), observer=watcher).status == "done"
-    return folder, watcher
-
-
-REWARD = [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}]  # every third prompt is a tie
-
-
-def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(unbroken):
-    folder, watcher = unbroken
-    records = [r for r in watcher.records if r["kind"] == "train"]
+def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(runs):
+    folder = runs.finished("online pairs")
+    records = [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
     assert len(records) == 3
     for record in records:
         rows = read_rows(RunFolder(folder).rollout_file(record["step"]))
@@ -39,15 +22,6 @@ def test_a_run_trains_on_the_best_and_the_worst_of_each_prompt(unbroken):
             assert sorted(row["reward"] for row in trained if row["prompt_uid"] == uid) == [values[0], values[-1]]
     assert any(record["dropped/uniform_group"] for record in records)
     first = records[0]  # the policy is the reference: no pair has a margin
-    assert first["loss"] == pytest.approx(np.log(2), rel=1e-5) and first["rewards/margins"] == pytest.approx(
-        0, abs=1e-5
-    )
+    assert first["loss"] == pytest.approx(np.log(2), rel=1e-5)
+    assert first["rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert records[-1]["rewards/margins"] != 0 and records[-1]["mismatch/k3_kl"] >= 0
-
-
-def test_a_killed_run_resumes_to_the_bit(unbroken, tiny_model, tmp_path):
-    run = tree(tiny_model("llama"), reward=REWARD)
-    with pytest.raises(Died):
-        go(tmp_path / "run", run, observer=die_at("step", lambda record, sample: record["step"] == 2))
-    assert go(tmp_path / "run", run, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(unbroken[0]))

@@ -1,8 +1,5 @@
 """KL in the reward and epochs that stop, in whole runs: stored columns, kinds of advantages, resumes."""
 
-import os
-import signal
-
 import numpy as np
 import pytest
 
@@ -10,18 +7,14 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.checkpoint import checkpoints
 from proxima.view.log_lines import LogFile
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.tiny_run import NO_EVAL, go, recipe, steps_of
 
 KL = {"coefficient": 0.5, "estimator": "k1"}
 
 
-def steps_of(folder):
-    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
-
-
 def shaped_recipe(model, advantage="grpo", reward_kl=KL, **changes):
     algorithm = {"preset": "grpo", "advantage": advantage, "reward_kl": reward_kl}
-    return recipe(model, algorithm=algorithm, train__optimizer={"kind": "adamw", "lr": 3e-2}, **changes)
+    return recipe(model, algorithm=algorithm, train__optimizer={"kind": "adamw", "lr": 3e-2}, **NO_EVAL | changes)
 
 
 @pytest.mark.parametrize("advantage", ["reinforce_pp", "rloo"])
@@ -41,9 +34,8 @@ def test_the_divergence_is_paid_for(tiny_model, tmp_path, advantage):
         returns = [np.cumsum(row["token_reward"][::-1])[::-1] for row in rows]
         every = np.concatenate(returns)
         for row, own in zip(rows, returns, strict=True):
-            assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(
-                (own - every.mean()) / every.std(ddof=1), abs=1e-4
-            )
+            whitened = (own - every.mean()) / every.std(ddof=1)
+            assert (row["token_advantage"] or [row["advantage"]]) == pytest.approx(whitened, abs=1e-4)
         return
     for uid in {row["prompt_uid"] for row in rows}:  # the baseline is of the sums
         group = [row for row in rows if row["prompt_uid"] == uid]
@@ -86,52 +78,27 @@ def test_gae_reads_the_rewards_of_tokens(tiny_model, tmp_path):
         assert abs(sum(row["token_reward"]) - row["reward"]) > 1e-4
 
 
-def test_an_adaptive_coefficient_is_resumed_to_the_bit(tiny_model, tmp_path):
-    def stop(event, *facts):
-        if event == "step" and facts[0]["step"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    adaptive = {"target": 1e-3, "horizon": 32.0}
-    tree = shaped_recipe(tiny_model("llama"), reward_kl={**KL, "estimator": "k3", "adaptive": adaptive})
-    go(tmp_path / "whole", tree)
-    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+def test_an_adaptive_coefficient(runs):
+    run = RunFolder(runs.finished("adaptive KL"))
     beta = 0.5
-    for record in steps_of(tmp_path / "run"):
+    for record in steps_of(run.path):
         assert record["reward_kl/coefficient"] == pytest.approx(beta)
         beta *= 1 + min(max(record["reward_kl/mean"] / 1e-3 - 1, -0.2), 0.2) * 16 / 32
     assert beta != 0.5
-    last = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1]
+    last = checkpoints(run.checkpoints)[-1]
     assert last.facts["kl_coefficient"] == pytest.approx(beta)
 
 
-def test_epochs_that_stop_are_resumed_to_the_bit(tiny_model, tmp_path):
+def test_epochs_that_stop(runs, tmp_path):
     """Where it stopped stands in record and log; the learning rate is that of a run without a target."""
-
-    def stop(event, *facts):
-        if event == "step" and facts[0]["step"] == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    changes = {
-        "train__epochs_per_step": 3,
-        "train__updates_per_step": 2,
-        "train__optimizer": {"kind": "adamw", "lr": 1e-2},
-    }
-    tree = recipe(tiny_model("llama"), algorithm={"preset": "grpo"}, **changes)
-    free = tree | {"train": tree["train"] | {"target_kl": 1e6}}
-    tree["train"]["target_kl"] = 1e-4
-    go(tmp_path / "whole", tree, observer=LogFile())
-    assert go(tmp_path / "run", tree, observer=Watcher(stop)).status == "stopped"
-    assert go(tmp_path / "run", tree, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
-    go(tmp_path / "free", free)
+    runs.go("epochs that stop", tmp_path / "free", train__target_kl=1e6)
+    runs.go("epochs that stop", tmp_path / "run", observer=LogFile())
     records, every = steps_of(tmp_path / "run"), steps_of(tmp_path / "free")
     stopped = [record for record in records if record["early_stop/stopped"]]
     assert stopped and all(record["early_stop/kl"] > 1.5e-4 for record in stopped)
     assert all(record["updates"] == 2 * record["early_stop/epochs"] < 6 for record in stopped)
     assert all((record["updates"], record["early_stop/epochs"]) == (6, 3) for record in every)
-    log = (tmp_path / "whole" / "log.txt").read_text()
+    log = (tmp_path / "run" / "log.txt").read_text()
     assert log.count("stopped after epoch") == len(stopped)
     facts = [checkpoints(RunFolder(tmp_path / name).checkpoints)[-1].facts for name in ("run", "free")]
     assert [saved["trainer"]["updates"] for saved in facts] == [18, 18]

@@ -16,29 +16,20 @@ from proxima.engine.local import collect
 from proxima.engine.scheduler import Scheduler
 from proxima.model import Policy, load
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
 from proxima.train.forward_stage import stage_columns
 from proxima.train.objectives.policy_objective import mask_sizes
-from tests.runtime.interruptions import PLACES, stop_at
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.runs import CUT, RUNS
+from tests.runtime.tiny_run import assert_same, go, recipe, steps_of, traces
 
-CUT = {"sampling__top_p": 0.8, "sampling__top_k": 64, "engine__sampling_mask": True}
-REPLAY = CUT | {"algorithm__preset": "grpo", "algorithm__behavior": "sampled"}
-
-
-def steps_of(folder):
-    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
+REPLAY = RUNS["sampling masks"].settings
 
 
-@pytest.fixture(scope="module")
-def run(tiny_model, tmp_path_factory):
-    """A finished run with replay; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("masked") / "run"
-    go(folder, recipe(tiny_model("llama"), **REPLAY))
-    return folder
+@pytest.fixture
+def run(runs):
+    """The folder of a finished run with replay; read-only by agreement."""
+    return runs.finished("sampling masks")
 
 
 @pytest.fixture(scope="module")
@@ -92,69 +83,50 @@ def test_the_rollouts_hold_the_sets(run):
             assert row["behavior_log_prob"] == row["sampled_log_prob"] != row["untruncated_log_prob"]
 
 
-@pytest.mark.parametrize("place", ["after step 1", "while training"])
-def test_a_resume_is_as_if_unbroken(place, run, tiny_model, tmp_path):
-    config = recipe(tiny_model("llama"), **REPLAY)
-    assert go(tmp_path / "run", config, observer=stop_at(*PLACES[place])).status == "stopped"
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(run))
-
-
-def test_stored_rollouts_are_replayed_to_the_bit(run, tiny_model, tmp_path):
-    go(tmp_path / "run", recipe(tiny_model("llama"), rollouts=str(run), **REPLAY))
-    actual, expected = traces(tmp_path / "run"), traces(run)
-    for name in ("rollouts", "tensors"):
-        assert actual[name] == expected[name], name
-
-
-def test_carried_groups_keep_them(tiny_model, tmp_path):
-    surplus = {"preset": "dapo", "behavior": "sampled", "dynamic_sampling": {"oversample": 2}}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **CUT | {"algorithm": surplus, "train__steps": 1}))
-    (checkpoint,) = checkpoints(tmp_path / "run" / "checkpoints")
-    groups = read_groups(checkpoint.path / CARRIED_GROUPS, checkpoint.facts["pending"])
-    masks = [completion.sampling_mask for group in groups for completion in group.completions]
-    assert masks and all(mask is not None and len(mask) for mask in masks)
-    write_groups(tmp_path / "again.parquet", groups)
-    assert read_groups(tmp_path / "again.parquet", checkpoint.facts["pending"]) == groups
-
-
 def test_with_the_untruncated_behavior_policy_the_switch_changes_no_number(tiny_model, tmp_path):
     """The masks are stored, and nothing reads them."""
     runs = {}
     for on in (True, False):
         go(tmp_path / str(on), recipe(tiny_model("llama"), **CUT | {"engine__sampling_mask": on, "train__steps": 2}))
         runs[on] = traces(tmp_path / str(on))
-    for rows in runs[True]["rollouts"].values():
-        for row in rows:
-            assert row.pop("sampling_mask") is not None and row.pop("sampling_mask_counts") is not None
-    for rows in runs[False]["rollouts"].values():
-        for row in rows:
-            assert row.pop("sampling_mask") is None and row.pop("sampling_mask_counts") is None
+        rows = [row for rows in runs[on]["rollouts"].values() for row in rows]
+        stored = [row.pop(name) is not None for row in rows for name in ("sampling_mask", "sampling_mask_counts")]
+        assert set(stored) == {on}
     assert_same(runs[True], runs[False])
     assert not any(key.startswith("sampling_mask/") for record in runs[True]["metrics"] for key in record)
 
 
-VARIANTS = {  # and a divergence of two policies that are still the same
-    "recompute": ({"proximal": "recompute", "correction": [{"kind": "importance"}]}, "correction/kl"),
-    "reference_kl": ({"reference_kl": {"kind": "k3", "coefficient": 0.1}}, "approx_kl_k1"),
-    "reward_kl": ({"reward_kl": {"coefficient": 0.05}}, "reward_kl/mean"),
-    "baseline": ({"advantage": {"kind": "optimal_token_baseline"}}, "mismatch/kl"),
-    "entropy": ({"entropy_bonus": 0.01}, "approx_kl"),
-    "guard": ({"mismatch": {"on_mismatch": "reject"}}, "mismatch/rejected_seq_fraction"),
+VARIANTS = {  # and divergences of two policies that are still the same
+    "recomputed": (
+        {
+            "proximal": "recompute",
+            "correction": [{"kind": "importance"}],
+            "reference_kl": {"kind": "k3", "coefficient": 0.1},
+            "entropy_bonus": 0.01,
+        },
+        ("correction/kl", "approx_kl_k1", "approx_kl"),
+    ),
+    "as sampled": (
+        {
+            "reward_kl": {"coefficient": 0.05},
+            "advantage": {"kind": "optimal_token_baseline"},
+            "mismatch": {"on_mismatch": "reject"},
+        },
+        ("reward_kl/mean", "mismatch/kl", "mismatch/rejected_seq_fraction"),
+    ),
 }
 
 
-@pytest.mark.parametrize("name", [pytest.param(variant, marks=pytest.mark.slow) for variant in VARIANTS])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_comparison_at_the_sampled_token_is_over_the_same_set(name, tiny_model, tmp_path):
     """An unmoved policy: every ratio to it is 1 and every KL to it 0, which truncation alone would break."""
-    settings, key = VARIANTS[name]
+    settings, keys = VARIANTS[name]
     algorithm = {"preset": "grpo", "behavior": "sampled"} | settings
-    tree = recipe(
-        tiny_model("llama"), **CUT | {"algorithm": algorithm, "train__steps": 2, "train__optimizer__lr": 1e-9}
-    )
-    go(tmp_path / "run", tree)
+    unmoved = {"train__steps": 2, "train__optimizer__lr": 1e-9, "eval__task": None, "eval__every": 0}
+    go(tmp_path / "run", recipe(tiny_model("llama"), **CUT | unmoved, algorithm=algorithm))
     for record in steps_of(tmp_path / "run"):
-        assert abs(record[key]) < 3e-5 and abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
+        assert all(abs(record[key]) < 3e-5 for key in keys)
+        assert abs(record["ratio_mean"] - 1) < 3e-5 and record["ratio_max"] < 1.001
 
 
 def test_the_reference_is_over_the_same_set_and_the_entropy_over_the_vocabulary(sampled):
@@ -180,9 +152,8 @@ def test_an_engine_that_forgets_a_set_ends_the_run_by_name(tiny_model, tmp_path,
         return made(self, request, columns, reason)
 
     monkeypatch.setattr(Scheduler, "_completion", forgetful)
-    with pytest.raises(
-        UserError, match="prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
-    ):
+    said = "prompt 0, sample 0, turn 0: the engine did not report which tokens could be sampled"
+    with pytest.raises(UserError, match=said):
         go(tmp_path / "run", recipe(tiny_model("llama"), **REPLAY))
 
 

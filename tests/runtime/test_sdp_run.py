@@ -15,33 +15,25 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.train import TrainStack
 from proxima.train.checkpoint import NEXT_POLICY, checkpoints
 from proxima.train.next_policy import NextPolicy
-from tests.runtime.interruptions import Died, die_at
-from tests.runtime.tiny_run import go, recipe
+from tests.runtime.interruptions import interrupt
+from tests.runtime.tiny_run import NO_EVAL, go, recipe_with, steps_of
 
 STEPS = 6
 
 
-def tree(model, **changes):
-    """Short and long completions, up to three versions old, under weights that move far in each step."""
-    given = {
-        "algorithm": {"preset": "sdp"},
-        "runtime__max_concurrent_rollouts": 8,
-        "runtime__max_lag": 3,
-        "train__steps": STEPS,
-        "train__prompts_per_step": 2,
-        "train__schedule": "constant",
-        "train__warmup_steps": 0,
-        "sampling": {"max_tokens": 100, "stop": ["e"]},
-        "model__max_length": 130,
-        "engine__slots": 32,
-        "eval__task": None,
-        "eval__every": 0,
-    }
-    return recipe(model, **(given | changes))
-
-
-def records(folder):
-    return [r for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
+tree = recipe_with(  # short and long completions, up to three versions old, under weights that move far in each step
+    algorithm={"preset": "sdp"},
+    runtime__max_concurrent_rollouts=8,
+    runtime__max_lag=3,
+    train__steps=STEPS,
+    train__prompts_per_step=2,
+    train__schedule="constant",
+    train__warmup_steps=0,
+    sampling={"max_tokens": 100, "stop": ["e"]},
+    model__max_length=130,
+    engine__slots=32,
+    **NO_EVAL,
+)
 
 
 def compared(folder, model, atol):
@@ -51,7 +43,7 @@ def compared(folder, model, atol):
     weights = {0: model} | {c.facts["policy_version"]: c.path / "model" for c in checkpoints(run.checkpoints)}
     stacks = {v: TrainStack(Policy(load(str(path)), compute_dtype=torch.float32)) for v, path in weights.items()}
     from_cache = interrupted = missing = 0
-    for step in range(1, len(records(folder)) + 1):
+    for step in range(1, len(steps_of(folder)) + 1):
         for row in read_rows(run.rollout_file(step)):
             if row["next_log_prob"] is None:
                 continue
@@ -72,8 +64,7 @@ def compared(folder, model, atol):
     return from_cache, interrupted, missing
 
 
-@pytest.mark.parametrize("source", ["engine", "trainer"])
-@pytest.mark.parametrize("engine", ["local", "local_process"])
+@pytest.mark.parametrize(("source", "engine"), [("engine", "local"), ("engine", "local_process"), ("trainer", "local")])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):
@@ -83,7 +74,7 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     assert go(folder, config).status == "done"
     from_cache, interrupted, missing = compared(folder, model, 3e-4)
     assert from_cache > 50 and missing == 0
-    made = records(folder)
+    made = steps_of(folder)
     assert interrupted > 0 or engine == "local_process"  # there it depends on the machine
     assert all(r["next/missing_fraction"] == 0 for r in made) and any(r["next/cached_fraction"] > 0 for r in made)
     assert all(r["correction/rollout_is_mean"] > 0 for r in made)
@@ -97,8 +88,7 @@ def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
 def test_a_killed_run_has_its_cache_again(tiny_model, tmp_path, monkeypatch):
     model, folder = tiny_model("llama"), tmp_path / "run"
     config = tree(model, runtime__max_concurrent_rollouts=6, sampling={"max_tokens": 12})
-    with pytest.raises(Died):
-        go(folder, config, observer=die_at("step", lambda record, sample: record["step"] == 4))
+    interrupt(go, folder, config, "after step 4")
     last = checkpoints(RunFolder(folder).checkpoints)[-1]
     kept = read_next_policy(last.path / NEXT_POLICY)
     assert kept and {entry.uid for entry in kept} <= set(last.facts["pending"])
@@ -130,7 +120,7 @@ def test_off_nothing_is_asked_and_nothing_is_kept(tiny_model, tmp_path, monkeypa
     assert go(folder, tree(tiny_model("llama"), algorithm={"preset": "decoupled"}, train__steps=2)).status == "done"
     assert not list(folder.rglob(NEXT_POLICY))
     assert all(row["next_log_prob"] is None for row in read_rows(RunFolder(folder).rollout_file(2)))
-    assert not any(name.startswith("next/") for record in records(folder) for name in record)
+    assert not any(name.startswith("next/") for record in steps_of(folder) for name in record)
 
 
 def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch):
@@ -143,9 +133,9 @@ def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch)
     model = tiny_model("llama")
     for missing in ("decoupled", "drop_token", "drop_sample"):
         folder = tmp_path / missing
-        assert go(folder, tree(model, algorithm__next_missing=missing)).status == "done"
-        assert any(r["next/missing_fraction"] > 0 for r in records(folder))
-        for record in records(folder):
+        assert go(folder, tree(model, algorithm__next_missing=missing, train__steps=4)).status == "done"
+        assert any(r["next/missing_fraction"] > 0 for r in steps_of(folder))
+        for record in steps_of(folder):
             assert record["next/cached_fraction"] == 0
             rejected, lost = record["correction/rejected_fraction"], record["next/missing_fraction"]
             if missing == "drop_token":

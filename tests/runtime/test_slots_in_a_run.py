@@ -8,7 +8,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.log_lines import arithmetic
 from proxima.view.report import batch_arithmetic
-from tests.runtime.tiny_run import Watcher, go, recipe
+from tests.runtime.tiny_run import NO_EVAL, Watcher, go, recipe, steps_of
 
 
 @pytest.mark.parametrize("updates", [1, 2])
@@ -17,19 +17,17 @@ def test_the_interpolated_centre_knows_the_version_of_the_weights(updates, tiny_
     `behavior`."""
     made = {}
     for proximal in ("behavior", "loglinear"):
-        tree = recipe(
-            tiny_model("llama"), algorithm={"preset": "grpo", "proximal": proximal}, train__updates_per_step=updates
-        )
-        assert go(tmp_path / proximal, tree).status == "done"
-        made[proximal] = [r["loss"] for r in RunFolder(tmp_path / proximal).read_metrics() if r["kind"] == "train"]
+        algorithm = {"preset": "grpo", "proximal": proximal}
+        changes = {"train__updates_per_step": updates, **NO_EVAL}
+        go(tmp_path / proximal, recipe(tiny_model("llama"), algorithm=algorithm, **changes))
+        made[proximal] = [record["loss"] for record in steps_of(tmp_path / proximal)]
     assert made["loglinear"] == made["behavior"] and len(made["behavior"]) == 3
 
 
 def test_a_correction_that_looks_at_the_entropy(tiny_model, tmp_path):
     algorithm = {"preset": "grpo", "correction": [{"kind": "top_entropy", "share": 0.3}]}
     assert go(tmp_path / "run", recipe(tiny_model("llama"), algorithm=algorithm)).status == "done"
-    records = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"]
-    assert all(0.5 < r["correction/top_entropy_masked_fraction"] < 0.8 for r in records)
+    assert all(0.5 < r["correction/top_entropy_masked_fraction"] < 0.8 for r in steps_of(tmp_path / "run"))
 
 
 def test_a_function_that_says_correct_by_a_number(tiny_model, tmp_path):
@@ -60,7 +58,6 @@ def test_pruning_and_dynamic_sampling_are_announced_and_done(tiny_model, tmp_pat
     (step,) = [record for record in watcher.records if record["kind"] == "train"]
     assert (step["prompts_generated"], step["prompts_used"]) == (12 * step["gen_batches"], 8)
     assert step["dropped/pruned"] == 8 * 2
-    assert batch_arithmetic(
-        yaml.safe_load((tmp_path / "run" / "config.yaml").read_text()), RunFolder(tmp_path / "run")
-    ) == arithmetic(info)
+    run = RunFolder(tmp_path / "run")
+    assert batch_arithmetic(yaml.safe_load(run.config.read_text()), run) == arithmetic(info)
     assert "= 32 sequences, 2 of 4 kept, 12 prompts at a time until it is full → " in arithmetic(info)

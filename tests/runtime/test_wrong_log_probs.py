@@ -14,7 +14,7 @@ from proxima.data import FieldError
 from proxima.engine.local import Local
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from tests.runtime.tiny_run import go, recipe
+from tests.runtime.tiny_run import go, recipe, steps_of
 
 pytestmark = pytest.mark.slow  # whole runs
 KIND = "tests.runtime.test_wrong_log_probs:Wrong"
@@ -60,10 +60,6 @@ def wrong(tiny_model, guard=None, **engine):
     return recipe(tiny_model("llama"), engine=settings, algorithm=algorithm, **QUICK)
 
 
-def trained(path):
-    return [r for r in RunFolder(path).read_metrics() if r["kind"] == "train"]
-
-
 @pytest.mark.parametrize("engine", [{"shift": 0.5}, {"shift": -0.5}, {"factor": 1.5}, {"factor": 0.5}])
 def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, tiny_model, tmp_path):
     with pytest.raises(RunEnded) as error:
@@ -71,18 +67,18 @@ def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, ti
     said = str(error.value)
     assert said.startswith("step 1, before its update: the engine's log-probs of ") and "\n" not in said
     assert "max_fresh=0.2" in said and "on_mismatch=warn" in said
-    assert trained(tmp_path / "run") == []
+    assert steps_of(tmp_path / "run") == []
 
 
 def test_noise_of_a_sound_engine_goes_on(tiny_model, tmp_path):
     """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
     assert go(tmp_path / "run", wrong(tiny_model, noise=0.1)).status == "done"
-    assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in trained(tmp_path / "run"))
+    assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in steps_of(tmp_path / "run"))
 
 
 def test_who_says_warn_goes_on(tiny_model, tmp_path):
     assert go(tmp_path / "run", wrong(tiny_model, {"on_mismatch": "warn"}, shift=0.5)).status == "done"
-    assert len(trained(tmp_path / "run")) == 2
+    assert len(steps_of(tmp_path / "run")) == 2
 
 
 def test_a_later_step_ends_the_run_with_the_weights_of_the_step_before(tiny_model, tmp_path):
@@ -90,7 +86,7 @@ def test_a_later_step_ends_the_run_with_the_weights_of_the_step_before(tiny_mode
     tree["checkpoint"] = {"every": 0}
     with pytest.raises(RunEnded, match="step 2, before its update"):
         go(tmp_path / "run", tree)
-    assert len(trained(tmp_path / "run")) == 1 and RunFolder(tmp_path / "run").checkpoint(1).is_dir()
+    assert len(steps_of(tmp_path / "run")) == 1 and RunFolder(tmp_path / "run").checkpoint(1).is_dir()
     tree["algorithm"]["mismatch"] = {"on_mismatch": "warn"}
     assert go(tmp_path / "run", tree, resume=True).status == "done"
 
@@ -103,15 +99,13 @@ def test_tokens_of_earlier_weights_are_not_judged(tiny_model, tmp_path):
     try:
         assert go(tmp_path / "run", tree).status == "done"
     finally:
-        differences = [r["mismatch/log_prob_absdiff_mean"] for r in trained(tmp_path / "run")]
+        differences = [r["mismatch/log_prob_absdiff_mean"] for r in steps_of(tmp_path / "run")]
     assert max(differences) > 0.2
 
 
-@pytest.mark.parametrize("preset", ["online_dpo"])
-def test_pairs_are_judged_too(preset, tiny_model, tmp_path):
+def test_pairs_are_judged_too(tiny_model, tmp_path):
     tree = wrong(tiny_model, shift=0.5)
-    tree["algorithm"] = {"preset": preset}
-    tree["train"]["completions_per_prompt"] = 4
+    tree["algorithm"] = {"preset": "online_dpo"}
     with pytest.raises(RunEnded, match="step 1, before its update"):
         go(tmp_path / "run", tree)
 

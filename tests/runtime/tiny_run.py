@@ -69,6 +69,9 @@ class Share(WeightedReward):
         return Score(value=share, parts={"odd": 1 - share})
 
 
+NO_EVAL = {"eval__task": None, "eval__every": 0}
+
+
 def recipe(model: Path, **changes: Any) -> dict[str, Any]:
     """A run of seconds: 3 steps of 4 prompts × 4 completions of at most 6 tokens. `changes`: dotted keys with `__` for
     the dots."""
@@ -91,10 +94,15 @@ def recipe(model: Path, **changes: Any) -> dict[str, Any]:
         },
         "eval": {"task": task | {"size": 5, "split": "test"}, "every": 2},
         "checkpoint": {"every": 1, "keep_last": 0},
-        "runtime": {"threads": 1},
+        "runtime": {"threads": 1, "reward_timeout": 600.0},  # where the machine stands still, no reward is late
         "seed": 3,
     }
     return changed(tree, changes)
+
+
+def recipe_with(**settings: Any) -> Callable[..., dict[str, Any]]:
+    """`recipe` with further settings, which its callers may change."""
+    return lambda model, **changes: recipe(model, **(settings | changes))
 
 
 def changed(tree: dict[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +157,11 @@ class Watcher(Observer):
 
     def finished(self, summary: Any) -> None:
         self._tell("finished", summary)
+
+
+def steps_of(folder: Path) -> list[dict[str, Any]]:
+    """The records of training of a run."""
+    return [record for record in RunFolder(folder).read_metrics() if record["kind"] == "train"]
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

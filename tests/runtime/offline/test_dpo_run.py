@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+from functools import partial
 
 import numpy as np
 import pytest
@@ -14,36 +15,27 @@ from proxima.config.sections.preference_section import PreferenceConfig
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.train.offline import preference_method
-from tests.runtime.kill_after import kill_after
-from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
-from tests.runtime.offline.tiny_dpo import go, recipe
-from tests.runtime.tiny_run import Watcher, assert_same, timeless, traces
+from tests.runtime.offline.tiny_dpo import go
+from tests.runtime.tiny_run import Watcher, timeless
 
 
-@pytest.fixture(scope="module")
-def tree(tiny_model, tmp_path_factory):
-    return lambda **changes: recipe(tiny_model("llama"), tmp_path_factory.getbasetemp() / "preferences", **changes)
-
-
-@pytest.fixture(scope="module")
-def unbroken(tree, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    go(folder, tree())
-    return folder
+@pytest.fixture
+def tree(runs):
+    return partial(runs.tree, "dpo")
 
 
 def records(folder, kind):
     return [r for r in RunFolder(folder).read_metrics() if r["kind"] == kind]
 
 
-def test_a_run_learns_what_is_preferred(unbroken):
-    steps, evals = records(unbroken, "train"), records(unbroken, "eval")
+def test_a_run_learns_what_is_preferred(runs):
+    folder = runs.finished("dpo")
+    steps, evals = records(folder, "train"), records(folder, "eval")
     assert steps[0]["loss"] == pytest.approx(np.log(2), rel=1e-5)  # the policy is the reference
     assert steps[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
     assert steps[-1]["rewards/margins"] > 0.05 and steps[-1]["loss"] < 0.68
-    assert {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected"} <= set(
-        steps[0]
-    )
+    names = {"rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected"}
+    assert names <= steps[0].keys()
     before, after = evals[0], evals[-1]
     assert (before["accuracy"], before["rewards/margins"]) == (0.5, 0.0)  # nothing but ties, half right
     assert after["accuracy"] > 0.5 and after["rewards/margins"] > 0 and after["loss"] < before["loss"]
@@ -53,26 +45,7 @@ def test_a_run_learns_what_is_preferred(unbroken):
     assert 0 <= before["log_prob_accuracy"] <= 1 and before["logps/chosen"] < 0
 
 
-@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", PLACES)
-def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tree, tmp_path):
-    """With the cache of the first run, and on the last place without one: the reference is loaded once more."""
-    cache = {"preference__cache": None} if place == "after the last step" else {}
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(checkpoint__every=every, **cache), observer=once(die, *PLACES[place]))
-    assert go(tmp_path / "run", tree(checkpoint__every=every, **cache), resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
-
-
-@pytest.mark.parametrize("place", ["in the second epoch", "after step 1"])
-def test_a_resume_without_cache_computes_the_same_reference(place, unbroken, tree, tmp_path):
-    cache = {"preference__cache": None}
-    assert go(tmp_path / "run", tree(**cache), observer=once(press, *PLACES[place])).status == "stopped"
-    go(tmp_path / "run", tree(**cache), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
-
-
-def test_the_reference_is_computed_once_and_a_damaged_file_again(unbroken, tree, tmp_path, monkeypatch):
+def test_the_reference_is_computed_once_and_a_damaged_file_again(tree, tmp_path, monkeypatch):
     computed = []
     compute = preference_method.PreferenceMethod._reference
 
@@ -126,28 +99,17 @@ def test_one_loss_needs_no_list(loss, tree):
     assert single.config.preference == listed.config.preference and len(single.config.preference.loss) == 1
 
 
-@pytest.mark.parametrize("anchor", ["kl", "zero"])
-def test_kto_on_labeled_completions(anchor, tree, tmp_path):
-    loss = {"preference__loss": [{"kind": "kto", "beta": 0.5, "anchor": anchor}]}
-    go(tmp_path / "whole", tree(**loss))
-    steps, evals = records(tmp_path / "whole", "train"), records(tmp_path / "whole", "eval")
-    assert ("kl" in steps[0]) is (anchor == "kl")
+@pytest.mark.parametrize(("name", "has_kl"), [("kto", True), ("kto without an anchor", False)])
+def test_kto_on_labeled_completions(name, has_kl, runs):
+    folder = runs.finished(name)
+    steps, evals = records(folder, "train"), records(folder, "eval")
+    assert ("kl" in steps[0]) is has_kl
     assert (evals[0]["accuracy"], evals[0]["accuracy/low"], evals[0]["accuracy/high"]) == (0.5, 0.5, 0.5)
     assert evals[-1]["rewards/chosen"] - evals[-1]["rewards/rejected"] > 0
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(**loss), observer=once(die, *PLACES["in the second epoch"]))
-    go(tmp_path / "run", tree(**loss), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
 
 
-def test_the_reference_of_an_adapter_is_the_base(tree, tmp_path):
-    lora = {"model__lora": {"rank": 2, "alpha": 4}, "preference__cache": None}
-    go(tmp_path / "whole", tree(**lora))
-    assert records(tmp_path / "whole", "train")[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(**lora), observer=once(die, *PLACES["in the second epoch"]))
-    go(tmp_path / "run", tree(**lora), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
+def test_the_reference_of_an_adapter_is_the_base(runs):
+    assert records(runs.finished("dpo of an adapter"), "train")[0]["rewards/margins"] == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -204,9 +166,8 @@ def test_held_out_rows_of_kto_need_no_other_prompt(tree, tmp_path):
     assert go(tmp_path / "run", tree(**settings), observer=watcher).status == "done"
     why = "all 1 held-out completions are good: an accuracy needs bad ones too"
     assert f"{why}; raise eval.limit, or name other rows in eval.task" in watcher.warnings
-    with pytest.raises(
-        UserError, match=f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
-    ):
+    said = f"checkpoint.keep_best=[Tt]rue.* has no metric to compare checkpoints by: {why}"
+    with pytest.raises(UserError, match=said):
         go(tmp_path / "best", tree(**settings, checkpoint__keep_best=True))
     assert not (tmp_path / "best").exists()
 
@@ -251,12 +212,3 @@ def test_from_python(tree, tmp_path):
         run.answers()
     with pytest.raises(UserError, match="proxima dpo"):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
-    """Also while the reference's log-probs are computed or written."""
-    run = tree(preference__cache=str(tmp_path / "cache"))
-    kill_after(seconds, tmp_path / "run", run, module="tests.runtime.offline.tiny_dpo")
-    go(tmp_path / "run", run, resume=True)
-    assert_same(traces(tmp_path / "run"), traces(unbroken))

@@ -9,25 +9,14 @@ from transformers import AutoModelForSequenceClassification
 from proxima.model import load_scalar_model
 from proxima.reward import ModelReward
 from proxima.runtime.state.export import export, find_checkpoint
-from tests.runtime.offline.tiny_reward import go, recipe
 
 TOKENS = torch.arange(3, 40)[None]
 
 
-@pytest.fixture(scope="module")
-def tree(tiny_model, tmp_path_factory):
-    lora = {"model__lora": {"rank": 4, "alpha": 8.0}, "train__optimizer": {"kind": "adamw", "lr": 0.02}}
-    return lambda **changes: recipe(
-        tiny_model("llama"), tmp_path_factory.getbasetemp() / "lora-pairs", **(lora | changes)
-    )
-
-
-@pytest.fixture(scope="module")
-def whole(tree, tmp_path_factory):
+@pytest.fixture
+def whole(runs):
     """The folder of a finished run; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("lora-reward") / "run"
-    go(folder, tree())
-    return folder
+    return runs.finished("reward model of an adapter")
 
 
 def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
@@ -35,7 +24,7 @@ def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
     assert {file.name for file in last.glob("*.safetensors")} == {"adapter_model.safetensors"}
     config = json.loads((last / "config.json").read_text())
     assert config["architectures"] == ["LlamaForSequenceClassification"] and config["reward_normalization"]["std"] > 0
-    ModelReward(path=str(last)).check()
+    ModelReward(path=str(last), normalize=True).check()
     merged = AutoModelForSequenceClassification.from_pretrained(export(whole, tmp_path / "merged"))
     ours = load_scalar_model(str(last), device="cpu").model
     with torch.no_grad():
@@ -45,10 +34,10 @@ def test_a_checkpoint_holds_adapter_and_head_and_is_a_reward(whole, tmp_path):
     assert not torch.equal(first.score.weight, ours.score.weight), "the head is trained"
 
 
-def test_a_reward_model_continues_from_an_adapter(whole, tree, tmp_path):
+def test_a_reward_model_continues_from_an_adapter(whole, runs, tmp_path):
     start = export(whole, tmp_path / "adapter", adapter=True)
     lora = {"rank": 4, "alpha": 8.0, "path": str(start)}
-    go(tmp_path / "run", tree(model__lora=lora, train__steps=1))
+    runs.go("reward model of an adapter", tmp_path / "run", model__lora=lora, train__steps=1)
     records = [
         [json.loads(line) for line in (folder / "metrics.jsonl").open() if '"eval"' in line]
         for folder in (whole, tmp_path / "run")

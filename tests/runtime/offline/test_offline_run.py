@@ -7,6 +7,7 @@ import pytest
 
 import proxima
 from proxima.data import FieldError, UserError
+from proxima.model import load
 from proxima.runtime.state.export import export, find_checkpoint
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
@@ -15,51 +16,44 @@ from tests.runtime.offline.tiny_sft import go, recipe
 from tests.runtime.tiny_run import Watcher, summary_of
 
 
-@pytest.fixture(scope="module")
-def finished(tiny_model, tmp_path_factory):
-    folder, watcher = tmp_path_factory.mktemp("sft") / "run", Watcher()
-    go(folder, recipe(tiny_model("llama"), folder.parent / "rows", train__steps=6), observer=watcher)
-    return folder, watcher
+@pytest.fixture
+def finished(runs):
+    return runs.finished("sft")
 
 
 def test_the_held_out_loss_falls(finished):
-    folder, _ = finished
-    evals = [r for r in RunFolder(folder).read_metrics() if r["kind"] == "eval"]
+    evals = [r for r in RunFolder(finished).read_metrics() if r["kind"] == "eval"]
     losses = [r["loss"] for r in evals]
-    assert [r["step"] for r in evals] == [0, 2, 4, 6] and losses == sorted(losses, reverse=True)
+    assert [r["step"] for r in evals] == [0, 2, 4] and losses == sorted(losses, reverse=True)
     assert all(r["loss/low"] < r["loss"] < r["loss/high"] and r["examples"] == 5 for r in evals)
-    outcome = summary_of(folder)["eval"]["after"]
-    assert (outcome["metric"], outcome["value"]) == ("loss", losses[-1]) and summary_of(folder)["algorithm"] == "sft"
+    outcome = summary_of(finished)["eval"]["after"]
+    assert (outcome["metric"], outcome["value"]) == ("loss", losses[-1]) and summary_of(finished)["algorithm"] == "sft"
 
 
 def test_samples_are_kept_with_the_expected_answer(finished):
-    folder, _ = finished
-    files = RunFolder(folder).eval_files()
-    assert [file.stem for file in files] == ["000000-before", "000002-step", "000004-step", "000006-after"]
+    files = RunFolder(finished).eval_files()
+    assert [file.stem for file in files] == ["000000-before", "000002-step", "000004-after"]
     rows = read_rows(files[-1])
-    assert [(row["question"], row["answer"]) for row in rows] == [
-        ("What is 50 + 2?", "It is 52."),
-        ("What is 51 + 0?", "It is 51."),
-    ]
+    pairs = [(row["question"], row["answer"]) for row in rows]
+    assert pairs == [("What is 50 + 2?", "It is 52."), ("What is 51 + 0?", "It is 51.")]
     assert all(0 < len(row["tokens"]) <= 6 and row["reward"] is None and row["error"] is None for row in rows)
 
 
 def test_python_says_what_a_run_without_rollouts_has(finished):
-    run = proxima.load_run(finished[0])
+    run = proxima.load_run(finished)
     with pytest.raises(UserError, match="run of `proxima sft`.* has no rollouts; .metrics .* .answers.. the samples"):
         run.rollouts()
-    assert len(run.answers()) == 8 and list(run.metrics.index) == [1, 2, 3, 4, 5, 6]
+    assert len(run.answers()) == 6 and list(run.metrics.index) == [1, 2, 3, 4]
 
 
 def test_the_best_checkpoint_has_the_lowest_loss(finished):
-    folder, _ = finished
-    assert find_checkpoint(folder, "best").step == 6
+    assert find_checkpoint(finished, "best").step == 4
 
 
 def test_an_export_loads(finished, tmp_path):
     from transformers import AutoModelForCausalLM
 
-    export(finished[0], tmp_path / "model")
+    export(finished, tmp_path / "model")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "model").config.vocab_size == 259
 
 
@@ -167,7 +161,10 @@ def test_a_turn_that_ends_with_another_token_than_generation_is_reported(tiny_mo
     )
 
 
-def test_lora_trains_the_adapter_alone(tiny_model, tmp_path):
-    config = recipe(tiny_model("llama"), tmp_path / "rows", train__steps=2, model__lora={"rank": 2})
-    go(tmp_path / "run", config)
-    assert (find_checkpoint(tmp_path / "run").model / "adapter_config.json").is_file()
+def test_an_adapter_is_trained_and_saved_alone(runs):
+    run = RunFolder(runs.finished("sft of an adapter"))
+    last = find_checkpoint(run.path).model
+    assert {file.name for file in last.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    assert load(str(last), device="cpu").adapter_parameters == 0
+    losses = [record["loss"] for record in run.read_metrics() if record["kind"] == "eval"]
+    assert losses[-1] < losses[0] - 0.1

@@ -1,6 +1,7 @@
 """Runs that train a reward model: resumed to the bit, saved for Hugging Face and for RL, and what they refuse."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,47 +17,17 @@ from proxima.reward import ModelReward
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.kill_after import kill_after
-from tests.runtime.offline.test_offline_resume import PLACES, Died, die, once, press
-from tests.runtime.offline.tiny_reward import go, recipe
-from tests.runtime.tiny_run import assert_same, traces
+from tests.runtime.offline.tiny_reward import go
 
 
-@pytest.fixture(scope="module")
-def tree(tiny_model, tmp_path_factory):
-    return lambda **changes: recipe(tiny_model("llama"), tmp_path_factory.getbasetemp() / "pairs", **changes)
+@pytest.fixture
+def tree(runs):
+    return partial(runs.tree, "reward model")
 
 
-@pytest.fixture(scope="module")
-def unbroken(tree, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    go(folder, tree())
-    return folder
-
-
-@pytest.mark.parametrize("every", [0, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("place", PLACES)
-def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tree, tmp_path):
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(checkpoint__every=every), observer=once(die, *PLACES[place]))
-    assert go(tmp_path / "run", tree(checkpoint__every=every), resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
-
-
-@pytest.mark.parametrize("place", ["in the second epoch", "after the last step"])
-def test_ctrl_c_then_resume_is_as_if_unbroken(place, unbroken, tree, tmp_path):
-    """Also in the last evaluation: the checkpoint of its step then gets the normalisation that it lacked."""
-    summary = go(tmp_path / "run", tree(checkpoint__every=0), observer=once(press, *PLACES[place]))
-    assert summary.status == "stopped"
-    go(tmp_path / "run", tree(checkpoint__every=0), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5])
-def test_kill_9_at_any_instant(seconds, unbroken, tree, tmp_path):
-    kill_after(seconds, tmp_path / "run", tree(), module="tests.runtime.offline.tiny_reward")
-    go(tmp_path / "run", tree(), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(unbroken))
+@pytest.fixture
+def unbroken(runs):
+    return runs.finished("reward model")
 
 
 def test_the_run_leaves_a_model_for_hugging_face_and_for_rl(unbroken, tmp_path):
@@ -81,19 +52,6 @@ def test_training_continues_from_a_reward_model(unbroken, tree, tmp_path):
     go(tmp_path / "run", tree(model__path=str(last), train__optimizer__lr=0.0, train__steps=1))
     kept = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model
     assert torch.equal(AutoModelForSequenceClassification.from_pretrained(kept).score.weight, head)
-
-
-def test_adapters_and_head_resume_to_the_bit(tree, tmp_path):
-    lora = {"model__lora": {"rank": 2, "alpha": 4}, "checkpoint__every": 2}
-    go(tmp_path / "whole", tree(**lora))
-    with pytest.raises(Died):
-        go(tmp_path / "run", tree(**lora), observer=once(die, *PLACES["in the second epoch"]))
-    go(tmp_path / "run", tree(**lora), resume=True)
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
-    folder = checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model
-    assert not list(folder.glob("model*.safetensors"))
-    ModelReward(path=str(folder), normalize=True).check()
-    assert load_scalar_model(str(folder), device="cpu").model.score.weight.abs().max() > 0
 
 
 def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):

@@ -30,22 +30,13 @@ def folder(tmp_path):
     folder.release()
 
 
-def test_paths(tmp_path):
-    folder = RunFolder(tmp_path / "run")
-    assert folder.rollout_file(12) == tmp_path / "run/rollouts/000012.parquet"
-    assert folder.eval_file(40, "after") == tmp_path / "run/evals/000040-after.parquet"
-    assert folder.checkpoint(40) == tmp_path / "run/checkpoints/000040"
-    assert not folder.path.exists()
-
-
 def test_an_existing_run_is_refused(folder):
     folder.write_config("seed: 1\n")
     folder.append_metrics(train(1))
     folder.release()
     again = RunFolder(folder.path)
-    with pytest.raises(
-        ValueError, match=r"contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
-    ):
+    said = r"contains a run; continue it with --resume, delete it with --overwrite, or set folder=PATH"
+    with pytest.raises(ValueError, match=said):
         again.begin()
     assert again.begin(resume=True) is True
     assert again.read_metrics() == [train(1)]
@@ -53,12 +44,6 @@ def test_an_existing_run_is_refused(folder):
     assert again.begin(overwrite=True) is False
     assert again.read_metrics() == [] and not again.config.exists()
     again.release()
-
-
-def test_resume_of_nothing_begins(tmp_path):
-    folder = RunFolder(tmp_path / "a" / "b")
-    assert folder.begin(resume=True) is False
-    folder.release()
 
 
 def test_overwrite_never_deletes_what_is_no_run(tmp_path):
@@ -112,12 +97,7 @@ def test_a_lock_note_of_a_process_that_has_ended_says_so(folder):
     lock = folder.path / ".lock"
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    note = {
-        "pid": ended.pid,
-        "host": socket.gethostname(),
-        "command": "proxima train a",
-        "since": "2026-01-01T00:00:00",
-    }
+    note = {"pid": ended.pid, "host": socket.gethostname(), "command": "proxima train a", "since": "2026-01-01"}
     lock.write_text(dumps(note) + "\n")
     with pytest.raises(ValueError, match=rf"its note is of pid {ended.pid} on .*`proxima train a`.* which has exited"):
         RunFolder(folder.path).begin(resume=True)
@@ -213,12 +193,6 @@ def test_rewind(folder):
     folder.metrics.write_text("".join(line for line in lines if '"step": 2' not in line))  # the journal has it
     folder.rewind(3, [train(1), train(2), train(3)])
     assert folder.metrics.read_text() == "".join(lines[:4])
-    assert [(r["kind"], r["step"]) for r in folder.read_metrics()] == [
-        ("eval", 0),
-        ("train", 1),
-        ("train", 2),
-        ("train", 3),
-    ]
     assert sorted(os.listdir(folder.rollouts)) == ["000001.parquet", "000002.parquet", "000003.parquet"]
     assert os.listdir(folder.evals) == ["000000-before.parquet"]
     assert not folder.summary.exists()

@@ -16,12 +16,10 @@ from proxima.runtime.state.replay import StoredRollouts
 from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
 
 
-@pytest.fixture(scope="module")
-def whole(tiny_model, tmp_path_factory):
+@pytest.fixture
+def whole(runs):
     """A finished run of three steps; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    go(folder, recipe(tiny_model("llama")))
-    return folder
+    return runs.finished("plain")
 
 
 @pytest.fixture
@@ -45,18 +43,19 @@ def test_a_run_without_damage(run, capsys):
     assert main(["check", str(run.path)]) == 0 and capsys.readouterr().out.endswith("no damage\n")
 
 
-@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    ("name", "kind", "at"),
     [
-        ("rollouts/000001.parquet", "rollouts/"),
-        ("evals/000000-before.parquet", "evals/"),
-        ("metrics.jsonl", "metrics.jsonl"),
-        ("config.yaml", "config.yaml"),
-        ("environment.json", "environment.json"),
-        ("summary.json", "summary.json"),
-        ("checkpoints/000001/optimizer.safetensors", "checkpoints/"),
-        ("checkpoints/000002/state.json", "checkpoints/"),
+        ("rollouts/000001.parquet", "rollouts/", 0.5),
+        ("rollouts/000003.parquet", "rollouts/", 0.01),
+        ("evals/000000-before.parquet", "evals/", 0.9),
+        ("metrics.jsonl", "metrics.jsonl", 0.1),
+        ("metrics.jsonl", "metrics.jsonl", 0.9),
+        ("config.yaml", "config.yaml", 0.5),
+        ("environment.json", "environment.json", 0.9),
+        ("summary.json", "summary.json", 0.1),
+        ("checkpoints/000001/optimizer.safetensors", "checkpoints/", 0.5),
+        ("checkpoints/000002/state.json", "checkpoints/", 0.1),
     ],
 )
 def test_a_flipped_bit_is_found(run, name, kind, at, capsys):

@@ -1,6 +1,5 @@
 """A replay trains on the stored rollouts of another run: the same run again to the bit, or another loss on them."""
 
-import gc
 import json
 import shutil
 
@@ -18,74 +17,52 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.view.report import write_report
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
+from tests.runtime.runs import EPOCHS, RUNS
+from tests.runtime.tiny_run import assert_same, go, recipe, traces
 from tests.tiny import tiny_tokenizer
 
-STEPS = 4
+STEPS = 4  # of the run called "policy"
 
 
-class Died(BaseException):
-    """A process that ends without a word, as far as the run can tell."""
-
-
-SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
-
-
-@pytest.fixture(scope="module")
-def generated(tiny_model, tmp_path_factory):
+@pytest.fixture
+def generated(runs):
     """The folder of a run that generates; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("generated") / "run"
-    go(folder, recipe(tiny_model("llama"), **SETTINGS))
-    return folder
+    return runs.finished("policy")
 
 
 def replay(model, of, **changes):
-    return recipe(model, **(SETTINGS | {"rollouts": str(of)} | changes))
+    return recipe(model, **(EPOCHS | {"rollouts": str(of)} | changes))
 
 
-def comparable(folder):
+def comparable(run_traces):
     """All traces, but for what tells a replay: it makes no generation batches, and has another cursor."""
-    run_traces = traces(folder)
-    run_traces["metrics"] = [
-        {k: v for k, v in r.items() if k not in ("gen_batches", "replayed")} for r in run_traces["metrics"]
-    ]
-    run_traces["state"] = {k: v for k, v in run_traces["state"].items() if k not in ("cursor",)}
-    return run_traces
+    told = ("gen_batches", "replayed")
+    metrics = [{k: v for k, v in record.items() if k not in told} for record in run_traces["metrics"]]
+    return run_traces | {"metrics": metrics, "state": run_traces["state"] | {"cursor": None}}
 
 
-def test_a_replay_with_the_same_algorithm_is_the_same_run(generated, tiny_model, tmp_path):
-    go(tmp_path / "run", replay(tiny_model("llama"), generated))
-    assert_same(comparable(tmp_path / "run"), comparable(generated))
+REPLAYED = [
+    "policy",
+    "likeliest tokens and greedy baselines",
+    "carried groups",  # those dropped before the advantages stay dropped, carried ones are in the step that used them
+    "sampling masks",
+    "routed experts",
+    "teacher",
+    "episodes",
+]
 
 
-def test_a_replay_of_dynamic_sampling_and_pruning_is_the_same_run(tiny_model, tmp_path):
-    """Groups dropped before the advantages stay dropped, groups carried over are in the step that used them."""
-    changes = {
-        "algorithm": {
-            "preset": "cppo",
-            "selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.5}],
-            "dynamic_sampling": {"oversample": 2.0},
-        },
-        "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3, "fail_on": 5}],
-    }
-    model = tiny_model("llama")
-    go(tmp_path / "first", recipe(model, **changes))
-    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
-    first, second = comparable(tmp_path / "first"), comparable(tmp_path / "second")
-    assert any(row["outcome"] == "dropped_uniform_group" for rows in first["rollouts"].values() for row in rows)
-    for name in ("rollouts", "evals", "tensors"):
-        assert second[name] == first[name], name
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_replay_with_the_same_algorithm_is_the_same_run(name, runs, tmp_path):
+    runs.go(name, tmp_path / "run", rollouts=str(runs.finished(name)))
+    replayed, first = (comparable(RUNS[name].traces(folder)) for folder in (tmp_path / "run", runs.finished(name)))
+    names = first.keys() if name in REPLAYED[:2] else ("rollouts", "evals", "tensors")
+    assert_same(replayed, {name: first[name] for name in names})
 
 
-def test_top_k_log_probs_and_greedy_baselines_are_stored(tiny_model, tmp_path):
-    changes = {
-        "algorithm": {"preset": "dppo", "surrogate": {"kind": "dppo", "divergence": "topk_tv"}, "advantage": "remax"},
-        "engine": {"kind": "local", "dtype": "float32", "slots": 8, "top_k_log_probs": 3},
-    }
-    model = tiny_model("llama")
-    go(tmp_path / "first", recipe(model, **changes))
-    go(tmp_path / "second", recipe(model, rollouts=str(tmp_path / "first"), **changes))
-    assert_same(comparable(tmp_path / "second"), comparable(tmp_path / "first"))
+def test_dropped_groups_are_stored(runs):
+    rows = (row for rows in runs.traces("carried groups")["rollouts"].values() for row in rows)
+    assert {"dropped_uniform_group", "dropped_pruned", "trained"} <= {row["outcome"] for row in rows}
 
 
 def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
@@ -110,22 +87,6 @@ def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tm
         "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
     )
     assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
-
-
-@pytest.mark.parametrize("place", ["train", "step"])
-def test_a_replay_that_died_resumes_as_if_unbroken(place, generated, tiny_model, tmp_path):
-    config = replay(tiny_model("llama"), generated, algorithm={"preset": "dppo"}, checkpoint__every=2)
-    go(tmp_path / "unbroken", config)
-
-    def die(event, *facts):
-        if RunFolder(tmp_path / "run").rollout_file(3).exists() and place in (event, *facts[:1]):
-            raise Died
-
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=Watcher(die))
-    gc.collect()  # the traceback held the locks, which a real death frees
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "unbroken"))
 
 
 def changed(folder, generated, change):
@@ -167,7 +128,7 @@ def test_a_reward_file_that_changed_would_score_the_held_out_answers_and_is_refu
     file = tmp_path / "own.py"
     file.write_text("def length(completion: str): return len(completion)\n")
     own = {"reward": [{"kind": "function", "path": f"{file}:length"}], "train__steps": 1}
-    go(tmp_path / "run", recipe(tiny_model("llama"), **SETTINGS | own))
+    go(tmp_path / "run", recipe(tiny_model("llama"), **EPOCHS | own))
     before = times(tmp_path / "run")
     go(tmp_path / "same", replay(tiny_model("llama"), tmp_path / "run", **own))
     file.write_text("def length(completion: str): return -len(completion)\n")
@@ -235,7 +196,7 @@ def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
 
 def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
-    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **SETTINGS)))
+    file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **EPOCHS)))
     words = [
         "train",
         str(file),

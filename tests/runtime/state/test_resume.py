@@ -1,9 +1,9 @@
-"""Interrupted and resumed: weights, moments, metrics, samples and journal as if nothing had happened."""
+"""What a resume takes up, repeats, restores, warns of and refuses; tests/runtime/test_resumed_runs.py compares with
+unbroken runs."""
 
 import os
 import shutil
 import signal
-from pathlib import Path
 
 import pytest
 import yaml
@@ -14,44 +14,24 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.interruptions import PLACES, STEPS, Died, die_at, start, start_and_hold, stop_at
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, summary_of, traces
+from tests.runtime.interruptions import interrupt, press, start, start_and_hold, stop_at
+from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, summary_of, traces
 
-SETTINGS = {"train__steps": STEPS, "train__updates_per_step": 2, "train__epochs_per_step": 2}
-
-
-def tree(model, **changes):
-    return recipe(model, **(SETTINGS | changes))
+STEPS = 4  # of the run called "policy"
+SHORT = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
 
 
 @pytest.fixture(scope="module")
-def unbroken_run(tiny_model, tmp_path_factory):
-    """The folder of a finished run; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("unbroken") / "run"
-    go(folder, tree(tiny_model("llama")))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def unbroken(unbroken_run):
-    return traces(unbroken_run)
-
-
-@pytest.fixture(scope="module")
-def one_step(tiny_model, tmp_path_factory):
+def one_step(runs, tmp_path_factory):
     """The folder of a run of one step; read-only by agreement."""
     folder = tmp_path_factory.mktemp("one-step") / "run"
-    go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0, eval__before=False, eval__after=False))
+    runs.go("policy", folder, **SHORT)
     return folder
 
 
-def matrix(shift):
-    """Every place with every interval of checkpoints; fast tests take each place once."""
-    return [
-        pytest.param(place, every, marks=[] if (i + shift) % 3 == every else [pytest.mark.slow])
-        for i, place in enumerate(PLACES)
-        for every in (0, 1, 2)
-    ]
+@pytest.fixture
+def copy(one_step, tmp_path):
+    return shutil.copytree(one_step, tmp_path / "run")
 
 
 def at_first_score_of(step, act, monkeypatch):
@@ -66,127 +46,78 @@ def at_first_score_of(step, act, monkeypatch):
     monkeypatch.setattr("tests.runtime.tiny_run.HOOK", hook)
 
 
-def press():
-    os.kill(os.getpid(), signal.SIGINT)
-
-
-@pytest.mark.parametrize(("place", "every"), matrix(0))
-def test_ctrl_c_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"), checkpoint__every=every)
-    event, matches = PLACES[place]
-    summary = go(tmp_path / "run", config, observer=stop_at(event, matches))
-    assert summary.status == "stopped"
-    run = RunFolder(tmp_path / "run")
-    if summary.steps:
-        assert checkpoints(run.checkpoints)[-1].step == summary.steps
-    again = go(tmp_path / "run", config, resume=True)
-    assert (again.status, again.steps) == ("done", STEPS)
-    assert_same(traces(tmp_path / "run"), unbroken)
-
-
-@pytest.mark.parametrize("step", [1, 2, 3])
-def test_a_step_that_is_stopped_midway_is_given_up_whole(step, unbroken, tiny_model, tmp_path, monkeypatch):
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, monkeypatch):
     """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
-    config = tree(tiny_model("llama"), checkpoint__every=0)
+    config = runs.tree("policy", checkpoint__every=0)
     at_first_score_of(step, press, monkeypatch)
     summary = go(tmp_path / "run", config)
     run = RunFolder(tmp_path / "run")
     assert (summary.status, summary.steps) == ("stopped", step - 1)
-    assert [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)] == [
-        (step - 1, 4 * (step - 1))
-    ][: step - 1]
+    saved = [(c.step, c.facts["cursor"]["cursor"]["drawn"]) for c in checkpoints(run.checkpoints)]
+    assert saved == [(step - 1, 4 * (step - 1))] * (step > 1)
     with Journal(run.journal) as journal:
         counts = journal.counts()
         assert counts.get("consumed", 0) == 4 * (step - 1) and sum(counts.values()) == 4 * step
     go(tmp_path / "run", config, resume=True)
-    assert_same(traces(tmp_path / "run"), unbroken)
+    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
-@pytest.mark.parametrize(("place", "every"), matrix(1))
-def test_death_then_resume_is_as_if_unbroken(place, every, unbroken, tiny_model, tmp_path):
-    """No checkpoint is written on the way out: the run goes on from the last one, or from the beginning."""
-    config = tree(tiny_model("llama"), checkpoint__every=every)
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at(*PLACES[place]))
-    assert go(tmp_path / "run", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "run"), unbroken)
-
-
-def test_many_interruptions(unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"))
-    summary = go(tmp_path / "run", config, observer=stop_at(*PLACES["while evaluating before"]))
+def test_many_interruptions(runs, tmp_path):
+    config = runs.tree("policy")
+    summary = go(tmp_path / "run", config, observer=stop_at("while evaluating before"))
     seen = []
     for _ in range(12):
         if summary.status == "done":
             break
         seen.append(summary.steps)
-        summary = go(tmp_path / "run", config, resume=True, observer=stop_at("step", lambda record, sample: True))
+        summary = go(tmp_path / "run", config, resume=True, observer=stop_at(("step", lambda record, sample: True, 0)))
     assert summary.status == "done" and seen == sorted(seen) and len(seen) >= 4
-    assert_same(traces(tmp_path / "run"), unbroken)
+    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
-def test_resume_of_a_finished_run_changes_nothing(unbroken_run, unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"))
-    shutil.copytree(unbroken_run, tmp_path / "run")
+@pytest.mark.parametrize("name", ["policy", "sft"])
+def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
+    shutil.copytree(runs.finished(name), tmp_path / "run")
     watcher = Watcher()
-    summary = go(tmp_path / "run", config, resume=True, observer=watcher)
-    assert (summary.status, summary.steps) == ("done", STEPS) and not watcher.records
-    assert_same(traces(tmp_path / "run"), unbroken)
+    summary = runs.go(name, tmp_path / "run", resume=True, observer=watcher)
+    assert (summary.status, summary.steps, watcher.records) == ("done", STEPS, [])
+    assert summary.seconds == runs.made(name).summary.seconds
+    assert_same(traces(tmp_path / "run"), runs.traces(name))
 
 
-def test_resume_without_a_run_begins_one(unbroken, tiny_model, tmp_path):
-    go(tmp_path / "run", tree(tiny_model("llama")), resume=True)
-    assert_same(traces(tmp_path / "run"), unbroken)
-
-
-def test_more_steps_than_at_first(tiny_model, tmp_path):
+def test_more_steps_than_at_first(runs, tmp_path):
     """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at
     once."""
     settings = {"train__schedule": "constant", "eval__after": False, "eval__every": 0}
-    go(tmp_path / "long", tree(tiny_model("llama"), **settings))
-    go(tmp_path / "run", tree(tiny_model("llama"), **settings, train__steps=2))
-    assert go(tmp_path / "run", tree(tiny_model("llama"), **settings), resume=True).steps == STEPS
+    runs.go("policy", tmp_path / "long", **settings)
+    runs.go("policy", tmp_path / "run", **settings, train__steps=2)
+    assert runs.go("policy", tmp_path / "run", **settings, resume=True).steps == STEPS
     assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
 
 
-def test_a_torn_checkpoint_is_passed_over(unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"))
-    with pytest.raises(Died):
-        go(tmp_path / "run", config, observer=die_at(*PLACES["after step 3"]))
+def test_a_torn_checkpoint_is_passed_over(runs, tmp_path):
+    config = runs.tree("policy")
+    interrupt(go, tmp_path / "run", config, "after step 3")
     run = RunFolder(tmp_path / "run")
     shutil.copytree(run.checkpoint(2), run.checkpoints / ".000003.part")
     (run.checkpoint(2) / "state.json").write_text('{"format": 1, ')
     with run.metrics.open("a") as file:
         file.write('{"kind": "train", "step": 4, "ti')
     go(tmp_path / "run", config, resume=True)
-    resumed = traces(tmp_path / "run")
-    assert_same(resumed, unbroken)
+    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
     assert not list(run.checkpoints.glob(".*"))
 
 
-@pytest.mark.parametrize("content", ['{"format": 1, ', "null", "[]", "{}"])
-def test_a_damaged_last_checkpoint_is_written_again(content, unbroken_run, unbroken, tiny_model, tmp_path):
-    config = tree(tiny_model("llama"))
-    shutil.copytree(unbroken_run, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    (run.checkpoint(STEPS) / "state.json").write_text(content)
-    shutil.copytree(run.checkpoint(STEPS - 1), run.checkpoints / "000001 copy")
-    config["checkpoint"] = {"every": 1, "keep_last": 0, "keep_best": True}
-    go(tmp_path / "run", config, resume=True)
-    assert_same(traces(tmp_path / "run"), unbroken)
-
-
-def test_damaged_weights_without_a_checkpoint_before_are_one_line(tiny_model, tmp_path):
-    config = recipe(tiny_model("llama"), train__steps=1)
-    go(tmp_path / "run", config)
-    next((RunFolder(tmp_path / "run").checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
+def test_damaged_weights_without_a_checkpoint_before_are_one_line(copy, runs):
+    next((RunFolder(copy).checkpoint(1) / "model").glob("*.safetensors")).write_bytes(b"torn")
     with pytest.raises(UserError, match="000001: model/model.safetensors is damaged, and no checkpoint before it is"):
-        go(tmp_path / "run", config, resume=True)
+        runs.go("policy", copy, resume=True)
 
 
-def test_time_goes_on(tiny_model, tmp_path):
-    config = tree(tiny_model("llama"))
-    go(tmp_path / "run", config, observer=stop_at(*PLACES["after step 1"]))
+def test_time_goes_on(runs, tmp_path):
+    config = runs.tree("policy")
+    go(tmp_path / "run", config, observer=stop_at("after step 1"))
     before = RunFolder(tmp_path / "run").elapsed()
     summary = go(tmp_path / "run", config, resume=True)
     times = [r["time"] for r in RunFolder(tmp_path / "run").read_metrics()]
@@ -206,25 +137,21 @@ def test_time_goes_on(tiny_model, tmp_path):
         ({"engine__dtype": "bfloat16"}, "engine.dtype='bfloat16'"),
     ],
 )
-def test_resume_of_another_run_is_refused(changes, field, one_step, tiny_model):
+def test_resume_of_another_run_is_refused(changes, field, one_step, runs):
     before = RunFolder(one_step).metrics.read_bytes()
-    other = tree(tiny_model("llama"), train__steps=1, eval__every=0, **changes)
-    with pytest.raises(
-        ValueError, match="differs from .*; resume with that value, or start another run with folder=PATH"
-    ) as caught:
-        go(one_step, other, resume=True)
+    said = "differs from .*; resume with that value, or start another run with folder=PATH"
+    with pytest.raises(ValueError, match=said) as caught:
+        runs.go("policy", one_step, resume=True, train__steps=1, eval__every=0, **changes)
     assert str(caught.value).startswith(field)
     lines = str(caught.value).splitlines()
-    assert (
-        len({line.partition(": the run")[0] for line in lines}) == len(lines)
-        and str(caught.value).count("; resume") == 1
-    )
+    assert len({line.partition(": the run")[0] for line in lines}) == len(lines)
+    assert str(caught.value).count("; resume") == 1
     assert RunFolder(one_step).metrics.read_bytes() == before
 
 
-def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, tiny_model):
+def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, runs):
     other = {"train__optimizer__lr": 1e-4, "sampling__temperature": 0.5, "seed": 4, "train__completions_per_prompt": 2}
-    resolved = resolve({**tree(tiny_model("llama"), train__steps=1, eval__every=0, **other), "folder": str(one_step)})
+    resolved = resolve({**runs.tree("policy", train__steps=1, eval__every=0, **other), "folder": str(one_step)})
     with pytest.raises(ValueError, match="differs") as caught, resolved.locating():
         train(resolved.config, resolved=resolved, resume=True)
     lines = str(caught.value).splitlines()
@@ -237,43 +164,37 @@ def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step
     assert {error.field for error in caught.value.errors} == {"seed", "train.completions_per_prompt"}
 
 
-def test_an_accepted_change_is_reported_from_then_on(tiny_model, tmp_path):
-    folder = tmp_path / "run"
-    go(folder, tree(tiny_model("llama"), train__steps=1, eval__every=0))
+def test_an_accepted_change_is_reported_from_then_on(copy, runs):
     changes = {"algorithm": {"preset": "grpo"}, "train__optimizer__lr": 1e-4, "reward": [{"kind": "length"}]}
-    other = resolve({**tree(tiny_model("llama"), train__steps=2, eval__every=0, **changes), "folder": str(folder)})
+    other = resolve({**runs.tree("policy", **SHORT | {"train__steps": 2}, **changes), "folder": str(copy)})
     watcher = Watcher()
     summary = train(other.config, resolved=other, observer=watcher, resume=True, accept_changes=True)
     assert (summary.status, summary.steps, summary.algorithm) == ("done", 2, "grpo")
     warnings = [text for text in watcher.warnings if text.startswith("resumed after step 1 with other settings: ")]
     assert len(warnings) == 1 and "train.optimizer.lr=0.0001 (was 0.003)" in warnings[0]
-    (entry,) = summary_of(folder)["changes"]
+    (entry,) = summary_of(copy)["changes"]
     assert entry["step"] == 1
     assert {"field": "train.optimizer.lr", "before": 3e-3, "now": 1e-4} in entry["changes"]
-    assert "delta: " not in RunFolder(folder).config.read_text()
+    assert "delta: " not in RunFolder(copy).config.read_text()
     again = Watcher()
     train(other.config, resolved=other, observer=again, resume=True)  # it is this run now
-    assert warnings[0] in again.warnings and len(summary_of(folder)["changes"]) == 1
+    assert warnings[0] in again.warnings and len(summary_of(copy)["changes"]) == 1
 
 
-def test_resume_with_another_model_is_refused_before_weights_are_loaded(tiny_model, tmp_path, monkeypatch):
-    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1, eval__every=0))
+def test_resume_with_another_model_is_refused_before_weights_are_loaded(one_step, runs, tiny_model, monkeypatch):
     monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
-    with pytest.raises(
-        ValueError, match=r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
-    ):
-        go(tmp_path / "run", tree(tiny_model("qwen2"), train__steps=1, eval__every=0), resume=True)
+    said = r"^model.path=.*qwen2-0' differs from .*llama-0', with which the run in .* was started"
+    with pytest.raises(ValueError, match=said):
+        runs.go("policy", one_step, resume=True, model__path=str(tiny_model("qwen2")), **SHORT)
 
 
-def test_another_spelling_of_the_models_path_is_the_same_model(tiny_model, tmp_path, monkeypatch):
-    model = tiny_model("llama")
-    go(tmp_path / "run", tree(model, train__steps=1, eval__every=0))
-    monkeypatch.chdir(model.parent)
-    assert go(tmp_path / "run", tree(model.name, train__steps=2, eval__every=0), resume=True).steps == 2
+def test_another_spelling_of_the_models_path_is_the_same_model(copy, runs, tiny_model, monkeypatch):
+    monkeypatch.chdir(tiny_model("llama").parent)
+    tree = runs.tree("policy", **SHORT | {"train__steps": 2}, model__path="llama-0")
+    assert go(copy, tree, resume=True).steps == 2
 
 
-def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_path):
-    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
+def test_what_only_changes_how_long_or_how_watched_may_differ(copy, runs):
     free = {
         "train__steps": 2,
         "eval__limit": 3,
@@ -281,31 +202,31 @@ def test_what_only_changes_how_long_or_how_watched_may_differ(tiny_model, tmp_pa
         "runtime__reward_timeout": 3.0,
         "engine__prefill_tokens": 64,
     }
-    assert go(tmp_path / "run", tree(tiny_model("llama"), **free), resume=True).steps == 2
+    assert runs.go("policy", copy, resume=True, **free).steps == 2
 
 
-def test_an_infinite_field_can_be_resumed(tiny_model, tmp_path):
-    config = tree(
-        tiny_model("llama"),
-        train__steps=1,
-        eval__every=0,
-        algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}},
-    )
-    go(tmp_path / "run", config)
-    config["train"]["steps"] = 2
-    assert go(tmp_path / "run", config, resume=True).steps == 2
+def test_an_infinite_field_can_be_resumed(runs, tmp_path):
+    tree = runs.tree("policy", **SHORT, algorithm={"preset": "drpo", "surrogate": {"epsilon": float("inf")}})
+    go(tmp_path / "run", tree)
+    assert go(tmp_path / "run", changed(tree, {"train__steps": 2}), resume=True).steps == 2
 
 
 # ---- real processes --------------------------------------------------------------------------------------------------
 
 
-def held_tree(model, folder: Path):
-    """A recipe whose rewards wait where the file `hold` says; the folder it is in."""
-    return tree(model, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(folder / "hold")}])
+def write_held(runs, name, folder, **changes):
+    """Write a recipe whose rewards wait where the file `hold` says."""
+    held = runs.tree(name, reward=[{"kind": "tests.runtime.tiny_run:Even", "hold": str(folder / "hold")}], **changes)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(held))
+    return held
 
 
-def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(held_tree(tiny_model("llama"), tmp_path)))
+KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[policy]"
+
+
+@pytest.mark.parametrize("name", ["policy", pytest.param("adapter", marks=pytest.mark.campaign(KILLED))])
+def test_kill_9_in_a_real_process(name, runs, tmp_path):
+    write_held(runs, name, tmp_path)
     folder = tmp_path / "run"
     for step in (2, 3):
         process = start_and_hold(folder, 4 * (step - 1) + 1, "--resume")
@@ -318,13 +239,11 @@ def test_kill_9_in_a_real_process(unbroken, tiny_model, tmp_path):
     _, err = process.communicate()
     assert process.returncode == 0, err
     assert summary_of(folder)["status"] == "done"
-    assert_same(traces(folder), unbroken)
+    assert_same(traces(folder), runs.traces(name))
 
 
-def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
-    config = held_tree(tiny_model("llama"), tmp_path)
-    config["checkpoint"]["every"] = 0
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
+def test_ctrl_c_in_a_real_process(runs, tmp_path):
+    config = write_held(runs, "policy", tmp_path, checkpoint__every=0)
     folder = tmp_path / "run"
     process = start_and_hold(folder, 9)
     process.send_signal(signal.SIGINT)
@@ -333,67 +252,50 @@ def test_ctrl_c_in_a_real_process(unbroken, tiny_model, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = summary_of(folder)
-    assert summary["status"] == "stopped" and [c.step for c in checkpoints(folder / "checkpoints")] == [
-        summary["steps"]
-    ]
+    saved = [c.step for c in checkpoints(folder / "checkpoints")]
+    assert summary["status"] == "stopped" and saved == [summary["steps"]]
     go(folder, config, resume=True)
-    assert_same(traces(folder), unbroken)
+    assert_same(traces(folder), runs.traces("policy"))
 
 
-def test_a_folder_in_use_is_refused(tiny_model, tmp_path):
-    held = RunFolder(tmp_path / "run")
-    held.begin()
-    with pytest.raises(ValueError, match="is in use by another process"):
-        go(tmp_path / "run", tree(tiny_model("llama")), resume=True)
-    held.release()
-
-
-def test_a_folder_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
+def test_a_folder_that_is_deleted_under_a_run_is_said(runs, tmp_path):
     watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
-    with pytest.raises(
-        UserError, match="run was moved or deleted during the run; resume it where it is now .* or start it again"
-    ):
-        go(tmp_path / "run", tree(tiny_model("llama")), observer=watcher)
+    said = "run was moved or deleted during the run; resume it where it is now .* or start it again"
+    with pytest.raises(UserError, match=said):
+        runs.go("policy", tmp_path / "run", observer=watcher)
 
 
-def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(unbroken, tiny_model, tmp_path):
-    def move(event, *facts):
-        if event == "step" and facts[0]["step"] == 2:
-            (tmp_path / "run").rename(tmp_path / "moved")
+def at_step_2(act):
+    return Watcher(lambda event, *facts: act() if event == "step" and facts[0]["step"] == 2 else None)
 
-    config = tree(tiny_model("llama"), checkpoint__every=1)
+
+def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(runs, tmp_path):
+    watcher = at_step_2(lambda: os.rename(tmp_path / "run", tmp_path / "moved"))
     with pytest.raises(UserError, match="run was moved or deleted during the run; resume it where it is now"):
-        go(tmp_path / "run", config, observer=Watcher(move))
+        runs.go("policy", tmp_path / "run", observer=watcher)
     assert not (tmp_path / "run").exists()
-    assert go(tmp_path / "moved", config, resume=True).status == "done"
-    assert_same(traces(tmp_path / "moved"), unbroken)
+    assert runs.go("policy", tmp_path / "moved", resume=True).status == "done"
+    assert_same(traces(tmp_path / "moved"), runs.traces("policy"))
 
 
-def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(tiny_model, tmp_path):
-    def delete(event, *facts):
-        if event == "step" and facts[0]["step"] == 2:
-            shutil.rmtree(tmp_path / "run" / "rollouts")
-
-    assert go(tmp_path / "run", tree(tiny_model("llama")), observer=Watcher(delete)).status == "done"
-    assert sorted(file.name for file in (tmp_path / "run" / "rollouts").iterdir()) == [
-        "000003.parquet",
-        "000004.parquet",
-    ]
+def test_rollouts_that_are_deleted_under_a_run_cost_nothing_else(runs, tmp_path):
+    rollouts = tmp_path / "run" / "rollouts"
+    assert runs.go("policy", tmp_path / "run", observer=at_step_2(lambda: shutil.rmtree(rollouts))).status == "done"
+    assert sorted(os.listdir(rollouts)) == ["000003.parquet", "000004.parquet"]
 
 
-def test_a_journal_that_is_deleted_under_a_run_is_said(tiny_model, tmp_path):
-    journal = tmp_path / "run" / "run.sqlite"
-    watcher = Watcher(lambda event, *facts: journal.unlink() if event == "step" and facts[0]["step"] == 2 else None)
+def test_a_journal_that_is_deleted_under_a_run_is_said(runs, tmp_path):
+    watcher = at_step_2((tmp_path / "run" / "run.sqlite").unlink)
     with pytest.raises(UserError, match="run.sqlite was deleted during the run; resume the run"):
-        go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), observer=watcher)
-    assert go(tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=1), resume=True).status == "done"
+        runs.go("policy", tmp_path / "run", observer=watcher)
+    assert runs.go("policy", tmp_path / "run", resume=True).status == "done"
     assert [r["step"] for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"] == [1, 2, 3, 4]
 
 
-def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatch):
+def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
     """While the first one's checkpoint is being written: half of it is nobody's checkpoint, and the run can be
     resumed."""
-    config = tree(tiny_model("llama"), checkpoint__every=0)
+    config = runs.tree("policy", checkpoint__every=0)
     at_first_score_of(3, press, monkeypatch)
 
     def again(event, *facts):
@@ -408,20 +310,16 @@ def test_a_second_ctrl_c_ends_at_once(unbroken, tiny_model, tmp_path, monkeypatc
     assert watcher.warnings[0].startswith(
         "resuming from the start, because no checkpoint exists: 2 finished steps are repeated"
     )
-    assert_same(traces(tmp_path / "run"), unbroken)
+    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
-def test_another_length_under_a_falling_learning_rate_is_pointed_out(tiny_model, tmp_path):
+@pytest.mark.parametrize("schedule", ["cosine", "constant"])
+def test_another_length_under_a_falling_learning_rate_is_pointed_out(schedule, tiny_model, tmp_path):
     watcher = Watcher()
-    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=1), observer=watcher)
-    assert not any("train.steps" in text for text in watcher.warnings)
-    go(tmp_path / "run", recipe(tiny_model("llama"), train__steps=2), resume=True, observer=watcher)
-    (warning,) = [text for text in watcher.warnings if "train.steps" in text]
-    assert warning.startswith(
-        "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
-    )
-    steady = {"train__schedule": "constant"}
-    quiet = Watcher()
-    go(tmp_path / "steady", recipe(tiny_model("llama"), train__steps=1, **steady), observer=quiet)
-    go(tmp_path / "steady", recipe(tiny_model("llama"), train__steps=2, **steady), resume=True, observer=quiet)
-    assert not any("train.steps" in text for text in quiet.warnings)
+    for steps in (1, 2):
+        tree = recipe(tiny_model("llama"), **SHORT | {"train__steps": steps, "train__schedule": schedule})
+        assert not any("train.steps" in text for text in watcher.warnings)
+        go(tmp_path / "run", tree, resume=True, observer=watcher)
+    warnings = [text for text in watcher.warnings if "train.steps" in text]
+    said = "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
+    assert len(warnings) == (schedule == "cosine") and all(text.startswith(said) for text in warnings)

@@ -4,28 +4,19 @@ import json
 import shutil
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from proxima.data import UserError
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
-from tests.runtime.tiny_run import Watcher, assert_same, go, recipe, traces
-
-CARRIED = {
-    "algorithm__selection": [{"kind": "drop_uniform_groups"}],
-    "algorithm__dynamic_sampling": {"oversample": 2.0, "exhausted": "partial"},
-    "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 3}],
-    "task__size": 40,
-}
+from tests.runtime.runs import CARRIED
+from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, traces
 
 
-@pytest.fixture(scope="module")
-def whole(tiny_model, tmp_path_factory):
+@pytest.fixture
+def whole(runs):
     """A finished run of three steps that carries groups over; read-only by agreement."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
-    go(folder, recipe(tiny_model("llama"), **CARRIED))
-    return folder
+    return runs.finished("carried groups")
 
 
 @pytest.fixture
@@ -43,20 +34,27 @@ def resume(run, tiny_model, **changes):
     return watcher.warnings
 
 
-def test_a_flipped_bit_costs_a_checkpoint_not_the_run(whole, tiny_model, tmp_path):
-    shutil.copytree(whole, tmp_path / "run")
-    run = RunFolder(tmp_path / "run")
-    file = run.checkpoint(3) / "optimizer.safetensors"
-    content = bytearray(file.read_bytes())
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("carried groups", "optimizer.safetensors"),
+        ("critic", "critic/model.safetensors"),
+        ("adapter", "model/adapter_model.safetensors"),
+    ],
+)
+def test_a_flipped_bit_costs_a_checkpoint_not_the_run(name, file, runs, tmp_path):
+    run, watcher = RunFolder(shutil.copytree(runs.finished(name), tmp_path / "run")), Watcher()
+    *before, last = (checkpoint.step for checkpoint in checkpoints(run.checkpoints))
+    damaged = run.checkpoint(last) / file
+    content = bytearray(damaged.read_bytes())
     content[-2] ^= 4
-    file.write_bytes(content)
-    first, *_ = resume(run, tiny_model)
-    assert (
-        "000003: optimizer.safetensors is damaged; it is now 000003.damaged, and the checkpoint before it, 000002"
-        in first
-    )
-    assert [c.step for c in checkpoints(run.checkpoints)] == [1, 2, 3]
-    assert_same(traces(run.path), traces(whole))
+    damaged.write_bytes(content)
+    shutil.copytree(run.checkpoint(1), run.checkpoints / "000001 copy")
+    runs.go(name, run.path, resume=True, observer=watcher, checkpoint__keep_best=name == "adapter")
+    said = f"{last:06}: {file} is damaged; it is now {last:06}.damaged, and the checkpoint before it, {last - 1:06}"
+    assert said in watcher.warnings[0]
+    assert [c.step for c in checkpoints(run.checkpoints)] == [*before, last]
+    assert_same(traces(run.path), runs.traces(name))
 
 
 @pytest.mark.parametrize("left", [0, 1])
@@ -97,62 +95,77 @@ def test_metrics_are_written_again_from_the_journal(two_steps, whole, tiny_model
 def test_a_damaged_line_of_the_metrics_is_one_line(two_steps, tiny_model):
     lines = two_steps.metrics.read_text().splitlines(keepends=True)
     two_steps.metrics.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[2:]]))
-    with pytest.raises(
-        UserError, match=r"metrics.jsonl:2 is not a JSON object .*; restore the file or delete the line"
-    ):
+    said = r"metrics.jsonl:2 is not a JSON object .*; restore the file or delete the line"
+    with pytest.raises(UserError, match=said):
         resume(two_steps, tiny_model)
     two_steps.metrics.write_text("".join([lines[0], *lines[2:]]))
     resume(two_steps, tiny_model)
     assert two_steps.metrics.read_text().splitlines()[1] == lines[1].rstrip("\n")
 
 
-def run_on_files(tiny_model, tmp_path):
-    model, data = tmp_path / "model", tmp_path / "data.jsonl"
-    shutil.copytree(tiny_model("llama"), model)
-    rows = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    task = {"kind": "jsonl", "path": str(data), "question": "question", "answer": "answer"}
-    held_out = data.with_name("held_out.jsonl")
-    held_out.write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    off = {"eval__before": False, "eval__after": False, "eval__every": 0}
-    reward = data.with_name("my_reward.py")
-    reward.write_text("def length(completion: str, answer):\n    return len(completion)\n")
-    rewards = [{"kind": "tests.runtime.tiny_run:Even"}, {"kind": "function", "path": f"{reward}:length", "weight": 0}]
-    tree = recipe(model, reward=rewards, task=task, eval__task=task | {"path": str(held_out)}, train__steps=1, **off)
-    go(tmp_path / "run", tree)
-    tree["train"]["steps"] = 2
-    return tree, model, data
+QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
+INPUTS = {  # a file, words in it and others (None: its last byte is another one), and what a resume then says
+    "weights": ("model/model.safetensors", None, "model.path: model.safetensors"),
+    "chat template": ("model/chat_template.jinja", ("assistant", "Assistant"), "model.path: chat_template.jinja"),
+    "data": ("data.jsonl", ('"22"', '"23"'), "task: its rows"),
+    "held-out data": ("held_out.jsonl", ('"2"', '"3"'), "eval.task: its rows"),
+    "set": ("set.jsonl", ('"2"', '"3"'), "eval.sets own: its rows"),
+    "reward": ("mine.py", ("len(", "-len("), "reward.1: mine.py"),
+    "reward model": ("scorer/model.safetensors", None, "reward.2.path: model.safetensors"),
+    "teacher": ("teacher/model.safetensors", None, "algorithm.distillation.path: model.safetensors"),
+}
 
 
-@pytest.mark.parametrize("what", ["weights", "chat template", "data", "held-out data", "reward", "nothing"])
-def test_inputs_that_changed_are_found_by_content(what, tiny_model, tmp_path):
-    tree, model, data = run_on_files(tiny_model, tmp_path)
-    if what == "weights":
-        tensors = load_file(model / "model.safetensors")
-        tensors["model.norm.weight"][0] += 1e-3
-        save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
-        name = "model.path: model.safetensors"
-    elif what == "chat template":
-        (file,) = (f for f in model.iterdir() if "add_generation_prompt" in f.read_text(errors="ignore"))
-        file.write_text(file.read_text().replace("assistant", "Assistant"))
-        name = f"model.path: {file.name}"
-    elif what == "data":
-        data.write_text(data.read_text().replace('"22"', '"23"'))
-        name = "task: its rows"
-    elif what == "held-out data":
-        file = data.with_name("held_out.jsonl")
-        file.write_text(file.read_text().replace('"2"', '"3"'))
-        name = "eval.task: its rows"
-    elif what == "reward":
-        file = data.with_name("my_reward.py")
-        file.write_text(file.read_text().replace("len(completion)", "-len(completion)"))
-        name = "reward.1: my_reward.py"
+@pytest.fixture(scope="module")
+def run_on_files(runs, tiny_model, tmp_path_factory):
+    """A folder with a run of one step and all its inputs, and the recipe of a second step."""
+    folder = tmp_path_factory.mktemp("inputs")
+    for name, source in {"model": tiny_model("llama"), "scorer": runs.scorer(), "teacher": tiny_model("qwen2")}.items():
+        shutil.copytree(source, folder / name)
+    tasks = {}
+    for name, rows in {"data": QUESTIONS, "held_out": QUESTIONS[:3], "set": QUESTIONS[:2]}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tasks[name] = {"kind": "jsonl", "path": str(folder / f"{name}.jsonl")}
+    (folder / "mine.py").write_text("def length(completion: str, answer):\n    return len(completion)\n")
+    others = {"function": f"{folder}/mine.py:length", "model": str(folder / "scorer")}
+    tree = recipe(
+        folder / "model",
+        task=tasks["data"],
+        reward=[
+            {"kind": "tests.runtime.tiny_run:Even"},
+            *({"kind": kind, "path": path, "weight": 0} for kind, path in others.items()),
+        ],
+        algorithm={"preset": "distill", "distillation": {"path": str(folder / "teacher")}},
+        eval={"task": tasks["held_out"], "sets": [{"name": "own", "task": tasks["set"]}], "every": 0},
+        eval__before=False,
+        eval__after=False,
+        train__steps=1,
+    )
+    go(folder / "run", tree)
+    return folder, changed(tree, {"train__steps": 2})
+
+
+@pytest.mark.parametrize("what", INPUTS)
+def test_inputs_that_changed_are_found_by_content(what, run_on_files):
+    folder, tree = run_on_files
+    name, words, said = INPUTS[what]
+    content = (folder / name).read_bytes()
+    if words is None:
+        other = content[:-1] + bytes([content[-1] ^ 1])
     else:
-        data.write_text(data.read_text().replace(", ", ",  "))  # the same rows in other bytes
-        assert go(tmp_path / "run", tree, resume=True).steps == 2
-        return
-    with pytest.raises(UserError, match=f"^{name}: changed since the run in .* was started; restore it, or start"):
-        go(tmp_path / "run", tree, resume=True)
+        other = content.replace(words[0].encode(), words[1].encode())
+    assert other != content
+    (folder / name).write_bytes(other)
+    with pytest.raises(UserError, match=f"^{said}: changed since the run in .* was started; restore it, or start"):
+        go(folder / "run", tree, resume=True)
+    (folder / name).write_bytes(content)
+
+
+def test_the_same_rows_in_other_bytes_are_the_same_input(run_on_files, tmp_path):
+    folder, tree = run_on_files
+    data = folder / "data.jsonl"
+    data.write_text(data.read_text().replace(", ", ",  "))
+    assert go(shutil.copytree(folder / "run", tmp_path / "run"), tree, resume=True).steps == 2
 
 
 def test_settings_that_change_the_last_bits_are_listed(two_steps, tiny_model):

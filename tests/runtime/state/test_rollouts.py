@@ -61,89 +61,64 @@ RECORDS = {
 }
 
 
+FIRST = {
+    "step": 12,
+    "prompt_uid": 7,
+    "sample": 0,
+    "turn": 0,
+    "question": "What is 2 + 2?",
+    "answer": {"value": 4},
+    "text": "Four.",
+    "prompt_tokens": [1, 5, 9],
+    "tokens": [11, 12, 2],
+    "sampled_log_prob": [-0.25, -0.5, -0.75],
+    "untruncated_log_prob": [-0.5, -1.0, -1.5],
+    "behavior_log_prob": [-0.5, -1.0, -1.5],
+    "policy_version": [3, 3, 3],
+    "log_prob": [-0.25, -0.5, -1.0],
+    "keep": [True, False, True],
+    "entropy": [0.125, 0.0, 2.0],
+    "reward": 1.5,
+    "valid": True,
+    "parts": {"answer": 1.0, "format": 0.5},
+    "error": None,
+    "correct": True,
+    "advantage": 0.5,
+    "token_advantage": None,
+    "token_reward": None,
+    "next_log_prob": None,
+    "proximal_log_prob": None,
+    "selected": None,
+    "top_k_divergence": None,
+    "finish_reason": "stop",
+    "temperature": 0.75,
+    "outcome": "trained",
+    "used": True,
+    "baseline": None,
+    "top_k": None,
+    "top_k_log_prob": None,
+    "sampling_mask": None,
+    "sampling_mask_counts": None,
+}
+BOTH = {"step", "prompt_uid", "turn", "question", "answer", "text", "prompt_tokens", "temperature", "used"}
+SECOND = {  # what it has besides; nothing was sampled
+    "sample": 1,
+    "tokens": [],
+    "sampled_log_prob": [],
+    "untruncated_log_prob": [],
+    "policy_version": [],
+    "valid": False,
+    "parts": {},
+    "error": "timed out after 5 s",
+    "finish_reason": "abort",
+    "outcome": "invalid",
+}
+
+
 def test_there_and_back(tmp_path):
     path = tmp_path / "000012.parquet"
     write_rollouts(path, 12, [make_group()], RECORDS)
-    assert read_rows(path) == [
-        {
-            "step": 12,
-            "prompt_uid": 7,
-            "sample": 0,
-            "turn": 0,
-            "question": "What is 2 + 2?",
-            "answer": {"value": 4},
-            "text": "Four.",
-            "prompt_tokens": [1, 5, 9],
-            "tokens": [11, 12, 2],
-            "sampled_log_prob": [-0.25, -0.5, -0.75],
-            "untruncated_log_prob": [-0.5, -1.0, -1.5],
-            "behavior_log_prob": [-0.5, -1.0, -1.5],
-            "policy_version": [3, 3, 3],
-            "log_prob": [-0.25, -0.5, -1.0],
-            "keep": [True, False, True],
-            "entropy": [0.125, 0.0, 2.0],
-            "reward": 1.5,
-            "valid": True,
-            "parts": {"answer": 1.0, "format": 0.5},
-            "error": None,
-            "correct": True,
-            "advantage": 0.5,
-            "token_advantage": None,
-            "token_reward": None,
-            "next_log_prob": None,
-            "proximal_log_prob": None,
-            "selected": None,
-            "top_k_divergence": None,
-            "finish_reason": "stop",
-            "temperature": 0.75,
-            "outcome": "trained",
-            "used": True,
-            "baseline": None,
-            "top_k": None,
-            "top_k_log_prob": None,
-            "sampling_mask": None,
-            "sampling_mask_counts": None,
-        },
-        {
-            "step": 12,
-            "prompt_uid": 7,
-            "sample": 1,
-            "turn": 0,
-            "question": "What is 2 + 2?",
-            "answer": {"value": 4},
-            "text": "Four.",
-            "prompt_tokens": [1, 5, 9],
-            "tokens": [],
-            "sampled_log_prob": [],
-            "untruncated_log_prob": [],
-            "behavior_log_prob": None,
-            "policy_version": [],
-            "log_prob": None,
-            "keep": None,
-            "entropy": None,
-            "reward": None,
-            "valid": False,
-            "parts": {},
-            "error": "timed out after 5 s",
-            "correct": None,
-            "advantage": None,
-            "token_advantage": None,
-            "token_reward": None,
-            "next_log_prob": None,
-            "proximal_log_prob": None,
-            "selected": None,
-            "top_k_divergence": None,
-            "finish_reason": "abort",
-            "temperature": 0.75,
-            "outcome": "invalid",
-            "used": True,
-            "baseline": None,
-            "top_k": None,
-            "top_k_log_prob": None,
-            "sampling_mask": None,
-            "sampling_mask_counts": None,
-        },
-    ]
+    assert read_rows(path) == [FIRST, FIRST | dict.fromkeys(FIRST.keys() - SECOND.keys() - BOTH) | SECOND]
 
 
 def test_log_probs_that_nothing_truncated_are_written_once(tmp_path):
@@ -154,85 +129,54 @@ def test_log_probs_that_nothing_truncated_are_written_once(tmp_path):
     write_rollouts(path, 1, [group], RECORDS)
     assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [None, None]
     assert read_rows(path)[0]["untruncated_log_prob"] == [-0.25, -0.5, -0.75]
-    assert read_rows(path, ["untruncated_log_prob"]) == [
-        {"untruncated_log_prob": [-0.25, -0.5, -0.75]},
-        {"untruncated_log_prob": []},
-    ]
+    name = "untruncated_log_prob"
+    assert read_rows(path, [name]) == [{name: [-0.25, -0.5, -0.75]}, {name: []}]
     write_rollouts(path, 1, [make_group()], RECORDS)
     assert pq.read_table(path)["untruncated_log_prob"].to_pylist() == [[-0.5, -1.0, -1.5], None]
 
 
-def test_records_are_found_by_identity_and_token_advantages_are_kept(tmp_path):
+def test_records_are_found_by_identity_and_advantages_and_rewards_of_tokens_are_kept(tmp_path):
     path, group = tmp_path / "a.parquet", make_group()
     varied = Trajectory.of(group.prompt, group.completions[0], group=0, advantage=[0.5, 0.0, -0.5], behavior="sampled")
-    records = {TRAINED: CompletionRecord(outcome="trained", advantage=0.0, trajectory=varied)}
+    shaped = replace(varied, reward=[-0.5, 0.0, 2.0])
+    records = {TRAINED: CompletionRecord(outcome="trained", advantage=0.0, trajectory=shaped)}
     write_rollouts(path, 1, [group], dict(reversed((RECORDS | records).items())))
     first, second = read_rows(path)
     assert first["outcome"] == "trained" and second["outcome"] == "invalid"
+    assert first["token_reward"] == [-0.5, 0.0, 2.0]
     assert first["token_advantage"] == [0.5, 0.0, -0.5] and first["behavior_log_prob"] == [-0.25, -0.5, -0.75]
-
-
-def test_rewards_of_tokens_are_kept(tmp_path):
-    path, group = tmp_path / "a.parquet", make_group()
-    shaped = replace(Trajectory.of(group.prompt, group.completions[0], group=0, advantage=1.0), reward=[-0.5, 0.0, 2.0])
-    write_rollouts(path, 1, [group], RECORDS | {TRAINED: CompletionRecord(outcome="trained", trajectory=shaped)})
-    assert read_rows(path)[0]["token_reward"] == [-0.5, 0.0, 2.0]
 
 
 def test_types_are_those_of_the_contract(tmp_path):
     path = tmp_path / "a.parquet"
     write_rollouts(path, 1, [make_group()], RECORDS)
     schema = pq.read_schema(path)
-    assert {name: str(schema.field(name).type) for name in schema.names} == {
-        "step": "int32",
-        "prompt_uid": "int64",
-        "sample": "int32",
-        "turn": "int32",
-        "question": "string",
-        "answer": "string",
-        "text": "string",
-        "tokens": "list<element: int32 not null>",
-        "correct": "bool",
-        "reward": "double",
-        "valid": "bool",
-        "finish_reason": "string",
-        "prompt_tokens": "list<element: int32 not null>",
-        "sampled_log_prob": "list<element: float not null>",
-        "untruncated_log_prob": "list<element: float not null>",
-        "behavior_log_prob": "list<element: float not null>",
-        "token_advantage": "list<element: float not null>",
-        "token_reward": "list<element: float not null>",
-        "next_log_prob": "list<element: float not null>",
-        "proximal_log_prob": "list<element: float not null>",
-        "selected": "list<element: bool not null>",
-        "top_k_divergence": "list<element: float not null>",
-        "policy_version": "list<element: int32 not null>",
-        "log_prob": "list<element: float not null>",
-        "keep": "list<element: bool not null>",
-        "entropy": "list<element: float not null>",
-        "parts": "string",
-        "error": "string",
-        "advantage": "double",
-        "temperature": "double",
-        "outcome": "string",
-        "used": "bool",
-        "baseline": "double",
-        "top_k": "list<element: int32 not null>",
-        "top_k_log_prob": "list<element: float not null>",
-        "sampling_mask": "list<element: int32 not null>",
-        "sampling_mask_counts": "list<element: int32 not null>",
-    }
+    types = {name: str(schema.field(name).type) for name in schema.names}
+    assert {kind: {name for name in types if types[name] == kind} for kind in types.values()} == TYPES
+
+
+TYPES = {
+    "int32": {"step", "sample", "turn"},
+    "int64": {"prompt_uid"},
+    "string": {"question", "answer", "text", "finish_reason", "parts", "error", "outcome"},
+    "bool": {"correct", "valid", "used"},
+    "double": {"reward", "advantage", "temperature", "baseline"},
+    "list<element: bool not null>": {"selected", "keep"},
+    "list<element: int32 not null>": {
+        *("tokens", "prompt_tokens", "policy_version", "top_k", "sampling_mask", "sampling_mask_counts")
+    },
+    "list<element: float not null>": {
+        *("sampled_log_prob", "untruncated_log_prob", "behavior_log_prob", "next_log_prob", "proximal_log_prob"),
+        *("token_advantage", "token_reward", "top_k_divergence", "log_prob", "entropy", "top_k_log_prob"),
+    },
+}
 
 
 def test_evals_and_an_empty_step(tmp_path):
     write_evals(tmp_path / "e.parquet", 40, [make_group(), make_group(uid=8)])
     rows = read_rows(tmp_path / "e.parquet")
-    assert [(r["step"], r["prompt_uid"], r["sample"], r["correct"]) for r in rows] == [
-        (40, 7, 0, True),
-        (40, 7, 1, None),
-        (40, 8, 0, True),
-        (40, 8, 1, None),
-    ]
+    facts = [(r["step"], r["prompt_uid"], r["sample"], r["correct"]) for r in rows]
+    assert facts == [(40, 7, 0, True), (40, 7, 1, None), (40, 8, 0, True), (40, 8, 1, None)]
     assert set(rows[0]) == set(EVAL_SCHEMA.names)
     write_rollouts(tmp_path / "r.parquet", 1, [], {})
     assert read_table(tmp_path / "r.parquet").num_rows == 0
@@ -273,7 +217,6 @@ def test_a_torn_file_is_named(tmp_path):
     path = tmp_path / "000001.parquet"
     write_evals(path, 1, [make_group()])
     path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(
-        ValueError, match=r"000001.parquet is not a complete Parquet file .* delete it to read the others"
-    ):
+    said = r"000001.parquet is not a complete Parquet file .* delete it to read the others"
+    with pytest.raises(ValueError, match=said):
         read_rows(path)

@@ -45,13 +45,6 @@ def test_warnings_are_kept_over_a_resume(tiny_model, tmp_path):
     assert warnings == [(0, "first", 1), (1, "17 % truncated", 2), (2, "last", 1)]
 
 
-def test_a_finished_run_takes_no_more_time_and_nothing_is_right_where_nobody_decides(tiny_model, tmp_path):
-    tree = recipe(tiny_model("llama"), train__steps=1, reward=[{"kind": "tests.runtime.tiny_run:Share"}])
-    first = go(tmp_path / "run", tree)
-    assert first.eval["after"]["correct"] is None
-    assert go(tmp_path / "run", tree, resume=True).seconds == first.seconds
-
-
 def test_the_best_that_was_not_kept_is_refused(tiny_model, tmp_path):
     folder = tmp_path / "run"
     go(folder, recipe(tiny_model("llama"), train__steps=2, eval__every=1, checkpoint__every=2))
