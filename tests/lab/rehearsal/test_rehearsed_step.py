@@ -58,6 +58,23 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
 }
 
 
+HERE = "tests/lab/rehearsal/test_rehearsed_step.py::"
+SIBLINGS = {  # kinds with the waits of another one, which `make test` runs: the parts of a step are the same
+    "cppo": ("policy gradient", "loglinear", "importance sampling", "checkpointing, bf16", "padded", "mask", "entropy"),
+    "reference": ("recompute", "lora", "pruning"),
+    "value head": ("critic",),
+    "dpo over the whole batch": ("online dpo", "dpo"),
+    "clip_cov": ("m2po", "second_moment", "dropping rejection"),
+}
+
+
+def kinds():
+    for name in CASES:
+        sibling = next((sibling for sibling, names in SIBLINGS.items() if name in names), None)
+        place = f"{HERE}test_a_training_kind[{sibling}]"
+        yield pytest.param(name, marks=[pytest.mark.campaign(place)] if sibling else [])
+
+
 def waits_of(rehearsal: Rehearsal) -> dict[str, int]:
     counts: Counter[str] = Counter()
     for wait, count in rehearsal.waits.items():
@@ -65,7 +82,7 @@ def waits_of(rehearsal: Rehearsal) -> dict[str, int]:
     return dict(counts)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", kinds())
 def test_a_training_kind(rehearse, name):
     recipe, overrides, waits = CASES[name]
     rehearsal = rehearse(rehearsed, recipe, overrides)
@@ -102,21 +119,28 @@ def test_large_states_in_host_memory_take_none(rehearse):
     assert large < 16 <= small and set(waits) == {"copy to the host", "copy to the device"}
 
 
-def test_ranks_that_split_tokens(rehearse):
-    words = ["placement={kind: torchrun, context_parallel: 2}"]
-    for recipe, name in ((RL, "policy"), ("cpu/top_p_replay.yaml", "sampling masks")):
-        single = rehearse(rehearsed, recipe, words, SHAPE, 4)
-        assert single.faults == () and single.inside == 0 and single.micro_batches >= 4, name
-        assert waits_of(single) == POLICY, name
+SPLIT = HERE + "test_ranks_that_split_tokens[quickstart.yaml]"
+
+
+@pytest.mark.parametrize("recipe", [RL, pytest.param("cpu/top_p_replay.yaml", marks=pytest.mark.campaign(SPLIT))])
+def test_ranks_that_split_tokens(rehearse, recipe):
+    single = rehearse(rehearsed, recipe, ["placement={kind: torchrun, context_parallel: 2}"], SHAPE, 4)
+    assert single.faults == () and single.inside == 0 and single.micro_batches >= 4
+    assert waits_of(single) == POLICY
 
 
 def test_experts_of_a_rank(rehearse):
     split = ["placement={kind: torchrun, expert_parallel: 2}"]
-    cases = ([], SHAPE, 1), (split, SHAPE, 4), (["model.compute_dtype=float32"], SHAPE, 1)
-    alone, rank, wide = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in cases)
-    assert alone.faults == rank.faults == wide.faults == ()
+    alone, rank = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in (([], SHAPE, 1), (split, SHAPE, 4)))
+    assert alone.faults == rank.faults == ()
     exchanged = {"_exchanging": 2 * rank.micro_batches}  # how many rows go where, once in each of the two layers
     assert waits_of(alone) == POLICY and waits_of(rank) == POLICY | exchanged
     assert alone.inside == 0 and rank.inside == 2 * rank.micro_batches
     assert rank.peak_bytes["weights"] < 0.3 * alone.peak_bytes["weights"]
-    assert wide.inside == 4 * wide.micro_batches  # grouped products, which CUDA has in bfloat16 alone
+
+
+@pytest.mark.campaign(HERE + "test_experts_of_a_rank")
+def test_experts_in_float32_wait_for_each_layer(rehearse):
+    """Grouped products, which CUDA has in bfloat16 alone."""
+    wide = rehearse(rehearsed, RL, ["model.compute_dtype=float32"], SHAPE, 1, kind="qwen3_moe")
+    assert wide.faults == () and wide.inside == 4 * wide.micro_batches
