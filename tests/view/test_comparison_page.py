@@ -13,6 +13,7 @@ from proxima.view.comparison_page import (
     axis_title,
     axis_unit,
     config_value,
+    interval_bars,
     page_values,
     visible_range,
     widened,
@@ -121,7 +122,7 @@ def test_curves_have_areas_dots_and_the_target(values):
 
 
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
-    cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
+    cells = {f"c{i}": {1: (curve([0.1, 0.5], every=1), {})} for i in range(10)}
     legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
     assert [(c["color"], c["dash"]) for c in legend[7:]] == [
         ("var(--k7)", ""),
@@ -174,7 +175,7 @@ def test_two_seeds_are_drawn_as_the_two(tmp_path):
     band = result.cells[0].band("reward/mean")
     assert (band.low, band.high, band.mean) == ((0.1,) * 2, (0.2,) * 2, pytest.approx((0.15,) * 2))
     assert visible_range([band], 1.0) == pytest.approx((0.1 - 0.1 / 3, 0.2 + 0.1 / 3))
-    intervals = page_values(result)["intervals"]
+    intervals = interval_bars(result.rows(), result.headline)
     assert (intervals["low"], intervals["high"]) == ("0.367", "0.633")  # the seeds, .42 … .58, and a third beyond
     first, second = intervals["bars"]
     assert first["seeds"] == pytest.approx([20.0, 27.5]) and first["cut"] == "open-left"
@@ -197,15 +198,6 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
     assert values["table"][0][2:4] == ["-2.000 ±\u00a00.000", "-0.750 ±\u00a03.177"]
     assert "target mean reward -1" in Page(write_comparison(result, tmp_path / "c.html")).words
-
-
-def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
-    cells = {
-        "a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)},
-        "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)},
-    }
-    bars = page_values(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
-    assert [bar["cut"] for bar in bars] == ["open-left open-right", ""]
 
 
 def test_runs_that_are_not_finished_are_said(tmp_path):

@@ -247,7 +247,7 @@ def test_the_view_follows_the_stream(monkeypatch):
     assert isinstance(screen(Terminal()), LogLines)
 
 
-def test_all_watchers_together(tmp_path):
+def test_all_watchers_together(tmp_path, undrawn):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
     folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()
     observer = RunViews(stream)
@@ -434,17 +434,7 @@ def test_live_view_of_a_fixed_data_set():
         figures = {"loss": loss, "loss/low": loss - 0.1, "loss/high": loss + 0.1}
         view.evaluated({"kind": "eval", "step": step, "examples": 100, "metric": "loss", **figures})
     prompt = Prompt(uid=1, messages=({"role": "user", "content": "2 + 3?"},), tokens=(1,))
-    text = Completion(
-        prompt_uid=1,
-        sample=0,
-        tokens=(5,),
-        text="five",
-        sampled_log_prob=0.0,
-        untruncated_log_prob=0.0,
-        policy_version=0,
-        finish_reason="stop",
-        temperature=0.0,
-    )
+    text = Completion.of_text(1, 0, "five", tokens=(5,))
     view.sampled([Group(prompt=prompt, completions=(text,), scores=(UNSCORED,))])
     view.step({"step": 2, "examples": 16, "loss": 1.375, "lr": 2e-5, "epoch": 0.25, "time/step": 2.0}, None)
     picture = shown(view)

@@ -47,7 +47,7 @@ def digits(value):
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _, _ in CASES])
 def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
     _, surrogate, corrections = CASES[case]
-    batch, keep, weight = make_step(tmp_path, surrogate, corrections, seed=case)
+    batch, keep, weight = make_step(tmp_path, surrogate, corrections, prompts=2, samples=2, seed=case)
     table = pq.read_table(tmp_path / "rollouts" / "000001.parquet").to_pylist()
     drawn, shown = random.Random(case), pages(tmp_path)
     band = band_of(surrogate, batch) if not surrogate.whole_batch and not corrections else None
