@@ -81,19 +81,6 @@ def test_majority_by_hand():
     assert maj_at_k([None, None], [False, False], 2) == 0.0
 
 
-def test_right_answers_vote_together_however_they_are_written():
-    assert maj_at_k(["1/2", "0.5", "3", "3"], [True, True, False, False], 4) == 0.5
-    assert maj_at_k([None, "3", "4"], [True, False, False], 3) == pytest.approx(
-        1 / 3
-    )  # right, though nobody found its answer
-
-
-def test_a_judge_of_more_than_the_answer():
-    """Two samples say 7, one of them in a form that the reward refuses: the answer wins, and is right half of the
-    time."""
-    assert maj_at_k(["7", "7", "8"], [True, False, False], 3) == 0.5
-
-
 def test_majority_of_many_samples_is_a_probability_and_grows_with_k():
     answers = ["1"] * 24 + [str(i) for i in range(2, 18)] * 2 + [None] * 8
     correct = [answer == "1" for answer in answers]
