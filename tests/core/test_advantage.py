@@ -1,24 +1,19 @@
 """Advantages and selections: worked examples and laws."""
 
-from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from proxima.core import ADVANTAGES, SELECTIONS, padded_blocks, select
+from proxima.core import ADVANTAGES, padded_blocks
 from proxima.core.advantage import (
     ADVANTAGE_NEEDS,
     Gae,
     Gdpo,
-    Gpg,
     Grpo,
     GrpoPassk,
     Opo,
     OptimalTokenBaseline,
-    ReinforcePp,
     ReinforcePpBaseline,
     Remax,
     Rloo,
@@ -26,7 +21,6 @@ from proxima.core.advantage import (
 )
 from proxima.core.advantage.token import place_scores, with_kl
 from proxima.core.padded_blocks import prefix_sums, suffix_sums
-from proxima.core.selection import DropUniformGroups
 from proxima.data import Outcomes
 from tests.core.operations import Operations
 
@@ -40,35 +34,13 @@ def outcomes(reward: list[float], group: list[int], valid: list[int] | None = No
     return Outcomes.of(torch.tensor(reward, dtype=torch.float64), torch.tensor(group, dtype=torch.long), ok)
 
 
-def test_grpo_by_hand() -> None:
-    o = outcomes([1, 0, 0, 0, 2, 4], [7, 7, 7, 7, 3, 3])
-    assert Grpo()(o).tolist() == pytest.approx([0.75, -0.25, -0.25, -0.25, -1, 1])
-    std = (3 * 0.0625 + 0.5625) ** 0.5 / 3**0.5
-    assert Grpo(scale="group", epsilon=1e-4)(o).tolist()[:2] == pytest.approx(
-        [0.75 / (std + 1e-4), -0.25 / (std + 1e-4)]
-    )
-    spread = torch.tensor([1.0, 0, 0, 0, 2, 4]).double().std().item()
-    assert Grpo(scale="batch")(o).tolist()[4:] == pytest.approx([-1 / (spread + 1e-6), 1 / (spread + 1e-6)])
-
-
-def test_rloo_by_hand() -> None:
-    assert Rloo()(outcomes([1, 0, 0.5], [0, 0, 0])).tolist() == pytest.approx([0.75, -0.75, 0])
-
-
-def test_seven_right_answers_and_a_timeout_are_a_uniform_group() -> None:
-    o = outcomes([1] * 7 + [NAN], [0] * 8, [1] * 7 + [0])
-    for make in GROUP.values():
-        assert make()(o).tolist() == [0.0] * 8
-
-
 def test_a_uniform_group_is_exactly_zero_whatever_its_mean_rounds_to() -> None:
-    o = Outcomes.of(torch.full((10,), 0.1), torch.zeros(10, dtype=torch.long))
-    assert bool((o.reward - o.reward.mean()).abs().max() > 0)  # rounding makes the naive difference non-zero
-    for spec in (Grpo(), Grpo("group"), Grpo("batch"), Rloo()):
-        assert spec(o).tolist() == [0.0] * 10
-    timeout = Outcomes.of(torch.full((10,), 0.1), torch.zeros(10, dtype=torch.long), torch.arange(10) > 0)
-    for spec in (Grpo(), Grpo("group"), Grpo("batch"), Rloo()):
-        assert spec(timeout).tolist() == [0.0] * 10
+    """Ten times 0.1 in float32, where the naive difference from the mean is not 0; and nine of them and a timeout."""
+    reward, group = torch.full((10,), 0.1), torch.zeros(10, dtype=torch.long)
+    assert bool((reward - reward.mean()).abs().max() > 0)
+    for o in (Outcomes.of(reward, group), Outcomes.of(reward, group, torch.arange(10) > 0)):
+        for spec in (*(make() for make in GROUP.values()), Grpo("group"), Grpo("batch")):
+            assert spec(o).tolist() == [0.0] * 10
 
 
 def test_a_group_of_one_has_advantage_zero() -> None:
@@ -76,49 +48,11 @@ def test_a_group_of_one_has_advantage_zero() -> None:
         assert make()(outcomes([5.0, 1.0, 3.0], [0, 1, 1])).tolist()[0] == 0
 
 
-@pytest.mark.parametrize("kind", sorted(GROUP))
-@settings(max_examples=50, deadline=None)
-@given(data=st.data(), size=st.integers(0, 12))
-def test_laws(kind: str, data: st.DataObject, size: int) -> None:
-    reward = data.draw(st.lists(st.sampled_from([0.0, 1.0, 0.5, -2.0]), min_size=size, max_size=size))
-    group = data.draw(st.lists(st.integers(0, 3), min_size=size, max_size=size))
-    valid = data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size))
-    order = data.draw(st.permutations(range(size)))
-    spec = ADVANTAGES[kind]()
-    reward = [r if v else NAN for r, v in zip(reward, valid, strict=True)]
-    a = spec(outcomes(reward, group, valid))
-    assert a.shape == (size,) and bool(a.isfinite().all())
-    assert all(a[i] == 0 for i in range(size) if not valid[i])
-    shuffled = spec(outcomes([reward[i] for i in order], [group[i] for i in order], [valid[i] for i in order]))
-    torch.testing.assert_close(shuffled, a[order])
-    kept = [i for i in range(size) if valid[i]]  # an invalid completion is as good as absent
-    torch.testing.assert_close(spec(outcomes([reward[i] for i in kept], [group[i] for i in kept])), a[kept])
-
-
-def test_drop_uniform_groups_composes_and_counts() -> None:
-    o = outcomes([1, 0, 1, 1, NAN, 1, NAN], [0, 0, 1, 1, 2, 2, 0], [1, 1, 1, 1, 0, 1, 0])
-    keep, reasons = select([DropUniformGroups()], o, Grpo()(o))
-    assert keep.tolist() == [True, True, False, False, False, False, False]
-    assert Counter(reasons) == {None: 2, "uniform_group": 3, "invalid": 2}
-
-
-def test_nothing_selected_from_nothing() -> None:
-    o = Outcomes.of(torch.zeros(0), torch.zeros(0, dtype=torch.long))
-    for make in SELECTIONS.values():
-        keep, reasons = select([make()], o, torch.zeros(0))
-        assert keep.shape == (0,) and reasons == []
-
-
-def test_the_other_group_advantages_by_hand() -> None:
-    o = replace(outcomes([1, 0, 3, 0], [0, 0, 1, 1]), length=torch.tensor([3, 1, 2, 2]))
-    assert Opo()(o).tolist() == pytest.approx([1 - 0.75, -0.75, 1.5, -1.5])
-    assert Gpg()(o).tolist() == pytest.approx([2 * 0.5, -1, 3, -3])
+def test_what_has_no_equal_among_the_records_of_peers() -> None:
+    o = outcomes([1, 0, 3, 0], [0, 0, 1, 1])
     assert GrpoPassk(scale="none")(o).tolist() == [1, 0, 3, 0]
     assert GrpoPassk(scale="none")(outcomes([2, 2, 1], [0, 0, 0])).tolist() == [0, 0, 0]
     assert Remax()(replace(o, baseline=torch.tensor([0.5, 0.5, 1.0, NAN]).double())).tolist() == [0.5, -0.5, 2, 0]
-    with pytest.raises(ValueError, match="Remax needs `baseline`.*greedy completion"):
-        Remax()(o)
-    assert Rloo(normalise=True)(o).tolist() == pytest.approx((Rloo()(o) / (Rloo()(o).std() + 1e-4)).tolist())
 
 
 def test_normalised_rloo_leaves_lone_siblings_out() -> None:
@@ -172,31 +106,19 @@ def token_rewards(reward: list[float], mask: list[int] | None = None, **more: to
     return TokenRewards(reward=torch.tensor(reward, dtype=torch.float64), loss_mask=on, cu_seqlens=edges, **more)
 
 
-def test_gae_by_hand() -> None:
-    value = torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64)
-    plain = Gae(1.0, 1.0, whiten=False)
-    assert plain(token_rewards([0, 0, 1], value=value)).tolist() == pytest.approx([0.8, 0.5, 0.2])
-    assert plain.returns(token_rewards([0, 0, 1], value=value)).tolist() == pytest.approx([1, 1, 1])
-    one_step = Gae(0.9, 0.0, whiten=False)(token_rewards([0, 0, 1], value=value))
-    assert one_step.tolist() == pytest.approx([0.9 * 0.5 - 0.2, 0.9 * 0.8 - 0.5, 0.2])
-    truncated = token_rewards([0, 0, 0], value=value, bootstrap=torch.tensor([0.7], dtype=torch.float64))
-    assert plain(truncated).tolist() == pytest.approx([0.5, 0.2, -0.1])
-    with pytest.raises(ValueError, match="Gae needs `value`: a forward pass of the critic supplies it"):
-        plain(token_rewards([1.0]))
-
-
-@pytest.mark.parametrize("factor", [0.0, 1e-300, 1e-8, 0.5, 0.9405, 0.999999, 1.0])
 @pytest.mark.parametrize("width", [0, 1, 2, 63, 64, 65, 200, 4097])
-def test_suffix_sums_are_the_recursion(factor: float, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suffix_sums_are_the_recursion(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, width, generator=torch.Generator().manual_seed(width), dtype=torch.float64)
-    expected, carry = torch.zeros_like(x), x.new_zeros(3)
-    for t in reversed(range(width)):
-        carry = expected[:, t] = x[:, t] + factor * carry
-    assert torch.allclose(suffix_sums(x, factor), expected, rtol=1e-12, atol=1e-12)
-    if factor == 1:
-        monkeypatch.setattr(padded_blocks, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
-        assert torch.allclose(suffix_sums(x), expected, rtol=1e-12, atol=1e-12)
-        assert torch.allclose(prefix_sums(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
+    for factor in (0.0, 1e-300, 1e-8, 0.5, 0.9405, 0.999999, 1.0):
+        rows = [list(row) for row in x.tolist()]
+        for row in rows:
+            for t in reversed(range(width - 1)):
+                row[t] += factor * row[t + 1]
+        expected = torch.tensor(rows, dtype=torch.float64)
+        assert torch.allclose(suffix_sums(x, factor), expected, rtol=1e-12, atol=1e-12), factor
+    monkeypatch.setattr(padded_blocks, "_refuses_cumsum", lambda rows: True)  # as on CUDA in deterministic mode
+    assert torch.allclose(suffix_sums(x), expected, rtol=1e-12, atol=1e-12)
+    assert torch.allclose(prefix_sums(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
 
 
 def test_gae_has_no_loop_over_tokens() -> None:
@@ -207,24 +129,6 @@ def test_gae_has_no_loop_over_tokens() -> None:
             Gae(0.99, 0.95)(token_rewards([1.0] * length, value=torch.zeros(length, dtype=torch.float64)))
         calls.append(operations.count.total())
     assert calls[2] == calls[3] < 200
-
-
-def test_gae_carries_through_tokens_outside_the_loss_and_stops_at_sequences() -> None:
-    value = torch.tensor([0.2, NAN, 0.5, 0.8, 0.3], dtype=torch.float64)
-    rewards = token_rewards([0, NAN, 0, 1, 2], [1, 0, 1, 1, 1], value=value, cu_seqlens=torch.tensor([0, 4, 4, 5]))
-    assert Gae(1.0, 1.0, whiten=False)(rewards).tolist() == pytest.approx([0.8, 0, 0.5, 0.2, 1.7])
-    whitened = Gae(1.0, 1.0)(rewards)
-    raw = torch.tensor([0.8, 0.5, 0.2, 1.7])
-    assert (
-        whitened[[0, 2, 3, 4]].tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-5)
-        and whitened[1] == 0
-    )
-
-
-def test_reinforce_pp_is_the_whitened_reward_to_go() -> None:
-    rewards = token_rewards([0, 1, 2], cu_seqlens=torch.tensor([0, 2, 3]))
-    raw = torch.tensor([0.5, 1.0, 2.0])
-    assert ReinforcePp(0.5)(rewards).tolist() == pytest.approx(((raw - raw.mean()) / raw.std()).tolist(), rel=1e-6)
 
 
 def test_the_optimal_token_baseline_weighs_returns_by_cumulative_variance() -> None:

@@ -1,7 +1,6 @@
 """The laws of `proxima.check`, for every kind of the tables and the settings that the specs declare."""
 
 from dataclasses import fields, replace
-from itertools import product
 from typing import Any
 
 import pytest
@@ -9,10 +8,10 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
-from proxima.check import check_law, check_spec, laws_of, variants_of
+from proxima.check import check_law, check_spec, laws, laws_of, spec_check, variants_of
 from proxima.check.batches import BatchCase, make_batch, with_new_leaf
 from proxima.check.batches import batch_cases as check_cases
-from proxima.check.laws import Law, require_close
+from proxima.check.laws import Law, LawResult, require_close
 from proxima.check.surrogate_laws import loss_and_gradient, require_exact_split, require_slope
 from proxima.core import (
     ADVANTAGES,
@@ -34,6 +33,7 @@ from proxima.data import PolicyBatch
 from tests.core.batches import batch_cases, seeded_cases
 from tests.core.operations import Operations
 
+HERE = "tests/core/test_conformance.py"
 TABLES = {
     "surrogate": SURROGATES,
     "correction": CORRECTIONS,
@@ -55,37 +55,45 @@ def variants(table: dict[str, type]) -> dict[str, Any]:
 
 SPECS, CORRECTED = variants(SURROGATES), variants(CORRECTIONS)
 WAITS = ("aten::_local_scalar_dense", "aten::item", "aten::is_nonzero", "aten::nonzero", "aten::equal")
-FAST = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
-CASES = seeded_cases(8)  # the first two make no tokens and one token
-ON_BATCHES = [
-    (slot, name, law, spec)
-    for slot in ("surrogate", "correction", "penalty", "aggregate", "distillation")
-    for name, spec in variants(TABLES[slot]).items()
-    for law in laws_of(slot, spec)
-    if law.cases is check_cases  # those whose cases are random batches
-    and not (law.exemptible and law.name in spec.exempt_laws)
-    and law.applies(spec) is None
-    and not ("/" in name and law.defaults_only)
-]
+KINDS = [(slot, kind) for slot, table in TABLES.items() for kind in sorted(table)]
+BATCHES = (0, 7, 14, 21, 24, 28)  # cases of all spreads and proximal policies, and of most lengths
+FEW = 8  # a law with at most so many cases is always checked on all of them
+RANDOM = seeded_cases(8)  # the first two make no tokens and one token
+
+
+@pytest.mark.parametrize(("slot", "kind"), KINDS)
+def test_every_law(slot: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `proxima check`, on some of its cases. A mutant of core that any case finds, these find as well."""
+
+    def on_some_cases(law: Law, spec: Any) -> LawResult:
+        cases = list(law.cases())
+        if law.cases is check_cases:
+            some = [cases[i] for i in BATCHES]
+        else:
+            some = cases if len(cases) <= FEW else cases[::5]
+        return check_law(replace(law, cases=lambda: some), spec)
+
+    for module in (laws, spec_check):
+        monkeypatch.setattr(module, "check_law", on_some_cases)
+    assert failed(slot, kind) == []
 
 
 @pytest.mark.parametrize(
-    ("law", "spec"),
-    [(law, spec) for _, _, law, spec in ON_BATCHES],
-    ids=[f"{slot}-{name}-{law.name}" for slot, name, law, _ in ON_BATCHES],
+    ("slot", "kind"),
+    [pytest.param(*case, marks=pytest.mark.campaign(f"{HERE}::test_every_law[{'-'.join(case)}]")) for case in KINDS],
 )
-@pytest.mark.parametrize("count", [4, pytest.param(len(CASES), marks=pytest.mark.slow)])
-def test_law_on_random_batches(law: Law, spec: Any, count: int) -> None:
-    """On batches other than those of `proxima check`; the first four, or all others."""
-    cases = CASES[:4] if count == 4 else CASES[4:]
-    assert check_law(replace(law, cases=lambda: cases), spec).detail == ""
+def test_every_law_on_all_cases(slot: str, kind: str) -> None:
+    """What `proxima check` runs; and on random batches, the laws whose cases are batches."""
+    assert failed(slot, kind) == []
+    for name, spec in variants_of(TABLES[slot][kind]()).items():
+        for law in laws_of(slot, spec):
+            exempt = law.name in spec.exempt_laws or bool(name and law.defaults_only)
+            if law.cases is check_cases and not exempt:
+                assert check_law(replace(law, cases=lambda: RANDOM), spec).status != "FAILED"
 
 
-@pytest.mark.parametrize(("slot", "kind"), [(slot, kind) for slot, table in TABLES.items() for kind in sorted(table)])
-def test_every_law_on_the_fixed_cases(slot: str, kind: str) -> None:
-    """What `proxima check` runs."""
-    failed = [result for result in check_spec(slot, TABLES[slot][kind]()) if result.status == "FAILED"]
-    assert failed == []
+def failed(slot: str, kind: str) -> list[LawResult]:
+    return [result for result in check_spec(slot, TABLES[slot][kind]()) if result.status == "FAILED"]
 
 
 @pytest.mark.parametrize("number", range(len(SPECS)), ids=sorted(SPECS))
@@ -127,16 +135,14 @@ def without_holes(b: PolicyBatch) -> PolicyBatch:
     return with_new_leaf(replace(b, **kept, cu_seqlens=ends))
 
 
-@pytest.mark.parametrize(
-    "kind", [k if k in SURROGATES else pytest.param(k, marks=pytest.mark.slow) for k in sorted(SPECS)]
-)
-def test_a_loss_never_waits_for_the_device(kind: str) -> None:
+@pytest.mark.parametrize("number", range(len(SPECS)), ids=sorted(SPECS))
+def test_a_loss_never_waits_for_the_device(number: int) -> None:
     """Tensors on `meta` have no values: a number or a shape that depends on them raises. `check` reads one number."""
     for not_sampled in (0.0, 0.3):
         b = _without_values(make_batch([7, 0, 3, 5], seed=2, not_sampled=not_sampled, garbage=False))
-        for aggregate in AGGREGATES.values():
-            loss = policy_loss(b, surrogate=SPECS[kind], aggregate=aggregate(), penalty=K3(), check=False)
-            torch.autograd.grad(loss.value, b.log_prob)
+        aggregate = list(AGGREGATES.values())[number % len(AGGREGATES)]()
+        loss = policy_loss(b, surrogate=SPECS[sorted(SPECS)[number]], aggregate=aggregate, penalty=K3(), check=False)
+        torch.autograd.grad(loss.value, b.log_prob)
 
 
 @pytest.mark.parametrize("share", [0.3, 1.0])
@@ -190,64 +196,61 @@ def test_a_batch_reads_the_device_once() -> None:
         replace(b, sampled=torch.zeros_like(b.loss_mask), loss_mask=torch.ones_like(b.loss_mask))
 
 
+def require_laws_of_a_loss(case: BatchCase, data: st.DataObject, kind: str, correction: str | None) -> None:
+    """Value and gradient are finite, those of any split and order, 0 outside the loss, and belong together."""
+    b, spec = case.batch, SPECS[kind]
+    how = (spec, AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))](), correction and CORRECTED[correction])
+    loss, grad = loss_and_gradient(b, *how)
+    assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
+    require_exact_split(b, case.parts(), *how)
+    again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), *how)
+    require_close(again.value, loss.value, "loss with the sequences in another order")
+    ready = precompute(b, surrogate=spec, correction=how[2]).batch
+    if "derivative" not in spec.exempt_laws and bool(ready.loss_mask.any()):
+        token = int(data.draw(st.sampled_from(ready.loss_mask.nonzero().flatten().tolist())))
+        require_slope(with_new_leaf(ready), [token], spec, how[2])
+
+
 @pytest.mark.parametrize("correction", sorted(CORRECTED))
-@FAST
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=batch_cases(min_sequences=2), data=st.data())
 def test_corrections_compose_with_every_surrogate(correction: str, case: BatchCase, data: st.DataObject) -> None:
-    b, kind = case.batch, data.draw(st.sampled_from(sorted(SPECS)))
-    aggregate = AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))]()
-    spec = CORRECTED[correction]
-    loss, grad = loss_and_gradient(b, SPECS[kind], aggregate, correction=spec)
-    assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
-    require_exact_split(b, case.parts(), SPECS[kind], aggregate, spec)
-    again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), SPECS[kind], aggregate, correction=spec)
-    require_close(again.value, loss.value, "loss with the sequences in another order")
+    require_laws_of_a_loss(case, data, data.draw(st.sampled_from(sorted(SPECS))), correction)
 
 
-@pytest.mark.parametrize("kind", sorted(SPECS))
-def test_a_missing_tensor_is_named_with_its_source(kind: str) -> None:
-    bare = PolicyBatch(
-        log_prob=torch.zeros(2), loss_mask=torch.ones(2, dtype=torch.bool), cu_seqlens=torch.tensor([0, 2])
-    )
-    with pytest.raises(
-        ValueError, match=r"needs `(advantage|behavior_log_prob|proximal_log_prob)`, which the batch lacks: "
-    ):
-        policy_loss(bare, surrogate=SPECS[kind], aggregate=TokenMean())
-
-
+@pytest.mark.campaign(f"{HERE}::test_corrections_compose_with_every_surrogate")
 @pytest.mark.parametrize("part", range(4))
 def test_two_thousand_random_batches(part: int) -> None:
-    """Every law at once, over surrogate x correction x aggregation x proximal, 500 batches a part."""
+    """Over surrogate x correction x aggregation x proximal, 500 batches a part."""
 
     @seed(part)
     @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
     @given(case=batch_cases(min_sequences=2), data=st.data(), salt=st.just(part))
     def check(case: BatchCase, data: st.DataObject, salt: int) -> None:
-        b = case.batch
-        spec = SPECS[sorted(SPECS)[data.draw(st.integers(0, len(SPECS) - 1)) - salt]]
-        name = data.draw(st.sampled_from([None, *sorted(CORRECTED)]))
-        correction = None if name is None else CORRECTED[name]
-        aggregate = AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))]()
-        loss, grad = loss_and_gradient(b, spec, aggregate, correction=correction)
-        assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
-        require_exact_split(b, case.parts(), spec, aggregate, correction)
-        shuffled = with_new_leaf(b.take(case.order()))
-        again, _ = loss_and_gradient(shuffled, spec, aggregate, correction=correction)
-        require_close(again.value, loss.value, "loss with the sequences in another order")
-        ready = precompute(b, surrogate=spec, correction=correction).batch
-        if "derivative" not in spec.exempt_laws and bool(ready.loss_mask.any()):
-            token = int(data.draw(st.sampled_from(ready.loss_mask.nonzero().flatten().tolist())))
-            require_slope(with_new_leaf(ready), [token], spec, correction)
+        kind = sorted(SPECS)[data.draw(st.integers(0, len(SPECS) - 1)) - salt]
+        require_laws_of_a_loss(case, data, kind, data.draw(st.sampled_from([None, *sorted(CORRECTED)])))
 
     check()
 
 
-@pytest.mark.parametrize(
-    ("kind", "correction"), product(sorted(SPECS), [None, "importance/sequence", "rejection/sequence"])
-)
-def test_int32_edges_are_as_good_as_int64(kind: str, correction: str | None) -> None:
+def test_a_missing_tensor_is_named_with_its_source() -> None:
+    known = {"loss_mask": torch.ones(2, dtype=torch.bool), "cu_seqlens": torch.tensor([0, 2])}
+    for spec in SPECS.values():
+        first = "(advantage|behavior_log_prob|proximal_log_prob)"
+        with pytest.raises(ValueError, match=f"needs `{first}`, which the batch lacks: "):
+            policy_loss(PolicyBatch(log_prob=torch.zeros(2), **known), surrogate=spec, aggregate=TokenMean())
+    policies = dict.fromkeys(("log_prob", "behavior_log_prob", "advantage"), torch.zeros(2))
+    source = "Cppo needs `behavior_top_k_log_prob`, which the batch lacks: the engine does, with top-k"
+    with pytest.raises(ValueError, match=source):
+        policy_loss(PolicyBatch(**policies, **known), surrogate=SPECS["cppo/topk"], aggregate=TokenMean())
+
+
+def test_int32_edges_are_as_good_as_int64() -> None:
+    """Of corrections; surrogates have a law."""
     b = make_batch([4, 0, 7], seed=5)
     narrow = with_new_leaf(replace(b, cu_seqlens=b.cu_seqlens.int()))
-    spec = None if correction is None else CORRECTED[correction]
-    losses = [loss_and_gradient(x, SPECS[kind], TokenMean(), correction=spec)[0].value for x in (narrow, b)]
-    require_close(losses[0], losses[1], "loss with int32 edges")
+    for correction in CORRECTED.values():
+        how = (SPECS["gspo/sequence"], TokenMean(), correction)
+        (loss, gradient), (expected, of_wide) = (loss_and_gradient(x, *how) for x in (narrow, b))
+        require_close(loss.value, expected.value, "loss with int32 edges")
+        require_close(gradient, of_wide, "gradient with int32 edges")

@@ -23,15 +23,13 @@ from proxima.core import (
 )
 from proxima.core.correction import (
     CapFloor,
-    Icepop,
     MismatchGuard,
     OffPolicySequence,
     SecondMoment,
     TopEntropy,
     mismatch_metrics,
 )
-from proxima.core.loss import apply_corrections
-from proxima.core.metrics import QuantileSketch, merge_metrics
+from proxima.core.metrics import QuantileSketch
 from proxima.core.precompute import needs_precompute
 from proxima.data import PolicyBatch
 
@@ -58,24 +56,6 @@ def metric(spec: Any, b: PolicyBatch, name: str) -> float:
     return spec(b).metrics[f"correction/{name}"].value
 
 
-def test_worked_example() -> None:
-    b = of_ratios([0.4, 0.8, 6.0])
-    assert Importance("token")(b).weight.tolist() == pytest.approx([0.4, 0.8, 2.0])
-    assert Importance("sequence", upper=10)(b).weight.tolist() == pytest.approx([1.92] * 3)
-    assert Importance("geometric", upper=10)(b).weight.tolist() == pytest.approx([1.24289] * 3, rel=1e-5)
-    assert metric(Importance("token"), b, "rollout_is_mean_applied") == pytest.approx(1.06667, rel=1e-5)
-    assert metric(Importance("token"), b, "rollout_is_eff_sample_size_applied") == pytest.approx(0.71111, rel=1e-4)
-    assert metric(Importance("token"), b, "rollout_is_eff_sample_size") == pytest.approx(
-        2.4**2 / ((0.16 + 0.64 + 36) / 3)
-    )
-    assert metric(Importance("token"), b, "k3_kl") == pytest.approx(1.18256, rel=1e-5)
-    assert Icepop()(b).weight.tolist() == pytest.approx([0, 0.8, 0]) and Icepop()(b).keep.tolist() == [
-        False,
-        True,
-        False,
-    ]
-
-
 def test_bounds_are_inclusive_and_keep_their_side() -> None:
     b = of_ratios([0.21, 4.9, 0.19, 5.1])
     assert CapFloor()(b).weight.tolist() == pytest.approx([0.21, 4.9, 0, 0])
@@ -83,14 +63,6 @@ def test_bounds_are_inclusive_and_keep_their_side() -> None:
     assert Importance(bound="none")(b).weight.tolist() == pytest.approx([0.21, 4.9, 0.19, 5.1])
     assert Importance(bound="truncate", upper=5, lower=1.0)(b).weight.tolist() == pytest.approx([0.21, 4.9, 0.19, 5])
     assert Importance(bound="clip", upper=1.0, lower=1.0)(of_ratios([1.0, 0.99, 1.01])).weight.tolist() == [1, 0, 0]
-
-
-def test_veto_drops_the_sequence_of_one_hopeless_token() -> None:
-    b = of_ratios([1.0, 0.5e-4], [1.0, 2e-4], [1.0])
-    spec = Importance(veto=1e-4)
-    assert spec(b).weight.tolist() == pytest.approx([0, 0, 1, 2e-4, 1])
-    assert metric(spec, b, "rollout_is_veto_fraction") == pytest.approx(1 / 3)
-    assert metric(spec, b, "rollout_is_catastrophic_token_fraction") == pytest.approx(1 / 5)
 
 
 def test_a_catastrophic_token_beyond_the_safety_clamp_still_vetoes() -> None:
@@ -166,39 +138,6 @@ def test_what_a_rejected_token_does_to_the_denominator(rejected: str, value: flo
     assert loss.metrics["correction/rejected_fraction"].value == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize(
-    ("spec", "keep"),
-    [
-        (Rejection("token", "ratio", upper=2.0), [1, 1, 0, 1, 1]),
-        (Rejection("sequence", "ratio", "sum", upper=2.0), [0, 0, 0, 1, 1]),
-        (Rejection("sequence", "ratio", "mean", upper=2.0), [1, 1, 1, 1, 1]),
-        (Rejection("sequence", "ratio", "max", upper=2.0), [0, 0, 0, 1, 1]),
-        (Rejection("token", "k1", upper=0.5), [1, 1, 0, 1, 0]),
-        (Rejection("token", "k1", upper=0.5, lower=-9), [1, 1, 1, 1, 0]),
-        (Rejection("token", "k2", upper=0.12), [1, 1, 0, 1, 0]),
-        (Rejection("token", "k3", upper=0.1), [1, 1, 0, 1, 0]),
-        (Rejection("sequence", "k3", "max", upper=0.3), [0, 0, 0, 1, 1]),
-    ],
-)
-def test_rejections(spec: Rejection, keep: list[int]) -> None:
-    """ρ = 0, 0, log 3 | 0, log .6"""
-    assert spec(of_ratios([1.0, 1.0, 3.0], [1.0, 0.6])).keep.int().tolist() == keep
-
-
-def test_shares_of_rejected_sequences_leave_out_those_without_a_token() -> None:
-    b = of_ratios([1.0, 5.0, 5.0], [1.0, 1.0], [], [0.1])
-    token = Rejection(level="token", statistic="ratio", upper=2.0, lower=0.5)
-    assert metric(token, b, "rollout_rs_token_k1_masked_fraction") == 0.5
-    shares = apply_corrections(b, [token]).metrics
-    assert shares["correction/rejected_fraction"].value == 3 / 6
-    assert shares["correction/rejected_seq_fraction"].value == pytest.approx(2 / 3)
-    assert metric(token, b, "rollout_rs_token_k1_seq_masked_fraction") == pytest.approx(2 / 3)
-    whole = Rejection(level="sequence", reduce="mean", statistic="ratio", upper=2.0, lower=0.5)
-    shares = {end: metric(whole, b, f"rollout_rs_seq_mean_k1_fraction_{end}") for end in ("high", "low")}
-    assert shares == pytest.approx({"high": 1 / 3, "low": 1 / 3})
-    assert metric(whole, b, "rollout_rs_seq_mean_k1_min") == pytest.approx(0.1)
-
-
 def test_second_moment_drops_the_largest_until_the_mean_is_small() -> None:
     b = of_ratios([math.exp(0.1), math.exp(-0.3), math.exp(2.0)], [1.0])
     assert SecondMoment(0.04)(b).keep.int().tolist() == [1, 1, 0, 1]  # (.01 + .09 + 0)/3 < .04
@@ -240,25 +179,6 @@ def test_towards_chooses_the_numerator() -> None:
             aggregate=TokenMean(),
             correction=Importance(towards="next"),
         )
-
-
-def test_bypass_has_weight_one() -> None:
-    b = make_batch([4, 2], proximal="behavior", garbage=False)
-    assert Importance()(b).weight[b.loss_mask].tolist() == [1.0] * int(b.loss_mask.sum())
-
-
-def test_perplexities_and_chi_square() -> None:
-    b = of_ratios([1.0, 2.0], [0.5])
-    names = ("training_ppl", "rollout_ppl", "ppl_ratio", "chi2_token", "chi2_seq", "kl", "log_ppl_diff_abs")
-    m = {name: metric(Importance(), b, name) for name in names}
-    e8 = math.exp(8)
-    assert m["rollout_ppl"] == pytest.approx(e8)
-    assert m["training_ppl"] == pytest.approx((e8 / math.sqrt(2) + 2 * e8) / 2)
-    assert m["ppl_ratio"] == pytest.approx((1 / math.sqrt(2) + 2) / 2)
-    assert m["chi2_token"] == pytest.approx((1 + 4 + 0.25) / 3 - 1) and m["chi2_seq"] == pytest.approx(
-        (4 + 0.25) / 2 - 1
-    )
-    assert m["kl"] == pytest.approx(0.0) and m["log_ppl_diff_abs"] == pytest.approx((math.log(2) / 2 + math.log(2)) / 2)
 
 
 def test_percentiles_are_exact_over_micro_batches() -> None:
@@ -338,19 +258,6 @@ def measured(b: PolicyBatch) -> dict[str, float]:
     return {name.removeprefix("mismatch/"): metric.value for name, metric in mismatch_metrics(b).items()}
 
 
-def test_the_mismatch_is_of_the_current_policy_at_every_level() -> None:
-    m = measured(of_ratios([0.4, 0.8, 6.0], current=[0.4, 0.8, 6.0]))
-    assert m["rollout_is_mean"] == pytest.approx(2.4) and m["rollout_is_max"] == pytest.approx(6)
-    assert m["rollout_is_eff_sample_size"] == pytest.approx(2.4**2 / ((0.16 + 0.64 + 36) / 3))
-    assert m["rollout_is_sequence_mean"] == pytest.approx(1.92)
-    assert m["rollout_is_geometric_mean"] == pytest.approx(1.24289, rel=1e-5)
-    assert m["k3_kl"] == pytest.approx(1.18256, rel=1e-5) and m["kl"] == pytest.approx(-math.log(1.92) / 3)
-    assert m["chi2_token"] == pytest.approx((0.16 + 0.64 + 36) / 3 - 1) and m["chi2_seq"] == pytest.approx(1.92**2 - 1)
-    assert m["log_prob_absdiff_max"] == pytest.approx(math.log(6))
-    assert m["prob_absdiff_max"] == pytest.approx(5 * math.exp(-8))
-    assert m["rollout_is_p50"] == pytest.approx(0.8, rel=0.01)
-
-
 @pytest.mark.parametrize("proximal", ["behavior", "recompute", "loglinear"])
 def test_the_mismatch_knows_neither_proximal_policy_nor_correction(proximal: str) -> None:
     b = make_batch([7, 3, 0, 9], seed=3, proximal=proximal)
@@ -360,45 +267,12 @@ def test_the_mismatch_knows_neither_proximal_policy_nor_correction(proximal: str
     assert all(math.isfinite(here[name]) for name in ("k3_kl", "training_ppl", "rollout_is_seq_std"))
 
 
-def test_the_mismatch_merges_over_micro_batches() -> None:
-    b = make_batch([7, 3, 0, 9, 4, 1], seed=4, spread=0.05)
-    parts = merge_metrics([mismatch_metrics(b.take(rows)) for rows in ([5, 1], [2], [0, 4, 3])])
-    assert {name: m.value for name, m in parts.items()} == pytest.approx(
-        {name: m.value for name, m in mismatch_metrics(b).items()}, nan_ok=True, rel=1e-9
-    )
-
-
 def test_the_mismatch_of_nothing_has_every_key() -> None:
     empty, some = make_batch([0, 0]), make_batch([4])
     assert mismatch_metrics(empty).keys() == mismatch_metrics(some).keys()
     assert all(math.isnan(m.value) for m in mismatch_metrics(empty).values())
     with pytest.raises(ValueError, match="lacks: the engine supplies it"):
         mismatch_metrics(replace(some, behavior_log_prob=None))
-
-
-def test_the_mismatch_by_position_and_probability() -> None:
-    behavior = torch.tensor([0.0005, 0.05, 0.3, 0.95], dtype=torch.float64).log()
-    b = replace(of_ratios([1.0] * 4), behavior_log_prob=behavior, log_prob=behavior + torch.tensor([0, 0, 0.1, -0.2]))
-    m = measured(b)
-    assert [m[f"position_{i}_of_4/log_prob_absdiff"] for i in (1, 2, 3, 4)] == pytest.approx([0, 0, 0.1, 0.2])
-    assert m["probability_0.9_1/log_prob_absdiff"] == pytest.approx(0.2)
-    assert m["probability_0.1_0.5/k3_kl"] == pytest.approx(math.expm1(0.1) - 0.1)
-    assert m["probability_0_0.001/token_fraction"] == 0.25 and m["probability_0.5_0.9/token_fraction"] == 0
-    assert math.isnan(m["probability_0.5_0.9/k3_kl"])
-
-
-def test_sequences_with_a_catastrophic_token_are_counted() -> None:
-    first, second = [1.0, 0.5e-4, 0.5e-4], [1.0, 1.5e-4]
-    b = of_ratios(first, second, [1.0], [3.0], current=[*first, *second, 1.0, 3.0])
-    assert measured(b)["rollout_is_catastrophic_seq_fraction"] == 0.25
-    assert measured(b)["rollout_is_catastrophic_token_fraction"] == 2 / 7  # w < 1e-4
-
-
-def test_quantiles_of_the_mismatch_are_within_one_percent_of_the_log_ratio() -> None:
-    rho = 0.02 * torch.randn(5001, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    m = measured(of_ratios(rho.exp().tolist(), current=rho.exp().tolist()))
-    for name, q in (("p25", 0.25), ("p75", 0.75), ("p95", 0.95), ("p99", 0.99)):
-        assert math.log(m[f"rollout_is_{name}"]) == pytest.approx(float(rho.quantile(q)), rel=0.02)
 
 
 def test_a_sketch_is_symmetric_and_its_ends_hold_what_is_beyond() -> None:
@@ -412,17 +286,8 @@ def test_a_sketch_is_symmetric_and_its_ends_hold_what_is_beyond() -> None:
         )  # of a ratio
 
 
-def test_the_guard_rejects_what_brings_the_step_above_its_limit_and_only_then() -> None:
-    close, far, hopeless = [1.0, 1.0, 1.01, 1.0], [1.0, 3.0], [1.0] * 7 + [0.5e-4]
-
-    def rejects(*sequences: list[float], **limits: float) -> list[int]:
-        return MismatchGuard(on_mismatch="reject", **limits).rejects(of_ratios(*sequences)).int().tolist()
-
-    assert rejects(close, close) == [0, 0]
-    assert rejects(close, far, [], close) == [0, 1, 0, 0]
-    assert rejects(*[close] * 20, far) == [0] * 21  # the step as a whole is within the limit
-    assert rejects(close, hopeless, max_k3_kl=100.0) == [0, 1]
-    assert rejects(close, hopeless, max_k3_kl=100.0, max_catastrophic=0.6) == [0, 0]
+def test_the_guard_names_its_limit() -> None:
+    """What it rejects, and when, is in the records of mismatch.json."""
     assert MismatchGuard().exceeded({"mismatch/k3_kl": 0.01}) is None
     over = MismatchGuard(max_k3_kl=0.005).exceeded({"mismatch/k3_kl": 0.01})
     assert over == "mismatch/k3_kl is 0.01, above algorithm.mismatch.max_k3_kl=0.005"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proxima.core import ADVANTAGES
-from proxima.core.advantage import Gae, Gigpo, Grpo, Rloo, TokenRewards, TurnReturns
+from proxima.core.advantage import Gigpo, Grpo, Rloo, TokenRewards, TurnReturns
 from proxima.data import Outcomes
 from proxima.data.errors import NoFieldError
 
@@ -116,11 +116,6 @@ def test_a_reward_at_the_end_alone_is_rloo_to_the_bit():
     assert by_turn(TurnReturns(), episodes(*turns, group=LABELS)) == expected
 
 
-def test_gigpo_of_one_turn_is_grpo_and_its_weight_more():
-    rewards = episodes([1.0], [0.0], [0.5], states=[[7]] * 3)
-    assert by_turn(Gigpo(weight=0.5), rewards) == [[0.75], [-0.75], [0.0]]
-
-
 @pytest.mark.parametrize("spec", [TurnReturns(), TurnReturns(baseline="biased_per_turn"), Gigpo()])
 def test_neither_order_nor_other_groups_nor_holes_matter(spec):
     turns, states = [[1, 2, 4], [3, 6], [2], [0, 1]], [[0, 1, 2], [0, 1], [0], [0, 2]]
@@ -151,10 +146,3 @@ def test_what_is_missing_or_impossible_is_named(kind):
         spec(gamma=1.5)
     with pytest.raises(ValueError, match="baseline|scale"):
         spec(**{"baseline": "none"} if kind == "turn_returns" else {"scale": "std"})
-
-
-def test_gae_steps_from_the_last_token_of_a_turn_to_the_first_of_the_next():
-    rewards = episodes([1.0, 2.0], tokens=1, holes=3)
-    value = torch.where(rewards.loss_mask, 0.5, NAN).double()
-    advantages = Gae(gamma=0.9, lam=1.0, whiten=False)(replace(rewards, value=value))
-    assert advantages[rewards.loss_mask].tolist() == pytest.approx([1 + 0.9 * 2 - 0.5, 2 - 0.5])

@@ -17,24 +17,6 @@ def test_explained_variance_by_hand():
     assert math.isnan(explained_variance(target, torch.ones(5), mask))
 
 
-def test_the_baseline_has_not_seen_the_completion():
-    """Two prompts of two completions, right and wrong: the mean of the others foretells the opposite. And a prompt of
-    one completion has no baseline."""
-    rewards = TokenRewards(
-        reward=torch.tensor([0.0, 1.0, 0.0, 0.0, 5.0, 1.0, 0.0]).double(),
-        loss_mask=torch.tensor([True, True, True, True, False, True, True]),
-        cu_seqlens=torch.tensor([0, 2, 4, 6, 7]),
-        value=torch.tensor([0.5, 1.0, 0.5, 0.0, 9.0, 0.5, 0.0]),
-        group=torch.tensor([3, 3, 8, 9]),
-    )
-    metrics = value_metrics(rewards, torch.tensor([1.0, 1.0, 0.0, 0.0, 7.0, 2.0, 2.0]))
-    target = torch.tensor([1.0, 1, 0, 0, 1, 0]).double()
-    error = target - torch.tensor([0.5, 1, 0.5, 0, 0.5, 0]).double()
-    assert metrics["value/explained_variance"] == pytest.approx(float(1 - error.var() / target.var()))
-    assert metrics["value/explained_variance_prompt_mean"] == pytest.approx(-3)
-    assert metrics["returns/mean"] == pytest.approx(1.0)
-
-
 def test_what_does_not_vary_is_left_out():
     rewards = TokenRewards(
         reward=torch.tensor([1.0, 1.0]),

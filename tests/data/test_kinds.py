@@ -3,6 +3,7 @@
 import ast
 import compileall
 import importlib
+import json
 import shutil
 import subprocess
 import sys
@@ -42,13 +43,8 @@ def test_a_room_has_every_name_that_it_lists(room):
     with pytest.raises(AttributeError, match="no_such_name"):
         module.no_such_name  # noqa: B018
 
-
-@pytest.mark.parametrize("room", ROOMS)
-def test_no_submodule_takes_the_place_of_a_name(room):
-    """Importing `room.name` sets the attribute `name` of the room, so a name that is imported late must be another."""
-    package = importlib.import_module(f"proxima.{room}")
-    late = lazy_names(Path(package.__file__))
-    assert late and late.isdisjoint(path.stem for path in Path(package.__file__).parent.iterdir())
+    late = lazy_names(Path(module.__file__))  # importing `room.name` would set the attribute `name` of the room
+    assert late and late.isdisjoint(path.stem for path in Path(module.__file__).parent.iterdir())
 
 
 def lazy_names(path: Path) -> set[str]:
@@ -57,27 +53,37 @@ def lazy_names(path: Path) -> set[str]:
     return {alias.name for block in blocks for node in block.body for alias in node.names}
 
 
-def test_a_table_loads_no_kind_but_the_one_taken():
-    code = (
-        "import sys; from proxima.core.surrogate import SURROGATES; SURROGATES['sapo'];"
-        "print(sorted(name for name in set(sys.modules) if name.startswith('proxima.core.surrogate.')))"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown.strip() == "['proxima.core.surrogate.weight']"
+PROGRAM = """
+import json, numpy.random, sys, torch
+
+before = set(sys.modules)
+import proxima.core
+packages = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
+from proxima.core.surrogate import SURROGATES
+SURROGATES["sapo"]
+loaded = sorted(name for name in sys.modules if name.startswith("proxima.core.surrogate."))
+from proxima.core.surrogate import Cppo
+from proxima.data import Trajectory
+print(json.dumps([sorted(packages), loaded, proxima.core.__file__]))
+"""
 
 
-def test_an_installation_without_sources_has_every_name(tmp_path):
-    """The names that a package imports at first use are read from its compiled module."""
+def test_what_a_process_imports_of_an_installation_without_sources(tmp_path):
+    """Of core torch, numpy and nothing else; of a table no kind but the one taken; and the names that a package imports
+    at first use are read from its compiled module."""
     left_out = shutil.ignore_patterns("__pycache__")
     copy = shutil.copytree(Path(proxima.__file__).parent, tmp_path / "proxima", ignore=left_out)
     for place in (copy / "core", copy / "data"):
         assert compileall.compile_dir(place, quiet=1, legacy=True)
         for file in place.rglob("*.py"):
             file.unlink()
-    program = "from proxima.core.surrogate import Cppo; from proxima.data import Trajectory; print(Cppo, Trajectory)"
-    words = [sys.executable, "-c", program]
+    words = [sys.executable, "-c", PROGRAM]
     done = subprocess.run(words, capture_output=True, text=True, env={"PYTHONPATH": str(tmp_path)})
-    assert "Cppo" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr
+    packages, loaded, file = json.loads(done.stdout)
+    assert set(packages) - {"numpy", "torch"} == {"proxima"}
+    assert loaded == ["proxima.core.surrogate.weight"]
+    assert file.endswith(".pyc")
 
 
 def test_a_module_of_a_package_is_its_attribute():

@@ -4,22 +4,18 @@ from proxima.core.advantage import Gdpo
 from proxima.data import Completion, Group, Outcomes, Prompt, Score
 
 
-def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_nan():
-    def answer(sample):
-        facts = {"sampled_log_prob": (-1.0,), "untruncated_log_prob": (-1.0,), "policy_version": (0,)}
-        return Completion(
-            prompt_uid=0, sample=sample, tokens=(1,), text="", finish_reason="stop", temperature=1.0, **facts
-        )
+def group(uid, *scores):
+    completions = tuple(Completion.of_text(uid, sample, "", tokens=(1,)) for sample in range(len(scores)))
+    return Group(prompt=Prompt(uid=uid, messages=(), tokens=(1,)), completions=completions, scores=scores)
 
+
+def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_nan():
     scores = (
         Score(value=float("nan"), valid=False, parts={"short": 0.5}, error="number: boom"),
         Score(value=10.5, parts={"number": 10.0, "number/digits": 2.0, "short": 0.5}),
         Score(value=0.1, parts={"number": 0.0, "short": 0.1}),
     )
-    group = Group(
-        prompt=Prompt(uid=0, messages=(), tokens=(1,)), completions=tuple(map(answer, range(3))), scores=scores
-    )
-    outcomes = Outcomes.from_groups([group])
+    outcomes = Outcomes.from_groups([group(0, *scores)])
     assert outcomes.parts[1:].tolist() == [[10.0, 0.5], [0.0, 0.1]]
     assert outcomes.parts[0].isnan().tolist() == [True, False]
     advantage = Gdpo(finish="none")(
@@ -30,16 +26,11 @@ def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_
 
 
 def test_rewards_of_several_tasks_each_have_a_column_and_gdpo_compares_each_only_where_it_applies():
-    def group(uid, name, values):
-        facts = {"sampled_log_prob": (-1.0,), "untruncated_log_prob": (-1.0,), "policy_version": (0,)}
-        facts |= {"tokens": (1,), "text": "", "finish_reason": "stop", "temperature": 1.0}
-        return Group(
-            prompt=Prompt(uid=uid, messages=(), tokens=(1,)),
-            completions=tuple(Completion(prompt_uid=uid, sample=i, **facts) for i in range(len(values))),
-            scores=tuple(Score(value=value, parts={name: value}) for value in values),
-        )
-
-    groups = [group(0, "code", (0.0, 4.0)), group(1, "math", (0.25, 0.75))]
+    rewards = {"code": (0.0, 4.0), "math": (0.25, 0.75)}
+    groups = [
+        group(uid, *(Score(value=value, parts={name: value}) for value in values))
+        for uid, (name, values) in enumerate(rewards.items())
+    ]
     both = Outcomes.from_groups(groups)
     assert (
         both.part_names == ("code", "math") and both.parts.isnan().tolist() == [[False, True]] * 2 + [[True, False]] * 2

@@ -19,11 +19,9 @@ def test_mean_is_the_share_of_right_samples():
 
 @pytest.mark.parametrize("n", range(1, 9))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_one(n):
-    for c in range(n + 1):
-        samples = [i < c for i in range(n)]
-        for k in range(1, n + 1):
-            subsets = list(combinations(samples, k))
-            assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
+    for c, k in product(range(n + 1), range(1, n + 1)):
+        subsets = list(combinations([i < c for i in range(n)], k))
+        assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
 def test_pass_at_k_of_many_samples_is_stable():
@@ -33,14 +31,6 @@ def test_pass_at_k_of_many_samples_is_stable():
         assert pass_at_k(200, c, k) == pytest.approx(float(exact), rel=1e-12)
     assert pass_at_k(200, 10, 10) == pytest.approx(0.408547866, abs=1e-9)
     assert pass_at_k(100_000, 3, 50_000) == pytest.approx(0.875, abs=1e-4)
-
-
-def test_pass_at_k_is_unbiased_and_the_plug_in_is_not():
-    p, n, k = 0.25, 4, 4
-    chance = [comb(n, c) * p**c * (1 - p) ** (n - c) for c in range(n + 1)]
-    assert sum(w * pass_at_k(n, c, k) for c, w in enumerate(chance)) == pytest.approx(1 - (1 - p) ** k)
-    plug_in = sum(w * (1 - (1 - c / n) ** k) for c, w in enumerate(chance))
-    assert 1 - (1 - p) ** k - plug_in == pytest.approx(0.14685, abs=1e-5)  # the .15 of the docstring
 
 
 @pytest.mark.parametrize(
@@ -80,15 +70,6 @@ def test_majority_equals_the_enumeration(samples):
         assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
 
 
-def test_majority_of_all_small_patterns():
-    """Right, two wrong answers and silence in every order of five samples."""
-    for pattern in product("RabN", repeat=5):
-        answers = [None if entry == "N" else entry for entry in pattern]
-        correct = [entry == "R" for entry in pattern]
-        for k in (1, 2, 3, 5):
-            assert maj_at_k(answers, correct, k) == pytest.approx(by_enumeration(answers, correct, k), abs=1e-12)
-
-
 def test_majority_by_hand():
     right = [True, True, False, False, False]
     assert maj_at_k(["1", "1", "2", "2", "3"], right, 5) == 0.5  # a tie of two
@@ -98,19 +79,6 @@ def test_majority_by_hand():
     # three of five: 11? and 1?? win 7 of the 10 subsets only where both right ones are drawn: 3 of 10
     assert maj_at_k(["1", "1", "2", "2", "2"], right, 3) == pytest.approx(0.3)
     assert maj_at_k([None, None], [False, False], 2) == 0.0
-
-
-def test_right_answers_vote_together_however_they_are_written():
-    assert maj_at_k(["1/2", "0.5", "3", "3"], [True, True, False, False], 4) == 0.5
-    assert maj_at_k([None, "3", "4"], [True, False, False], 3) == pytest.approx(
-        1 / 3
-    )  # right, though nobody found its answer
-
-
-def test_a_judge_of_more_than_the_answer():
-    """Two samples say 7, one of them in a form that the reward refuses: the answer wins, and is right half of the
-    time."""
-    assert maj_at_k(["7", "7", "8"], [True, False, False], 3) == 0.5
 
 
 def test_majority_of_many_samples_is_a_probability_and_grows_with_k():

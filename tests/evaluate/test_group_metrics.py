@@ -16,22 +16,9 @@ RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=
 
 def group(uid, *samples):
     """`(text, score)` each, or `(text, score, "length")`."""
-    completions = []
-    for i, (text, _, *end) in enumerate(samples):
-        n = len(text)
-        completions.append(
-            Completion(
-                prompt_uid=uid,
-                sample=i,
-                tokens=(1,) * n,
-                text=text,
-                sampled_log_prob=(-0.5,) * n,
-                untruncated_log_prob=(-0.5,) * n,
-                policy_version=(0,) * n,
-                finish_reason=end[0] if end else "stop",
-                temperature=1.0,
-            )
-        )
+    completions = [
+        Completion.of_text(uid, i, text, (1,) * len(text), *end) for i, (text, _, *end) in enumerate(samples)
+    ]
     prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"q{uid}"},), tokens=(1, 2), answer="7")
     return Group(prompt=prompt, completions=tuple(completions), scores=tuple(score for _, score, *_ in samples))
 

@@ -73,17 +73,8 @@ class Engine:
             if request.prompt.uid == self.lose:
                 continue
             self.log.append(f"answer {request.prompt.uid}.{request.sample}")
-            yield Completion(
-                prompt_uid=request.prompt.uid,
-                sample=request.sample,
-                tokens=(request.sample,),
-                text=str(request.sample),
-                sampled_log_prob=(0.0,),
-                untruncated_log_prob=(0.0,),
-                policy_version=(0,),
-                finish_reason="stop",
-                temperature=1.0,
-            )
+            text = str(request.sample)
+            yield Completion.of_text(request.prompt.uid, request.sample, text, tokens=(request.sample,))
 
 
 class Rewards:

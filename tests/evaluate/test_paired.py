@@ -102,22 +102,6 @@ def test_a_bound_is_where_the_score_test_turns(won, lost, n):
     assert paired_score(lost, won, n) == (-high, -low)
 
 
-@pytest.mark.parametrize(
-    ("n", "share", "covers"), [(200, 0.02, 0.9585), (200, 0.05, 0.9567), (30, 0.1, 0.9692), (1000, 0.01, 0.9566)]
-)
-def test_the_score_interval_covers_what_it_promises(n, share, covers):
-    """Over every outcome of n questions of which a share differs, either way alike; BCa holds 0 in .903 of the
-    first."""
-    total = 0.0
-    for won, lost in ((a, b) for a in range(61) for b in range(61) if a + b <= n):
-        ways = math.lgamma(n + 1) - math.lgamma(won + 1) - math.lgamma(lost + 1) - math.lgamma(n - won - lost + 1)
-        chance = math.exp(ways + (won + lost) * math.log(share / 2) + (n - won - lost) * math.log1p(-share))
-        if chance > 1e-9:
-            low, high = paired_score(won, lost, n)
-            total += chance * (low <= 0 <= high)
-    assert total == pytest.approx(covers, abs=1e-4)
-
-
 def test_single_answers_take_the_score_interval():
     few = [1.0] * 3 + [-1.0] + [0.0] * 196
     interval = difference(few, single=True)

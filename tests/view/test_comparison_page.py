@@ -2,15 +2,18 @@
 
 import math
 import re
+from unittest import mock
 
 import pytest
 
 from proxima.lab import compare_runs, find_runs, read_run
 from proxima.lab.cell_statistics import HELD_OUT, SeedBand
+from proxima.view import comparison_page
 from proxima.view.comparison_page import (
     axis_title,
     axis_unit,
     config_value,
+    interval_bars,
     page_values,
     visible_range,
     widened,
@@ -33,17 +36,31 @@ def comparison(root, **more):
     return compare_runs([read_run(folder) for folder in find_runs([root])], **more)
 
 
-@pytest.fixture
-def two(tmp_path):
+pytestmark = pytest.mark.usefixtures("undrawn")
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
     cells = {
         "grpo": {s: (curve([0.1, 0.5, 0.9], seconds=4.0, reward=0.2, **{"time/cpu": 6.0}), {}) for s in (1, 2, 3)},
         "cppo": {s: (curve([0.1, 0.5, 0.9 + (s == 3) * 0.1], reward=0.1 * s, **{"time/cpu": 2.0}), {}) for s in (1, 2)},
     }
-    return comparison(make_sweep(tmp_path / "s", cells), target=0.8)
+    return comparison(make_sweep(tmp_path_factory.mktemp("s"), cells), target=0.8)
 
 
-def test_the_page_shows_the_numbers(two, tmp_path):
-    page = Page(write_comparison(two, tmp_path / "c.html", title="mine"))
+@pytest.fixture(scope="module")
+def values(two):
+    """What the page of the two cells shows, with its charts drawn."""
+    return page_values(two)
+
+
+@pytest.fixture(scope="module")
+def page(two, values, tmp_path_factory):
+    with mock.patch.object(comparison_page, "page_values", lambda comparison: values):
+        return Page(write_comparison(two, tmp_path_factory.mktemp("page") / "c.html", title="mine"))
+
+
+def test_the_page_shows_the_numbers(two, page):
     assert page.open == []
     assert "2 cells 5 runs baseline grpo target accuracy 0.8" in page.words
     assert (
@@ -56,28 +73,28 @@ def test_the_page_shows_the_numbers(two, tmp_path):
     )
     assert "cppo 2 +0.000 ± 0.000 +0.000 ± 0.000 −0.050 ± 0.635 −8.0 ± 0.0 s −16.0 ± 0.0 s" in page.words
     assert "algorithm.surrogate.kind grpo cppo" in page.words
-    assert [value for _, name, value in page.attributes if name == "class" and "picture" in value].count(
-        "picture on-cpu"
-    ) >= 2
+    pictures = [value for _, name, value in page.attributes if name == "class" and "picture" in value]
+    assert pictures.count("picture on-cpu") >= 2
+    (note,) = two.notes
+    assert note.startswith("2 seeds (cppo) are too few: their 95 % intervals are very wide, ± 9.0 standard deviations")
+    assert "against ± 1.6 with 4 seeds" in note and f"Notes {note}" in page.words
 
 
-def test_an_axis_is_a_button_that_needs_no_script(two, tmp_path):
-    text = write_comparison(two, tmp_path / "c.html").read_text()
+def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(page):
+    assert not [a for a in page.attributes if a[1] in ("src", "onclick", "onload")]
+    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
+    assert "@import" not in page.source and not re.search(r"url\((?!#)", page.source)
+    (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
+    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
+
+
+def test_an_axis_is_a_button_that_needs_no_script(page):
+    text = page.source
     keys = re.findall(r'<input type="radio" class="axis-choice" name="axis" id="axis-(\w+)"( checked)?>', text)
     assert keys == [("step", " checked"), ("time", ""), ("cpu", ""), ("generated", ""), ("trained", "")]
     for key, _ in keys:
         assert f'<label for="axis-{key}">' in text
         assert f"#axis-{key}:checked ~ .charts .on-{key} {{ display: block; }}" in text
-
-
-def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(two, tmp_path):
-    path = write_comparison(two, tmp_path / "c.html")
-    page = Page(path)
-    assert not [a for a in page.attributes if a[1] in ("src", "onclick", "onload")]
-    assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
-    assert "@import" not in path.read_text() and not re.search(r"url\((?!#)", path.read_text())
-    (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
 
 
 def test_foreign_text_stays_text(tmp_path):
@@ -90,8 +107,8 @@ def test_foreign_text_stays_text(tmp_path):
     assert "a<b>&" in page.words and hostile in page.words
 
 
-def test_curves_have_areas_dots_and_the_target(two):
-    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in page_values(two)["charts"]}
+def test_curves_have_areas_dots_and_the_target(values):
+    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in values["charts"]}
     assert set(charts) == {
         "Held-out accuracy",
         "Training reward",
@@ -105,7 +122,7 @@ def test_curves_have_areas_dots_and_the_target(two):
 
 
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
-    cells = {f"c{i}": {1: (curve([0.1, 0.5]), {})} for i in range(10)}
+    cells = {f"c{i}": {1: (curve([0.1, 0.5], every=1), {})} for i in range(10)}
     legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
     assert [(c["color"], c["dash"]) for c in legend[7:]] == [
         ("var(--k7)", ""),
@@ -134,7 +151,7 @@ def test_wide_areas_do_not_flatten_the_lines(two):
     assert visible_range([two.cells[0].band(HELD_OUT)], 1.0) == pytest.approx((0.0, 1.0))
 
 
-def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path):
+def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path, drawn):
     """The reward of three seeds, 0.15 ± 0.248, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
     edge."""
     rewards = {"grpo": {1: 0.2}, "cppo": {1: 0.05, 2: 0.15, 3: 0.25}}
@@ -158,7 +175,7 @@ def test_two_seeds_are_drawn_as_the_two(tmp_path):
     band = result.cells[0].band("reward/mean")
     assert (band.low, band.high, band.mean) == ((0.1,) * 2, (0.2,) * 2, pytest.approx((0.15,) * 2))
     assert visible_range([band], 1.0) == pytest.approx((0.1 - 0.1 / 3, 0.2 + 0.1 / 3))
-    intervals = page_values(result)["intervals"]
+    intervals = interval_bars(result.rows(), result.headline)
     assert (intervals["low"], intervals["high"]) == ("0.367", "0.633")  # the seeds, .42 … .58, and a third beyond
     first, second = intervals["bars"]
     assert first["seeds"] == pytest.approx([20.0, 27.5]) and first["cut"] == "open-left"
@@ -181,22 +198,6 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
     assert values["table"][0][2:4] == ["-2.000 ±\u00a00.000", "-0.750 ±\u00a03.177"]
     assert "target mean reward -1" in Page(write_comparison(result, tmp_path / "c.html")).words
-
-
-def test_two_seeds_are_said(two, tmp_path):
-    (note,) = two.notes
-    assert note.startswith("2 seeds (cppo) are too few: their 95 % intervals are very wide, ± 9.0 standard deviations")
-    assert "against ± 1.6 with 4 seeds" in note
-    assert f"Notes {note}" in Page(write_comparison(two, tmp_path / "c.html")).words
-
-
-def test_a_bar_whose_interval_leaves_the_axis_is_open_there(tmp_path):
-    cells = {
-        "a": {s: (curve([0.1, 0.2 + 0.3 * s]), {}) for s in (1, 2)},
-        "b": {s: (curve([0.1, 0.5 + 0.01 * s]), {}) for s in (1, 2)},
-    }
-    bars = page_values(comparison(make_sweep(tmp_path / "s", cells)))["intervals"]["bars"]
-    assert [bar["cut"] for bar in bars] == ["open-left open-right", ""]
 
 
 def test_runs_that_are_not_finished_are_said(tmp_path):
@@ -244,9 +245,8 @@ def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
     assert widened(-1.0, 1.0, 0.1, math.inf) == (-1.0, 1.0)
 
 
-def test_no_table_is_cut_off(two, tmp_path):
+def test_no_table_is_cut_off(page):
     """No table scrolls sideways, and on a phone each value has its label."""
-    page = Page(write_comparison(two, tmp_path / "c.html"))
     assert page.tags.count("table") == 3
     assert not [value for _, name, value in page.attributes if name == "class" and "scroll" in value]
     labels = [value for _, name, value in page.attributes if name == "data-label"]

@@ -76,55 +76,24 @@ def test_episodes_have_turns_and_calls():
     assert f"50.0 % of the episodes reached {reached}" in often
 
 
-def test_several_samples_and_what_to_mind():
-    def figure(value):
-        return {"value": value, "low": value - 0.1, "high": value + 0.1, "method": "bootstrap", "questions": 30}
-
-    estimates = {
-        "mean@4": figure(0.3),
-        "pass@2": figure(0.4),
-        "pass@4": figure(0.5),
-        "maj@2": figure(0.3),
-        "maj@4": figure(0.35),
+def figures(**values):
+    return {
+        name.replace("_", "@"): {"value": v, "low": v - 0.1, "high": v + 0.1, "method": "bootstrap", "questions": 30}
+        for name, v in values.items()
     }
+
+
+def test_several_samples_and_what_to_mind():
+    estimates = figures(mean_4=0.3, pass_2=0.4, pass_4=0.5, maj_2=0.3, maj_4=0.35)
     sampling = facts()["sampling"] | {"temperature": 0.7, "top_p": 0.95, "max_tokens": 8192}
     more = {"truncated": 0.4, "unanswered": 0.06, "invalid": 3, "data": {"skipped": 2}, "reward": 0.5}
     text = results_table(
         result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, **more)), {}, io.StringIO()
     )
-    lines = text.splitlines()
+    lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[1] == "4 samples per question at temperature 0.7, top_p 0.95, up to 8,192 tokens"
-    assert lines[3].split() == [
-        "n",
-        "mean@4",
-        "95",
-        "%",
-        "pass@4",
-        "maj@4",
-        "reward",
-        "length",
-        "cut",
-        "no",
-        "answer",
-        "failed",
-        "time",
-    ]
-    assert lines[4].split() == [
-        "aime24",
-        "200",
-        "0.300",
-        "0.200–0.400",
-        "0.500",
-        "0.350",
-        "0.500",
-        "181.4",
-        "40.0",
-        "%",
-        "6.0",
-        "%",
-        "3",
-        "–",
-    ]
+    assert lines[3] == "n mean@4 95 % pass@4 maj@4 reward length cut no answer failed time"
+    assert lines[4] == "aime24 200 0.300 0.200–0.400 0.500 0.350 0.500 181.4 40.0 % 6.0 % 3 –"
     assert lines[6:] == [
         "aime24: 40.0 % of the answers reached the limit of 8,192 tokens; raise --max-tokens",
         "aime24: 6.0 % of the texts contain no answer: wrong, and no vote",
@@ -135,17 +104,7 @@ def test_several_samples_and_what_to_mind():
 
 def test_each_k_that_was_asked_for_has_a_column():
     """pass@1 and maj@1 are the mean."""
-
-    def figure(value):
-        return {"value": value, "low": 0.2, "high": 0.4, "method": "bootstrap", "questions": 200}
-
-    estimates = {
-        "mean@4": figure(0.3),
-        "pass@2": figure(0.4),
-        "pass@4": figure(0.5),
-        "maj@2": figure(0.32),
-        "maj@4": figure(0.35),
-    }
+    estimates = figures(mean_4=0.3, pass_2=0.4, pass_4=0.5, maj_2=0.32, maj_4=0.35)
     sampling = facts()["sampling"] | {"temperature": 0.7}
     shown = result(aime24=facts(samples=4, estimates=estimates, sampling=sampling, reward=None)) | {"k": [1, 2, 4]}
     head, row = (line.split() for line in results_table(shown, {}, io.StringIO()).splitlines()[3:5])
@@ -236,37 +195,18 @@ def side(value, low, high):
     return Interval(value=value, low=low, high=high, method="wilson", questions=200)
 
 
+def compared(first, second, difference, won_lost_tied, **more):
+    won, lost, tied = won_lost_tied
+    facts = {"metric": "accuracy", "questions": won + lost + tied, "left_out": 0, "samples": (1, 1)}
+    sides = {"first": first, "second": second, "difference": difference}
+    return PairedComparison(**facts | sides | {"won": won, "lost": lost, "tied": tied} | more)
+
+
 def test_comparison():
-    chance = PairedComparison(
-        name="gsm8k",
-        metric="accuracy",
-        questions=200,
-        left_out=0,
-        samples=(1, 1),
-        first=side(0.05, 0.028, 0.09),
-        second=side(0.075, 0.046, 0.12),
-        difference=side(0.025, -0.01, 0.06),
-        p=0.2266,
-        test="McNemar, exact",
-        won=8,
-        lost=3,
-        tied=189,
-    )
-    sure = PairedComparison(
-        name="math500",
-        metric="accuracy",
-        questions=500,
-        left_out=2,
-        samples=(4, 4),
-        first=side(0.5, 0.45, 0.55),
-        second=side(0.45, 0.4, 0.5),
-        difference=side(-0.05, -0.08, -0.02),
-        p=0.0004,
-        test="sign flips",
-        won=40,
-        lost=80,
-        tied=380,
-    )
+    few = side(0.05, 0.028, 0.09), side(0.075, 0.046, 0.12), side(0.025, -0.01, 0.06)
+    many = side(0.5, 0.45, 0.55), side(0.45, 0.4, 0.5), side(-0.05, -0.08, -0.02)
+    chance = compared(*few, (8, 3, 189), name="gsm8k", p=0.2266, test="McNemar, exact")
+    sure = compared(*many, (40, 80, 380), name="math500", p=0.0004, test="sign flips", left_out=2, samples=(4, 4))
     text = comparison_table([chance, sure], ("evals/a", "evals/b"), io.StringIO())
     assert text.splitlines() == [
         "A  evals/a",
@@ -292,21 +232,6 @@ def test_p(p, text):
 
 
 def test_equal_scores_are_said():
-    same = Interval(value=0.5, low=0.4, high=0.6, method="score", questions=20)
-    zero = Interval(value=0.0, low=-0.01, high=0.01, method="score", questions=20)
-    pair = PairedComparison(
-        name="s",
-        questions=20,
-        left_out=0,
-        samples=(1, 1),
-        metric="accuracy",
-        first=same,
-        second=same,
-        difference=zero,
-        p=1.0,
-        test="t",
-        won=0,
-        lost=0,
-        tied=20,
-    )
+    same, zero = side(0.5, 0.4, 0.6), side(0.0, -0.01, 0.01)
+    pair = compared(same, same, zero, (0, 0, 20), name="s", p=1.0, test="t")
     assert verdict(pair) == "s: no difference: accuracy is the same for each of the 20 questions"

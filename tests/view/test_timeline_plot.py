@@ -85,7 +85,7 @@ def test_the_picture_needs_nothing_else(tmp_path):
     assert len(re.findall(r'<path d="[^"]*z" clip-path="[^"]*" style="fill', svg)) == 10
 
 
-def test_it_is_in_the_report(tmp_path):
+def test_it_is_in_the_report(tmp_path, undrawn):
     folder = make_run(tmp_path / "run", steps=2)
     assert "Steps 1 to 2" not in Page(write_report(folder.path)).words
     written(folder.timeline, steps=2, closed=False)

@@ -4,6 +4,7 @@ forbids any other script and any request."""
 import base64
 import hashlib
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,16 @@ def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
     script = file.read_text(encoding="utf-8") if file.is_file() else ""
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
     style = palette_css(":root") + "".join((HERE / sheet).read_text(encoding="utf-8") for sheet in styles)
+    return (
+        _environment()
+        .get_template(f"{name}.html.j2")
+        .render(script=Markup(script), script_digest=digest, style=Markup(style), **values)
+    )
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    """The environment of all pages, which compiles a template once."""
     jinja = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
@@ -32,6 +43,4 @@ def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
         finalize=lambda value: visible(value) if type(value) is str else value,
     )
     jinja.filters["count"] = count
-    return jinja.get_template(f"{name}.html.j2").render(
-        script=Markup(script), script_digest=digest, style=Markup(style), **values
-    )
+    return jinja

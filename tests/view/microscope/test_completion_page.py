@@ -47,7 +47,7 @@ def digits(value):
 @pytest.mark.parametrize("case", range(len(CASES)), ids=[name for name, _, _ in CASES])
 def test_tokens_drawn_at_random_say_what_core_and_parquet_say(case, tmp_path):
     _, surrogate, corrections = CASES[case]
-    batch, keep, weight = make_step(tmp_path, surrogate, corrections, seed=case)
+    batch, keep, weight = make_step(tmp_path, surrogate, corrections, prompts=2, samples=2, seed=case)
     table = pq.read_table(tmp_path / "rollouts" / "000001.parquet").to_pylist()
     drawn, shown = random.Random(case), pages(tmp_path)
     band = band_of(surrogate, batch) if not surrogate.whole_batch and not corrections else None
@@ -186,7 +186,11 @@ def test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone(t
         "not sampled here: it is context, in no loss",
         None,
     ]
-    assert page.token(4)["reason"].startswith("kept: ")
+    behavior = np.frombuffer(base64.b64decode(answer["columns"]["behavior_log_prob"]["f32"]), np.float32)
+    np.testing.assert_array_equal(np.isnan(behavior), ~sampled)
+    observed, written = page.token(3), page.token(4)
+    assert observed["log_probs"]["behavior"] is observed["ratio"] is observed["advantage"] is None
+    assert written["reason"].startswith("kept: ") and written["log_probs"]["behavior"] is not None
     assert shown[7, 2, 0].answer()["episode"]["failure"] == "it broke"
 
 

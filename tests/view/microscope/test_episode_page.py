@@ -11,9 +11,11 @@ from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 from tests.runtime.episode_world import episode_recipe, go
 
-pytestmark = pytest.mark.slow  # a run
+SMALL = "tests/view/microscope/test_completion_page.py"
+SMALL += "::test_an_episode_shows_its_messages_and_explains_what_the_model_wrote_alone"
 
 
+@pytest.mark.campaign(SMALL)
 def test_tokens_of_the_environment_have_no_behavior_policy(tiny_model, tmp_path):
     go(tmp_path / "run", episode_recipe(tiny_model("llama")))
     run = ViewedRun(0, RunFolder(tmp_path / "run"))

@@ -49,7 +49,7 @@ def opened(browser, run, refused=False, **options):
     server, said = serve(run), []
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     page = context.new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(600_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import proxima
 from proxima.config import resolve
 from proxima.core import SURROGATES
-from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb
+from proxima.view.trackers import Mlflow, TensorBoard, Trackio, Wandb, tracker_observer
 from proxima.view.trackers.tracker_observer import TrackerObserver
 from tests.lab.runs import answered, make_run, step
 from tests.manual_clock import ManualClock
@@ -22,6 +23,7 @@ from tests.runtime.tiny_run import recipe
 from tests.view.microscope.stored_run import make_step
 from tests.view.synthetic import info, sample
 from tests.view.trackers.read_back import READERS
+from tests.warm import forked_subprocess
 
 RECORDER = "tests.view.trackers.recorder:Recorder"
 recorder = importlib.import_module("tests.view.trackers.recorder")  # as the recipe imports it
@@ -42,11 +44,14 @@ def folder(tmp_path):
     return make_run(tmp_path / "mine", [], steps=3)
 
 
-def track(folder, spec, records, *, status="done", **how):
-    """Tell an observer of these records; its warnings, and the links. Status None: the run is killed."""
+def track(folder, spec, records, *, status="done", patience=3000.0, opens=False):
+    """Tell an observer of these records; its warnings, and the links. Status None: the run is killed. `opens`: it goes
+    on only when the tool has opened the run."""
     warnings = []
-    observer = TrackerObserver(spec, warnings.append, **how)
+    observer = TrackerObserver(spec, warnings.append, patience=patience)
     observer.started(info(folder, steps=3))
+    while opens and not observer.link:
+        time.sleep(0.001)
     with (folder / "metrics.jsonl").open("a") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
@@ -102,7 +107,7 @@ def test_a_tracker_that_fails_is_one_warning_and_counted(folder):
 
 @pytest.mark.parametrize("error", ["SystemExit", "KeyboardInterrupt"])
 def test_a_tracker_that_exits_fails_like_any_other(folder, error):
-    warnings, links = track(folder, recorder.Recorder(fails="log", error=error), [step(1), step(2)], patience=5.0)
+    warnings, links = track(folder, recorder.Recorder(fails="log", error=error), [step(1), step(2)])
     assert len(warnings) == 1 and f"failed: {error}: no network" in warnings[0]
     assert links == {RECORDER: "https://lab.example/42 (2 records failed)"}  # it has answered
     assert recorder.SESSIONS[0].summary == DONE
@@ -118,7 +123,8 @@ def test_a_tracker_that_can_not_be_opened_gets_all_at_a_resume(folder):
 
 @pytest.mark.parametrize("call", ["open", "log", "finish"])
 def test_a_tracker_that_hangs_is_left_behind(folder, call):
-    warnings, links = track(folder, recorder.Recorder(hangs=call), [step(1), step(2)], patience=0.05)
+    spec, opens = recorder.Recorder(hangs=call), call != "open"
+    warnings, links = track(folder, spec, [step(1), step(2)], patience=0.05, opens=opens)
     assert warnings == [
         f"monitor {RECORDER} has not answered for 0 s; the run continues, and its own metrics are in the run folder"
     ]
@@ -139,14 +145,15 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(folder):
     assert len(warnings) == 1 and "has not answered for 30 s" in warnings[0]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
     """Tracked, broken and resumed, its numbers are those of a run that nobody tracked."""
 
     def interrupt(prompt, completion):
-        if (prompt.uid, completion.sample) == (8, 0):  # of the third step
+        if (prompt.uid, completion.sample) == (4, 0):  # of the second step
             os.kill(os.getpid(), signal.SIGINT)
 
-    tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"))
+    tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=2)
     plain = proxima.train({**tree, "folder": str(tmp_path / "plain")}, quiet=True)
     monkeypatch.setattr(tiny_run, "HOOK", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -156,9 +163,9 @@ def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
     first, again = (
         entry for entry in recorder.SESSIONS if run.folder in entry.run.folder.parents
     )  # a hung tool of another test may come late
-    assert first.summary["status"] == "stopped" and first.run.config["train"]["steps"] == 3
-    assert [number for number, _ in first.logged] == [0, 1, 2, 2]
-    assert [number for number, _ in again.logged] == [3, 3] and again.summary["status"] == "done"
+    assert first.summary["status"] == "stopped" and first.run.config["train"]["steps"] == 2
+    assert [number for number, _ in first.logged] == [0, 1]
+    assert [number for number, _ in again.logged] == [2, 2] and again.summary["status"] == "done"
     assert run.summary["links"] == {RECORDER: again.link, "report": str(run.report)}
     assert tiny_run.traces(run.folder) == tiny_run.traces(plain.folder)
     assert RECORDER in (run.folder / "log.txt").read_text().splitlines()[-1]
@@ -182,11 +189,12 @@ def test_a_tool_is_named_once(tiny_model, tmp_path):
         proxima.train(tree, {"monitor": [RECORDER, RECORDER]})
 
 
-def test_the_page_of_a_prompt_goes_with_the_run(tmp_path):
+def test_the_page_of_a_prompt_goes_with_the_run(tmp_path, monkeypatch):
     """Of every second step, written by `proxima view --export`; what is wrong with it is the tracker's failure."""
     place, spec, warnings = tmp_path / "mine", recorder.Recorder(sample_every=2), []
+    monkeypatch.setattr(tracker_observer, "subprocess", forked_subprocess())
     make_step(place, SURROGATES["cppo"](), prompts=2, samples=2, tokens=5, step=2)
-    observer = TrackerObserver(spec, warnings.append, patience=300.0)
+    observer = TrackerObserver(spec, warnings.append, patience=3000.0)
     observer.started(info(place, steps=3))
     for number in (1, 2, 4):
         observer.step(step(number), sample(uid=1))
