@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from proxima.data import SamplingMask
 from proxima.engine import Local
 from proxima.engine.protocol import EngineSpec, ScoreRequest
 
@@ -80,6 +81,16 @@ class WithoutMasks:
     """Says that it gives the tokens that could be drawn, and does not."""
 
     claims: ClassVar = {"sampling_mask": True}
+
+
+class WideMasks:
+    """Says that every token could have been drawn, whatever was cut off."""
+
+    claims: ClassVar = {"sampling_mask": True}
+
+    async def completion(self, engine, request, c):
+        mask = SamplingMask.of_sets([range(64)] * len(c.tokens)) if request.sampling.truncates else None
+        return dataclasses.replace(c, sampling_mask=mask)
 
 
 class RawLogProbs:
