@@ -20,10 +20,10 @@ def loaded():
     return functools.cache(tiny_model)
 
 
-def checked(law, spec, loaded, **fields):
+def checked(law, spec, loaded):
     (chosen,) = (entry for entry in ENGINE_LAWS if entry.name == law)
     setup = EngineSetup.of(loaded())
-    return check_law(chosen, EngineUnderTest(spec, setup, loaded, dtype="float32", **fields))
+    return check_law(chosen, EngineUnderTest(spec, setup, loaded, dtype="float32"))
 
 
 DEFECTS = [

@@ -13,12 +13,8 @@ from tests.model.rows import ids, loaded
 from tests.tiny import KINDS
 
 FAST = [kind for kind in KINDS if kind != "gpt2"]
-PAIRS = [
-    (kind, decoder)
-    for kind in KINDS
-    for decoder in ("fast", "general", "recompute")
-    if decoder != "fast" or kind in FAST
-]
+PAIRS = [(kind, "fast") for kind in FAST] + [(kind, "general") for kind in KINDS]
+PAIRS += [("llama", "recompute"), ("gpt2", "recompute")]
 CLASSES = {"fast": FastDecoder, "general": GeneralDecoder, "recompute": RecomputeDecoder}
 
 
@@ -54,7 +50,9 @@ def test_log_probs_equal_the_trainers_forward_in_float32(kind, decoder):
     torch.testing.assert_close(behavior(given), trainer_log_prob(kind, asked, given), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "decoder"), [pair for pair in PAIRS if pair[1] != "recompute"])
+@pytest.mark.parametrize(
+    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")]
+)
 def test_log_probs_equal_the_trainers_forward_in_bf16(kind, decoder):
     """Both round to eight bits at each product, in other orders: apart by rounding alone, and nearer to each other than
     to float32."""

@@ -30,7 +30,7 @@ def published(engine, seed):
     asyncio.run(engine.publish(WeightUpdate(version=engine.scheduler.version + 1, module=module)))
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_completions_are_those_of_single_kernels(kind):
     """While rows end and enter, and the cache and the table of rotary embeddings grow: 5 rows pad to 8, 21 to 24."""
     local, plain = (engine(kind, slots=24) for _ in range(2))

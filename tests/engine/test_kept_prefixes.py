@@ -212,12 +212,20 @@ def test_what_was_not_used_for_longest_goes_first():
     assert prefixes.positions == 0 and prefixes.missing(prompts[0], (4, 10)) == 10
 
 
-def test_later_turns_of_one_prompt_have_their_own_tokens_in_one_call():
-    local, asked = engine(), requests(1, 4, max_tokens=4)
-    again = next_turns(asked, run(local, asked))
-    together = run(engine(), again)
-    alone = [run(engine(), [request])[0] for request in again]
-    assert [c.tokens.tolist() for c in together] == [c.tokens.tolist() for c in alone]
+def later_turns() -> list[Request]:
+    asked = requests(1, 4, max_tokens=4)
+    return next_turns(asked, run(engine(), asked))
+
+
+def turns_of_one_episode() -> list[Request]:
+    first, other = requests(2, 1, max_tokens=4)
+    return [replace(first, turn=1), replace(other, prompt=replace(other.prompt, uid=first.prompt.uid), turn=2)]
+
+
+@pytest.mark.parametrize("made", [later_turns, turns_of_one_episode])
+def test_prompts_of_one_uid_have_their_own_tokens_in_one_call(made):
+    together = run(engine(), asked := made())
+    agree(together, [run(engine(), [request])[0] for request in asked])
 
 
 @pytest.mark.parametrize("shared", [(2, 2, 5), (2, 5, 5), (5, 2), (0, 2, 5), (2, 5, 10_000)])
@@ -229,10 +237,3 @@ def test_lengths_that_repeat_or_are_none_count_once_or_not(shared):
         assert run(local, [replace(request, shared=shared) for request in asked]) == given
     prefixes = local.scheduler.prefixes
     assert prefixes.positions == sum(kv.shape[3] for kv in prefixes._kept.values())
-
-
-def test_turns_of_one_episode_in_one_call_keep_their_prompts():
-    first, other = requests(2, 1, max_tokens=4)
-    asked = [replace(first, turn=1), replace(other, prompt=replace(other.prompt, uid=first.prompt.uid), turn=2)]
-    alone = [run(engine(), [request])[0] for request in asked]
-    assert run(engine(), asked) == alone

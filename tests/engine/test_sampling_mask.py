@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from proxima.data import Trajectory
-from proxima.data.random import completion_uniforms
 from proxima.engine import Sampling
 from proxima.engine.local import collect
 from proxima.engine.mask_table import MaskTable
@@ -36,13 +35,6 @@ def test_the_set_is_what_brute_force_keeps(case):
     assert plain.mask_ids is plain.mask_counts is None
     for name in ("token", "sampled_log_prob", "untruncated_log_prob"):
         assert torch.equal(getattr(drawn, name), getattr(plain, name))
-
-
-def test_rows_that_are_greedy_or_whole_have_none():
-    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
-    rows = settings(3, temperature=[0.0, 1.0, 1.0], top_p=[0.5, 1.0, 0.5])
-    drawn = sample_tokens(logits, rows, torch.zeros(3), masks=True)
-    assert drawn.mask_counts.tolist()[:2] == [0, 0] and drawn.mask_counts[2] > 0
 
 
 def test_the_table_puts_the_sets_of_each_line_together():
@@ -117,14 +109,6 @@ async def test_an_aborted_completion_has_the_sets_of_its_tokens():
     await running.abort(0)
     for c in await task:
         assert c.finish_reason == "abort" and 0 < len(c.tokens) == len(c.sampling_mask)
-
-
-def test_the_set_does_not_depend_on_the_draw():
-    logits = torch.randn(1, V, generator=torch.Generator().manual_seed(1)).expand(50, V)
-    uniform = torch.from_numpy(completion_uniforms(1, 2, 3, 50))
-    drawn = sample_tokens(logits, settings(50, top_p=0.8), uniform, masks=True)
-    sets = {tuple(mask_set.tolist()) for mask_set in torch.split(drawn.mask_ids, drawn.mask_counts.tolist())}
-    assert len(sets) == 1 and set(drawn.token.tolist()) <= set(*sets)
 
 
 def test_each_set_is_of_the_weights_that_sampled_its_token(monkeypatch):

@@ -121,4 +121,4 @@ def test_freed_memory_is_kept(count):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     # of 8,192 or 27,648 pages; glibc before 2.38 asks for a little more than what it gave and got back, some times
-    assert min(faults() for _ in range(32)) < 1_000
+    assert any(faults() < 1_000 for _ in range(32))
