@@ -37,6 +37,13 @@ def test_the_set_is_what_brute_force_keeps(case):
         assert torch.equal(getattr(drawn, name), getattr(plain, name))
 
 
+def test_rows_that_are_greedy_or_whole_have_none():
+    logits = torch.randn(3, V, generator=torch.Generator().manual_seed(0))
+    rows = settings(3, temperature=[0.0, 1.0, 1.0], top_p=[0.5, 1.0, 0.5])
+    drawn = sample_tokens(logits, rows, torch.zeros(3), masks=True)
+    assert drawn.mask_counts.tolist()[:2] == [0, 0] and drawn.mask_counts[2] > 0
+
+
 def test_the_table_puts_the_sets_of_each_line_together():
     draw, table, wanted = np.random.default_rng(0), MaskTable(5), {line: [] for line in (4, 1, 3)}
     for steps in (1, 3, 40):
