@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from proxima.data import SamplingMask
 from proxima.engine import Local
 from proxima.engine.protocol import EngineSpec, ScoreRequest
 
@@ -29,7 +30,7 @@ class Broken(EngineSpec):
 
 class BrokenEngine:
     def __init__(self, engine, defect, tokenizer):
-        self.engine, self.defect, self.tokenizer = engine, defect, tokenizer
+        self.engine, self.defect, self.tokenizer, self.scores = engine, defect, tokenizer, {}
         self.capabilities = dataclasses.replace(engine.capabilities, **getattr(defect, "claims", {}))
 
     def __getattr__(self, name):
@@ -58,7 +59,10 @@ def with_sampling(request, **fields):
 async def scored(engine, request, completion, temperature):
     """The completion with log-probs at a temperature, whatever it was drawn at."""
     asked = ScoreRequest(prompt_tokens=request.prompt.tokens, tokens=completion.tokens, temperature=temperature)
-    (values,) = await engine.engine.score([asked])
+    key = (*request.prompt.tokens, -1, *completion.tokens, temperature)
+    if key not in engine.scores:
+        (engine.scores[key],) = await engine.engine.score([asked])
+    values = engine.scores[key]
     return dataclasses.replace(completion, sampled_log_prob=values, untruncated_log_prob=values)
 
 
@@ -80,6 +84,16 @@ class WithoutMasks:
     """Says that it gives the tokens that could be drawn, and does not."""
 
     claims: ClassVar = {"sampling_mask": True}
+
+
+class WideMasks:
+    """Says that every token could have been drawn, whatever was cut off."""
+
+    claims: ClassVar = {"sampling_mask": True}
+
+    async def completion(self, engine, request, c):
+        mask = SamplingMask.of_sets([range(64)] * len(c.tokens)) if request.sampling.truncates else None
+        return dataclasses.replace(c, sampling_mask=mask)
 
 
 class RawLogProbs:

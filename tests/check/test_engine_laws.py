@@ -9,7 +9,7 @@ from proxima.check import check_law
 from proxima.check.engine_case import EngineUnderTest, tiny_model
 from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.check.sampling_laws import FALSE_ALARM, chi_squared, tail_of_chi_squared
-from proxima.engine import Local
+from proxima.engine import ENGINES, Local
 from proxima.engine.protocol import EngineSetup
 from tests.check import broken_engines as broken
 from tests.check.broken_engines import Broken
@@ -20,10 +20,10 @@ def loaded():
     return functools.cache(tiny_model)
 
 
-def checked(law, spec, loaded, **fields):
+def checked(law, spec, loaded):
     (chosen,) = (entry for entry in ENGINE_LAWS if entry.name == law)
     setup = EngineSetup.of(loaded())
-    return check_law(chosen, EngineUnderTest(spec, setup, loaded, dtype="float32", **fields))
+    return check_law(chosen, EngineUnderTest(spec, setup, loaded, dtype="float32"))
 
 
 DEFECTS = [
@@ -44,6 +44,7 @@ DEFECTS = [
     (broken.OffByATwentieth, "log_probs", "log-probs are 0.05 nats off score()"),
     (broken.DependsOnTheQueue, "determinism", "differs with the queue reversed"),
     (broken.WithoutMasks, "sampling_masks", "sampling is truncated, and there is no sampling mask"),
+    (broken.WideMasks, "sampling_masks", "a set of 64 tokens, over top_k=6"),
     (broken.OldVersion, "versions", "tokens carry versions {0}, but 3 was published"),
     (broken.ForgetsInFlight, "in_flight", "nothing was ever in flight"),
     (broken.AbortsOthers, "abort", "ended completions of prompt"),
@@ -67,10 +68,22 @@ def test_a_sound_engine_passes(law, loaded):
     assert checked(law, spec, loaded).status == "passed"
 
 
-def test_without_a_model_there_is_nothing_to_compare_with(loaded):
-    (law,) = (entry for entry in ENGINE_LAWS if entry.name == "greedy")
-    result = check_law(law, EngineUnderTest(Local(dtype="float32"), EngineSetup.of(loaded())))
-    assert (result.status, result.detail) == ("skipped", "no model to compare with: give --model FOLDER")
+def test_the_engines_that_take_weights_are_checked():
+    """Of `local_process`, tests/engine/test_local_process.py checks every law; servers, `proxima engine check`."""
+    assert {kind for kind, spec in ENGINES.items() if spec.needs_weights} == {"local", "local_process"}
+
+
+@pytest.mark.parametrize(
+    ("law", "reason"),
+    [
+        ("greedy", "no model to compare with: give --model FOLDER"),
+        ("sampling_masks", "capabilities.sampling_mask is False"),
+    ],
+)
+def test_a_law_that_does_not_apply_is_skipped(law, reason, loaded):
+    (chosen,) = (entry for entry in ENGINE_LAWS if entry.name == law)
+    result = check_law(chosen, EngineUnderTest(Local(dtype="float32"), EngineSetup.of(loaded())))
+    assert (result.status, result.detail) == ("skipped", reason)
 
 
 def softmax(logits):

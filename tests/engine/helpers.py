@@ -1,9 +1,14 @@
 """Engines over tiny models, requests, and the trainer's word on what they gave."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, wraps
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,24 +19,39 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.model import LoadedModel, Policy
 from tests.model.rows import ids, loaded
 
+copied = cache(loaded)  # what engines copy from
+
 
 def engine(
-    kind: str = "llama",
+    model: str | LoadedModel = "llama",
     decoder: str = "auto",
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     max_length: int | None = None,
     **settings,
 ) -> LocalEngine:
+    """Over the tiny model of this kind, or the model."""
     spec = Local(
         **{"slots": 8, "dtype": str(dtype).removeprefix("torch.")} | settings,
         decoder="general" if decoder == "recompute" else decoder,
     )
-    engine = LocalEngine(loaded(kind, seed), spec, max_length=max_length)
+    model = copied(model, seed) if isinstance(model, str) else model
+    engine = LocalEngine(model, spec, max_length=max_length)
     if decoder == "recompute":
-        engine.scheduler.decoder = RecomputeDecoder(loaded(kind, seed).model, dtype)
+        engine.scheduler.decoder = RecomputeDecoder(model.model, dtype)
         engine.scheduler.cache = engine.scheduler.decoder.new_cache(engine.scheduler.slots)
     return engine
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of torch."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def saved(loaded: LoadedModel, folder: Path) -> Path:
@@ -52,6 +72,12 @@ def requests(prompts: int = 3, samples: int = 4, *, seed: int = 1, first: int = 
     return [Request(prompt=p, sample=s, sampling=chosen, seed=seed) for p in made_prompts for s in range(samples)]
 
 
+def repetitive(count: int = 4, samples: int = 3, **sampling) -> list[Request]:
+    """Prompts whose continuation a tiny model repeats, at a low temperature."""
+    asked = requests(count, samples, **({"temperature": 0.05, "max_tokens": 60} | sampling))
+    return [replace(r, prompt=replace(r.prompt, tokens=np.tile(r.prompt.tokens, 3))) for r in asked]
+
+
 def checked_leaders(engine: LocalEngine) -> list[tuple[int, ...]]:
     """How many positions each row has in common with its leader, at each step from now on, where all have the same
     bits."""
@@ -70,8 +96,31 @@ def checked_leaders(engine: LocalEngine) -> list[tuple[int, ...]]:
     return counts
 
 
+def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs in an event loop."""
+
+    @wraps(test)
+    def run(*arguments: Any, **more: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **more), 600))
+
+    return run
+
+
+async def steps(engine: LocalEngine, count: int) -> None:
+    """Let the engine decode about so many tokens: its thread takes turns between its callers and us."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+        await engine.compute.run(int)
+
+
 def run(engine: LocalEngine, asked: Sequence[Request]) -> list[Completion]:
     return asyncio.run(collect(engine, asked))
+
+
+@cache
+def trainer(kind: str, seed: int, dtype: torch.dtype) -> Policy:
+    """Only to be asked for log-probs."""
+    return Policy(loaded(kind, seed), compute_dtype=dtype)
 
 
 def trainer_log_prob(
@@ -82,7 +131,7 @@ def trainer_log_prob(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    policy = Policy(loaded(kind, seed), compute_dtype=dtype)
+    policy = trainer(kind, seed, dtype)
     rows = [
         Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
     ]
@@ -92,3 +141,13 @@ def trainer_log_prob(
 
 def behavior(given: Sequence[Completion]) -> Tensor:
     return torch.tensor([x for c in given for x in c.sampled_log_prob])
+
+
+def agree(ours: Sequence[Completion], theirs: Sequence[Completion]) -> None:
+    """The same tokens, and log-probs that differ by rounding."""
+    assert [c.tokens.tolist() for c in ours] == [c.tokens.tolist() for c in theirs]
+    torch.testing.assert_close(behavior(ours), behavior(theirs), rtol=0, atol=1e-5)
+
+
+def untruncated(given: Sequence[Completion]) -> Tensor:
+    return torch.tensor([x for c in given for x in c.untruncated_log_prob])

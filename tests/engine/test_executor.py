@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from proxima.engine.executor import Executor, HookError, Stage
 from proxima.engine.local import collect
-from proxima.engine.protocol import Engine, ScoreRequest
-from tests.engine.helpers import engine, requests, run
+from proxima.engine.protocol import ScoreRequest
+from tests.engine.helpers import engine, in_loop, requests
 
 STAGES = get_args(Stage)
 
@@ -41,24 +41,22 @@ def register(engine, stage, hook):
     return getattr(engine, f"register_{stage}_hook")(hook)
 
 
-def test_the_order_of_hooks_and_transitions():
-    async def go():
-        hooked, events = executor()
-        for stage in STAGES:
-            register(hooked, stage, lambda stage=stage: events.append(f"first {stage}"))
+@in_loop
+async def test_the_order_of_hooks_and_transitions():
+    hooked, events = executor()
+    for stage in STAGES:
+        register(hooked, stage, lambda stage=stage: events.append(f"first {stage}"))
 
-            async def second(stage=stage):
-                await asyncio.sleep(0)
-                events.append(f"second {stage}")
+        async def second(stage=stage):
+            await asyncio.sleep(0)
+            events.append(f"second {stage}")
 
-            register(hooked, stage, second)
-        await hooked.pause("wait")
-        await hooked.pause("abort")  # paused already: no hooks
-        await hooked.resume()
-        await hooked.resume()
-        return events
-
-    assert asyncio.run(go()) == [
+        register(hooked, stage, second)
+    await hooked.pause("wait")
+    await hooked.pause("abort")  # paused already: no hooks
+    await hooked.resume()
+    await hooked.resume()
+    assert events == [
         *("first pre_pause", "second pre_pause", "pause wait", "first post_pause", "second post_pause"),
         "pause abort",
         *("first pre_resume", "second pre_resume", "resume", "first post_resume", "second post_resume"),
@@ -66,173 +64,153 @@ def test_the_order_of_hooks_and_transitions():
     ]
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage):
-    async def go():
-        hooked, events = executor()
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [
+        ("pre_pause", ["between"]),
+        ("post_pause", ["pause keep", "between"]),
+        ("pre_resume", ["pause keep", "between"]),
+        ("post_resume", ["pause keep", "resume", "between"]),
+    ],
+)
+@in_loop
+async def test_a_failing_hook_is_named_hides_no_other_and_the_executor_continues(stage, expected):
+    hooked, events = executor()
 
-        def torn():
-            raise ValueError("torn")
+    def torn():
+        raise ValueError("torn")
 
-        async def lost():
-            raise KeyError("lost")
+    async def lost():
+        raise KeyError("lost")
 
-        removals = [register(hooked, stage, hook) for hook in (torn, lambda: events.append("between"), lost)]
-        with pytest.raises(HookError) as caught:
-            await hooked.pause()
-            await hooked.resume()
-        error = caught.value
-        assert error.stage == stage and [type(e) for _, e in error.failures] == [ValueError, KeyError]
-        assert f"2 {stage} hooks failed: " in str(error)
-        assert ".torn: ValueError: torn; " in str(error) and ".lost: KeyError: 'lost'" in str(error)
-        expected = {
-            "pre_pause": ["between"],
-            "post_pause": ["pause keep", "between"],
-            "pre_resume": ["pause keep", "between"],
-            "post_resume": ["pause keep", "resume", "between"],
-        }
-        assert events == expected[stage]
-        for remove in (removals[0], removals[2], removals[2]):  # twice does no harm
-            remove()
-        events.clear()
+    removals = [register(hooked, stage, hook) for hook in (torn, lambda: events.append("between"), lost)]
+    with pytest.raises(HookError) as caught:
         await hooked.pause()
         await hooked.resume()
-        return events
-
-    events = asyncio.run(go())
+    error = caught.value
+    assert error.stage == stage and [type(e) for _, e in error.failures] == [ValueError, KeyError]
+    assert f"2 {stage} hooks failed: " in str(error)
+    assert ".torn: ValueError: torn; " in str(error) and ".lost: KeyError: 'lost'" in str(error)
+    assert events == expected
+    for remove in (removals[0], removals[2], removals[2]):  # twice does no harm
+        remove()
+    events.clear()
+    await hooked.pause()
+    await hooked.resume()
     assert events[:2] != ["between", "between"] and events.count("resume") == 1
 
 
-def test_a_hook_removed_by_one_before_it_does_not_run():
-    async def go():
-        hooked, events = executor()
-        hooked.register_pre_pause_hook(lambda: remove())
-        remove = hooked.register_pre_pause_hook(lambda: events.append("removed"))
-        hooked.register_pre_pause_hook(lambda: hooked.register_pre_pause_hook(lambda: events.append("added")))
-        await hooked.pause()
-        assert events == ["pause keep"]
-        await hooked.resume()
-        await hooked.pause()
-        return events
-
-    assert asyncio.run(go()) == ["pause keep", "resume", "added", "pause keep"]
+@in_loop
+async def test_a_hook_removed_by_one_before_it_does_not_run():
+    hooked, events = executor()
+    hooked.register_pre_pause_hook(lambda: remove())
+    remove = hooked.register_pre_pause_hook(lambda: events.append("removed"))
+    hooked.register_pre_pause_hook(lambda: hooked.register_pre_pause_hook(lambda: events.append("added")))
+    await hooked.pause()
+    assert events == ["pause keep"]
+    await hooked.resume()
+    await hooked.pause()
+    assert events == ["pause keep", "resume", "added", "pause keep"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("method", ["pause", "resume"])
-def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
-    async def go():
-        hooked, _ = executor()
+@in_loop
+async def test_a_hook_that_pauses_or_resumes_is_refused_at_once(stage, method):
+    hooked, _ = executor()
 
-        async def nested():
-            await asyncio.create_task(getattr(hooked, method)())  # in a task of its own it would hang just as well
+    async def nested():
+        await asyncio.create_task(getattr(hooked, method)())  # in a task of its own it would hang just as well
 
-        register(hooked, stage, nested)
-        with pytest.raises(
-            HookError, match=rf"the {stage} hook \S*nested calls {method}\(\) and would wait for itself"
-        ):
-            await hooked.pause()
-            await hooked.resume()
-
-    asyncio.run(asyncio.wait_for(go(), 120))
-
-
-def test_two_tasks_that_pause_take_turns():
-    async def go():
-        hooked, events = executor()
-        hooked.register_pre_pause_hook(lambda: events.append("hook"))
-        await asyncio.gather(hooked.pause(), hooked.pause(), hooked.resume())
-        return events
-
-    assert asyncio.run(go()) == ["hook", "pause keep", "pause keep", "resume"]
-
-
-def test_an_engine_that_can_not_pause_leaves_the_executor_running():
-    async def go():
-        hooked, events = executor()
-        hooked.engine.failing = True
-        with pytest.raises(ConnectionError):
-            await hooked.pause()
-        hooked.engine.failing = False
-        hooked.register_post_pause_hook(lambda: events.append("paused"))
-        await hooked.pause()
-        return events
-
-    assert asyncio.run(go()) == ["pause keep", "paused"]
-
-
-def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
-    asked = requests(2, 3, max_tokens=30)
-
-    async def go():
-        executor: Engine = Executor(engine(slots=8))
-        scores, task = [], asyncio.ensure_future(collect(executor, asked))
-        await asyncio.sleep(0)
-
-        async def score():
-            scores.append(await executor.score([ScoreRequest(prompt_tokens=(1, 2), tokens=(3, 4))]))
-
-        async def generate():
-            executor.hook_seconds = 0.2  # of the next hook, which can't end
-            await collect(executor, asked)
-
-        async def wait():
-            await task
-
-        for hook in (score, generate, wait):
-            executor.register_post_pause_hook(hook)
-        with pytest.raises(HookError) as caught:
-            await executor.pause()
-        first, second = caught.value.failures
-        assert "hook test_hooks" in str(first[1]) and "calls generate() and would wait for completions" in str(first[1])
-        assert str(second[1]).startswith("did not end within 0.2 s; does it wait for completions")
-        await executor.resume()
-        assert len(scores) == 1
-        return await task
-
-    assert asyncio.run(asyncio.wait_for(go(), 120)) == run(engine(slots=8), asked)
-
-
-def test_what_a_hook_started_may_pause_later():
-    async def go():
-        hooked, events = executor()
-        started = []
-
-        async def later():
-            while hooked._paused:
-                await asyncio.sleep(0)
-            await hooked.pause("wait")
-
-        hooked.register_post_pause_hook(lambda: started or started.append(asyncio.create_task(later())))
+    register(hooked, stage, nested)
+    with pytest.raises(HookError, match=rf"the {stage} hook \S*nested calls {method}\(\) and would wait for itself"):
         await hooked.pause()
         await hooked.resume()
-        await started[0]
-        return events
 
-    assert asyncio.run(go()) == ["pause keep", "resume", "pause wait"]
+
+@in_loop
+async def test_two_tasks_that_pause_take_turns():
+    hooked, events = executor()
+    hooked.register_pre_pause_hook(lambda: events.append("hook"))
+    await asyncio.gather(hooked.pause(), hooked.pause(), hooked.resume())
+    assert events == ["hook", "pause keep", "pause keep", "resume"]
+
+
+@in_loop
+async def test_an_engine_that_can_not_pause_leaves_the_executor_running():
+    hooked, events = executor()
+    hooked.engine.failing = True
+    with pytest.raises(ConnectionError):
+        await hooked.pause()
+    hooked.engine.failing = False
+    hooked.register_post_pause_hook(lambda: events.append("paused"))
+    await hooked.pause()
+    assert events == ["pause keep", "paused"]
+
+
+@in_loop
+async def test_hooks_of_a_real_engine_may_score_but_not_wait_for_completions():
+    asked, executor = requests(2, 3, max_tokens=30), Executor(engine())
+    scores, task = [], asyncio.ensure_future(collect(executor, asked))
+    await asyncio.sleep(0)
+
+    async def score():
+        scores.append(await executor.score([ScoreRequest(prompt_tokens=(1, 2), tokens=(3, 4))]))
+
+    async def generate():
+        executor.hook_seconds = 0.2  # of the next hook, which can't end
+        await collect(executor, asked)
+
+    async def wait():
+        await task
+
+    for hook in (score, generate, wait):
+        executor.register_post_pause_hook(hook)
+    with pytest.raises(HookError) as caught:
+        await executor.pause()
+    first, second = caught.value.failures
+    assert "hook test_hooks" in str(first[1]) and "calls generate() and would wait for completions" in str(first[1])
+    assert str(second[1]).startswith("did not end within 0.2 s; does it wait for completions")
+    await executor.resume()
+    assert len(scores) == 1
+    assert await task == await collect(engine(), asked)
+
+
+@in_loop
+async def test_what_a_hook_started_may_pause_later():
+    hooked, events = executor()
+    started = []
+
+    async def later():
+        while hooked._paused:
+            await asyncio.sleep(0)
+        await hooked.pause("wait")
+
+    hooked.register_post_pause_hook(lambda: started or started.append(asyncio.create_task(later())))
+    await hooked.pause()
+    await hooked.resume()
+    await started[0]
+    assert events == ["pause keep", "resume", "pause wait"]
 
 
 @given(st.lists(st.tuples(st.sampled_from(STAGES), st.booleans()), max_size=6), st.lists(st.booleans(), max_size=12))
-def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks, calls):
+@in_loop
+async def test_any_calls_and_failures_leave_an_executor_that_pauses_and_resumes(hooks, calls):
     """Each transition that is not stopped reaches the engine, and the engine's state is the executor's."""
-
-    async def go():
-        hooked, events = executor()
-        for stage, fails in hooks:
-            register(hooked, stage, (lambda: 1 / 0) if fails else (lambda: None))
-        paused = False
-        failing = {stage for stage, fails in hooks if fails}
-        for pause in calls:
-            changes, before = pause != paused, len(events)
-            stages = ("pre_pause", "post_pause") if pause else ("pre_resume", "post_resume")
-            stopped = changes and stages[0] in failing
-            try:
-                await (hooked.pause() if pause else hooked.resume())
-                assert not (changes and failing & set(stages))
-            except HookError as error:
-                assert changes and error.stage == (stages[0] if stopped else stages[1])
-            assert len(events) == before + (not stopped)
-            paused = paused if stopped else pause
-            assert hooked._paused == paused
-
-    asyncio.run(go())
+    hooked, events = executor()
+    for stage, fails in hooks:
+        register(hooked, stage, (lambda: 1 / 0) if fails else (lambda: None))
+    paused = False
+    failing = {stage for stage, fails in hooks if fails}
+    for pause in calls:
+        changes, before = pause != paused, len(events)
+        stages = ("pre_pause", "post_pause") if pause else ("pre_resume", "post_resume")
+        stopped = changes and stages[0] in failing
+        try:
+            await (hooked.pause() if pause else hooked.resume())
+            assert not (changes and failing & set(stages))
+        except HookError as error:
+            assert changes and error.stage == (stages[0] if stopped else stages[1])
+        assert len(events) == before + (not stopped)
+        paused = paused if stopped else pause
+        assert hooked._paused == paused

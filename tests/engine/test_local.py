@@ -2,6 +2,8 @@
 own request."""
 
 import asyncio
+import re
+from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,95 +12,89 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from proxima.data import Completion, Trajectory
+from proxima.data import FieldError
 from proxima.engine.decoder import Matrix, cached_attention, reach_mask, reach_of
 from proxima.engine.general_decoder import SteadyRows
-from proxima.engine.local import Local, LocalEngine
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local_process import LocalProcess
 from proxima.engine.protocol import EngineSetup, Request, Sampling, ScoreRequest, WeightUpdate
-from proxima.model import LoadedModel, Policy
-from tests.engine.helpers import behavior, engine, prompt, requests, run, trainer_log_prob
+from proxima.model import LoadedModel
+from tests.engine.helpers import (
+    agree,
+    behavior,
+    engine,
+    in_loop,
+    prompt,
+    requests,
+    run,
+    steps,
+    threads,
+    trainer_log_prob,
+    untruncated,
+)
 from tests.model.rows import loaded
-from tests.tiny import CONTEXT, KINDS, VOCABULARY, tiny_tokenizer
-
-
-def by_request(asked, given):
-    return {(r.prompt.uid, r.sample): c for r, c in zip(asked, given, strict=True)}
-
-
-async def drain(stream):
-    return [c async for c in stream]
-
+from tests.tiny import CONTEXT, tiny_tokenizer
 
 # ---- independence ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "decoder"), [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general")]
+    ("kind", "decoder", "dtype"),
+    [
+        ("llama", "fast", torch.float32),
+        ("qwen2", "fast", torch.bfloat16),
+        ("qwen3", "general", torch.bfloat16),
+        ("gpt2", "general", torch.float32),
+        ("gpt2", "general", torch.bfloat16),
+    ],
 )
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
     """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same
     bits."""
     asked = requests(6, 5, temperature=1.1, max_tokens=24)
-    crowd = by_request(asked, run(engine(kind, decoder, slots=64, dtype=dtype), asked))
-    narrow = by_request(asked, run(engine(kind, decoder, slots=8, dtype=dtype, prefill_tokens=10), asked))
-    reverse = [asked[i] for i in torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()]
-    shuffled = by_request(reverse, run(engine(kind, decoder, slots=16, dtype=dtype), reverse))
-    alone = {}
+    crowd = run(engine(kind, decoder, slots=64, dtype=dtype), asked)
+    assert run(engine(kind, decoder, slots=8, dtype=dtype, prefill_tokens=10), asked) == crowd
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()
+    shuffled = run(engine(kind, decoder, slots=16, dtype=dtype), [asked[i] for i in order])
+    assert shuffled == [crowd[i] for i in order]
     local = engine(kind, decoder, slots=8, dtype=dtype)
-    for request in asked[::7]:
-        alone |= by_request([request], run(local, [request]))
-    for name, others in {"narrow": narrow, "shuffled": shuffled, "alone": alone}.items():
-        for key, completion in others.items():
-            assert completion == crowd[key], f"{name}: {key}"
+    assert [run(local, [request])[0] for request in asked[::7]] == crowd[::7]
 
 
-def wide_model() -> LoadedModel:
-    """Sizes at which matrix products are cut into blocks: 9 heads of 64 over 3 key heads, as in the 135M model."""
+COMMON = {"initializer_range": 0.05, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+HEADS = {"num_hidden_layers": 2, "num_attention_heads": 9, "num_key_value_heads": 3}  # of 64, as in the 135M model
+LLAMA = LlamaConfig(**COMMON, **HEADS, hidden_size=576, intermediate_size=1536, vocab_size=4099)
+GPT2 = GPT2Config(**COMMON, n_embd=768, n_head=12, n_layer=2, n_positions=512, vocab_size=1031)
+
+
+def wide(config) -> LoadedModel:
+    """Sizes at which matrix products are cut into blocks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        shape = {
-            "hidden_size": 576,
-            "intermediate_size": 1536,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 9,
-            "num_key_value_heads": 3,
-        }
-        config = LlamaConfig(
-            vocab_size=4099,
-            max_position_embeddings=512,
-            initializer_range=0.05,
-            eos_token_id=0,
-            pad_token_id=0,
-            **shape,
-        )
-        model = LlamaForCausalLM(config).eval()
+        model = (LlamaForCausalLM if config is LLAMA else GPT2LMHeadModel)(config).eval()
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
-def wide_gpt2() -> LoadedModel:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        shape = {"n_embd": 768, "n_head": 12, "n_layer": 2, "n_positions": 512, "vocab_size": 1031}
-        config = GPT2Config(**shape, initializer_range=0.05, bos_token_id=0, eos_token_id=0, pad_token_id=0)
-        model = GPT2LMHeadModel(config).eval()
-    return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("make", "decoder"), [(wide_model, "fast"), (wide_model, "general"), (wide_gpt2, "general")])
-def test_at_real_sizes_too(make, decoder, dtype):
-    engine = make()
+@pytest.mark.parametrize(
+    ("config", "decoder", "dtype"),
+    [
+        (LLAMA, "fast", "float32"),
+        (LLAMA, "fast", "bfloat16"),
+        (LLAMA, "general", "bfloat16"),
+        (GPT2, "general", "float32"),
+    ],
+)
+def test_at_real_sizes_too(config, decoder, dtype):
+    engine = wide(config)
     asked = [
-        Request(prompt=prompt(i, 3 + 9 * i), sample=s, sampling=Sampling(max_tokens=12), seed=3)
-        for i in range(7)
+        Request(prompt=prompt(i, 3 + 13 * i), sample=s, sampling=Sampling(max_tokens=8), seed=3)
+        for i in range(5)
         for s in range(5)
     ]
-    crowd = by_request(asked, run(LocalEngine(engine, Local(slots=40, dtype=dtype, decoder=decoder)), asked))
+    crowd = run(LocalEngine(engine, Local(slots=40, dtype=dtype, decoder=decoder)), asked)
     few = LocalEngine(engine, Local(slots=8, dtype=dtype, decoder=decoder))
-    for some in (asked[3:4], asked[17:18], asked[30:33]):
-        for key, completion in by_request(some, run(few, some)).items():
-            assert completion == crowd[key]
+    for some in (slice(3, 4), slice(17, 18), slice(22, 25)):
+        assert run(few, asked[some]) == crowd[some]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -119,13 +115,9 @@ def test_a_long_neighbour_does_not_move_where_a_sum_over_positions_is_split(grou
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_of_any_number_of_rows_has_the_same_bits(dtype):
     """As the tokens of an expert are."""
-    threads = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
+    with threads(2):
         matrix, rows = Matrix(torch.randn(32, 96), None, dtype), torch.randn(64, 96).to(dtype)
         assert all(torch.equal(matrix(rows[:count]), matrix(rows)[:count]) for count in range(1, 65))
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_steady_rows_keep_the_arguments_of_a_product():
@@ -135,29 +127,23 @@ def test_steady_rows_keep_the_arguments_of_a_product():
     torch.testing.assert_close(scaled, x @ weight + 2 * bias)
 
 
-def test_seeds_prompts_and_samples_decide_the_draws():
+def test_seeds_prompts_samples_and_turns_decide_the_draws():
     asked = requests(2, 3, temperature=1.5)
     first, again = (run(engine(), asked) for _ in range(2))
-    assert first == again
-    assert len({tuple(c.tokens) for c in first}) == len(first)
-    other = run(engine(), [replace(r, seed=2) for r in asked])
-    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, other, strict=True))
-    same_tokens_other_uid = [replace(r, prompt=replace(r.prompt, uid=r.prompt.uid + 50)) for r in asked]
-    assert all(
-        a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, run(engine(), same_tokens_other_uid), strict=True)
-    )
-
-
-def test_the_same_engine_gives_the_same_again():
-    local, asked = engine(slots=8), requests(3, 5)
-    assert run(local, asked) == run(local, asked)
+    assert first == again and len({tuple(c.tokens) for c in first}) == len(first)
+    other_seed, second_turn = ([replace(r, **change) for r in asked] for change in ({"seed": 2}, {"turn": 1}))
+    other_uid = [replace(r, prompt=replace(r.prompt, uid=r.prompt.uid + 50)) for r in asked]
+    for others in (other_seed, second_turn, other_uid):
+        pairs = zip(first, run(engine(), others), strict=True)
+        assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in pairs)
+    both = run(engine(), [second_turn[0], asked[0]])
+    assert both == [*run(engine(), second_turn[:1]), first[0]] and both[0].turn == 1
 
 
 # ---- the queue -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("slots", [1, 8, 16, 200])
-@pytest.mark.parametrize("prefill_tokens", [1, 20, 2048])
+@pytest.mark.parametrize(("slots", "prefill_tokens"), [(1, 1), (8, 2048), (16, 20), (200, 2048)])
 def test_every_request_gets_one_answer_however_few_the_slots(slots, prefill_tokens):
     asked = [
         replace(r, sampling=replace(r.sampling, max_tokens=1 + (7 * i) % 23)) for i, r in enumerate(requests(5, 7))
@@ -182,19 +168,18 @@ def test_a_group_larger_than_the_slots_runs_its_prompt_once():
     torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
 
 
-def test_completions_stream_as_soon_as_they_end():
-    asked = [
-        replace(r, sampling=replace(r.sampling, max_tokens=1 if r.sample == 0 else 30)) for r in requests(1, 3, top_k=1)
-    ]
+@in_loop
+async def test_completions_stream_as_soon_as_they_end():
+    short, *long = requests(1, 3, top_k=1, max_tokens=30)
+    local, short = engine(), replace(short, sampling=replace(short.sampling, max_tokens=1))
+    async with aclosing(local.generate([short, *long])) as stream:
+        assert (await anext(stream)).sample == 0
+        lengths = [int(local.scheduler.table.length[running.line]) for running in local.scheduler.running]
+    assert lengths in ([1, 1], [2, 2])
 
-    async def first():
-        local = engine()
-        async for completion in local.generate(asked):
-            if completion.sample == 0:
-                table = local.scheduler.table
-                return [int(table.length[running.line]) for running in local.scheduler.running]
 
-    assert asyncio.run(first()) in ([1, 1], [2, 2])
+def undisturbed(asked):
+    return collect(engine(), asked)
 
 
 @pytest.fixture(autouse=True)
@@ -202,49 +187,29 @@ def one_step_at_a_time(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
 
 
-async def steps(engine, count):
-    """Let the engine decode about so many tokens: its thread takes turns between its callers and us."""
-    for _ in range(count):
-        await asyncio.sleep(0)
-        await engine.compute.run(int)
-
-
-def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
+@in_loop
+async def test_a_completion_does_not_wait_for_the_turns_of_other_callers(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 8)
     local = engine(slots=8)
 
-    async def at_the_end(asked):
-        assert [completion async for completion in local.generate(asked)]
+    async def at_the_end(uid, most):
+        assert await collect(local, requests(1, 1, first=uid, max_tokens=most))
         return local.scheduler.generated_tokens
 
-    async def go():
-        long = [at_the_end(requests(1, 1, first=uid, max_tokens=120)) for uid in range(7)]
-        *_, short = await asyncio.gather(*long, at_the_end(requests(1, 1, first=7, max_tokens=10)))
-        return short
-
-    assert asyncio.run(go()) <= 8 * (10 + 2 * 8)  # by turns, each of the others would decode 8 steps in between
+    *_, short = await asyncio.gather(*(at_the_end(uid, 120) for uid in range(7)), at_the_end(7, 10))
+    assert short <= 8 * (10 + 2 * 8)  # by turns, each of the others would decode 8 steps in between
 
 
-def test_nothing_asked_nothing_given():
-    assert run(engine(), []) == []
-
-
-def test_health_counts():
-    async def go():
-        local = engine(slots=8)
-        stream = local.generate(requests(3, 4, max_tokens=30))
-        before = await local.health()
-        first = asyncio.ensure_future(anext(stream))
-        await steps(local, 5)
-        during = await local.health()
-        await first
-        await drain(stream)
-        return before, during, await local.health()
-
-    before, during, after = asyncio.run(go())
-    assert (before.running, before.waiting) == (0, 0) and before.ok
-    assert during.running == 8 and during.waiting == 4
-    assert (after.running, after.waiting, after.version) == (0, 0, 0)
+@in_loop
+async def test_health_counts():
+    local = engine(slots=8)
+    task = asyncio.ensure_future(collect(local, requests(3, 4, max_tokens=30)))
+    before = await local.health()
+    await steps(local, 5)
+    during = await local.health()
+    await task
+    counts = [(h.running, h.waiting, h.version, h.ok) for h in (before, during, await local.health())]
+    assert counts == [(0, 0, 0, True), (8, 4, 0, True), (0, 0, 0, True)]
 
 
 # ---- endings ---------------------------------------------------------------------------------------------------------
@@ -283,16 +248,16 @@ def test_stop_strings_end_at_their_last_token_and_leave_the_text():
         if texts[i][-2:].isascii() and texts[i - 2] + texts[i][-2:] == texts[i]
     )
     with_stop = [replace(r, sampling=replace(r.sampling, stop=(stop, "no such text"))) for r in asked]
-    given = by_request(with_stop, run(engine(), with_stop))
-    ended = given[source.prompt_uid, source.sample]
+    given = run(engine(), with_stop)
+    ended = given[free.index(source)]
     first = next(i for i in range(40) if stop in texts[i])
     assert (
         first <= at and ended.tokens.tolist() == source.tokens[: first + 1].tolist() and ended.finish_reason == "stop"
     )
     assert ended.text == texts[first][: texts[first].find(stop)] and stop not in ended.text
     assert ended.sampled_log_prob.tolist() == source.sampled_log_prob[: first + 1].tolist()
-    for (key, completion), other in zip(given.items(), free, strict=True):
-        assert completion.tokens.tolist() == other.tokens[: len(completion.tokens)].tolist(), key
+    for completion, other in zip(given, free, strict=True):
+        assert completion.tokens.tolist() == other.tokens[: len(completion.tokens)].tolist()
 
 
 def test_the_earliest_of_several_stop_strings_cuts_the_text():
@@ -325,169 +290,67 @@ def test_a_prompt_without_room_is_refused_and_the_engine_continues():
     assert len(run(local, requests(1, 2))) == 2
 
 
-def test_greedy():
-    local = engine()
-    asked = requests(2, 2, temperature=0.0, max_tokens=10)
-    given = run(local, asked)
-    assert [c.tokens.tolist() for c in given[::2]] == [c.tokens.tolist() for c in given[1::2]]
-    model = loaded("llama").model
-    tokens = list(asked[0].prompt.tokens)
-    for token, log_prob in zip(given[0].tokens, given[0].untruncated_log_prob, strict=True):
-        with torch.no_grad():
-            log_p = model(torch.tensor([tokens])).logits[0, -1].log_softmax(0)
-        assert token == int(log_p.argmax()) and log_prob == pytest.approx(float(log_p[token]), abs=1e-5)
-        tokens.append(token)
-
-
 def test_truncation_reports_both_log_probs():
     asked = requests(3, 4, temperature=0.9, top_k=5)
     given = run(engine(), asked)
-    rows = [
-        Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
-    ]
-    policy = Policy(loaded("llama"))
-    with torch.no_grad():
-        expected = policy(policy.pack(rows)).log_prob
-    untruncated = torch.tensor([x for c in given for x in c.untruncated_log_prob])
-    torch.testing.assert_close(untruncated, expected, rtol=0, atol=1e-5)
-    gain = behavior(given) - untruncated
+    torch.testing.assert_close(untruncated(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
+    gain = behavior(given) - untruncated(given)
     assert (gain > 0).all() and gain.max() > 0.1
 
 
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
-def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
-    async def go():
-        local, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
-        given = []
-        task = asyncio.ensure_future(collect_into(local.generate(asked), given))
-        await steps(local, 6)
-        await local.abort(1)  # two of it run, four wait
-        await local.abort(99)
-        await task
-        return asked, given
-
-    async def collect_into(stream, given):
-        async for c in stream:
-            given.append(c)
-
-    asked, given = asyncio.run(go())
-    assert sorted((c.prompt_uid, c.sample) for c in given) == [(r.prompt.uid, r.sample) for r in asked]
-    undisturbed = by_request(asked, run(engine(slots=8), asked))
+@in_loop
+async def test_abort_ends_the_running_and_the_waiting_of_one_prompt():
+    local, asked = engine(slots=8), requests(3, 6, max_tokens=30, top_k=40)
+    task = asyncio.ensure_future(collect(local, asked))
+    await steps(local, 6)
+    await local.abort(1)  # two of it run, four wait
+    await local.abort(99)
+    given = await task
+    assert [c.key for c in given] == [r.key for r in asked]
     aborted = [c for c in given if c.finish_reason == "abort"]
     assert [c.prompt_uid for c in aborted] == [1] * 6 and {len(c.tokens) == 0 for c in aborted} == {True, False}
-    for c in given:
-        whole = undisturbed[c.prompt_uid, c.sample]
+    for c, whole in zip(given, await undisturbed(asked), strict=True):
         if c.finish_reason == "abort":
             assert c.tokens.tolist() == whole.tokens[: len(c.tokens)].tolist() and len(c.tokens) < len(whole.tokens)
         else:
             assert c == whole
 
 
-def test_a_paused_engine_samples_nothing_and_loses_nothing():
-    async def go():
-        local, asked = engine(slots=8), requests(2, 4, max_tokens=25)
-        task = asyncio.ensure_future(drain(local.generate(asked)))
-        await steps(local, 7)
-        await local.pause()
-        tokens = local.scheduler.generated_tokens
-        await steps(local, 50)
-        assert local.scheduler.generated_tokens == tokens > 0 and not task.done()
-        await local.resume()
-        return asked, await task
-
-    asked, given = asyncio.run(go())
-    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+@in_loop
+async def test_a_paused_engine_samples_nothing_and_loses_nothing():
+    local, asked = engine(slots=8), requests(2, 4, max_tokens=25)
+    task = asyncio.ensure_future(collect(local, asked))
+    await steps(local, 7)
+    await local.pause()
+    tokens = local.scheduler.generated_tokens
+    await steps(local, 50)
+    assert local.scheduler.generated_tokens == tokens > 0 and not task.done()
+    await local.resume()
+    assert await task == await undisturbed(asked)
 
 
-@pytest.mark.parametrize(
-    ("kind", "decoder"),
-    [("llama", "fast"), ("qwen2", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")],
-)
-def test_weights_published_midway(kind, decoder):
-    """Tokens say which weights sampled them; later ones have the log-probs of the new weights given everything before,
-    earlier ones keep theirs. Prompts that wait are computed under the new weights."""
-
-    async def go():
-        result, asked = engine(kind, decoder, slots=8), requests(4, 5, max_tokens=24, top_k=200)
-        task = asyncio.ensure_future(drain(result.generate(asked)))
-        for version, seed in ((1, 11), (2, 12)):
-            await steps(result, 7)
-            await result.pause()
-            await result.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
-            await result.resume()
-        assert (await result.health()).version == 2
-        return asked, {(c.prompt_uid, c.sample): c for c in await task}
-
-    asked, result = asyncio.run(go())
-    given = [result[r.prompt.uid, r.sample] for r in asked]
-    mixed = [c for c in given if len(set(c.policy_version)) == 3]
-    assert mixed and all(list(c.policy_version) == sorted(c.policy_version) for c in given)
-    version = torch.tensor([v for c in given for v in c.policy_version])
-    untruncated = torch.tensor([x for c in given for x in c.untruncated_log_prob])
-    assert set(version.tolist()) == {0, 1, 2}
-    by_seed = torch.stack([trainer_log_prob_untruncated(kind, asked, given, seed) for seed in (0, 11, 12)])
-    expected = by_seed.gather(0, version[None])[0]
-    torch.testing.assert_close(untruncated, expected, rtol=0, atol=1e-5)
-    assert (by_seed[0] - expected)[version > 0].abs().mean() > 0.1
-
-
-def trainer_log_prob_untruncated(kind, asked, given, seed):
-    return trainer_log_prob(kind, asked, given, seed=seed)
-
-
-def test_publishing_the_same_weights_changes_nothing():
-    async def go():
-        local, asked = engine(), requests(2, 4)
-        task = asyncio.ensure_future(drain(local.generate(asked)))
-        for _ in range(9):
-            await steps(local, 1)
-            await local.publish(WeightUpdate(version=3, module=loaded("llama").model))
-        return asked, sorted(await task, key=lambda c: (c.prompt_uid, c.sample))
-
-    asked, given = asyncio.run(go())
-    plain = run(engine(), asked)
-    assert [c.tokens.tolist() for c in given] == [c.tokens.tolist() for c in plain]
-    torch.testing.assert_close(behavior(given), behavior(plain), rtol=0, atol=1e-5)
-
-
-def test_the_first_weights_of_a_run_are_copied_once(monkeypatch):
-    """It publishes those that its engine was built with; changed ones, others and newer versions are copied."""
-    mine, other = loaded("llama"), loaded("llama")
-    engine, copied = LocalEngine(mine, Local(dtype="float32")), []
-    monkeypatch.setattr(engine.scheduler.decoder, "load", copied.append)
-
-    def publish(model, version):
-        asyncio.run(engine.publish(WeightUpdate(version=version, module=model)))
-        return len(copied)
-
-    assert publish(mine.model, 0) == 0 and publish(other.model, 0) == 1
-    with torch.no_grad():
-        next(mine.model.parameters()).mul_(1)
-    assert publish(mine.model, 0) == 2 and publish(mine.model, 1) == 3
-    assert engine.scheduler.version == 1
-
-
-def test_publish_leaves_the_master_alone_and_copies_it():
-    async def go():
-        local, master = engine(), loaded("llama", 4)
-        await local.publish(WeightUpdate(version=1, module=master.model))
-        with torch.no_grad():
-            for p in master.model.parameters():
-                p.zero_()
-        asked = requests(1, 2)
-        return asked, await drain(local.generate(asked))
-
-    asked, given = asyncio.run(go())
-    given.sort(key=lambda c: c.sample)
-    torch.testing.assert_close(behavior(given), trainer_log_prob("llama", asked, given, seed=4), rtol=0, atol=1e-5)
+@in_loop
+async def test_publishing_the_same_weights_changes_nothing():
+    local, asked = engine(), requests(2, 4)
+    task = asyncio.ensure_future(collect(local, asked))
+    for _ in range(9):
+        await steps(local, 1)
+        await local.publish(WeightUpdate(version=3, module=loaded("llama").model))
+    agree(await task, await undisturbed(asked))
 
 
 def fused_step(model):
     for p in model.parameters():
         p.grad = torch.ones_like(p)
     torch.optim.AdamW(model.parameters(), 1e-6, fused=True).step()
+
+
+def in_place(model):
+    with torch.no_grad():
+        next(model.parameters()).mul_(1)
 
 
 def of_data(model):
@@ -508,86 +371,91 @@ def built():
     return engine, own, loads
 
 
-@pytest.mark.parametrize("change", [fused_step, of_data, one_more])
-def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
+@pytest.mark.parametrize("change", [fused_step, in_place, of_data, one_more])
+@in_loop
+async def test_weights_that_changed_before_the_first_publish_are_copied(built, change):
     """torch itself counts no change that a fused optimizer makes."""
     engine, own, loads = built
-    asyncio.run(engine.publish(WeightUpdate(version=0, module=own)))
+    await engine.publish(WeightUpdate(version=0, module=own))
     assert not loads
     change(own)
-    asyncio.run(engine.publish(WeightUpdate(version=0, module=own)))
+    await engine.publish(WeightUpdate(version=0, module=own))
     assert loads == [own]
 
 
-def test_the_first_weights_are_copied_once_others_were(built):
+@in_loop
+async def test_other_and_newer_weights_are_copied(built):
     engine, own, loads = built
     other = loaded("llama", 4).model
-    for model in (other, own):
-        asyncio.run(engine.publish(WeightUpdate(version=0, module=model)))
-    assert loads == [other, own]
+    for model, version in ((own, 0), (other, 0), (own, 0), (own, 1)):
+        await engine.publish(WeightUpdate(version=version, module=model))
+    assert loads == [other, own, own]
 
 
 # ---- several callers -------------------------------------------------------------------------------------------------
 
 
-def test_two_callers_share_the_slots():
-    async def go():
-        local = engine(slots=8)
-        first, two = requests(2, 6), requests(3, 3, first=10)
-        a, b = await asyncio.gather(drain(local.generate(first)), drain(local.generate(two)))
-        return first, two, a, b
-
-    first, two, a, b = asyncio.run(go())
-    for asked, given in ((first, a), (two, b)):
-        assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+@in_loop
+async def test_two_callers_share_the_slots():
+    local, two = engine(slots=8), (requests(2, 6), requests(3, 3, first=10))
+    given = await asyncio.gather(*(collect(local, asked) for asked in two))
+    assert given == [await undisturbed(asked) for asked in two]
 
 
-@pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_caller_that_leaves_takes_its_requests_along(after):
-    async def go():
-        local = engine(slots=8)
-        staying = requests(2, 3, first=10, max_tokens=30)
-        other = asyncio.ensure_future(drain(local.generate(staying)))
-        leaving = local.generate(requests(3, 5, max_tokens=30))
-        first = asyncio.ensure_future(anext(leaving))
-        await first
-        for _ in range(after):
-            await anext(leaving)
-        await leaving.aclose()
-        await steps(local, 1)
-        uids = {row.request.prompt.uid for row in local.scheduler.running}
-        uids |= {entry.prompt.uid for entry in local.scheduler.waiting}
-        assert uids <= {10, 11}
-        given = await other
-        assert not local.scheduler.running and not local.scheduler.waiting
-        return staying, given
-
-    staying, given = asyncio.run(go())
-    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), staying)
-
-
-def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
-    async def go():
-        local = engine(slots=16)
-        asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
-        other = asyncio.ensure_future(drain(local.generate(asked)))
-        leaving = local.generate(asked)
+@pytest.mark.parametrize("after", [0, 3])
+@in_loop
+async def test_a_caller_that_leaves_takes_its_requests_along(after):
+    local, staying = engine(slots=8), requests(2, 3, first=10, max_tokens=30)
+    other = asyncio.ensure_future(collect(local, staying))
+    leaving = local.generate(requests(3, 5, max_tokens=30))
+    for _ in range(1 + after):
         await anext(leaving)
-        await leaving.aclose()
-        await steps(local, 1)
-        return asked, await asyncio.wait_for(other, 120)
+    await leaving.aclose()
+    await steps(local, 1)
+    uids = {row.request.prompt.uid for row in local.scheduler.running}
+    uids |= {entry.prompt.uid for entry in local.scheduler.waiting}
+    assert uids <= {10, 11}
+    assert await other == await undisturbed(staying)
+    assert not local.scheduler.running and not local.scheduler.waiting
 
-    asked, given = asyncio.run(go())
-    assert sorted(given, key=lambda c: c.sample) == run(engine(slots=16), asked)
+
+@in_loop
+async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_requests():
+    local = engine(slots=16)
+    asked = [replace(r, sampling=replace(r.sampling, max_tokens=30 if r.sample else 3)) for r in requests(1, 4)]
+    other = asyncio.ensure_future(collect(local, asked))
+    leaving = local.generate(asked)
+    await anext(leaving)
+    await leaving.aclose()
+    await steps(local, 1)
+    assert await other == await undisturbed(asked)
 
 
 # ---- settings --------------------------------------------------------------------------------------------------------
 
 
-def test_the_spec_checks_and_builds():
-    for field, value in {"slots": 0, "dtype": "float16", "prefill_tokens": 0}.items():
-        with pytest.raises(ValueError, match=f"{field}={value!r} must be"):
-            Local(**{field: value})
+@pytest.mark.parametrize(
+    ("spec", "field", "value", "says"),
+    [
+        (Local, "slots", 0, "in [1, 65536]"),
+        (Local, "slots", 10**9, "in [1, 65536]"),
+        (Local, "dtype", "float16", "bfloat16 or float32"),
+        (Local, "prefill_tokens", 0, ">= 1"),
+        (Local, "interrupt", "stop", "one of recompute, keep, finish"),
+        (Local, "num_speculative_tokens", 65, "in [0, 64]; 0 is none"),
+        (LocalProcess, "slots", 0, "in [1, 65536]"),
+        (LocalProcess, "threads", -1, "in [0, 1024]"),
+        (LocalProcess, "threads", 10**10, "in [0, 1024]"),
+        (LocalProcess, "restarts", -1, ">= 0; 0 gives up at once"),
+        (LocalProcess, "timeout", 0.0, "> 0 seconds"),
+    ],
+)
+def test_a_field_is_checked(spec, field, value, says):
+    with pytest.raises(FieldError, match=re.escape(f"{field}={value!r} must be {says}")):
+        spec(**{field: value})
+
+
+def test_the_spec_builds():
     spec = Local(slots=9, dtype="float32", decoder="general", prefill_tokens=7)
     built = spec.build(EngineSetup.of(loaded("llama"), max_length=100)).scheduler
     assert (built.slots, built.max_length, built.prefill_tokens) == (16, 100, 7)
@@ -605,19 +473,19 @@ def test_sampling_checks_its_fields(field, value):
         Sampling(stop=("a", ""))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_auto_finds_a_decoder(kind):
-    assert type(engine(kind).scheduler.decoder).__name__ == ("GeneralDecoder" if kind == "gpt2" else "FastDecoder")
-    assert engine(kind).scheduler.decoder.logits(torch.zeros(3, 32)).shape == (3, VOCABULARY)
-
-
 # ---- score, pause modes, turns ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kind", "decoder"), [("llama", "fast"), ("qwen3", "general"), ("gpt2", "general"), ("llama", "recompute")]
+    ("kind", "decoder", "prefill_tokens"),
+    [
+        ("llama", "fast", 1),
+        ("llama", "fast", 60),
+        ("qwen3", "general", 60),
+        ("gpt2", "general", 4096),
+        ("llama", "recompute", 4096),
+    ],
 )
-@pytest.mark.parametrize("prefill_tokens", [1, 60, 4096])
 def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     asked = requests(3, 3, temperature=0.7)
     local = engine(kind, decoder, prefill_tokens=prefill_tokens)
@@ -648,54 +516,32 @@ def test_scores_are_of_the_published_weights():
         ScoreRequest(prompt_tokens=(), tokens=(1,))
 
 
-def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
-    async def go():
-        local, asked = engine(slots=8), requests(3, 6, max_tokens=15)
-        given: list[Completion] = []
-
-        async def consume():
-            async for completion in local.generate(asked):
-                given.append(completion)
-
-        task = asyncio.ensure_future(consume())
-        await steps(local, 3)
-        await local.pause("wait")
-        await steps(local, 30)
-        paused, health = len(given), await local.health()
-        await local.resume()
-        await task
-        return asked, given, paused, health
-
-    asked, given, paused, health = asyncio.run(go())
-    assert paused == 8 and (health.running, health.waiting) == (0, 10)
-    assert all(c.finish_reason != "abort" for c in given)
-    assert sorted(given, key=lambda c: (c.prompt_uid, c.sample)) == run(engine(slots=8), asked)
+@in_loop
+async def test_pausing_with_wait_finishes_what_runs_and_admits_no_other():
+    local, asked = engine(slots=8), requests(3, 6, max_tokens=15)
+    task = asyncio.ensure_future(collect(local, asked))
+    await steps(local, 3)
+    await local.pause("wait")
+    await steps(local, 30)
+    assert local.scheduler.completions_ended == 8 and not await local.in_flight()
+    health = await local.health()
+    assert (health.running, health.waiting) == (0, 10)
+    await local.resume()
+    assert await task == await undisturbed(asked)
 
 
-def test_pausing_with_abort_ends_everything_and_the_engine_continues():
-    async def go():
-        local, asked = engine(slots=8), requests(3, 6, max_tokens=30)
-        task = asyncio.ensure_future(drain(local.generate(asked)))
-        await steps(local, 6)
-        await local.pause("abort")
-        given = await task  # what is aborted arrives while the engine is paused
-        assert (await local.health()).running == 0
-        await local.resume()
-        return asked, given, await drain(local.generate(asked[:2]))
-
-    asked, given, after = asyncio.run(go())
-    assert len(given) == len(asked) and {c.finish_reason for c in given} >= {"abort"}
+@in_loop
+async def test_pausing_with_abort_ends_everything_and_the_engine_continues():
+    local, asked = engine(slots=8), requests(3, 6, max_tokens=30)
+    task = asyncio.ensure_future(collect(local, asked))
+    await steps(local, 6)
+    await local.pause("abort")
+    given = await task  # what is aborted arrives while the engine is paused
+    assert len(given) == len(asked)
     assert {len(c.tokens) == 0 for c in given if c.finish_reason == "abort"} == {True, False}
-    assert sorted(after, key=lambda c: c.sample) == run(engine(slots=8), asked[:2])
-
-
-def test_a_turn_has_draws_of_its_own():
-    asked = requests(1, 3, temperature=1.5)
-    first, second = run(engine(), asked), run(engine(), [replace(r, turn=1) for r in asked])
-    assert [c.turn for c in second] == [1, 1, 1]
-    assert all(a.tokens.tolist() != b.tokens.tolist() for a, b in zip(first, second, strict=True))
-    both = run(engine(), [replace(asked[0], turn=turn) for turn in (1, 0)])
-    assert both == [second[0], first[0]]
+    assert (await local.health()).running == 0
+    await local.resume()
+    assert await collect(local, asked[:2]) == await undisturbed(asked[:2])
 
 
 def test_a_completion_holds_few_bytes_per_token():

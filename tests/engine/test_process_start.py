@@ -12,9 +12,10 @@ import pytest
 
 from proxima.engine.supervisor import START
 from tests.processes import is_running
+from tests.warm import WarmPopen
 
 pytestmark = pytest.mark.slow  # processes
-LONG = 60.0  # seconds after which something must have happened
+LONG = 300.0  # seconds after which something must have happened
 SLOW = """
 import os, time
 from pathlib import Path
@@ -65,21 +66,20 @@ def test_what_is_started_gets_its_arguments_and_the_messages(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
 def test_a_trainer_that_is_killed_leaves_no_engine_that_imports(tmp_path):
-    """The real supervisor, in a process that gets SIGKILL while the engine's process imports torch."""
+    """The real supervisor, in a process that gets SIGKILL while the engine's process, which is not forked, imports
+    torch."""
     slow_package(tmp_path, "torch", SLEEP)
     script = """
 import sys
 from proxima.engine.local_process import LocalProcess, ProcessEngine
 from tests.model.rows import loaded
 sys.path.insert(0, sys.argv[1])
-found = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32"))
+engine = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32"))
 input()
 """
     path = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"PYTHONPATH": path, "STARTED": str(tmp_path / "pid")}
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, env=environment
-    ) as parent:
+    with WarmPopen([sys.executable, "-c", script, str(tmp_path)], stdin=subprocess.PIPE, env=environment) as parent:
         pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
         try:
             assert is_running(pid)

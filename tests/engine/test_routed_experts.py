@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from proxima.data import FieldError, Trajectory
-from proxima.engine import Local, LocalEngine, LocalProcess, ProcessEngine, Request, Sampling, WeightUpdate
+from proxima.engine import Local, LocalEngine, Request, Sampling, WeightUpdate
 from proxima.engine.general_decoder import GeneralDecoder
 from proxima.engine.local import collect
 from proxima.model import Policy
-from tests.engine.helpers import prompt, run
+from tests.engine.helpers import in_loop, prompt, run
 from tests.model.families import make
 
-SHAPES = ((5, 30), (1, 1), (33, 7), (12, 60))  # tokens of the prompt, most of the completion
+SHAPES = ((5, 20), (1, 1), (33, 7), (12, 40))  # tokens of the prompt, most of the completion
 
 
 def asked() -> list[Request]:
@@ -61,7 +61,7 @@ def test_log_probs_and_experts_are_the_trainers_in_float32():
 def test_a_completion_does_not_depend_on_its_neighbours(dtype):
     made = engine(dtype)
     together = run(made, asked())
-    assert [run(made, [request])[0] for request in asked()[::2]] == together[::2]
+    assert [run(made, [request])[0] for request in asked()[1::4]] == together[1::4]
     silent = run(engine(dtype, routed_experts=False), asked())
     assert all(c.routed_experts is c.prompt_routed_experts is None for c in silent)
     assert all(np.array_equal(a.sampled_log_prob, b.sampled_log_prob) for a, b in zip(together, silent, strict=True))
@@ -73,34 +73,25 @@ def test_replay_brings_bf16_nearer():
     assert with_routes.max() < without.max() and with_routes.mean() < without.mean()
 
 
-def test_new_weights_midway_leave_the_experts_that_sampled():
+@in_loop
+async def test_new_weights_midway_leave_the_experts_that_sampled():
     """A token keeps those of its version, though its KV is run again."""
     made, other = engine(), make("Qwen3-MoE")
     with torch.no_grad():
         for layer in other.model.model.layers:
             layer.mlp.gate.weight.copy_(layer.mlp.gate.weight.flip(0))
 
-    async def midway():
-        job = asyncio.create_task(collect(made, asked()[-1:]))
-        while made.scheduler.generated_tokens < 20:
-            await asyncio.sleep(0)
-        await made.publish(WeightUpdate(version=1, module=other.model))
-        return (await job)[0]
-
-    whole, crossed = run(engine(), asked()[-1:])[0], asyncio.run(midway())
+    (whole,) = await collect(engine(), asked()[-1:])
+    job = asyncio.create_task(collect(made, asked()[-1:]))
+    while made.scheduler.generated_tokens < 20:
+        await asyncio.sleep(0)
+    await made.publish(WeightUpdate(version=1, module=other.model))
+    (crossed,) = await job
     old = int((crossed.policy_version == 0).sum())
     assert 0 < old < len(crossed.tokens)
     assert np.array_equal(crossed.routed_experts[:old], whole.routed_experts[:old])
     assert np.array_equal(crossed.prompt_routed_experts, whole.prompt_routed_experts)
     assert crossed.routed_experts.shape == (len(crossed.tokens), 2, 2) and (crossed.routed_experts >= 0).all()
-
-
-def test_through_a_process():
-    process = ProcessEngine(make("Qwen3-MoE"), LocalProcess(dtype="float32", slots=8, routed_experts=True))
-    try:
-        assert asyncio.run(collect(process, asked()[:4])) == run(engine(), asked()[:4])
-    finally:
-        process.close()
 
 
 def test_a_dense_model_has_none():

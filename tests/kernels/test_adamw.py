@@ -6,6 +6,7 @@ from torch import nn
 
 from proxima.kernels.adamw import adamw_kernels
 from proxima.kernels.compiled import unavailable
+from tests.engine.helpers import threads
 
 SIZES = (3 * 16_384 + 16, 160, 7, 16_403)
 TAILS = 16  # numbers at the end of the last two, which torch rounds otherwise
@@ -42,16 +43,14 @@ def test_steps_have_the_bits_of_torch(beta1, beta2, decay):
 
 def test_threads_change_no_bit():
     torch.manual_seed(1)
-    before, runs = torch.get_num_threads(), []
-    tensors = [torch.randn(50_000) for _ in range(3)]
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
+    tensors, runs = [torch.randn(50_000) for _ in range(3)], []
+    for count in (1, 3):
         own = [tensor.clone() for tensor in (*tensors, tensors[2].square())]
         settings = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.0}
         kernels = adamw_kernels()
-        norms = kernels.gradient_norm([(*own, 1)]), kernels.step([(*own, 1)], 1.0, **settings)
+        with threads(count):
+            norms = kernels.gradient_norm([(*own, 1)]), kernels.step([(*own, 1)], 1.0, **settings)
         runs.append((norms, own[0]))
-    torch.set_num_threads(before)
     assert runs[0][0] == runs[1][0] and torch.equal(runs[0][1], runs[1][1])
 
 

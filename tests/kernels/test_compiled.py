@@ -1,5 +1,8 @@
 """Kernels are compiled once, found again, and left out where a machine can't have them."""
 
+from functools import cache
+from inspect import unwrap
+
 import pytest
 
 from proxima.data import UserError
@@ -11,13 +14,10 @@ needs_kernels = pytest.mark.skipif(compiled.unavailable() is not None, reason=f"
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch, tmp_path):
+    """Nothing is known or compiled yet; what other tests have compiled stays known to them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    compiled.unavailable.cache_clear()
-    compiled.library.cache_clear()
-    compiled._announce.cache_clear()
-    yield
-    compiled.unavailable.cache_clear()
-    compiled.library.cache_clear()
+    for name in ("unavailable", "library", "_announce"):
+        monkeypatch.setattr(compiled, name, cache(unwrap(getattr(compiled, name))))
 
 
 @needs_kernels

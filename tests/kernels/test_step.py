@@ -9,6 +9,7 @@ from proxima.engine.decoder import cached_attention, reach_mask
 from proxima.engine.fast_decoder import FastDecoder
 from proxima.kernels.compiled import PRODUCTS, unavailable
 from proxima.kernels.step import step_kernels
+from tests.engine.helpers import threads
 from tests.model.rows import ids, loaded
 
 pytestmark = pytest.mark.skipif(unavailable(PRODUCTS) is not None, reason=f"{unavailable(PRODUCTS)}")
@@ -143,14 +144,12 @@ def test_a_step_is_that_of_the_eager_decoder():
 
 
 def test_a_rows_bits_depend_on_that_row_alone():
-    decoder, threads = FastDecoder(model(), torch.bfloat16), torch.get_num_threads()
-    whole = decoded(decoder)
-    assert torch.equal(decoded(decoder, rows=[2, 7, 5]), whole[:, [2, 7, 5]])
-    try:
-        torch.set_num_threads(3 - threads if threads < 3 else 1)
+    with threads(1):
+        decoder = FastDecoder(model(), torch.bfloat16)
+        whole = decoded(decoder)
+        assert torch.equal(decoded(decoder, rows=[2, 7, 5]), whole[:, [2, 7, 5]])
+    with threads(2):
         assert torch.equal(decoded(decoder), whole)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def test_no_kernels_for_other_shapes(monkeypatch):

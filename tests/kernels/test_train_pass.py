@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from proxima.kernels.compiled import unavailable
 from proxima.kernels.train_pass import PackedSegments, Turns, train_kernels
+from tests.engine.helpers import threads
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
 NO_AMX = ("-mno-amx-tile", "-mno-amx-bf16")
@@ -67,11 +68,10 @@ def test_attention_does_not_depend_on_threads_or_neighbours():
     out, log_sum = kernels.attention(qkv, turns, whole)
     first = PackedSegments(torch.tensor(EDGES[:5]), torch.tensor(PARENTS[:4]), HEADS, KV, 0.2)
     assert torch.equal(kernels.attention(qkv[:112], turns, first)[0], out[:112])
-    before, grads = torch.get_num_threads(), []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        grads.append(kernels.attention_backward(qkv, turns, whole, out, log_sum, torch.ones_like(out))[0])
-    torch.set_num_threads(before)
+    grads = []
+    for count in (1, 3):
+        with threads(count):
+            grads.append(kernels.attention_backward(qkv, turns, whole, out, log_sum, torch.ones_like(out))[0])
     assert torch.equal(*grads)
 
 
@@ -121,4 +121,4 @@ def test_freed_memory_is_kept(count):
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
     # of 8,192 or 27,648 pages; glibc before 2.38 asks for a little more than what it gave and got back, some times
-    assert min(faults() for _ in range(32)) < 1_000
+    assert any(faults() < 1_000 for _ in range(32))
