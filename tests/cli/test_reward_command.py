@@ -23,11 +23,6 @@ def test_a_run_ends_with_its_table(file, tmp_path, capsys):
     assert "held-out pairs" not in capsys.readouterr().out
 
 
-def test_the_wrong_command_is_named(file, capsys):
-    assert main(["train", str(file)]) == 2
-    assert "is a recipe of `proxima reward`, because it has a section 'reward_model'" in capsys.readouterr().err
-
-
 def test_explain_reckons_with_both_sides(file, capsys):
     assert main(["explain", str(file), "--all"]) == 0
     out = capsys.readouterr().out
