@@ -74,6 +74,15 @@ def run(trained: tuple[Path, str], here: Path) -> str:
 
 
 @pytest.fixture
+def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rehearsal needs a process of its own; that one need not import torch first."""
+    from proxima.lab.rehearsal import device_fit
+    from tests.cli.warm_rehearsals import WarmExecutor
+
+    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
+
+
+@pytest.fixture
 def file(request: pytest.FixtureRequest, tiny_model: Callable[..., Path], tmp_path: Path) -> Path:
     """The recipe of the module's `METHOD` for a tiny model, written to a file."""
     path = tmp_path / "mine.yaml"

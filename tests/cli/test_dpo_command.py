@@ -1,4 +1,4 @@
-"""`proxima dpo` as it is typed: the run, its log and report, the wrong command, explain, and bad values."""
+"""`proxima dpo` as it is typed: the run, its log and report, and explain."""
 
 from proxima.cli.main import main
 from tests.runtime.offline import tiny_dpo

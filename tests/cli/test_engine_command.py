@@ -7,6 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from proxima.check.engine_case import tiny_model
+from proxima.cli.engine import check_action
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.ports import kept_port
@@ -48,7 +49,7 @@ def web():
 
     def start(handler):
         server = HTTPServer(("127.0.0.1", 0), handler)
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         running.append(server)
         return f"http://127.0.0.1:{server.server_port}"
 
@@ -99,8 +100,9 @@ def test_a_server_with_a_key(proxima, monkeypatch):
 
 
 @pytest.fixture
-def served(tmp_path):
-    """A tiny model, its folder, and a fake server that has it."""
+def served(tmp_path, monkeypatch):
+    """A tiny model, its folder, and a fake server that has it; 600 draws are for a fault smaller than those here."""
+    monkeypatch.setattr(check_action, "LEAST_DRAWS", 100)
     tiny = tiny_model()
     return tiny, saved(tiny, tmp_path / "tiny")
 
@@ -109,7 +111,7 @@ def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))
     with FakeSglang(tiny, options) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "600")
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "100")
     assert code == 0, out
     lines = out.splitlines()
     assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 17 passed, 0 FAILED, 2 skipped"
@@ -141,6 +143,6 @@ class Inverse(FakeSglang):
 def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
     tiny, folder = served
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "600")
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "200")
     assert code == 1 and "FAILED   frequencies: temperature 1.5: chi-squared" in out
     assert "so the gradient is of another distribution than it says" in out and "FAILED   greedy: " in out

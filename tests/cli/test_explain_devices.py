@@ -62,7 +62,7 @@ def test_proposals_are_words_to_paste(proxima):
     assert "runtime.max_lag=1" in out.splitlines()[-1] or "runtime.max_lag" not in out
 
 
-def test_a_rehearsal_counts_the_memory(proxima, recipe):
+def test_a_rehearsal_counts_the_memory(proxima, recipe, warm_rehearsals):
     code, out, _ = proxima("explain", recipe(), "--devices", "H100-80G", "--rehearsed", "--json")
     memory = json.loads(out)["memory"]
     assert code == 0 and memory["source"] == "rehearsal" and memory["trainer"]["weights"] > 0

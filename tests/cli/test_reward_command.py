@@ -1,4 +1,4 @@
-"""`proxima reward` as it is typed: the run, its table, explain, and the wrong command."""
+"""`proxima reward` as it is typed: the run, its table, and explain."""
 
 from proxima.cli.main import main
 from proxima.runtime.state.folder import RunFolder

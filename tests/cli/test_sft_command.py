@@ -1,4 +1,4 @@
-"""`proxima sft` as it is typed: the run, its log and report, the wrong command, explain, compare and a sweep."""
+"""`proxima sft` as it is typed: the run, its log, report and tracker, explain, compare and a sweep."""
 
 import importlib
 import json

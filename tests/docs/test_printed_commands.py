@@ -25,6 +25,8 @@ from transformers.utils import logging
 from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
 from proxima.data import recipe_files
+from proxima.lab.rehearsal import device_fit
+from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -94,6 +96,7 @@ TINY = {  # field of a recipe → its value where the recipe sets it; every answ
     "second_low": 0, "second_high": 0,
     "size": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
     "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
+    "seconds": 0.5,
 }  # fmt: skip
 
 
@@ -200,6 +203,7 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
     modules = set(sys.modules)
     from proxima.check import check_law, live_check, spec_check
 
@@ -221,7 +225,7 @@ class Shell:
 
     def run(self, command, look):
         for words in command.steps:
-            words = [CAPITALS.get(word, word) for word in words]
+            words = [re.sub(r"^train\.steps=\d+$", "train.steps=2", CAPITALS.get(word, word)) for word in words]
             while re.fullmatch(r"[A-Z0-9_]+=.*", words[0]):
                 words.pop(0)
             program, rest = words[0], words[1:]
