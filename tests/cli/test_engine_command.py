@@ -133,16 +133,16 @@ def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
 
 
 class Inverse(FakeSglang):
-    """Multiplies the logits by the temperature instead of dividing, and says otherwise. (One that draws at temperature
-    1 always is found by 1,000 draws of so wide a distribution in two runs of three only.)"""
+    """Multiplies the logits by the temperature instead of dividing, and says otherwise; a law of its own finds one that
+    draws at another temperature."""
 
     def probabilities(self, logits, sampling):
         return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
-def test_check_of_a_server_that_draws_at_another_temperature(proxima, served):
+def test_check_of_a_server_with_a_defect(proxima, served):
     tiny, folder = served
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "200")
-    assert code == 1 and "FAILED   frequencies: temperature 1.5: chi-squared" in out
-    assert "so the gradient is of another distribution than it says" in out and "FAILED   greedy: " in out
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "100")
+    assert code == 1 and "FAILED   greedy: prompt 0: greedy tokens are 3.43 nats below the best" in out
+    assert "so evaluations are of another policy" in out

@@ -180,8 +180,8 @@ def change(record: dict[str, Any], leaf: str, number: Any) -> float:
 
 
 def drawn(records: list[dict[str, Any]]) -> dict[str, dict[str, tuple[Any, ...]]]:
-    """Of each source and each of its expected leaves, the place of a number in one record, drawn from the names: name of
-    the record → leaf → place."""
+    """Of each source and each of its expected leaves, the place of a number in one record, drawn from the names: name
+    of the record → leaf → place."""
     by_leaf: dict[tuple[str, str], list[tuple[str, tuple[Any, ...]]]] = {}
     for record in records:
         for path, number in numbers(record["expected"]):
