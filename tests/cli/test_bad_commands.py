@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import socket
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -159,15 +160,22 @@ def place(given, monkeypatch, tmp_path):
     return given
 
 
+@cache
+def files_before(place):
+    """What is there before the first command, and after each."""
+    return set(place.rglob("*"))
+
+
 def refused(proxima, place, words):
     """The line that a command is refused with."""
-    before = set(place.rglob("*"))
+    before = files_before(place)
     code, out, err = proxima(*words)
     shown = " ".join(word[:60] for word in words)
     assert code == 2, (shown, code, err[:500])
     assert err.count("\n") == 1 and err.startswith("error: ") and len(err) < 2_500, (shown, err[:3000])
     assert words[0] == "explain" or re.fullmatch(r"(.{8}  (checking recipe and data|tokenizing)\n)*", out), (shown, out)
-    assert set(place.rglob("*")) == before, (shown, set(place.rglob("*")) - before)
+    after = set(place.rglob("*"))
+    assert after == before, (shown, after ^ before)
     return err.rstrip("\n")
 
 
