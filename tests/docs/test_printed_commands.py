@@ -57,7 +57,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         "needs a cluster, or minutes; tests/recipes/test_layouts.py has small ones",
     ),
     (
-        r"proxima (train|sft|reward|dpo) ((cpu|classic)/\w+|quickstart|examples/(own_reward|unit_tests)/recipe.yaml)$",
+        r"proxima (train|sft|reward|dpo) (cpu/\w+|quickstart|examples/(own_reward|unit_tests)/recipe.yaml)$",
         "tests/recipes and tests/examples run two steps of each",
     ),
     (r"proxima train .*local_process", "starts a process of its own, as cpu/async of tests/recipes does"),
