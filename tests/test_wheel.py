@@ -1,16 +1,33 @@
-"""The wheel: what is in it, and that it runs where there is no checkout."""
+"""The wheels: what is in them, and that they run where there is no checkout."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import zipfile
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ROOT / "packages" / "proxima-peers"
+COMMANDS = """
+import io, json, sys
+from contextlib import redirect_stderr, redirect_stdout
+from proxima.cli.main import main
+
+results = []
+for words in json.load(sys.stdin):
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = end.code
+    results.append((code, out.getvalue(), err.getvalue()))
+print(json.dumps(results))
+"""
 
 pytestmark = [
     pytest.mark.slow,
@@ -18,19 +35,17 @@ pytestmark = [
 ]
 
 
-def built(folder, place):
-    """The wheel of a distribution of this repository."""
-    options = ["--no-deps", "--no-build-isolation", "--no-index", "--quiet", "--wheel-dir", str(place)]
-    subprocess.run([sys.executable, "-m", "pip", "wheel", str(folder), *options], check=True, cwd=place)
-    (file,) = place.glob("*.whl")
-    return file
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory):
+    """Those of the distributions of this repository, by the hook that pip calls."""
+    from hatchling.build import build_wheel
 
-
-def unpacked(wheel, place):
-    """The package as pip unpacks it."""
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(place)
-    return place
+    place = tmp_path_factory.mktemp("dist")
+    files = []
+    for folder in (ROOT, PEERS):
+        with chdir(folder):
+            files.append(place / build_wheel(str(place)))
+    return files
 
 
 def held_by(wheel):
@@ -44,21 +59,11 @@ def tracked(*folders):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    return built(ROOT, tmp_path_factory.mktemp("dist"))
-
-
-@pytest.fixture(scope="module")
-def peers_wheel(tmp_path_factory):
-    return built(PEERS, tmp_path_factory.mktemp("dist"))
-
-
-def test_it_holds_every_file_of_the_package_and_the_recipes(wheel):
+def test_it_holds_every_file_of_the_package_and_the_recipes(wheels):
     paths = tracked("src/proxima", "recipes")
     wanted = {f"proxima/{path}" if path.startswith("recipes/") else path.removeprefix("src/") for path in paths}
-    held = held_by(wheel)
-    with zipfile.ZipFile(wheel) as archive:
+    held = held_by(wheels[0])
+    with zipfile.ZipFile(wheels[0]) as archive:
         metadata = archive.read(next(name for name in held if name.endswith("/METADATA"))).decode()
     assert wanted <= held
     suffixes = {Path(name).suffix or Path(name).name for name in wanted}
@@ -67,60 +72,65 @@ def test_it_holds_every_file_of_the_package_and_the_recipes(wheel):
     assert "Provides-Extra: demo" in metadata
 
 
-def test_that_of_the_peers_holds_every_file_of_its_package(peers_wheel):
+def test_that_of_the_peers_holds_every_file_of_its_package(wheels):
     source = "packages/proxima-peers/src/"
-    held = held_by(peers_wheel)
+    held = held_by(wheels[1])
     assert {path.removeprefix(source) for path in tracked(source)} <= held
     assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proxima_peers"}
 
 
-def test_it_trains_in_an_empty_folder(wheel, tmp_path, tiny_model):
-    """With this environment's dependencies."""
-    site, empty = unpacked(wheel, tmp_path / "site"), tmp_path / "empty"
-    empty.mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-
-    def proxima(*words):
-        command = [sys.executable, "-P", "-m", "proxima.cli.main", *words]
-        return subprocess.run(command, cwd=empty, env=environment, capture_output=True, text=True, check=False)
-
-    done = proxima("list", "recipes")
-    assert done.returncode == 0 and "\nquickstart " in done.stdout and "\ncpu/dapo " in done.stdout, done.stderr
-    small = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
-    done = proxima("train", "quickstart", *small, f"model.path={tiny_model('llama')}")
-    assert done.returncode == 0, done.stderr
-    assert "done: 2 steps" in done.stdout and (empty / "run" / "report.html").is_file()
-    assert "# quickstart:" in (empty / "run" / "config.yaml").read_text()
-    done = proxima("init")
-    assert done.returncode == 0 and (empty / "recipe.yaml").is_file(), done.stderr
-
-
 @pytest.fixture(scope="module")
-def dependencies(tmp_path_factory):
-    """What is installed here, without the distributions of this repository."""
-    place = tmp_path_factory.mktemp("dependencies")
+def places(wheels, tmp_path_factory):
+    """Both packages as pip unpacks them, and what is installed here without the distributions of this repository."""
+    top = tmp_path_factory.mktemp("places")
+    for name, wheel in zip(("site", "peers"), wheels, strict=True):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(top / name)
+    (top / "dependencies").mkdir()
     installed = [file for path in sys.path if path.endswith("site-packages") for file in Path(path).iterdir()]
     for file in installed:
-        if "proxima" not in file.name and not (place / file.name).is_symlink():
-            (place / file.name).symlink_to(file)
-    return place
+        if "proxima" not in file.name and not (top / "dependencies" / file.name).is_symlink():
+            (top / "dependencies" / file.name).symlink_to(file)
+    return top
 
 
-def test_convert_and_verify_need_the_wheel_of_the_peers(wheel, peers_wheel, dependencies, tmp_path):
-    site, peers = unpacked(wheel, tmp_path / "site"), unpacked(peers_wheel, tmp_path / "peers")
-    example, records = PEERS / "tests" / "examples" / "verl_dapo.yaml", PEERS / "tests" / "golden" / "trl_kto.json"
+@pytest.fixture
+def commands(places, tmp_path):
+    """Exit code, output and errors of commands, in one process that has these places alone, and in an empty folder."""
 
-    def proxima(*words, path):
-        command = [sys.executable, "-S", "-P", "-m", "proxima.cli.main", *words]  # without site: the path, and no more
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    def run(names, *lines):
+        path = os.pathsep.join(str(places / name) for name in names)
+        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
+        settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
+        done = subprocess.run(command, input=json.dumps(lines), **settings)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout.splitlines()[-1])
 
-    for name, file in (("convert", example), ("verify", records)):
-        refused = proxima(name, str(file), path=[site, dependencies])
-        line = f"error: proxima {name} needs the package proxima-peers; pip install proxima-peers\n"
-        assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", line)
-        assert f"\n    {name} " in proxima("--help", path=[site, dependencies]).stdout
-    done = proxima("convert", str(example), "--out", "recipe.yaml", path=[site, peers, dependencies])
-    assert (done.returncode, done.stdout) == (0, "wrote recipe.yaml\n"), done.stderr
-    done = proxima("verify", str(records), path=[site, peers, dependencies])
-    assert done.returncode == 0 and " matched " in done.stdout, done.stderr
+    return run
+
+
+EXAMPLE, RECORDS = str(PEERS / "tests/examples/verl_dapo.yaml"), str(PEERS / "tests/golden/trl_kto.json")
+
+
+def test_it_trains_in_an_empty_folder_and_convert_needs_the_wheel_of_the_peers(commands, tmp_path, tiny_model):
+    """With this environment's dependencies."""
+    small = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
+    train = ["train", "quickstart", *small, f"model.path={tiny_model('llama')}"]
+    needy = [["convert", EXAMPLE], ["verify", RECORDS]]
+    lines = (["list", "recipes"], train, ["init"], ["--help"], *needy)
+    recipes, trained, init, shown, *refused = commands(["site", "dependencies"], *lines)
+    assert recipes[0] == 0 and "\nquickstart " in recipes[1] and "\ncpu/dapo " in recipes[1], recipes
+    assert trained[0] == 0 and "done: 2 steps" in trained[1] and (tmp_path / "run" / "report.html").is_file(), trained
+    assert "# quickstart:" in (tmp_path / "run" / "config.yaml").read_text()
+    assert init[0] == 0 and (tmp_path / "recipe.yaml").is_file(), init
+    for (name, _), answer in zip(needy, refused, strict=True):
+        assert answer == [2, "", f"error: proxima {name} needs the package proxima-peers; pip install proxima-peers\n"]
+        assert f"\n    {name} " in shown[1]
+
+
+def test_convert_and_verify_have_the_wheel_of_the_peers(commands):
+    convert = ["convert", EXAMPLE, "--out", "recipe.yaml"]
+    converted, verified = commands(["site", "peers", "dependencies"], convert, ["verify", RECORDS])
+    assert converted[:2] == [0, "wrote recipe.yaml\n"], converted
+    assert verified[0] == 0 and " matched " in verified[1], verified

@@ -68,7 +68,7 @@ def step_of(words: list[str], launcher: str, ranks: int, sharding: str, folder: 
     recipe = str(HERE / "rank_speed" / "sft.yaml")
     command = [sys.executable]
     if launcher == "torchrun":
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
         common += [f"placement={{kind: torchrun, sharding: {sharding}}}"]
     if launcher == "ray":
         common += [f"placement={{kind: ray, ranks: {ranks}, gpus_per_rank: 0, sharding: {sharding}}}"]

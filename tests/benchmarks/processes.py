@@ -4,13 +4,14 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.warm import ROOT, WarmPopen
+from tests.warm import LAUNCHER, ROOT, WarmPopen
 
 
 class Subprocess:
     """The part of the module `subprocess` that benchmarks use."""
 
-    PIPE, CalledProcessError, TimeoutExpired = subprocess.PIPE, subprocess.CalledProcessError, subprocess.TimeoutExpired
+    PIPE, DEVNULL = subprocess.PIPE, subprocess.DEVNULL
+    CalledProcessError, TimeoutExpired = subprocess.CalledProcessError, subprocess.TimeoutExpired
 
     def __init__(self, log: Path) -> None:
         self.log = log
@@ -18,6 +19,8 @@ class Subprocess:
 
     def Popen(self, command: list[str], **options: Any) -> Any:
         """A side of a benchmark."""
+        if command[1:3] == ["-m", "torch.distributed.run"]:
+            command = [*LAUNCHER, *command[3:]]
         self.started.append(WarmPopen(command, **{"cwd": ROOT, **options}))
         return self.started[-1]
 

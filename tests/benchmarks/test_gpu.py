@@ -53,7 +53,7 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     }
     for name, code in scripts.items():
         (tmp_path / f"{name}.py").write_text(code)
-    parts = {name: gpu.Part(f"{tmp_path}/{name}.py {{out}}", 0.01 if name == "slow" else 1) for name in scripts}
+    parts = {name: gpu.Part(f"{tmp_path}/{name}.py {{out}}", 0.01 if name == "slow" else 30) for name in scripts}
     parts["absent"] = gpu.Part("-m nothing", 1, needs=("no_such_package",))
     monkeypatch.setattr(gpu, "PARTS", parts)
     monkeypatch.setattr(gpu, "need_model", lambda path: path)

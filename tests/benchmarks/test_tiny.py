@@ -17,8 +17,11 @@ from benchmarks.__main__ import CLAIMS
 from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
 from proxima.engine import supervisor
+from proxima.lab.rehearsal import device_fit
 from proxima.runtime.watch.activity import Activity
+from proxima.view.microscope import viewer_process
 from tests.benchmarks.processes import Subprocess
+from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
 
 BATCH = ["--prompts", "2", "--completions", "2"]
@@ -41,7 +44,7 @@ TINY = {  # the options of each
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "layouts": ["--only", "qwen3_4b_grpo"],
-    "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
+    "rank_memory": ["--ranks", "1", "--layouts", "LoRA", "--tokens", "60", "--length", "12"],
     "rank_speed": [
         "--repeats",
         "1",
@@ -67,7 +70,7 @@ TINY = {  # the options of each
     "async_vs_sync": ["--seeds", "1", "--steps", "5"],
     "plan": [],
     "seeds": ["--seeds", "1", "--algorithms", "cppo", "--set", *SHORT_RUN],
-    "view": ["--shape", "8x20", "--long", "40", "--seconds", "1"],
+    "view": ["--shape", "8x20", "--long", "40", "--seconds", "1", "--steps", "1"],
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
@@ -124,10 +127,13 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
 
     def run(claim):
         module = importlib.import_module(f"benchmarks.{claim}.run")
-        for place in (harness, long_tail, module):
-            changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": started}
-            for name, value in changes.items():
-                monkeypatch.setattr(place, name, value, raising=False)
+        changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": started}
+        changes |= {"Popen": started.Popen, "run_process": started.run}
+        parts = [part for name, part in sys.modules.items() if name.startswith(f"benchmarks.{claim}.")]
+        for place in (harness, long_tail, viewer_process, *parts):
+            for name in changes.keys() & vars(place).keys():
+                monkeypatch.setattr(place, name, changes[name])
+        monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
         monkeypatch.setattr(harness, "commit", lambda: "none")
         replaced = {
             "recipe": smaller(long_tail.recipe),
@@ -197,6 +203,7 @@ def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
 
 def test_kills_of_asynchronous_runs(measured, monkeypatch):
     monkeypatch.setattr(asynchronous, "STEPS", 3)
+    monkeypatch.setattr(asynchronous, "COMPLETIONS", 1)
     monkeypatch.setattr(asynchronous, "PERMUTATIONS", 20)
     monkeypatch.setitem(TINY, "kills", ["--asynchronous", "--kills", "1", "--whole", "1", "--processes", "0"])
     result = measured("kills")

@@ -1,4 +1,7 @@
+import shutil
 from collections.abc import Callable
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ train: {{steps: 2, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{
 eval: {{task: {{kind: arithmetic, low: 1, high: 9, size: 6, split: test}}}}
 runtime: {{threads: 1}}
 """
+OVERRIDES = ("checkpoint.every=1", "eval.limit=3", "eval.sampling={temperature: 0}")  # of the run that is shared
 
 
 @pytest.fixture
@@ -50,6 +54,32 @@ def recipe(here: Path, tiny_model: Callable[..., Path]) -> Callable[..., str]:
         return name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, tiny_model: Callable[..., Path]) -> tuple[Path, str]:
+    """A folder with a recipe and its finished run, read-only by agreement, and what its command printed."""
+    top, out = tmp_path_factory.mktemp("trained"), StringIO()
+    (top / "tiny.yaml").write_text(TINY.format(model=tiny_model("llama")), encoding="utf-8")
+    with chdir(top), redirect_stdout(out):
+        assert main(["train", "tiny.yaml", "folder=run", *OVERRIDES]) == 0
+    return top, out.getvalue()
+
+
+@pytest.fixture
+def run(trained: tuple[Path, str], here: Path) -> str:
+    """A copy of that run and its recipe in the current folder; what its command printed."""
+    shutil.copytree(trained[0], here, dirs_exist_ok=True)
+    return trained[1]
+
+
+@pytest.fixture
+def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rehearsal needs a process of its own; that one need not import torch first."""
+    from proxima.lab.rehearsal import device_fit
+    from tests.cli.warm_rehearsals import WarmExecutor
+
+    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
 
 
 @pytest.fixture

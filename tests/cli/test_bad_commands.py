@@ -1,16 +1,27 @@
-"""Some two hundred commands that can't work: each is told in one line that says why, with exit code 2, and leaves
-nothing behind. No weights are read."""
+"""Commands that cannot work: each is told in one line that says why, with exit code 2, and leaves nothing behind. No
+weights are read."""
 
 import json
 import os
+import re
+import shlex
+import shutil
+import socket
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from proxima.cli.main import COMMANDS
+from proxima.config import resolve
+from proxima.config.validate import warnings
+from tests.cli.conftest import TINY
+from tests.cli.test_score import write_scored
+from tests.lab.simulate.simulated import RECIPE
+from tests.prepare.published import gsm8k_folder
 from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft
 
-HUGE = "x" * 300_000
 BAD_PATHS = {
     "below a file": "file/x",
     "below /proc": "/proc/x/y",
@@ -20,244 +31,120 @@ BAD_PATHS = {
     "not UTF-8": "\udcff\udc80",
     "a home that is not": "~nobody_such/x",
     "a NUL": "a\0b",
-    "huge": HUGE,
+    "huge": "x" * 300_000,
     "a device": "/dev/null",
     "a socket": "socket",
     "a device's folder": "/dev/null/x",
     "a text": "file",
 }
-READ = {  # a path is read
-    "train": "train {}",
-    "train --resume": "train {} --resume",
-    "model": "train tiny.yaml folder=o model.path={}",
-    "task": "train tiny.yaml folder=o task={{kind:\tjsonl,\tpath:\t{}}}",
-    "parquet": "train tiny.yaml folder=o task={{kind:\tparquet,\tpath:\t{}}}",
-    "rollouts": "train tiny.yaml folder=o rollouts={}",
-    "sft": "sft {}",
-    "sft rows": "sft sft.yaml folder=o task.path={}",
-    "reward": "reward {}",
-    "reward rows": "reward reward.yaml folder=o task.path={}",
-    "dpo": "dpo {}",
-    "dpo rows": "dpo dpo.yaml folder=o task.path={}",
-    "explain": "explain {}",
-    "simulate": "simulate {}",
-    "simulate --from": "simulate tiny.yaml --from {}",
-    "simulate --times": "simulate tiny.yaml --times {}",
-    "sweep": "sweep {}",
-    "compare": "compare {}",
-    "eval": "eval {} tiny.yaml",
-    "eval --compare": "eval --compare {} {}",
-    "score": "score {} --reward number",
-    "score --model": "score rows.jsonl --reward number --model {}",
-    "serve-reward": "serve-reward {}",
-    "generate": "generate {} hi",
-    "export": "export {} o",
-    "calibrate": "calibrate {}",
-    "plot run": "plot run {}",
-    "plot threshold": "plot threshold {}",
-    "verify": "verify {}",
-    "check --model": "check local --model {}",
-    "convert": "convert {} --from verl",
-    "data show": "data show {}",
-    "data check": "data check {}",
-    "data prepare": "data prepare {} --out o",
-    "engine serve": "engine serve {}",
-}
-WRITTEN = {  # a path is written
-    "train": "train tiny.yaml folder={}",
-    "sft": "sft sft.yaml folder={}",
-    "reward": "reward reward.yaml folder={}",
-    "dpo": "dpo dpo.yaml folder={}",
-    "dpo cache": "dpo dpo.yaml folder=o preference.cache={}",
-    "init": "init {}",
-    "schema": "schema {}",
-    "sweep --folder": "sweep sweep.yaml --folder {}",
-    "score --json-out": "score rows.jsonl --reward number --json-out {}",
-    "simulate --html": "simulate tiny.yaml --lag 0 --steps 2 --html {}",
-    "plot": "plot surrogate cppo --out {}.svg",
-    "convert": "convert verl.yaml --from verl --out {}",
-}
-UNWRITABLE = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
-VALUES = """
-train tiny.yaml seed=x
-train tiny.yaml seed=1.5
-train tiny.yaml train.steps=0
-train tiny.yaml train.steps=-1
-train tiny.yaml train.steps=[1]
-train tiny.yaml train.steps=1e400
-train tiny.yaml train=5
-train tiny.yaml train=null train.steps=x
-train tiny.yaml model=[]
-train tiny.yaml =1
-train tiny.yaml a..b=1
-train tiny.yaml .=1
-train tiny.yaml reward.7=number
-train tiny.yaml reward=[]
-train tiny.yaml reward={}
-train tiny.yaml reward.0.weight=.nan
-train tiny.yaml algorithm=nothing
-train tiny.yaml algorithm.surrogate=[]
-train tiny.yaml algorithm.surrogate=no.such:Class
-train tiny.yaml algorithm.surrogate=os:path
-train tiny.yaml algorithm.selection=cppo
-train tiny.yaml engine=vlm
-train tiny.yaml engine.slots=0
-train tiny.yaml engine.slots=many
-train tiny.yaml sampling.top_p=0
-train tiny.yaml engine.slots=5 sampling.top_k=-2
-train tiny.yaml runtime.threads=-1
-train tiny.yaml runtime.max_lag=-1
-train tiny.yaml eval.every=-1
-train tiny.yaml checkpoint.every=x
-train tiny.yaml monitor=wandbb
-train tiny.yaml model.device=cuda:99
-train tiny.yaml model.dtype=float8
-train tiny.yaml train.optimizer=sgdd
-train tiny.yaml train.schedule=linera
-train tiny.yaml task.size=-4
-train tiny.yaml task.kind=arithmetik
-train tiny.yaml seed=1 seed=2
-train tiny.yaml --resume --overwrite
-train tiny.yaml --accept-changes
-train tiny.yaml --resume
-train tiny.yaml --unknown
-train tiny.yaml extra
-train
-train sft.yaml
-train no/such/recipe
-train quickstartt
-sft
-sft tiny.yaml
-sft sft.yaml sft.nothing=1
-sft sft.yaml train.steps=x
-sft sft.yaml train.epochs=-1
-sft sft.yaml reward=number
-sft sft.yaml task.answer=nothing
-sft sft.yaml algorithm=cppo
-sft sft.yaml rollouts=run
-sft sft.yaml --rollouts run
-sft sft.yaml eval.samples=-1
-reward
-reward sft.yaml
-reward reward.yaml train.examples_per_step=0
-reward reward.yaml reward_model.head_std=-1
-reward reward.yaml eval.limit=-3
-reward reward.yaml model.lora={rank:0}
-reward reward.yaml --resume
-dpo
-dpo reward.yaml
-dpo dpo.yaml preference.loss=[]
-dpo dpo.yaml preference.loss=sigmoidd
-dpo dpo.yaml preference.weights=[1,2,3]
-dpo dpo.yaml preference.reference=x
-dpo dpo.yaml preference.loss.0.beta=-1
-dpo dpo.yaml train.optimizer.lr=-1
-dpo dpo.yaml task.path=sft.yaml
-sweep sweep.yaml --jobs 0
-sweep sweep.yaml --jobs x
-sweep sweep.yaml --only nothing
-simulate tiny.yaml --lag x
-simulate tiny.yaml --lag -1
-simulate tiny.yaml --steps 1
-simulate tiny.yaml --concurrent 0
-simulate tiny.yaml times.nothing=1
-simulate sft.yaml
-compare
-compare nothing*
-compare . --metric
-compare . --target x
-eval
-eval model
-eval model tiny.yaml sft.yaml
-eval model tiny.yaml --samples 0
-eval model tiny.yaml --samples x
-eval model tiny.yaml --k x
-eval model tiny.yaml --temperature hot
-eval model --task nothing
-eval model --task gsm8k=
-eval model --task gsm8k task.size=4
-eval --compare . .
-score rows.jsonl
-score rows.jsonl --reward nothing
-score rows.jsonl --reward rows.jsonl:f
-score rows.jsonl --reward number --rows -1
-score rows.jsonl --reward number --prompt nothing
-serve-reward model --port x
-serve-reward model --max-tokens x
-generate model
-generate model hi --samples 0
-generate model hi --temperature -1
-generate model hi --max-tokens 0
-generate model hi --dtype int
-generate model hi --template-argument x
-export . o
-export . o --checkpoint 3 --adapter --critic
-explain tiny.yaml sampling.temperature=0
-explain tiny.yaml seed
-explain tiny.yaml a.b.c.d.e=1
-explain bad.yaml
-list nothing
-list surrogate reward
-data
-data nothing
-data prepare nothing
-calibrate tiny.yaml --share 2
-calibrate tiny.yaml --steps 0
-calibrate tiny.yaml --share x
-plot
-plot nothing
-plot surrogate
-plot surrogate nothing
-plot surrogate cppo --out x.pdf
-plot surrogate cppo,delta=x
-plot surrogate cppo --position x
-doctor --engine nothing
-doctor --engine http://localhost:99999
-verify
-verify rows.jsonl
-check
-check nothing
-check cppo delta=-1
-check cppo nothing=1
-check cppo --slot nothing
-check reward cppo
-check no.such:Class
-check os:path
-check json:JSONDecodeError
-convert
-convert verl.yaml --from nothing
-convert rows.jsonl
-schema a b
-engine
-engine nothing
-engine probe
-engine serve tiny.yaml
-nothing
---nothing
-trian tiny.yaml
+READ = """
+train {}
+train {} --resume
+train tiny.yaml folder=o model.path={}
+train tiny.yaml folder=o task={{kind:\tjsonl,\tpath:\t{}}}
+train tiny.yaml folder=o task={{kind:\tparquet,\tpath:\t{}}}
+train tiny.yaml folder=o rollouts={}
+sft {}
+sft sft.yaml folder=o task.path={}
+reward {}
+reward reward.yaml folder=o task.path={}
+dpo {}
+dpo dpo.yaml folder=o task.path={}
+explain {}
+simulate {}
+simulate tiny.yaml --from {}
+simulate tiny.yaml --times {}
+sweep {}
+compare {}
+eval {} tiny.yaml
+eval --compare {} {}
+score {} --reward number
+score rows.jsonl --reward number --model {}
+serve-reward {}
+generate {} hi
+export {} o
+calibrate {}
+plot run {}
+plot threshold {}
+verify {}
+check local --model {}
+convert {} --from verl
+data show {}
+data check {}
+data prepare {} --out o
+engine serve {}
 """
+WRITTEN = """
+train tiny.yaml folder={}
+sft sft.yaml folder={}
+reward reward.yaml folder={}
+dpo dpo.yaml folder={}
+dpo dpo.yaml folder=o preference.cache={}
+init {}
+schema {}
+sweep sweep.yaml --folder {}
+score rows.jsonl --reward number --json-out {}
+simulate tiny.yaml --lag 0 --steps 2 --html {}
+plot surrogate cppo --out {}.svg
+convert verl.yaml --from verl --out {}
+"""
+UNWRITABLE = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{last}'] * 10)}]\n" for last, new in zip("abcdefgh", "bcdefghi", strict=True)
+)
+FILES = {
+    "rows.jsonl": json.dumps({"question": "1 + 1", "completion": "2", "answer": "2"}),
+    "sweep.yaml": "recipe: tiny.yaml\nseeds: [1]\ncells: {a: {train.steps: 1}}\n",
+    "verl.yaml": "actor_rollout_ref: {model: {path: a/b}}\nalgorithm: {adv_estimator: grpo}\n",
+    "simulated.yaml": json.dumps(RECIPE),
+    "bad.yaml": "extends: bad.yaml\n",
+    "deep.yaml": "a: " + "[" * 5000 + "]" * 5000,
+    "escape.yaml": "seed: 1\x1b",
+    "bomb.yaml": f"extends: tiny.yaml\n{BOMB}\n",
+    "surrogate.yaml": 'extends: tiny.yaml\ndata: {system: "\\ud83d"}\n',
+    "file": "x",
+    "blank.jsonl": "\n",
+    "torn.jsonl": '{"problem": "1',
+    "problem.jsonl": json.dumps({"problem": "1 + 1", "answer": "2"}),
+    "long.jsonl": json.dumps({"question": "x" * 400, "answer": "2"}),
+    "unread.jsonl": "".join(json.dumps({"question": "?", "answer": answer}) + "\n" for answer in ("1", "two", "3")),
+    "sets/gsm8k/test.jsonl": json.dumps({"question": "What is 1 + 1?", "answer": "#### 2"}),
+    "used/config.yaml": "x: 1\n",
+}
+ENTRIES = [entry.split("\n") for entry in (Path(__file__).parent / "refused.txt").read_text().split("\n$ ")[1:]]
+
+
+@pytest.fixture(scope="module")
+def given(tiny_model, tmp_path_factory):
+    """A folder with recipes, models, rows and things that are no files."""
+    from proxima.model.lora import Lora
+    from proxima.model.save import save_trained
+    from tests.model.adapters import with_adapter
+
+    top, model = tmp_path_factory.mktemp("refused"), tiny_model("llama")
+    for name, text in FILES.items():
+        (top / name).parent.mkdir(parents=True, exist_ok=True)
+        (top / name).write_text(text)
+    (top / "tiny.yaml").write_text(TINY.format(model=model))
+    for name, method in (("sft", tiny_sft), ("reward", tiny_reward), ("dpo", tiny_dpo)):
+        (top / f"{name}.yaml").write_text(yaml.safe_dump(method.recipe(model, top / "rows")))
+    write_scored(top)
+    gsm8k_folder(top / "raw")
+    gsm8k_folder(top / "unasked", test=[{"question": "", "answer": f"#### {i}"} for i in (1, 2)])
+    (top / "loop").symlink_to("loop")
+    (top / "broken").symlink_to("nowhere")
+    (top / "model").symlink_to(model)
+    save_trained(with_adapter(shutil.copytree(model, top / "base"), Lora(rank=4, alpha=32)), top / "adapter")
+    os.mknod(top / "socket", 0o140600)
+    return top
 
 
 @pytest.fixture
-def place(here, recipe, tiny_model):
-    """A current folder with recipes, rows and things that are no files."""
-    recipe()
-    for name, method in (("sft", tiny_sft), ("reward", tiny_reward), ("dpo", tiny_dpo)):
-        (here / f"{name}.yaml").write_text(yaml.safe_dump(method.recipe(tiny_model("llama"), here / "rows")))
-    (here / "rows.jsonl").write_text(json.dumps({"question": "1 + 1", "completion": "2", "answer": "2"}) + "\n")
-    (here / "sweep.yaml").write_text("recipe: tiny.yaml\nseeds: [1]\ncells: {a: {train.steps: 1}}\n")
-    (here / "verl.yaml").write_text("actor_rollout_ref: {model: {path: a/b}}\nalgorithm: {adv_estimator: grpo}\n")
-    (here / "bad.yaml").write_text("extends: bad.yaml\n")
-    (here / "file").write_text("x")
-    (here / "loop").symlink_to("loop")
-    (here / "broken").symlink_to("nowhere")
-    (here / "model").symlink_to(tiny_model("llama"))
-    os.mknod(here / "socket", 0o140600)
-    return here
+def place(given, monkeypatch, tmp_path):
+    """The folder as the current one, without a network, with empty caches; nobody may read weights."""
+    datasets = pytest.importorskip("datasets")
+    from huggingface_hub import constants
 
-
-@pytest.fixture(autouse=True)
-def no_weights(monkeypatch):
     def read(*_, **__):
         raise AssertionError("weights were read")
 
@@ -265,48 +152,106 @@ def no_weights(monkeypatch):
     users = ("model.model_source", "runtime.launch.inference", "runtime.launch.teacher", "runtime.state.export")
     for module in (*users, "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
+    monkeypatch.chdir(given)
+    return given
+
+
+@cache
+def files_before(place):
+    """What is there before the first command, and after each."""
+    return set(place.rglob("*"))
 
 
 def refused(proxima, place, words):
-    before = set(place.rglob("*"))
-    code, _, err = proxima(*words)
+    """The line that a command is refused with."""
+    before = files_before(place)
+    code, out, err = proxima(*words)
     shown = " ".join(word[:60] for word in words)
     assert code == 2, (shown, code, err[:500])
     assert err.count("\n") == 1 and err.startswith("error: ") and len(err) < 2_500, (shown, err[:3000])
-    assert set(place.rglob("*")) == before, (shown, set(place.rglob("*")) - before)
+    assert words[0] == "explain" or re.fullmatch(r"(.{8}  (checking recipe and data|tokenizing)\n)*", out), (shown, out)
+    after = set(place.rglob("*"))
+    assert after == before, (shown, after ^ before)
+    return err.rstrip("\n")
+
+
+def commands(templates, path):
+    """The words of each command with that path."""
+    for line in templates.strip().split("\n"):
+        yield line, [word.replace("\t", " ").format(path) for word in line.split(" ")]
 
 
 @pytest.mark.parametrize("kind", BAD_PATHS)
 def test_a_path_that_can_not_be_read(proxima, place, kind):
-    for template in READ.values():
-        words = [word.replace("\t", " ").format(BAD_PATHS[kind]) for word in template.split(" ")]
-        if "~" in BAD_PATHS[kind] or "\t" not in template or kind not in ("a NUL", "not UTF-8", "huge"):
+    for line, words in commands(READ, BAD_PATHS[kind]):
+        if "\t" not in line or kind not in ("a NUL", "not UTF-8", "huge"):
             refused(proxima, place, words)
 
 
 @pytest.mark.parametrize("kind", UNWRITABLE)
 def test_a_path_that_can_not_be_written(proxima, place, kind):
-    for template in WRITTEN.values():
-        refused(proxima, place, [word.format(BAD_PATHS[kind]) for word in template.split(" ")])
+    for _, words in commands(WRITTEN, BAD_PATHS[kind]):
+        refused(proxima, place, words)
 
 
-@pytest.mark.parametrize("command", sorted({line.partition(" ")[0] for line in VALUES.split("\n") if line}))
-def test_a_value_that_can_not_be(proxima, place, command):
-    for line in VALUES.split("\n"):
+@pytest.mark.parametrize("command", sorted({line.partition(" ")[0] for line, *_ in ENTRIES}))
+def test_a_command_that_can_not_work(proxima, place, command):
+    """What refused.txt lists."""
+    for line, *expected in ENTRIES:
         if line.partition(" ")[0] == command:
-            refused(proxima, place, [word.replace(":", ": ") if "{" in word else word for word in line.split(" ")])
+            err = refused(proxima, place, shlex.split(line))
+            for text in expected:
+                whole = text.startswith("error: ") and not text.endswith("…")
+                assert err == text if whole else text.rstrip("…") in err, (line, err)
 
 
-def test_a_write_to_a_device_leaves_it_a_device(proxima, place):
-    os.mkfifo(place / "pipe")
-    reader = os.open(place / "pipe", os.O_RDONLY | os.O_NONBLOCK)
-    assert proxima("score", "rows.jsonl", "--reward", "number", "--json-out", "pipe")[0] == 0
-    assert b'"rewards"' in os.read(reader, 1 << 16) and (place / "pipe").is_fifo()
+def test_there_are_hundreds():
+    paths = READ.strip().count("\n") * len(BAD_PATHS) + WRITTEN.strip().count("\n") * len(UNWRITABLE)
+    assert len(ENTRIES) > 300 and len(ENTRIES) + paths > 800
+    assert {"sft", "reward", "dpo"} < {line.partition(" ")[0] for line, *_ in ENTRIES}
+    assert Path("/dev/null").is_char_device()
+
+
+def test_an_unknown_command_is_told_all_of_them(proxima):
+    assert proxima("xyz")[2].startswith(f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}")
+
+
+def test_a_write_to_a_device_leaves_it_a_device(proxima, place, tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert proxima("score", "rows.jsonl", "--reward", "number", "--json-out", pipe)[0] == 0
+    assert b'"rewards"' in os.read(reader, 1 << 16) and pipe.is_fifo()
     os.close(reader)
 
 
-def test_there_are_two_hundred():
-    lines = [line for line in VALUES.split("\n") if line]
-    assert len(lines) > 150 and len(lines) + len(READ) * len(BAD_PATHS) + len(WRITTEN) * len(UNWRITABLE) > 600
-    assert {"sft", "reward", "dpo"} < {line.partition(" ")[0] for line in lines}
-    assert Path("/dev/null").is_char_device()
+@pytest.mark.parametrize("override", ["sampling.temperature=0", "model.device=cuda:99", "model.device=mps"])
+def test_explain_shows_the_values_and_then_the_problem(proxima, place, override):
+    code, out, err = proxima("explain", "tiny.yaml", override)
+    assert code == 2 and override.partition("=")[0] in out and err.startswith(f"error: {override} (command line): ")
+
+
+def test_control_characters(proxima, place):
+    assert proxima("explain", "tiny.yaml", "data.system=a\x07b")[::2] == (0, "")
+    err = refused(proxima, place, ["train", "tiny.yaml", "folder=runs/\x1b[31mred"])
+    assert "\x1b" not in err and "must not have control characters" in err
+
+
+def test_a_scorer_that_is_not_there(proxima, place):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/score"
+        err = refused(proxima, place, ["train", "tiny.yaml", f"reward={{kind: http, url: '{url}', retries: 0}}"])
+    assert err == f"error: reward 'http': {url} can't be reached: Connection refused; start the scorer before the run"
+
+
+def test_a_penalty_that_is_never_due_is_said(place):
+    """The tiny recipe's completions have at most 4 tokens."""
+    for limit, message in ((4, []), (7, []), (8, ["reward.0.max_tokens=8 "])):
+        resolved = resolve("tiny.yaml", [f"reward={{kind: overlong, max_tokens: {limit}, buffer_tokens: 4}}"])
+        said = [str(problem) for problem in warnings(resolved) if "never reached" in str(problem)]
+        assert [line[: len("reward.0.max_tokens=8 ")] for line in said] == message

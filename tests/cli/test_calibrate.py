@@ -131,20 +131,6 @@ def test_a_named_folder_is_not_overwritten(proxima, here, recipe):
     assert code == 2 and "mine" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["calibrate", "r.yaml", "--share", "1"], "--share 1 must be between 0 and 1"),
-        (["calibrate", "r.yaml", "--steps", "0"], "--steps 0 must be at least 1"),
-        (["plot", "threshold", "nope"], "nope is not a run"),
-    ],
-)
-def test_bad_input(proxima, recipe, words, line):
-    recipe(name="r.yaml")
-    code, _, err = proxima(*words)
-    assert code == 2 and line in err
-
-
 def test_bad_input_of_a_run(proxima, calibrated):
     run = "runs/tiny-calibration"
     for words, line in (

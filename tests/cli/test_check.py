@@ -159,21 +159,10 @@ def test_a_strangers_reward(stranger, capsys):
     assert "so a completion has no score, or another's" in out
 
 
-@pytest.mark.parametrize("kind", ["ppo_clip", "token_mean", "grpo", "prune", "second_moment", "k3", "gsm8k"])
+@pytest.mark.parametrize("kind", ["grpo", "prune", "second_moment", "k3", "gsm8k"])
 def test_our_kinds(kind, capsys):
     assert main(["check", kind]) == 0
     assert "FAILED " not in capsys.readouterr().out.replace("0 FAILED", "")
-
-
-def test_a_kind_that_is_not_there(capsys):
-    assert main(["check", "cppoo"]) == 2
-    assert "did you mean 'cppo'?" in capsys.readouterr().err
-    assert main(["check", "nowhere.at_all:Thing"]) == 2
-    assert "nowhere.at_all:Thing can't be imported: ModuleNotFoundError" in capsys.readouterr().err
-    assert main(["check", "./losses.py:Thing"]) == 2
-    assert "a class is named by its module, not by a file; write package.module:Class" in capsys.readouterr().err
-    assert main(["check", "cppo", "delta=-1"]) == 2
-    assert "surrogate.delta=-1" in capsys.readouterr().err
 
 
 ENGINE = """
@@ -236,5 +225,3 @@ def test_our_engine(capsys):
 def test_the_slot_may_stand_before_the_kind(capsys):
     assert main(["check", "aggregate", "token_mean"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith("aggregate token_mean: ")
-    assert main(["check", "surrogate", "token_mean"]) == 2
-    assert "surrogate.kind=token_mean (command line): no surrogate 'token_mean'" in capsys.readouterr().err

@@ -5,17 +5,7 @@ import os
 
 import pytest
 
-from tests.prepare.published import (
-    GSM8K_TEST,
-    LONG,
-    gsm8k_folder,
-    lines,
-    math500_row,
-    math_row,
-    table,
-    write_dapo,
-    write_jsonl,
-)
+from tests.prepare.published import LONG, gsm8k_folder, lines, math500_row, math_row, table, write_dapo, write_jsonl
 
 
 @pytest.fixture(autouse=True)
@@ -155,64 +145,6 @@ def test_the_prompt(proxima, here):
     ]
     card = json.loads((here / "data/gsm8k/card.json").read_text())
     assert card["command"] == "proxima data prepare gsm8k --from raw --template @t.txt --system 'Be brief.'"
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (("gsm8",), "error: source=gsm8 (command line): did you mean 'gsm8k'?"),
-        (
-            ("gsm8k",),
-            "error: gsm8k: openai/gsm8k is not in the cache, and the hub is off (HF_HUB_OFFLINE); give a copy with "
-            "--from PATH",
-        ),
-        (("gsm8k", "--from", "nowhere"), "error: 'nowhere': no such file or folder"),
-        (("gsm8k", "--from", "test=raw"), "error: --from test=raw: there is no part 'test'; the parts are gsm8k"),
-        (
-            ("aime", "--from", "raw"),
-            "error: --from raw: which part is it? write --from aime24=raw or --from aime25=raw",
-        ),
-        (
-            ("gsm8k", "--from", "raw", "--template", "boxd"),
-            "error: template='boxd' is not a template; take one of plain, dapo, boxed",
-        ),
-        (("gsm8k", "--from", "raw", "--held-out", "2"), "error: held_out=2.0 must be in [0, 1)"),
-        (
-            ("gsm8k", "--from", "raw", "--conflicts", "last"),
-            "error: conflicts='last' must be one of drop, first, majority",
-        ),
-        (("gsm8k", "--from", "raw", "--against", "nowhere"), "error: against='nowhere': 'nowhere': no such file"),
-        (("gsm8k", "--from", "raw", "--out", "raw"), "error: raw exists and is not prepared data (no card.json in it)"),
-        (("math500", "--from", "raw"), "error: math500: no test question is left of 2 rows"),
-        (
-            ("dapo-math", "--from", "raw"),
-            "error: dapo-math: 2 of 2 test questions (100.0%) can't be used; the first, raw/test.jsonl row 0, has an",
-        ),
-        (("aime24", "--from", "torn.jsonl"), "error: torn.jsonl:1 is not JSON"),
-    ],
-)
-def test_what_a_user_reads(proxima, here, words, line):
-    gsm8k_folder(
-        here / "raw",
-        test=[{"question": "", "answer": "#### 1"}, {"question": "", "answer": "#### 2"}]
-        if "math500" in words
-        else GSM8K_TEST,
-    )
-    (here / "torn.jsonl").write_text('{"problem": "1')
-    more = ("--max-unreadable", "1") if "math500" in words else ()
-    code, _, err = proxima("data", "prepare", *words, *more)
-    assert code == 2 and err.startswith(line), err
-    assert err.count("\n") == 1 and "data" not in os.listdir(here)
-
-
-def test_folders_that_are_none(proxima, here):
-    for action in ("show", "check"):
-        code, _, err = proxima("data", action, "nowhere")
-        assert (
-            code == 2
-            and err == "error: nowhere is not prepared data (no card.json in it); make it with proxima data prepare\n"
-        )
-    assert proxima("data")[0] == 2
 
 
 def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):

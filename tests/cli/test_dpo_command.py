@@ -1,6 +1,4 @@
-"""`proxima dpo` as it is typed: the run, its log and report, the wrong command, explain, and bad values."""
-
-import pytest
+"""`proxima dpo` as it is typed: the run, its log and report, and explain."""
 
 from proxima.cli.main import main
 from tests.runtime.offline import tiny_dpo
@@ -19,27 +17,7 @@ def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
     assert main(["dpo", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
 
 
-def test_the_wrong_command_names_the_right_one(file, capsys):
-    assert main(["train", str(file)]) == 2
-    assert "is a recipe of `proxima dpo`, because it has a section 'preference'" in capsys.readouterr().err
-
-
 def test_explain_counts_both_sides_of_a_pair(file, capsys):
     assert main(["explain", str(file)]) == 0
     out = capsys.readouterr().out
     assert "examples have about 68 tokens, the longest of those read has 69" in out
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("preference.loss=sigmod", "did you mean 'sigmoid'?"),
-        ("preference.chosen=best", "task: none of its 10 rows can be used: chosen names no column of the row"),
-        ("preference.reference=other", "preference.reference=other"),
-        ("algorithm=grpo", "has no field 'algorithm'"),
-    ],
-)
-def test_bad_values_are_one_line(override, message, file, tmp_path, capsys):
-    assert main(["dpo", str(file), override, f"folder={tmp_path / 'run'}"]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

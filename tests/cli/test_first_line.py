@@ -79,30 +79,3 @@ def test_a_terminal_is_told_at_once(command):
     assert pipe.getvalue() == ""
     command_line.announce(argparse.Namespace(command="explain", model="x"), other := Terminal())
     assert other.getvalue() == ""
-
-
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (
-            ["placement=torchrun"],
-            "placement.kind=torchrun (command line): is for a process that a launcher has started,",
-        ),
-        (
-            ["placement={kind: ray, ranks: 2, tensor_parallel: 3}"],
-            "placement.tensor_parallel=3 (command line): must be",
-        ),
-        (["folder=used"], "used contains a run; continue it with --resume, delete it with --overwrite, or set folder="),
-        (
-            ["algorithm.router_balance.coefficient=0.1"],
-            "algorithm.router_balance.coefficient=0.1 (command line): needs",
-        ),
-    ],
-)
-def test_what_needs_no_model_is_refused_before_it_and_leaves_nothing(recipe, proxima, here, words, line):
-    (here / "used").mkdir()
-    (here / "used" / "config.yaml").touch()
-    code, out, err = proxima("train", recipe(), *words)
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith(f"error: {line}")
-    assert sorted(place.name for place in here.iterdir()) == ["tiny.yaml", "used"]

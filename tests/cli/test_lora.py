@@ -58,43 +58,6 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
         ), err
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["model.lora.targets=[qq]"],
-            "is not a linear layer of this model; its linear layers are down_proj, gate_proj, ",
-        ),
-        (["model.lora.targets=q_proj"], "must be all-linear or a list: [q_proj]"),
-        (["model.lora.rank=0"], "must be >= 1"),
-        (["model.lora.dropout=0.1"], "'lora' has no field 'dropout'; known: alpha, dora, init, path, rank,"),
-        (["model.lora.path=base"], "is not an adapter; give a folder with adapter_config.json"),
-        (
-            ["model.lora.path=adapter"],
-            "model.lora.rank=16 (default): differs from 4, that of the adapter adapter; set it to that",
-        ),
-        (
-            ["model.lora={path: adapter, rank: 4, init: gaussian}"],
-            "model.lora.init=gaussian (command line): draws a new adapter, and model.lora.path is one; set one",
-        ),
-        (["model.path=adapter", ADAPTER], "is an adapter; write its base there, and the adapter as model.lora.path"),
-    ],
-)
-def test_bad_settings_are_refused_before_weights_are_loaded(
-    words, said, recipe, proxima, here, monkeypatch, tiny_model
-):
-    from proxima.model.lora import Lora
-    from proxima.model.save import save_trained
-    from tests.model.adapters import with_adapter
-
-    base = shutil.copytree(tiny_model("llama"), here / "base")
-    save_trained(with_adapter(base, Lora(rank=4, alpha=32)), here / "adapter")
-    monkeypatch.setattr("proxima.model.model_source.load", lambda *a, **k: pytest.fail("weights were loaded"))
-    model = [] if words[0].startswith("model.path") else ["model.path=base"]
-    code, _, err = proxima("train", recipe(), *model, *words)
-    assert code == 2 and said in err.splitlines()[-1] and err.count("error:") == 1, err
-
-
 def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
     monkeypatch.setattr("proxima.model.lora_layers.missing_peft", lambda: "pip install 'proxima-rl[lora]'")
     code, _, err = proxima("train", recipe(), ADAPTER)

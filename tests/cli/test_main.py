@@ -103,48 +103,11 @@ def test_no_command_shows_the_help(proxima):
     assert "commands:" in out
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["trian"], "error: unknown command 'trian'; did you mean 'train'?"),
-        (["inspect", "r.yaml"], "error: unknown command 'inspect'; did you mean 'data inspect'?"),
-        (["prob"], "error: unknown command 'prob'; did you mean 'engine probe'?"),
-        (["xyz"], f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}"),
-        (["train"], "error: the following arguments are required: recipe; see proxima train --help"),
-        (["train", "r.yaml", "--rseume"], "error: unknown argument '--rseume'; did you mean '--resume'?"),
-        (["train", "r.yaml", "--zzz"], "error: unknown argument '--zzz'; see proxima train --help"),
-        (["engine", "check", "http://h", "--modle", "m"], "error: unknown argument '--modle'; did you mean '--model'?"),
-        (["doctor", "now"], "error: unknown argument 'now'; see proxima doctor --help"),
-        (
-            ["train", "r.yaml", "--resume", "--overwrite"],
-            "error: --resume and --overwrite exclude each other: one resumes the run, ",
-        ),
-        (
-            ["generate", "m", "hi", "--temperature", "hot"],
-            "error: argument --temperature: invalid float value: 'hot'; see proxima generate --help",
-        ),
-    ],
-)
-def test_a_command_line_that_cannot_be_meant(proxima, here, words, line):
-    code, out, err = proxima(*words)
-    assert (code, out) == (2, "")
-    assert err.startswith(line)
-    assert len(err.splitlines()) == 1
-
-
 def test_a_user_sees_one_line_and_exit_2(here):
     """The exit code and the stream of a real process; the other lines are tested in this one."""
     done = as_a_user("trian", "recipes/quickstart.yaml", cwd=here)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: unknown command 'trian'; did you mean 'train'?\n"
-
-
-def test_a_recipe_that_is_not_there(proxima, here):
-    assert proxima("train", "recipes/quickstart.yaml") == (
-        2,
-        "",
-        "error: recipes/quickstart.yaml: no such recipe; did you mean quickstart?\n",
-    )
 
 
 def test_overrides_and_options_in_any_order(proxima, recipe):
@@ -220,22 +183,12 @@ def test_interrupt_ends_with_130(proxima, monkeypatch, here):
 
 
 def test_a_closed_pipe_is_no_error(here):
-    command = (
-        f"{sys.executable} -m proxima.cli.main list --json | head -c 10; ends=${{PIPESTATUS[0]}}; echo; echo $ends"
-    )
-    environment = {**os.environ, "PYTHONPATH": SOURCES, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=here, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.stdout.splitlines()[-1] == "0"
-    assert done.stderr == ""
-
-
-def test_an_unwritable_place_is_one_line(proxima, here):
-    (here / "file").write_text("")
-    code, _, err = proxima("schema", "file/schema.json")
-    assert code == 2
-    assert err == "error: file/schema.json: Not a directory; give another path\n"
+    """It has more to say than a pipe holds."""
+    command = [sys.executable, "-m", "proxima.cli.main", "list", "--json"]
+    with WarmPopen(command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.read(1) == b"{"
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 0)
 
 
 @pytest.mark.parametrize(

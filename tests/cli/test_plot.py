@@ -39,37 +39,6 @@ def test_fields(proxima):
     assert parse_surrogate("proxima.core.surrogate:Dppo,delta=.inf") == Dppo(delta=float("inf"))
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["ppo_clp"], "error: surrogate.kind=ppo_clp (command line): no surrogate 'ppo_clp'; did you mean 'ppo_clip'?"),
-        (
-            ["ppo_clip,epsilon_hihg=3"],
-            "error: surrogate.epsilon_hihg=3 (command line): 'ppo_clip' has no field 'epsilon_hihg'; did you mean "
-            "'epsilon_high'?",
-        ),
-        (["ppo_clip,epsilon_high=x"], "error: surrogate.epsilon_high=x (command line): must be a number"),
-        (
-            ["ppo_clip,dual_clip"],
-            "error: surrogate.dual_clip (command line): is not an override; write key=value, for example "
-            "train.steps=10",
-        ),
-        (["ppo_clip,epsilon_low=3"], "error: surrogate.epsilon_low=3 (command line): must be in [0, 1]"),
-        (["ppo_clip", "--behavior-probability", "2"], "error: behavior_probability=2.0 must be in (0, 1)"),
-        (["ppo_clip", "--out", "x.gif"], "error: x.gif has the suffix .gif; write an .svg or a .png"),
-        (
-            ["dppo,divergence=topk_tv"],
-            "error: dppo,divergence=topk_tv can't be drawn: Dppo needs `behavior_top_k_log_prob`, which the batch "
-            "lacks: "
-            "the engine does, with top-k log-probs switched on.",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn_is_one_line(proxima, here, words, line):
-    assert proxima("plot", "surrogate", *words) == (2, "", line + "\n")
-    assert not list(here.iterdir())
-
-
 def test_the_learning_curve_of_a_run(proxima, here):
     make_run(here / "runs/a", [step(i, reward=i / 10) for i in range(1, 5)])
     assert proxima("plot", "run", "runs/a", "--out", "a.svg") == (0, "a.svg\n", "")

@@ -8,6 +8,7 @@ from transformers import Qwen3Config
 
 from proxima.config import resolve
 
+pytestmark = pytest.mark.usefixtures("warm_rehearsals")
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -22,15 +23,15 @@ def test_it_fits_and_says_what_waits(proxima, recipe):
 
 
 def test_a_model_too_large_for_the_device(proxima, here):
-    """Eight layers of Qwen3-4B in the recipe of the whole: 1.2e9 weights, four times in float32."""
-    shape = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 8, "num_attention_heads": 32}
+    """Two layers of Qwen3-4B with a wide MLP, in the recipe of the whole: 1.1e9 weights, four times in float32."""
+    shape = {"hidden_size": 2560, "intermediate_size": 40_000, "num_hidden_layers": 2, "num_attention_heads": 32}
     config = Qwen3Config(vocab_size=151936, head_dim=128, num_key_value_heads=8, tie_word_embeddings=True, **shape)
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(here / "model")
     words = (ROOT / "recipes" / "qwen3_4b_grpo.yaml", "model.path=model", "sampling.max_tokens=1024", "--json")
     code, out, _ = proxima("rehearse", *words, "--devices", "L4-24G")
     fit = json.loads(out)
-    weights = (151936 * 2560 + 8 * (2560 * 128 * (32 + 2 * 8) + 32 * 128 * 2560 + 3 * 2560 * 9728)) * 4
+    weights = (151936 * 2560 + 2 * (2560 * 128 * (32 + 2 * 8) + 32 * 128 * 2560 + 3 * 2560 * 40_000)) * 4
     assert fit["peak"]["weights"] == pytest.approx(weights, rel=1e-3)
     assert fit["peak"]["optimizer"] == pytest.approx(2 * weights, rel=1e-3)
     assert fit["faults"] == [] and not any(wait["inside"] for wait in fit["waits"])
@@ -40,9 +41,3 @@ def test_a_model_too_large_for_the_device(proxima, here):
     assert all(change["needed"] < fit["needed"] for change in fit["advice"])
     for word in words:
         resolve(ROOT / "recipes" / "qwen3_4b_grpo.yaml", ["model.path=model", word])
-
-
-@pytest.mark.parametrize("devices", ["8xH100", "0xL4-24G", "x"])
-def test_bad_devices(proxima, recipe, devices):
-    code, out, err = proxima("rehearse", recipe(), "--devices", devices)
-    assert (code, out) == (2, "") and err.startswith(f"error: --devices {devices}: ")

@@ -1,4 +1,4 @@
-"""`proxima reward` as it is typed: the run, its table, explain, and the wrong command."""
+"""`proxima reward` as it is typed: the run, its table, and explain."""
 
 from proxima.cli.main import main
 from proxima.runtime.state.folder import RunFolder
@@ -21,11 +21,6 @@ def test_a_run_ends_with_its_table(file, tmp_path, capsys):
     assert "right where 50-60 % sure" in table
     assert main(["reward", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
     assert "held-out pairs" not in capsys.readouterr().out
-
-
-def test_the_wrong_command_is_named(file, capsys):
-    assert main(["train", str(file)]) == 2
-    assert "is a recipe of `proxima reward`, because it has a section 'reward_model'" in capsys.readouterr().err
 
 
 def test_explain_reckons_with_both_sides(file, capsys):

@@ -32,11 +32,18 @@ def same(completion: str): return 1
 """
 
 
+def write_scored(folder):
+    """A file of completions, one that is cut off, one without a completion, and functions that score them."""
+    (folder / "mine.py").write_text(REWARDS)
+    (folder / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (folder / "cut.jsonl").write_text('{"prompt": "?", "completion": "a"}\n{"prompt": "?", "compl')
+    (folder / "none.jsonl").write_text('{"prompt": "?", "completion": null}\n')
+    return "a.jsonl"
+
+
 @pytest.fixture
 def file(here):
-    (here / "mine.py").write_text(REWARDS)
-    (here / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    return "a.jsonl"
+    return write_scored(here)
 
 
 def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, here):
@@ -121,45 +128,6 @@ def test_a_function_without_answers_is_told_how_to_get_them(proxima, file):
     assert "TypeError: int() argument must be" in out and "is an object" not in out
     code, _, err = proxima("score", file, "--reward", "./mine.py:answered", "--answer", "gold")
     assert code == 0 and "answer" not in err
-
-
-BAD = [
-    (("a.jsonl",), "no reward is given; write --reward ./my_reward.py:function, --reward math, or --reward RECIPE"),
-    (
-        ("a.jsonl", "--reward", "./mine.py:typo"),
-        "reward.0.path=./mine.py:typo (command line): names a function that has the parameter 'gould', which is not "
-        "a column of a.jsonl, row 0; did you mean 'gold'? columns: question, gold, difficulty",
-    ),
-    (("a.jsonl", "--reward", "mth"), "reward.0.kind=mth (command line): no reward 'mth'; did you mean 'math'?"),
-    (("a.jsonl", "--reward", "number"), "a.jsonl has no answers to compare with; name their column with --answer"),
-    (("a.jsonl", "--reward", "length"), "reward.0.kind=length (command line): counts tokens; add --model PATH"),
-    (("no.jsonl", "--reward", "math"), "no.jsonl does not exist"),
-    ((".", "--reward", "math"), ". is a folder; name a file in it"),
-    (("empty.jsonl", "--reward", "math"), "empty.jsonl is empty; a row is {prompt, completion, …}"),
-    (("cut.jsonl", "--reward", "math"), "cut.jsonl:2 is not JSON: "),
-    (("mine.py", "--reward", "math"), "mine.py:2 is not JSON: "),
-    (
-        ("none.jsonl", "--reward", "math"),
-        "none.jsonl, row 0: column 'completion' holds None, expected a text, a list of texts, or messages",
-    ),
-    (
-        ("a.jsonl", "--reward", "math", "--completion", "reply"),
-        "a.jsonl has no column 'reply'; name it with --completion COLUMN; columns: question, gold, difficulty, "
-        "completion",
-    ),
-    (("a.jsonl", "--reward", "math", "--reward", "r.yaml"), "--reward r.yaml has its own rewards; give it alone"),
-    (("a.jsonl", "--reward", "math", "--rows", "-1"), "--rows -1 must be >= 0; 0 prints all"),
-    (("a.jsonl", "--reward", "math", "reward.0.wieght=2"), "reward.0.wieght=2 (command line): 'math' has no field"),
-]
-
-
-@pytest.mark.parametrize(("words", "message"), BAD)
-def test_what_is_wrong_is_one_line(proxima, file, here, words, message):
-    (here / "empty.jsonl").write_text("\n")
-    (here / "cut.jsonl").write_text('{"prompt": "?", "completion": "a"}\n{"prompt": "?", "compl')
-    (here / "none.jsonl").write_text('{"prompt": "?", "completion": null}\n')
-    code, out, err = proxima("score", *words)
-    assert (code, out) == (2, "") and err.startswith(f"error: {message}") and len(err.splitlines()) == 1, err
 
 
 def test_what_a_run_has_recorded(proxima, here):

@@ -52,26 +52,3 @@ def test_json_has_every_figure_and_where_each_time_comes_from(recipe, capsys):
     assert output["times"]["times.publish"]["source"] == "default"
     assert main(["simulate", recipe, *LAGS, "--times", "times.yaml", "--json", "seed=2"]) == 0
     assert json.loads(capsys.readouterr().out) == output
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--lag", "0,two"], "'0,two' must be whole numbers with commas"),
-        (["--lag", "-1"], "'-1' must be numbers >= 0"),
-        (["--steps", "1"], "--steps 1: must be at least 2"),
-        (["--concurrent", "0", "--lag", "1"], "--concurrent 0: must be numbers >= 1"),
-        (["--html", "nowhere/page.html"], "--html nowhere/page.html: must be a file in a folder that exists"),
-        (["--from", "nowhere"], "nowhere is not a run"),
-        (["--times", "nowhere.yaml"], "--times nowhere.yaml: no such file"),
-        (["times.updates=1"], "'times' has no field 'updates'; did you mean 'update'?"),
-        (["times.publish=x"], "times.publish=x (command line)"),
-        (["trian.steps=3"], "did you mean 'train'?"),
-        (["runtime.max_lag=1"], "runtime.max_lag=1: the runs vary this field; use --lag 1"),
-    ],
-)
-def test_bad_input_is_one_line(recipe, capsys, words, message):
-    assert main(["simulate", recipe, *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1

@@ -46,26 +46,3 @@ def test_json_has_layouts_and_shares(recipe, capsys):
     assert sum(sync["spent"].values()) == pytest.approx(1.0)
     assert sync["tokens_per_second_per_device"] == pytest.approx(sync["tokens_per_second"] / 8)
     assert output["summary"] == []
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["8xH80"], "'H80' is not a known device; known: "),
-        (["H800-80G"], "--devices H800-80G: must be numbers and a kind of device; 8-1024xH800-80G"),
-        (["64-8xH800-80G"], "'64-8' must be a number in [1, 65,536], or two, the larger one last"),
-        (["0xH800-80G"], "'0' must be a number in [1, 65,536]"),
-        (["8,xH800-80G"], "'' must be a number in [1, 65,536]"),
-        (["8xH800-80G", "--lag", "1,2"], "--lag 1,2: must be one number >= 1 with --devices"),
-        (["8xH800-80G", "--lag", "0"], "--lag 0: must be one number >= 1 with --devices"),
-        (["8xH800-80G", "--from", "runs/mine"], "--from: has no meaning with --devices, whose times are planned"),
-        (["8xH800-80G", "--concurrent", "8"], "--concurrent: has no meaning with --devices"),
-        (["8xH800-80G", "times.update=3"], "times.update: --devices has it from the plan; leave it out"),
-        (["8xH800-80G"], "the size of no-such-model is not known"),
-    ],
-)
-def test_bad_input_is_one_line(recipe, capsys, words, message):
-    assert main(["simulate", recipe, "--devices", *words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert len(error.splitlines()) == 1

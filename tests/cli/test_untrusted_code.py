@@ -88,12 +88,13 @@ def test_reading_a_recipe_runs_nothing(proxima, canary, recipe, command, name):
         )
 
 
-@pytest.mark.parametrize("name", ["function, a file", "function, a module", "function_batch", "surrogate"])
-def test_a_run_folder_is_a_recipe(proxima, canary, here, name):
-    tree = yaml.safe_load((here / "tiny.yaml").read_text())
-    path, _, value = FIELDS[name].partition("=")
-    section, _, field = path.partition(".")
-    tree[section] = {"preset": "cppo", field: value} if field else yaml.safe_load(value)
+REWARDS = [{"kind": "function", "path": "./evil.py:f"}, {"kind": "function", "path": "evil:f", "name": "again"}]
+REWARDS.append({"kind": "function_batch", "path": "./evil.py:g"})
+
+
+@pytest.mark.parametrize("changes", [{"reward": REWARDS}, {"algorithm": {"preset": "cppo", "surrogate": "evil:Mine"}}])
+def test_a_run_folder_is_a_recipe(proxima, canary, here, changes):
+    tree = yaml.safe_load((here / "tiny.yaml").read_text()) | changes
     (here / "mine").mkdir()
     (here / "mine" / "config.yaml").write_text(yaml.safe_dump(tree))
     (here / "sweep.yaml").write_text("recipe: mine/config.yaml\nseeds: [1]\ngrid: {train.steps: [1, 2]}\n")
@@ -148,6 +149,10 @@ def test_what_runs_the_code_refuses_a_wrong_one_first(proxima, canary, here, nam
     assert not (here / "runs").exists()
 
 
+def test_code_is_imported_when_asked(proxima, canary):
+    assert proxima("explain", "tiny.yaml", FIELDS["surrogate"], "--import-code")[0] == 0 and canary.exists()
+
+
 def test_records_by_hand_run_nothing_unasked(proxima, canary, here):
     record = {
         "name": "mine",
@@ -162,12 +167,16 @@ def test_records_by_hand_run_nothing_unasked(proxima, canary, here):
     assert "1        1" in proxima("verify", "records.json", "--import-code")[1] and canary.exists()
 
 
-@pytest.mark.parametrize("module", ["wandb", "mlflow", "trackio", "swanlab", "flash_attn", "datasets", "bitsandbytes"])
-def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here, module, monkeypatch):
-    if find_spec(module) is not None:
-        pytest.skip(f"{module} is installed")
-    (here / f"{module}.py").write_text("import pathlib\npathlib.Path('canary').touch()\n")
-    proxima("explain", "tiny.yaml", f"monitor=[{module}]")
+LIBRARIES = ("wandb", "mlflow", "trackio", "swanlab", "flash_attn", "datasets", "bitsandbytes")
+
+
+def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here):
+    absent = [module for module in LIBRARIES if find_spec(module) is None]
+    for module in absent:
+        (here / f"{module}.py").write_text("import pathlib\npathlib.Path('canary').touch()\n")
+    for module in absent:
+        proxima("explain", "tiny.yaml", f"monitor=[{module}]")
+        assert not canary.exists(), module
     proxima("simulate", "tiny.yaml")
     assert not canary.exists()
 

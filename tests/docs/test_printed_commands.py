@@ -25,6 +25,8 @@ from transformers.utils import logging
 from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
 from proxima.data import recipe_files
+from proxima.lab.rehearsal import device_fit
+from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
 
@@ -54,7 +56,11 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         r"proxima (train|rehearse) .*@layouts/",
         "needs a cluster, or minutes; tests/recipes/test_layouts.py has small ones",
     ),
-    (r"proxima train .*local_process", "starts a process of its own, which the README's cpu/async does here too"),
+    (
+        r"proxima (train|sft|reward|dpo) (cpu/\w+|quickstart|examples/(own_reward|unit_tests)/recipe.yaml)$",
+        "tests/recipes and tests/examples run two steps of each",
+    ),
+    (r"proxima train .*local_process", "starts a process of its own, as cpu/async of tests/recipes does"),
 )
 CAPITALS = {  # what a reader fills in
     "MODEL": "models/smollm2-135m-instruct",
@@ -94,6 +100,7 @@ TINY = {  # field of a recipe → its value where the recipe sets it; every answ
     "second_low": 0, "second_high": 0,
     "size": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
     "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
+    "seconds": 0.5,
 }  # fmt: skip
 
 
@@ -127,12 +134,12 @@ def model(folder):
 
 
 def data(folder):
-    """GSM8K, its published solutions, and two sets of problems, three rows each."""
+    """GSM8K, its published solutions, and two sets of one problem each."""
     rows = [{"question": f"{i} + {i}?", "answer": f"It is {2 * i}.\n#### {2 * i}"} for i in range(1, 13)]
     for name in ("gsm8k", "math500", "aime24"):
         (folder / name).mkdir(parents=True)
         for side, part in (("train", rows[:9]), ("test", rows[9:])):
-            short = [row if name == "gsm8k" else row | {"answer": row["answer"].split()[-1]} for row in part]
+            short = part if name == "gsm8k" else [part[0] | {"answer": part[0]["answer"].split()[-1]}]
             write_rows(folder / name / f"{side}.jsonl", short)
     solved = [
         {
@@ -200,6 +207,7 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
     modules = set(sys.modules)
     from proxima.check import check_law, live_check, spec_check
 
@@ -221,7 +229,7 @@ class Shell:
 
     def run(self, command, look):
         for words in command.steps:
-            words = [CAPITALS.get(word, word) for word in words]
+            words = [re.sub(r"^train\.steps=\d+$", "train.steps=2", CAPITALS.get(word, word)) for word in words]
             while re.fullmatch(r"[A-Z0-9_]+=.*", words[0]):
                 words.pop(0)
             program, rest = words[0], words[1:]

@@ -1,5 +1,6 @@
 """The example of code against unit tests: its answers score as they should, and its recipe trains."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,17 @@ def at_the_root(monkeypatch):
     monkeypatch.chdir(ROOT)
 
 
-def test_the_first_answer_of_each_task_is_right_and_the_second_wrong(capsys):
-    command = ["score", "examples/unit_tests/answers.jsonl", "--answer", "tests", "--reward", RECIPE]
-    assert main([*command, "reward.seconds=2"]) == 0
-    printed = capsys.readouterr().out
-    assert [line.split()[2] for line in printed.splitlines()[1:17]] == ["yes", "no"] * 8
+def test_the_first_answer_of_each_task_is_right_and_the_second_wrong(capsys, tmp_path):
+    """That of the fifth never ends and has half a second; the others have all the time that a busy machine may take."""
+    rows = [json.loads(line) for line in (ROOT / "examples/unit_tests/answers.jsonl").read_text().splitlines()]
+    endless = rows[4] | {"completion": [rows[4]["completion"].pop()]}
+    verdicts = {300: ["yes", "no"] * 4 + ["yes"] + ["yes", "no"] * 3, 0.5: ["no"]}
+    for seconds, asked in ((300, rows), (0.5, [endless])):
+        (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
+        command = ["score", str(tmp_path / "answers.jsonl"), "--answer", "tests", "--reward", RECIPE]
+        assert main([*command, f"reward.seconds={seconds}"]) == 0
+        table = capsys.readouterr().out.splitlines()[1:]
+        assert [line.split()[2] for line in table[: len(verdicts[seconds])]] == verdicts[seconds]
 
 
 def test_the_recipe_trains_two_steps(tiny_model, tmp_path):

@@ -1,17 +1,13 @@
 """docs/peculiarities.md says of the peers what the golden records show."""
 
 import fnmatch
-import json
 import re
 from pathlib import Path
 
 import pytest
 
-from proxima_peers.verify.verification import verify_record
-
 ROOT = Path(__file__).resolve().parents[3]
 DOCS = ROOT / "docs"
-GOLDEN = Path(__file__).parent / "golden"
 
 
 def rows():
@@ -34,10 +30,9 @@ def test_every_peculiarity_has_its_row():
     assert ids == expected
 
 
-@pytest.fixture(scope="module")
-def verdicts():
-    records = [record for file in GOLDEN.glob("*.json") for record in json.loads(file.read_text())]
-    return {record["name"]: verify_record(record) for record in records}
+@pytest.fixture
+def verdicts(golden):
+    return {name: entry.verdict for name, entry in golden.items()}
 
 
 def test_what_pins_a_peculiarity_pins_it(verdicts):

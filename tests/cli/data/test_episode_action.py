@@ -62,8 +62,6 @@ def test_a_turn_that_a_limit_cuts_is_named(proxima, recipe):
     )
 
 
-def test_what_has_no_episode_is_one_line(proxima, recipe):
-    code, out, err = proxima("data", "inspect", recipe())
-    assert (code, out) == (2, "") and err.startswith("error: the task has no environment")
+def test_a_row_that_is_not_there(proxima, recipe):
     code, _, err = proxima("data", "inspect", recipe(), *WORLD, "--row", "5")
     assert code == 2 and err == "error: --row=5 must be in [0, 4]\n"

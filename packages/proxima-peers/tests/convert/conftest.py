@@ -1,5 +1,5 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +7,22 @@ import pytest
 
 from proxima.config import Resolved, resolve
 from proxima_peers.convert.conversion import Conversion, convert
+from proxima_peers.convert.options import Leftover
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+
+
+def names(leftovers: Iterable[Leftover]) -> set[str]:
+    return {option.name for option in leftovers}
+
+
+def why(leftovers: Iterable[Leftover]) -> dict[str, str]:
+    return {option.name: option.why for option in leftovers}
+
+
+def listed(done: Conversion) -> dict[str, set[str]]:
+    """The options in each list of a conversion."""
+    return {kind: names(getattr(done, kind)) for kind in ("missing", "unsupported", "unknown", "ignored")}
 
 
 @pytest.fixture

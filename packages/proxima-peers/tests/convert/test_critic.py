@@ -13,6 +13,8 @@ from proxima.core.value import ValueLoss
 from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Record
 
+from .conftest import names
+
 GOLDEN = Path(__file__).parents[1] / "golden"
 GAE = {"algorithm.adv_estimator": "gae"}
 BATCH = {"data.train_batch_size": 64, "actor_rollout_ref.actor.ppo_mini_batch_size": 16}
@@ -21,10 +23,6 @@ BATCH = {"data.train_batch_size": 64, "actor_rollout_ref.actor.ppo_mini_batch_si
 def critic_of(done):
     assert done.problems == ()
     return resolve(done.recipe).config.critic
-
-
-def names(leftovers):
-    return {option.name for option in leftovers}
 
 
 def test_verls_defaults(converted):

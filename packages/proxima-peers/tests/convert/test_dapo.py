@@ -1,28 +1,23 @@
 """Dynamic sampling, length penalties and reward functions: what their options become, to the number."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.core.selection import DropUniformGroups
 from proxima.data import Completion, Prompt
 from proxima.reward import Format, Math, Overlong, Repetition
-from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima_peers.convert.read_python import from_python
+
+from .conftest import listed
 
 F = "algorithm.filter_groups."
 VERL = {"algorithm.adv_estimator": "grpo", "actor_rollout_ref.rollout.n": 8, F + "enable": True, F + "metric": "acc"}
 AREAL = {"actor.kl_ctl": 0.0, "actor.reward_norm.mean_level": "group", "actor.reward_norm.std_level": "group"}
 PENALTY = {"actor.overlong_reward_penalty": True, "actor.overlong_tokens": 40, "actor.overlong_penalty_factor": 0.5}
-
-
-def listed(done):
-    return {
-        kind: {entry.name for entry in getattr(done, kind)} for kind in ("missing", "unsupported", "unknown", "ignored")
-    }
 
 
 def value(reward, text="", tokens=0):
@@ -36,74 +31,10 @@ def value(reward, text="", tokens=0):
 # --- verl -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("metric", "ours"),
-    [("acc", "accuracy"), ("score", "reward"), ("seq_reward", "reward"), ("seq_final_reward", "reward")],
-)
-def test_verls_metrics(specs, metric, ours):
-    assert specs("verl", VERL | {F + "metric": metric}).selection == (DropUniformGroups(ours),)
-
-
-def test_verls_score_is_taken_before_the_overlong_penalty(specs):
-    penalty = {"reward_model.overlong_buffer.enable": True, "reward_model.overlong_buffer.len": 64}
-    penalty |= {"reward_model.overlong_buffer.penalty_factor": 1.0, F + "metric": "score"}
-    assert specs("verl", VERL | penalty).selection == (DropUniformGroups("math"),)  # the name of the first reward
-    assert specs("verl", VERL | penalty | {F + "metric": "seq_reward"}).selection == (DropUniformGroups("reward"),)
-
-
-def test_a_metric_of_the_users_own_is_listed_and_a_missing_one_asked_for(converted):
-    own = converted("verl", VERL | {F + "metric": "brevity"})
-    assert F + "metric" in listed(own)["unsupported"] and own.recipe["algorithm"]["selection"][0]["metric"] == "reward"
-    none = converted("verl", {key: value for key, value in VERL.items() if key != F + "metric"})
-    assert "algorithm.selection.0.metric" in listed(none)["missing"]
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({}, DynamicSampling(max_num_gen_batches=0, oversample=1.0)),  # verl's default is no limit
-        ({F + "max_num_gen_batches": -1}, DynamicSampling(max_num_gen_batches=-1, oversample=1.0)),
-        (
-            {F + "max_num_gen_batches": 5, "data.gen_batch_size": 96, "data.train_batch_size": 64},
-            DynamicSampling(max_num_gen_batches=5, oversample=1.5),
-        ),
-    ],
-)
-def test_verls_refill(converted, options, expected):
-    config = resolve(converted("verl", VERL | options).recipe).config
-    assert config.algorithm.dynamic_sampling == expected and config.runtime.max_lag == 0  # verl discards the surplus
-    assert expected.exhausted == "stop"  # verl raises
-
-
 @pytest.mark.parametrize(("generated", "trained"), [(29, 7), (1536, 512), (100, 30), (1000, 999), (123, 7), (7, 7)])
 def test_as_many_prompts_are_generated_as_in_verl(specs, generated, trained):
     spec = specs("verl", VERL | {"data.gen_batch_size": generated, "data.train_batch_size": trained}).dynamic_sampling
     assert math.ceil(spec.oversample * trained) == generated
-
-
-def test_verl_generates_fewer_than_a_step_takes(converted):
-    done = converted("verl", VERL | {"data.gen_batch_size": 32, "data.train_batch_size": 64})
-    assert (
-        "data.gen_batch_size" in listed(done)["unsupported"]
-        and done.recipe["algorithm"]["dynamic_sampling"]["oversample"] == 1.0
-    )
-
-
-def test_verl_without_filter_or_with_groups_of_one(converted):
-    off = converted("verl", VERL | {F + "enable": False, F + "max_num_gen_batches": 3, "data.gen_batch_size": 8})
-    assert "dynamic_sampling" not in off.recipe["algorithm"] and "selection" not in off.recipe["algorithm"]
-    assert {F + "metric", F + "max_num_gen_batches"} <= listed(off)["ignored"] and "data.gen_batch_size" in listed(off)[
-        "unsupported"
-    ]
-    alone = converted("verl", VERL | {"actor_rollout_ref.rollout.n": 1})
-    assert (
-        "selection" not in alone.recipe["algorithm"] and F + "enable" in listed(alone)["ignored"]
-    )  # verl keeps groups of one
-
-
-def test_verls_own_pace_is_listed(converted):
-    done = converted("verl", VERL | {F + "max_inflight_gen_batches": 2})
-    assert F + "max_inflight_gen_batches" in listed(done)["unsupported"]
 
 
 @pytest.mark.parametrize("prefix", ["reward_model.overlong_buffer.", "reward.reward_kwargs.overlong_buffer_cfg."])
@@ -124,73 +55,13 @@ def test_verls_overlong_penalty_at_every_length(converted, prefix, buffer, facto
         )
 
 
-def test_verls_penalty_has_its_own_limit(converted):
-    prefix = "reward_model.reward_kwargs."
-    options = {
-        "overlong_buffer_cfg.enable": True,
-        "overlong_buffer_cfg.len": 10,
-        "overlong_buffer_cfg.penalty_factor": 1.0,
-    }
-    options = {prefix + name: value for name, value in (options | {"max_resp_len": 60}).items()} | {
-        "data.max_response_length": 80
-    }
-    done = converted("verl", VERL | options)
-    assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 60, "buffer_tokens": 10, "factor": 1.0}
-    assert (
-        prefix + "max_resp_len" in listed(done)["unsupported"]
-    )  # verl's line has no floor, and completions may be longer
-
-
-@pytest.mark.parametrize(
-    ("options", "why"),
-    [
-        ({"len": 0, "penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
-        ({"len": 300, "penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
-        ({"penalty_factor": 1.0}, "len: a buffer between 1 and the 200 tokens"),
-        ({"len": 50, "penalty_factor": -1.0}, "penalty_factor: a factor of at least 0"),
-        ({"len": 50, "penalty_factor": "${oc.env:F}"}, "penalty_factor: the file has ${oc.env:F}"),
-    ],
-)
-def test_a_penalty_that_cannot_be_has_a_stand_in_and_the_rest_is_converted(converted, options, why):
-    prefix = "reward_model.overlong_buffer."
-    given = {prefix + name: value for name, value in (options | {"enable": True}).items()}
-    done = converted("verl", VERL | given | {"data.max_response_length": 200})
-    assert any(why in option.why for option in done.missing if option.name.startswith("reward.1"))
-    assert done.recipe["reward"][1]["kind"] == "overlong" and done.recipe["sampling"]["max_tokens"] == 200
-
-
-def test_verls_warm_up_counts_steps(converted):
-    """Its scheduler moves once a step; ours once an update."""
-    base = {
-        "data.train_batch_size": 64,
-        "actor_rollout_ref.actor.ppo_mini_batch_size": 16,
-        "actor_rollout_ref.actor.ppo_epochs": 2,
-    }
-    prefix = "actor_rollout_ref.actor.optim."
-    train = converted("verl", VERL | base | {prefix + "lr_warmup_steps": 3}).recipe["train"]
-    assert (train["updates_per_step"], train["warmup_steps"]) == (4, 24)
-    ratio = {prefix + "lr_warmup_steps_ratio": 0.1, "trainer.total_training_steps": 50}
-    assert converted("verl", VERL | base | ratio).recipe["train"]["warmup_steps"] == 40
-
-
-FIRST = """
-RAY_DATA_HOME=${RAY_DATA_HOME:-"${HOME}/verl"}
-MODEL_PATH=${MODEL_PATH:-"${RAY_DATA_HOME}/models/Qwen2.5-32B"}
-SIZE=${SIZE:-"24"}
-python3 -m recipe.dapo.src.main_dapo algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=16 \\
-    data.train_batch_size=$SIZE data.max_response_length=100 actor_rollout_ref.model.path="${MODEL_PATH}" \\
-    actor_rollout_ref.actor.use_token_level_loss=LEVEL \\
-    custom_reward_function.overlong_buffer.enable=True custom_reward_function.overlong_buffer.len=20 \\
-    custom_reward_function.overlong_buffer.penalty_factor=1.0 actor_rollout_ref.actor.ppo_mini_batch_size=8
-"""
-
-
 @pytest.mark.parametrize(("level", "kind"), [("True", "token_mean"), ("False", "sequence_mean_token_mean")])
 def test_the_first_dapo_scripts(tmp_path, level, kind):
     """Names of the first months, and paths that only the machine knows: asked for, not refused."""
     from proxima_peers.convert.conversion import convert
 
-    (tmp_path / "run.sh").write_text(FIRST.replace("LEVEL", level))
+    text = (Path(__file__).parent / "scripts" / "first_dapo.sh").read_text()
+    (tmp_path / "run.sh").write_text(text.replace("LEVEL", level))
     done = convert(tmp_path / "run.sh", "verl")
     assert done.recipe["algorithm"]["aggregate"] == {"kind": kind}
     assert done.recipe["reward"][1] == {"kind": "overlong", "max_tokens": 100, "buffer_tokens": 20, "factor": 1.0}
@@ -206,11 +77,6 @@ def test_a_place_that_only_a_run_knows_is_asked_for(converted):
     assert yaml.safe_load(done.text) == done.recipe
 
 
-def test_verl_without_filling(converted):
-    done = converted("verl", VERL | {F + "fill_to_train_bsz": False, "data.gen_batch_size": 2048})
-    assert "dynamic_sampling" not in done.recipe["algorithm"] and F + "fill_to_train_bsz" in listed(done)["unsupported"]
-
-
 # --- AReaL ------------------------------------------------------------------------------------------------------------
 
 
@@ -219,35 +85,6 @@ def test_areals_overlong_penalty(converted):
     reward = resolve(converted("areal", options).recipe).config.reward[1]
     assert reward == Overlong(max_tokens=100, buffer_tokens=40, factor=0.5)
     assert [value(reward, tokens=n) for n in (60, 80, 100)] == [0.0, -0.25, -0.5]
-
-
-def test_areals_penalty_is_scaled_with_the_reward(converted):
-    """(r + penalty + bias) * scaling, where nothing divides it away."""
-    options = (
-        AREAL
-        | PENALTY
-        | {"actor.reward_norm.std_level": None, "actor.reward_scaling": 10.0, "gconfig.max_new_tokens": 100}
-    )
-    reward = resolve(converted("areal", options).recipe).config.reward
-    assert [entry.weight for entry in reward] == [10.0, 10.0]
-
-
-@pytest.mark.parametrize("name", ["actor.overlong_tokens", "actor.overlong_penalty_factor"])
-def test_areals_penalty_needs_both_numbers(converted, name):
-    done = converted("areal", AREAL | {key: value for key, value in PENALTY.items() if key != name})
-    assert any(name in option.why for option in done.missing) and done.recipe["reward"][1]["kind"] == "overlong"
-
-
-def test_areals_dynamic_sampling_generates_nothing(converted):
-    done = converted("areal", AREAL | {"actor.dynamic_sampling": True})
-    assert done.recipe["algorithm"]["selection"] == [{"kind": "drop_uniform_groups"}]
-    assert "dynamic_sampling" not in done.recipe["algorithm"]
-
-
-def test_areals_filter_functions_are_listed(converted):
-    done = converted("areal", AREAL | {"dynamic_bs": True, "rollout.should_accept_fn": "my_lab.keep"})
-    assert {"dynamic_bs", "rollout.should_accept_fn"} <= listed(done)["missing"]
-    assert "selection: []  # TO FILL IN: dynamic_bs, rollout.should_accept_fn" in done.text
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------

@@ -11,10 +11,13 @@ from proxima.core.surrogate import Cispo, Cppo, PpoClip
 from proxima.engine import LocalProcess
 from proxima.engine.http.vllm import Vllm
 from proxima.rollout.dynamic_sampling import DynamicSampling
+from proxima_peers.convert import PEERS
+from proxima_peers.convert.conversion import module_of
+from proxima_peers.convert.known import option_rules, sort_out
+from proxima_peers.convert.options import Options
+from proxima_peers.convert.read import read
 
-
-def names(leftovers):
-    return {option.name for option in leftovers}
+from .conftest import EXAMPLES, names
 
 
 def test_verl_dapo(example):
@@ -162,14 +165,6 @@ def test_the_text_is_the_recipe_with_its_origins(example, tmp_path):
 
 def test_every_leaf_of_an_example_is_converted_or_listed(example):
     """No option is lost: each is named in the text, as an origin or in a list, or was read to compute another."""
-    from proxima_peers.convert import PEERS
-    from proxima_peers.convert.conversion import module_of
-    from proxima_peers.convert.known import option_rules, sort_out
-    from proxima_peers.convert.options import Options
-    from proxima_peers.convert.read import read
-
-    from .conftest import EXAMPLES
-
     for name, peer in (
         ("verl_dapo.yaml", "verl"),
         ("trl_grpo.py", "trl"),

@@ -10,9 +10,7 @@ from proxima.core.preference import Ipo, Sigmoid
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import likely_peers
 
-
-def names(leftovers):
-    return {option.name for option in leftovers}
+from .conftest import names
 
 
 def config_of(done):

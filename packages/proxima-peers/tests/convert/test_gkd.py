@@ -7,12 +7,10 @@ from proxima.core.aggregate import TokenMean
 from proxima.core.distillation import ForwardKl, JensenShannon, ReverseKl
 from proxima_peers.convert.conversion import convert
 
+from .conftest import names
+
 BASE = {"model_name_or_path": "org/student", "teacher_model_name_or_path": "org/teacher", "dataset_name": "org/chats"}
 BASE |= {"num_processes": 2, "lmbda": 1.0, "temperature": 1.0, "max_steps": 40}
-
-
-def names(leftovers):
-    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from proxima.config import resolve
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import convert
 
+from .conftest import names
+
 VERL, PEFT = "actor_rollout_ref.model.", ("q_proj", "v_proj")
 
 
@@ -47,10 +49,6 @@ ON = [
         adapter(16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj")),
     ),
 ]
-
-
-def names(leftovers):
-    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(("peer", "options", "expected"), ON)

@@ -4,16 +4,14 @@ import pytest
 
 from proxima.config import resolve
 
+from .conftest import why
+
 R = "actor_rollout_ref.rollout."
 MULTI, LOOP = f"{R}multi_turn.", f"{R}agent.default_agent_loop"
 VERL = {"algorithm.adv_estimator": "grpo", "data.max_response_length": 900, f"{MULTI}enable": True}
 TRL = {"num_generations": 8, "max_completion_length": 900, "tools": ["my_lab:search"]}
 AREAL = {"actor.reward_norm.mean_level": "group", "train_dataset.path": "rows.jsonl"}
 UNIRL = {"algorithm._target_": "x.CPPO", "data_source.args.run.data_path": "rows.jsonl"}
-
-
-def why(leftovers):
-    return {option.name: option.why for option in leftovers}
 
 
 def written(done):

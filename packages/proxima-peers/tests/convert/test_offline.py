@@ -9,6 +9,8 @@ from proxima.core.preference import Kto, PreferencePairs, Robust, Sft, Sigmoid
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import convert, likely_peers
 
+from .conftest import names
+
 BASE = {"model_name_or_path": "m", "dataset_name": "org/rows", "num_processes": 2}
 MARK = {
     "sft": {"completion_only_loss": True},
@@ -18,10 +20,6 @@ MARK = {
 }
 COMMANDS = {"sft": "sft", "dpo": "dpo", "kto": "dpo", "reward": "reward"}
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
-
-
-def names(leftovers):
-    return {option.name for option in leftovers}
 
 
 def config_of(done):

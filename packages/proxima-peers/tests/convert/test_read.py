@@ -1,5 +1,7 @@
 """Files: YAML with OmegaConf's references, JSON, launch scripts, Python."""
 
+from pathlib import Path
+
 import pytest
 
 from proxima.config import ConfigError
@@ -7,6 +9,12 @@ from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.read import interpolated, read
 from proxima_peers.convert.read_python import UNREADABLE, from_python
 from proxima_peers.convert.read_script import Doubtful, from_script
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def script(name):
+    return (SCRIPTS / f"{name}.sh").read_text()
 
 
 def test_references():
@@ -38,27 +46,8 @@ def test_references():
     assert (result["open"], result["to"]) == ("${oc.env:HOME}", "${nowhere}")
 
 
-SCRIPT = """\
-#!/usr/bin/env bash
-set -xeuo pipefail
-max_len=$((1024 * 20))
-low=0.2   # a comment
-high=${HIGH:-0.28}
-export N=16
-# algorithm.adv_estimator=rloo
-python3 -m verl.trainer.main_ppo \\
-    algorithm.adv_estimator=grpo \\
-    +actor_rollout_ref.actor.clip_ratio_low=${low} \\
-    actor_rollout_ref.actor.clip_ratio_high="$high" \\
-    ++data.max_response_length=${max_len} \\
-    actor_rollout_ref.rollout.n=$N data.train_files="['a.parquet','b.parquet']" \\
-    trainer.logger='["console","wandb"]' \\
-    trainer.default_local_dir=${CKPTS} actor_rollout_ref.actor.optim.lr=1e-6 $@
-"""
-
-
 def test_a_launch_script():
-    assert from_script(SCRIPT) == {
+    assert from_script(script("plain")) == {
         "algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.actor.clip_ratio_low": 0.2,
         "actor_rollout_ref.actor.clip_ratio_high": 0.28,
@@ -71,9 +60,8 @@ def test_a_launch_script():
     }
 
 
-def test_a_script_is_converted_as_its_config_would_be(tmp_path):
-    (tmp_path / "run.sh").write_text(SCRIPT)
-    recipe = convert(tmp_path / "run.sh", "verl").recipe
+def test_a_script_is_converted_as_its_config_would_be():
+    recipe = convert(SCRIPTS / "plain.sh", "verl").recipe
     assert recipe["algorithm"]["surrogate"] == {
         "kind": "ppo_clip",
         "epsilon_low": 0.2,
@@ -83,25 +71,8 @@ def test_a_script_is_converted_as_its_config_would_be(tmp_path):
     assert recipe["sampling"]["max_tokens"] == 20480 and recipe["task"]["path"] == ["a.parquet", "b.parquet"]
 
 
-BRANCHES = """\
-case "$1" in
-  small) LR=1e-6; N=8 ;;
-  large) LR=5e-7; N=8 ;;
-esac
-MODE=${2:-grpo}
-TAG=${TAG:-}
-if [ "$MODE" = gspo ]; then
-    KL=0.1
-    extra+=(trainer.nnodes=2)
-else KL=0.0
-fi
-python3 -m verl.trainer.main_ppo algorithm.adv_estimator=$MODE actor.lr=$LR rollout.n=$N actor.kl=${KL:-0.5} \\
-    data.x=$TAG a.dict='{b: 1, c: {d: x}}' ~a.gone=1
-"""
-
-
 def test_what_a_script_decides_by_a_branch_is_in_doubt_and_nothing_else():
-    assert from_script(BRANCHES) == {
+    assert from_script(script("branches")) == {
         "algorithm.adv_estimator": "grpo",
         "actor.lr": Doubtful("the script has ${LR}: LR is 1e-6 or 5e-7"),
         "rollout.n": 8,  # the same in every branch
@@ -141,35 +112,9 @@ def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
     ].why
 
 
-CONFIGS = {
-    "trainer.yaml": """
-defaults:
-  - engine: dp
-  - actor@job.actor: ${engine}_actor
-  - data@data: rows
-  - _self_
-  - elsewhere
-job: {rollout: {length: "${oc.select:data.length,512}"}}
-""",
-    "big.yaml": "defaults: [trainer, {override engine: mega}, _self_]\njob: {actor: {lr: 5}}",
-    "engine/dp.yaml": "# @package _global_\nengine: dp",
-    "engine/mega.yaml": "# @package _global_\nengine: mega",
-    "actor/dp_actor.yaml": "defaults: [{../optim@optim: adam}, actor, _self_]\nkind: dp",
-    "actor/mega_actor.yaml": "defaults: [actor, _self_]\nkind: mega",
-    "actor/actor.yaml": "lr: 1\nkind: none\nsize: ${data.length}",
-    "optim/adam.yaml": "beta: 0.9",
-    "data/rows.yaml": "length: 64",
-    "round.yaml": "defaults: [round2, _self_]\na: 1",
-    "round2.yaml": "defaults: [round, _self_]\nb: 2",
-}
-
-
-def test_hydras_defaults_are_composed_from_the_folders_beside_the_file(tmp_path):
+def test_hydras_defaults_are_composed_from_the_folders_beside_the_file():
     """Groups with packages, relative ones, `${engine}` in a name, `override`; references are resolved at the end."""
-    for name, text in CONFIGS.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    result = read(tmp_path / "trainer.yaml")
+    result = read(SCRIPTS / "hydra" / "trainer.yaml")
     assert "the options of elsewhere come first" in result.pop("defaults").why
     assert result == {
         "engine": "dp",
@@ -180,47 +125,17 @@ def test_hydras_defaults_are_composed_from_the_folders_beside_the_file(tmp_path)
         "data.length": 64,
         "job.rollout.length": 64,  # not the 512 of the file alone
     }
-    big = read(tmp_path / "big.yaml")
+    big = read(SCRIPTS / "hydra" / "big.yaml")
     assert (big["job.actor.kind"], big["job.actor.lr"], big["engine"]) == ("mega", 5, "mega")
     assert "job.actor.optim.beta" not in big
-    assert (read(tmp_path / "round.yaml")["a"], read(tmp_path / "round.yaml")["b"]) == (1, 2)  # a circle ends
-
-
-SHELL = r"""#!/usr/bin/env bash
-# it's a comment with a "quote
-TOTAL=${TOTAL:-$((UNKNOWN + 1024 * 2))}
-PROMPT=1024
-LENGTH=${LENGTH:-$((PROMPT + 1024))}
-NESTED=${NESTED:-${LENGTH}}
-TAG="a (b); c & d | e"
-WHERE=$(cd "$(dirname "$0")/.." && pwd)
-cat <<'EOF' > notes.txt
-actor.lr=9 is not an option; don't "read this
-EOF
-run() {
-    local size=$1
-    python3 -m verl.trainer.main_ppo "${DATA[@]}" algo.name=grpo data.dir=$WHERE data.size=$size engine=mega | tee x
-}
-DATA=(
-    # a comment in an array, isn't it
-    data.length=${NESTED}  # after a word
-    data.total=${TOTAL}
-    data.tag="$TAG"
-    data.files="['a b.parquet']"
-    'data.single=one two'
-)
-for lr in 1e-6 5e-7; do
-    extra=(actor.lr=$lr)
-done
-if [ "$X" = 1 ]; then more=(data.more=1); else more=(data.more=2 data.sure=3); fi
-more=(data.sure=4)
-run 7
-"""
+    circle = read(SCRIPTS / "hydra" / "round.yaml")  # it ends
+    assert (circle["a"], circle["b"]) == (1, 2)
 
 
 def test_a_script_is_split_into_words_as_bash_splits_it():
-    result = from_script(SHELL)
-    assert result == from_script(SHELL.replace("\n", "\r\n")) == from_script(SHELL.rstrip())
+    shell = script("words")
+    result = from_script(shell)
+    assert result == from_script(shell.replace("\n", "\r\n")) == from_script(shell.rstrip())
     assert result == {
         "data.length": 2048,
         "data.total": Doubtful("the script has $((UNKNOWN + 1024 * 2))"),
@@ -390,28 +305,9 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path):
         read(tmp_path / "x.yaml")
 
 
-IN_VARIABLES = """\
-ACTOR="
-    actor.lr=$lr \\
-    actor.clip=0.2"
-MEGATRON="actor.tp=2"
-if [[ $backend == megatron ]]; then
-    ACTOR="$ACTOR $MEGATRON"
-    CRITIC=""
-else
-    ACTOR="$ACTOR actor.sp=1 actor.tp=4"
-    CRITIC="critic.lr=1"
-fi
-NONE=""
-python -m verl.trainer.main_ppo \\
-    a.b=1 \\
-    $ACTOR \\
-    $CRITIC $NONE ${EXTRA} "$@"
-"""
-
-
 def test_options_in_a_variable_are_options_of_the_command():
-    result = from_script("lr=1e-6\n" + IN_VARIABLES)
+    variables = script("variables")
+    result = from_script("lr=1e-6\n" + variables)
     assert result == {
         "launch": Doubtful("$EXTRA may hold options, which are not in this file"),
         "a.b": 1,
@@ -422,7 +318,7 @@ def test_options_in_a_variable_are_options_of_the_command():
         "critic.lr": Doubtful("the script has 1, by a branch or command"),
     }
     # a later word of the command settles what a branch may have set, or not
-    assert from_script(IN_VARIABLES + "python -m verl.trainer.main_ppo a.b=1 actor.tp=8")["actor.tp"] == Doubtful(
+    assert from_script(variables + "python -m verl.trainer.main_ppo a.b=1 actor.tp=8")["actor.tp"] == Doubtful(
         "the script has 8 or 2 or 4, by a branch or command"
     )
 

@@ -2,6 +2,7 @@
 
 import fnmatch
 import re
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.known import option_rules
 from proxima_peers.convert.read import read
 
-from .conftest import EXAMPLES
+from .conftest import EXAMPLES, names
 
 FILES = [
     ("verl_dapo.yaml", "verl"),
@@ -27,10 +28,6 @@ FILES = [
 ]
 TABLES = {peer: EXAMPLES.parents[1] / "src/proxima_peers/convert/options" / f"{peer}.yaml" for peer in PEERS}
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."
-
-
-def names(leftovers):
-    return {option.name for option in leftovers}
 
 
 @pytest.mark.parametrize(("name", "peer"), FILES)
@@ -90,101 +87,13 @@ def test_no_pattern_without_effect_can_hide_a_misspelling(peer):
     assert [name for name in patterns if not any(part in name for part in HARMLESS)] == []
 
 
-CHANGING = {
-    "verl": {
-        R + "do_sample": False,
-        R + "dtype": "float16",
-        R + "use_fire_sampling": True,
-        R + "logprobs_mode": "raw_logprobs",
-        R + "engine_kwargs.vllm.logits_processors": "x",
-        "actor_rollout_ref.model.override_config.rope_theta": 1e6,
-        "actor_rollout_ref.model.custom_chat_template": "x",
-        A + "optim.override_optimizer_config.amsgrad": True,
-        A + "optim.optimizer": "muon",
-        A + "optim.num_cycles": 2,
-        A + "megatron.override_transformer_config.moe_router_dtype": "fp32",
-        "data.image_key": "images",
-        "data.train_max_samples": 100,
-        "data.truncation": "left",
-        "algorithm.filter_groups.filter_type": "band_pass",
-        "trainer.v1.trainer_mode": "separate_async",
-        A + "megatron.dist_checkpointing_path": "/weights",
-        A + "ppo_micro_batch_size_per_gpu": 4,
-        A + "load_weight": False,
-        A + "rollout_n": 3,
-        A + "fsdp_config.mixed_precision.reduce_dtype": "bf16",
-        R + "limit_images": 2,
-        "actor_rollout_ref.ref.fsdp_config.model_dtype": "bf16",
-        "remote_backend.colocate": True,
-    },
-    "trl": {
-        "model_init_kwargs.rope_scaling": 2,
-        "lr_scheduler_kwargs.num_cycles": 3,
-        "optim_args": "betas=0.8",
-        "generation_kwargs.suppress_tokens": [1],
-        "peft_config": "x",
-        "chat_template": "x",
-        "load_in_4bit": True,
-        "accelerator_config.split_batches": True,
-        "use_liger_loss": True,
-        "use_liger_kernel": True,
-        "disable_dropout": False,
-        "cast_lm_head_to_fp32": True,
-        "tf32": True,
-        "split_batches": True,
-        "ignore_data_skip": True,
-    },
-    "areal": {
-        "actor.temperature": 0.5,
-        "actor.optimizer_dtype": "bfloat16",
-        "actor.optimizer.type": "adam_bf16",
-        "sglang.kv_cache_dtype": "fp8",
-        "sglang.context_length": 100,
-        "actor.megatron.moe_z_loss_coeff": 0.001,
-        "train_dataset.dataset_kwargs.seed": 1,
-        "gconfig.drop_incomplete_group": True,
-        "rollout.agent.chat_template_kwargs": {"x": 1},
-        "actor.rejection_sampling.metric": "kl_k3",
-        "ref.path": "another",
-        "ref.temperature": 0.5,
-        "ref.dtype": "float32",
-        "actor.enable_icepop": True,
-        "actor.disable_dropout": False,
-        "actor.grad_reduce_dtype": "bfloat16",
-        "gconfig.skip_special_tokens": False,
-        "vllm.speculative_config.method": "mtp",
-        "train_dataset.drop_last": True,
-        "recover.no_load_optim": True,
-    },
-    "unirl": {
-        "backend.optimizer_cfg.optimizer_type": "muon",
-        "rollout.config.engine_kwargs.top_logits": 3,
-        "rollout.config.top_k": 7,
-        "reward.backend.config.timeout": 1,
-        "dynamic_sampling_max_batches": 8,
-        "weight_sync_interval": 3,
-        "pipeline.logprob_precision": "bf16",
-        "backend.fsdp_cfg.reduce_dtype": "bf16",
-        "rollout.config.quantization": "fp8",
-        "rollout.config.env.max_turns": 4,
-        "sync.wire_dtype": "fp8",
-        "stop": ["</tool_call>"],
-    },
-}
-BASE = {
-    "verl": {"algorithm.adv_estimator": "grpo"},
-    "trl": {"num_generations": 8},
-    "areal": {
-        "actor.reward_norm.mean_level": "group",
-        "actor.use_decoupled_loss": True,
-        "train_dataset.max_length": 50,
-    },
-    "unirl": {"algorithm._target_": "x.CPPO"},
-}
+TABLE = yaml.safe_load(Path(__file__).with_name("changing.yaml").read_text())
+BASE = TABLE["base"]
 
 
 @pytest.mark.parametrize(
-    ("peer", "option", "value"), [(peer, *pair) for peer, options in CHANGING.items() for pair in options.items()]
+    ("peer", "option", "value"),
+    [(peer, *pair) for peer, options in TABLE["changing"].items() for pair in options.items()],
 )
 def test_what_changes_numbers_is_never_without_effect(converted, peer, option, value):
     done = converted(peer, BASE[peer] | {option: value})
@@ -321,12 +230,6 @@ def test_pruning_from_its_own_launch_script(example):
     assert dict(config.data.template_arguments) == {"enable_thinking": False}
     assert "lr_scheduler_kwargs.num_cycles" in names(done.unsupported)
     assert names(done.unknown) == {"gradient_checkpointing_kwargs.use_reentrent"}
-
-
-def test_verls_pruning(specs):
-    options = {"algorithm.adv_estimator": "grpo", "cppo.pruning_rate": 0.875, "cppo.metric": "smallest"}
-    assert specs("verl", options | {"cppo.allocation": False}).selection == (Prune(0.875, "largest", count="drop"),)
-    assert specs("verl", options | {"cppo.pruning_rate": 0}).selection == ()
 
 
 def test_a_warm_up_is_kept_as_a_ratio_where_the_steps_are_to_fill_in(converted):

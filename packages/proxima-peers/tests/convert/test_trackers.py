@@ -9,6 +9,8 @@ from proxima.view.trackers import TRACKERS, Mlflow, TensorBoard, Trackio, Wandb
 from proxima_peers.convert import trackers
 from proxima_peers.convert.conversion import convert
 
+from .conftest import why
+
 VERL = {"algorithm.adv_estimator": "grpo"}
 UNIRL = {"algorithm._target_": "unirl.algorithms.grpo.GRPO"}
 AREAL = {"gconfig.n_samples": 8, "actor.path": "m"}
@@ -24,10 +26,6 @@ def tracked(converted):
         return resolve(done.recipe).config.monitor, done
 
     return run
-
-
-def why(leftovers):
-    return {option.name: option.why for option in leftovers}
 
 
 @pytest.mark.parametrize("peer", PEERS)
