@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 MODULES = (
+    "peft",
     "proxima.cli.main",
     "proxima.cli.train",
     "proxima.engine.served_engine",
@@ -152,6 +153,7 @@ if __name__ == "__main__":
     listening.listen(64)
     for module in MODULES:
         importlib.import_module(module)
+    importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")  # a table
     if sys.stdin.closed:
         os._exit(0)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the parents of what is forked need nobody to wait for them

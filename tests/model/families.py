@@ -12,8 +12,8 @@ from tests.tiny import VOCABULARY, tiny_tokenizer
 _IDS = {"vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0, "initializer_range": 0.25}
 _STATES = _IDS | {"hidden_size": 32, "num_hidden_layers": 2}
 _HEADS = _STATES | {"intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 128}
-_DENSE = _HEADS | {"num_key_value_heads": 2}
-_EXPERTS = _DENSE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+DENSE = _HEADS | {"num_key_value_heads": 2}
+_EXPERTS = DENSE | {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
 _WINDOWS = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
 _LINEAR = {"layer_types": ["linear_attention", "full_attention"], "shared_expert_intermediate_size": 24}
 _LINEAR |= {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8}
@@ -26,23 +26,23 @@ _LATENT |= {"qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": 4, "n_gr
 
 #: name in the table → class and config of transformers
 FAMILIES: dict[str, tuple[Any, Any]] = {
-    "Llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**_DENSE)),
-    "Qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**_DENSE)),
-    "Qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**_DENSE, head_dim=16)),
+    "Llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**DENSE)),
+    "Qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**DENSE)),
+    "Qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**DENSE, head_dim=16)),
     "Qwen3-MoE": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**_EXPERTS)),
     "Qwen3-Next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig(**_EXPERTS, **_LINEAR, linear_value_head_dim=8)),
-    "Gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**_DENSE, **_WINDOWS, head_dim=16)),
+    "Gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**DENSE, **_WINDOWS, head_dim=16)),
     "Gemma3 with images": (
         hf.Gemma3ForConditionalGeneration,
-        hf.Gemma3Config(text_config=_DENSE | _WINDOWS | {"head_dim": 16}, vision_config=_PIXELS),
+        hf.Gemma3Config(text_config=DENSE | _WINDOWS | {"head_dim": 16}, vision_config=_PIXELS),
     ),
-    "Mistral": (hf.MistralForCausalLM, hf.MistralConfig(**_DENSE, sliding_window=4)),
-    "Phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**_DENSE)),
-    "Mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**_DENSE, num_local_experts=4, num_experts_per_tok=2)),
+    "Mistral": (hf.MistralForCausalLM, hf.MistralConfig(**DENSE, sliding_window=4)),
+    "Phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**DENSE)),
+    "Mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**DENSE, num_local_experts=4, num_experts_per_tok=2)),
     "GPT-2": (hf.GPT2LMHeadModel, hf.GPT2Config(**_GPT2)),
-    "OLMo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**_DENSE)),
+    "OLMo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**DENSE)),
     "Mamba": (hf.MambaForCausalLM, hf.MambaConfig(**_STATES, state_size=4, expand=2, conv_kernel=4, time_step_rank=2)),
-    "LFM2": (hf.Lfm2ForCausalLM, hf.Lfm2Config(**_DENSE, layer_types=["conv", "full_attention"])),
+    "LFM2": (hf.Lfm2ForCausalLM, hf.Lfm2Config(**DENSE, layer_types=["conv", "full_attention"])),
     "DeepSeek-V3": (
         hf.DeepseekV3ForCausalLM,
         hf.DeepseekV3Config(**_HEADS | _LATENT, moe_intermediate_size=24, num_experts_per_tok=2),
@@ -52,12 +52,12 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
 REFUSED: dict[str, tuple[Any, Any, str]] = {
     "Gemma2": (
         hf.Gemma2ForCausalLM,
-        hf.Gemma2Config(**_DENSE, head_dim=16),
+        hf.Gemma2Config(**DENSE, head_dim=16),
         "it changes the logits after its output head (final_logit_softcapping=30.0)",
     ),
     "Cohere2": (
         hf.Cohere2ForCausalLM,
-        hf.Cohere2Config(**_DENSE, **_WINDOWS),
+        hf.Cohere2Config(**DENSE, **_WINDOWS),
         "it changes the logits after its output head (logit_scale=0.0625)",
     ),
 }

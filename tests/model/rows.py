@@ -2,6 +2,7 @@
 Face's own forward."""
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -74,15 +75,41 @@ def forked(**facts) -> list[Trajectory]:
 MIXED = ((7, (5, 0, 1, 9)), (1, (3, 3)), (18, (2,)), (4, (1, 17, 4)))
 
 
-def plain_log_prob(model: PreTrainedModel, row: Trajectory, prefix: Tensor | None = None) -> Tensor:
-    """Log-softmax over all logits of one sequence run alone, with no packing and no mask."""
+def plain_logits(model: PreTrainedModel, row: Trajectory) -> Tensor:
+    """[T, vocabulary] before each token of the response, by its temperature: of one sequence run alone, with no packing
+    and no mask."""
     tokens = torch.tensor([*row.prompt_tokens, *row.tokens])
     logits = model(input_ids=tokens[None], use_cache=False).logits[0]
     start = len(row.prompt_tokens) - 1
-    scaled = logits[start : start + len(row.tokens)] / row.temperature
-    return scaled.log_softmax(dim=1).gather(1, tokens[start + 1 :, None]).squeeze(1)
+    return logits[start : start + len(row.tokens)] / row.temperature
+
+
+def plain_log_prob(model: PreTrainedModel, row: Trajectory) -> Tensor:
+    """Log-softmax over all logits of one sequence run alone."""
+    tokens = torch.tensor(row.tokens, dtype=torch.long)
+    return plain_logits(model, row).log_softmax(dim=1).gather(1, tokens[:, None]).squeeze(1)
 
 
 def reference(model: PreTrainedModel, trajectories: list[Trajectory]) -> Tensor:
     model.set_attn_implementation("eager")
     return torch.cat([plain_log_prob(model, row) for row in trajectories])
+
+
+def gradients_of(model: Any) -> dict[str, Tensor]:
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def same(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    """To the bit, names too."""
+    return actual.keys() == expected.keys() and all(torch.equal(x, expected[name]) for name, x in actual.items())
+
+
+def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
+    """Within `tolerance` of the largest entry of all, tensor by tensor."""
+    assert actual.keys() == expected.keys()
+    size = max(float(x.abs().max()) for x in expected.values())
+    assert size > 0
+    for name, value in actual.items():
+        torch.testing.assert_close(
+            value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
+        )

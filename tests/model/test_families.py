@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers as hf
 
 from proxima.data import Prompt, Trajectory
-from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local import Local, LocalEngine, collect, make_decoder
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import Policy
-from tests.model.families import FAMILIES, REFUSED, make
-from tests.model.rows import forked, opened, plain_log_prob, rows
+from tests.model.families import DENSE, FAMILIES, REFUSED, make
+from tests.model.rows import forked, ids, opened, plain_log_prob, rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 SHAPES = ((7, (5, 1, 9)), (1, (12,)), (3, (2, 3)))
@@ -28,11 +29,8 @@ def table_row(family: str) -> str:
     return f"| {family} | `{FAMILIES[family][0].__name__}` | {PATHS[policy.attention]} | {shared} | {decoder} |"
 
 
-def requests(count: int = 6) -> list[Request]:
-    prompts = [
-        Prompt(uid=i, messages=(), tokens=row.prompt_tokens)
-        for i, row in enumerate(rows((7, (1,)), (1, (1,)), (14, (1,))))
-    ]
+def requests(count: int) -> list[Request]:
+    prompts = [Prompt(uid=i, messages=(), tokens=ids(length, 1000 + i)) for i, length in enumerate((7, 1, 14))]
     return [Request(prompt=p, sample=s, sampling=Sampling(max_tokens=count), seed=5) for p in prompts for s in range(2)]
 
 
@@ -72,22 +70,22 @@ def test_what_paths_and_prompts_begin_with_trains_as_apart(family, items):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_engine_agrees_with_the_model(family):
-    """float32: each token's log-prob against the model's own forward of the whole sequence."""
-    asked = requests()
+    """float32: each token's log-prob against the model's own forward of the whole sequence; windows reach over 4."""
+    asked = requests(13)
     given = asyncio.run(collect(LocalEngine(make(family), Local(slots=8, dtype="float32")), asked))
     pairs = list(zip(asked, given, strict=True))
     trajectories = [Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(pairs)]
     with torch.no_grad():
         expected = torch.cat([plain_log_prob(make(family).model, row) for row in trajectories])
     behavior = torch.tensor([x for c in given for x in c.sampled_log_prob])
+    assert max(len(c.tokens) for c in given) == 13
     assert (behavior - expected).abs().max() < 3e-5  # nats
 
 
-SLOW = [pytest.param(family, marks=pytest.mark.slow) if family == "Qwen3-Next" else family for family in FAMILIES]
+IN_FLOAT32 = [(family, "float32") for family in ("Llama", "Mistral", "Qwen3-MoE", "Mamba")]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", SLOW)
+@pytest.mark.parametrize(("family", "dtype"), [*((family, "bfloat16") for family in FAMILIES), *IN_FLOAT32])
 def test_a_completion_has_the_same_bits_alone_and_in_a_crowd(family, dtype):
     asked = requests(4)
     spec = Local(slots=8, dtype=dtype)
@@ -98,6 +96,36 @@ def test_a_completion_has_the_same_bits_alone_and_in_a_crowd(family, dtype):
         (alone,) = asyncio.run(collect(engine, [asked[i]]))
         assert alone.tokens.tolist() == crowd[i].tokens.tolist()
         assert alone.sampled_log_prob.tolist() == crowd[i].sampled_log_prob.tolist()
+
+
+@pytest.mark.parametrize("family", ["Mistral", "Gemma3"])
+def test_a_sliding_window_reaches_over_the_end_of_the_prompt(family):
+    """On every path: the first test has the packed one that shares prompts."""
+    trajectories = [*rows(*SHAPES), *rows((14, (6, 6)))]
+    policies = [Policy(make(family), attention="packed", share_prompt=False), Policy(make(family), attention="padded")]
+    policies.append(Policy(make(family), attention="packed", share_prompt=False))
+    policies[2].model.config.sliding_window = None
+    for module in policies[2].model.modules():
+        if hasattr(module, "sliding_window"):
+            module.sliding_window = None
+    with torch.no_grad():
+        expected = torch.cat([plain_log_prob(make(family).model, row) for row in trajectories])
+        apart, padded, without = (policy(policy.pack(trajectories)).log_prob for policy in policies)
+    assert max((apart - expected).abs().max(), (padded - expected).abs().max()) < 3e-5
+    assert (without - expected).abs().max() > 0.01, "the window must matter"
+    windowed = Policy(make(family), attention="mask")
+    with pytest.raises(ValueError, match="model.attention=mask does not know sliding windows"):
+        windowed(windowed.pack(trajectories))
+
+
+def test_which_decoders_are_not_the_fast_one():
+    windows = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    windowed = hf.Qwen2ForCausalLM(hf.Qwen2Config(**DENSE, **windows))
+    with pytest.raises(ValueError, match="engine.decoder='fast': sliding window has no fast path; use auto or general"):
+        make_decoder(windowed, torch.float32, "fast")
+    for family in ("mistral", "mamba"):
+        with pytest.raises(ValueError, match=f"engine.decoder='fast': family {family} has no fast path"):
+            make_decoder(make(family.capitalize()).model, torch.float32, "fast")
 
 
 @pytest.mark.parametrize("family", REFUSED)

@@ -1,5 +1,5 @@
-"""Log-probs of the tokens that could be sampled: against a plain masked log-softmax in float64, gradients by finite
-differences, and rows that no neighbour, chunk or pack changes."""
+"""Log-probs of the tokens that could be sampled: by hand, by an independent script, and in packs; test_log_prob.py has
+them against a plain masked log-softmax."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,81 +13,9 @@ from proxima.data import SamplingMask
 from proxima.model import Policy, token_log_prob
 from proxima.model.distribution_figures import log_sum_square
 from proxima.model.kept_tokens import KeptTokens
-from tests.model.rows import MIXED, loaded, plain_log_prob, rows
-from tests.model.test_log_prob import Largest
+from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
+from tests.model.test_log_prob import D, Head, V
 from tests.tiny import VOCABULARY, tiny
-
-N, D, V = 13, 5, 17
-
-
-def inputs(dtype=torch.float64, count=N, empty=()):
-    """Random states, head and targets, and sets of 1 to V tokens with the target among them."""
-    draw = torch.Generator().manual_seed(count)
-    hidden, weight, bias = (
-        torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((count, D), (V, D), (V,))
-    )
-    target = torch.randint(V, (count,), generator=draw)
-    temperature = 0.5 + torch.rand(count, generator=draw, dtype=torch.float64)
-    inside = torch.rand(count, V, generator=draw) < torch.rand(count, 1, generator=draw)
-    inside[torch.arange(count), target] = True
-    inside[list(empty)] = False
-    kept = KeptTokens(inside.nonzero()[:, 1], torch.cat([torch.zeros(1, dtype=torch.long), inside.sum(1).cumsum(0)]))
-    leaves = [x.to(dtype).requires_grad_() for x in (hidden, weight, bias)]
-    return leaves, target, temperature.to(dtype), kept, inside
-
-
-def naive(leaves, target, temperature, inside):
-    hidden, weight, bias = leaves
-    logits = (hidden @ weight.T + bias) / temperature[:, None]
-    whole = logits.log_softmax(1)
-    allowed = inside | ~inside.any(1, keepdim=True)  # an empty set: the whole vocabulary
-    log_prob = logits.masked_fill(~allowed, -torch.inf).log_softmax(1).gather(1, target[:, None])[:, 0]
-    return log_prob, -(whole.exp() * whole).sum(1)
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 13, 256])
-@pytest.mark.parametrize("empty", [(), (0, 7)])
-@pytest.mark.parametrize("entropy", [False, True])
-def test_values_and_gradients_equal_a_masked_log_softmax(chunk, empty, entropy):
-    leaves, target, temperature, kept, inside = inputs(empty=empty)
-    hidden, weight, bias = leaves
-    output = token_log_prob(
-        hidden, weight, target, temperature, bias=bias, kept=kept, entropy_gradient=entropy, chunk=chunk
-    )
-    log_prob, full_entropy = naive(leaves, target, temperature, inside)
-    torch.testing.assert_close(output.log_prob, log_prob, rtol=1e-12, atol=1e-12)
-    mix = torch.linspace(-2, 3, N, dtype=torch.float64)
-    ours, theirs = (output.log_prob * mix).sum(), (log_prob * mix).sum()
-    if entropy:
-        torch.testing.assert_close(output.entropy, full_entropy, rtol=1e-12, atol=1e-12)
-        ours, theirs = ours + (output.entropy * mix.flip(0)).sum(), theirs + (full_entropy * mix.flip(0)).sum()
-    for mine, other in zip(torch.autograd.grad(ours, leaves), torch.autograd.grad(theirs, leaves), strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("entropy", [False, True])
-@pytest.mark.parametrize("others", [False, True])
-@pytest.mark.parametrize("empty", [(), (1,)])
-def test_gradcheck(entropy, others, empty):
-    leaves, target, temperature, kept, _ = inputs(count=4, empty=empty)
-    more = torch.tensor([[0, 3], [5, 5], [16, 1], [2, 9]]) if others else None
-
-    def f(h, w, b):
-        outputs = token_log_prob(
-            h,
-            w,
-            target,
-            temperature,
-            bias=b,
-            kept=kept,
-            entropy_gradient=entropy,
-            others=more,
-            others_gradient=others,
-            chunk=3,
-        )
-        return tuple(x for x in outputs if x is not None)
-
-    assert torch.autograd.gradcheck(f, tuple(leaves))
 
 
 def test_the_gradient_is_zero_outside_the_set():
@@ -105,71 +33,20 @@ def test_the_gradient_is_zero_outside_the_set():
 
 
 def test_a_set_of_one_is_certain_and_teaches_nothing():
-    leaves, target, temperature, _, _ = inputs(torch.float32)
-    kept = KeptTokens(target, torch.arange(N + 1))
-    output = token_log_prob(leaves[0], leaves[1], target, temperature, bias=leaves[2], kept=kept, entropy=True)
+    head = Head.drawn(torch.float32, with_sets=True)
+    head.inside[:] = torch.arange(V) == head.target[:, None]
+    output = head.run(entropy=True)
     assert output.log_prob.eq(0).all()
-    for grad in torch.autograd.grad(output.log_prob.sum(), leaves):
+    for grad in torch.autograd.grad(output.log_prob.sum(), head.leaves):
         assert grad.abs().max() < 1e-6
 
 
 def test_the_whole_vocabulary_as_a_set_changes_nothing():
-    (hidden, weight, bias), target, temperature, _, _ = inputs(torch.float32)
-    kept = KeptTokens(torch.arange(V).repeat(N), V * torch.arange(N + 1))
-    with_set, plain = (
-        token_log_prob(hidden, weight, target, temperature, bias=bias, kept=subset, entropy=True)
-        for subset in (kept, None)
-    )
+    head = Head.drawn(torch.float32, with_sets=True)
+    head.inside[:] = True
+    with_set, plain = (each.run(entropy=True) for each in (head, replace(head, inside=None)))
     torch.testing.assert_close(with_set.log_prob, plain.log_prob, rtol=0, atol=5e-7)
     assert torch.equal(with_set.entropy, plain.entropy)
-
-
-def test_no_row_depends_on_another():
-    """The same row alone, and in other chunks: only the product with the head may round otherwise."""
-    (hidden, weight, bias), target, temperature, kept, inside = inputs(torch.float32)
-    whole = token_log_prob(hidden, weight, target, temperature, bias=bias, kept=kept).log_prob
-    for n in range(N):
-        row = slice(n, n + 1)
-        own = KeptTokens(inside[n].nonzero()[:, 0], torch.tensor([0, int(inside[n].sum())]))
-        alone = token_log_prob(hidden[row], weight, target[row], temperature[row], bias=bias, kept=own).log_prob
-        torch.testing.assert_close(alone, whole[row], rtol=0, atol=2e-6)
-    for chunk in (1, 3, 8):
-        parts = token_log_prob(hidden, weight, target, temperature, bias=bias, kept=kept, chunk=chunk).log_prob
-        torch.testing.assert_close(parts, whole, rtol=0, atol=2e-6)
-
-
-def test_no_tokens_and_extreme_logits():
-    (hidden, weight, bias), target, temperature, _, _ = inputs(count=4)
-    nothing = KeptTokens(torch.zeros(0, dtype=torch.long), torch.zeros(1, dtype=torch.long))
-    none = token_log_prob(hidden[:0], weight, target[:0], temperature[:0], bias=bias, kept=nothing)
-    assert none.log_prob.shape == (0,)
-    far = torch.tensor([[1e4], [-1e4]], requires_grad=True)
-    head = torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True)
-    kept = KeptTokens(torch.tensor([1, 2, 0, 2]), torch.tensor([0, 2, 4]))
-    output = token_log_prob(far, head, torch.tensor([1, 2]), 0.01, kept=kept)
-    assert output.log_prob.tolist() == [-1.5e6, 0.0]
-    output.log_prob.sum().backward()
-    assert far.grad.isfinite().all() and head.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("chunk", [1, 4, 256])
-def test_the_probability_that_two_draws_from_the_set_agree(chunk):
-    (hidden, weight, bias), _, temperature, kept, inside = inputs()
-    agreement = log_sum_square(hidden, weight, temperature, bias=bias, kept=kept, chunk=chunk)
-    logits = ((hidden @ weight.T + bias) / temperature[:, None]).masked_fill(~inside, -torch.inf)
-    torch.testing.assert_close(agreement, logits.softmax(1).square().sum(1).log().detach())
-
-
-def test_nothing_of_all_tokens_by_vocabulary_is_made():
-    count, vocabulary, chunk = 512, 1000, 32
-    hidden, weight = torch.randn(count, 4, requires_grad=True), torch.randn(vocabulary, 4, requires_grad=True)
-    kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1))
-    with Largest() as seen:
-        output = token_log_prob(
-            hidden, weight, torch.zeros(count, dtype=torch.long), entropy=True, kept=kept, chunk=chunk
-        )
-        output.log_prob.sum().backward()
-    assert seen.numel == chunk * vocabulary
 
 
 def test_the_numbers_of_an_independent_script():
@@ -210,7 +87,7 @@ def masked_rows(draw_seed=3):
 @pytest.mark.parametrize("attention", ["packed", "padded"])
 @pytest.mark.parametrize("share_prompt", [True, False])
 def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(attention, share_prompt):
-    """Against float64 over the logits of the Hugging Face model."""
+    """Sums in float64 over the logits of the Hugging Face model."""
     items, model = masked_rows(), tiny("llama")
     policy = Policy(loaded("llama"), attention=attention, share_prompt=share_prompt)
     batch = policy.pack(items)
@@ -218,11 +95,8 @@ def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(atten
         actual = policy(batch).log_prob
         expected = []
         for item in items:
-            ids = torch.tensor([[*item.prompt_tokens, *item.tokens]])
-            logits = model(ids, use_cache=False).logits[0, len(item.prompt_tokens) - 1 : -1].double()
-            for t, token in enumerate(item.tokens.tolist()):
+            for t, (token, scaled) in enumerate(zip(item.tokens, plain_logits(model, item).double(), strict=True)):
                 own = torch.tensor(item.sampling_mask.part(t, t + 1).ids, dtype=torch.long)
-                scaled = logits[t] / float(np.float32(item.temperature))
                 expected.append(scaled[token] - scaled[own].logsumexp(0))
     torch.testing.assert_close(actual.double(), torch.stack(expected), rtol=0, atol=3e-5)
     plain = torch.cat([plain_log_prob(model, item) for item in items if len(item.tokens)])

@@ -3,7 +3,6 @@ model."""
 
 import io
 import json
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,13 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_bytes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
 from proxima.model import LoadedModel, Policy, files, load, save
 from proxima.model.load import ALIGNMENT
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
+from tests.model.folders import edited
 from tests.model.rows import loaded, policy, rows
 from tests.tiny import CONTEXT, KINDS, tiny
 
@@ -99,58 +100,31 @@ def test_a_run_is_no_model(tmp_path):
         load(str(tmp_path / "run"))
 
 
-def damaged(folder: Path, to: Path, name: str, content: bytes | None) -> str:
-    shutil.copytree(folder, to)
-    (to / name).unlink()
-    if content is not None:
-        (to / name).write_bytes(content)
-    return str(to)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"\x10\x00\x00\x00\x00\x00\x00\x00{torn"])
-def test_damaged_weights_are_one_line(content, tiny_model, tmp_path):
-    path = damaged(tiny_model("llama"), tmp_path / "m", "model.safetensors", content)
-    with pytest.raises(ValueError, match=r"model.path=.* can't be loaded: ") as caught:
-        load(path, device="cpu")
+@pytest.mark.parametrize(
+    ("name", "content", "read", "said"),
+    [
+        ("model.safetensors", None, load, "can't be loaded"),
+        ("model.safetensors", b"", load, "can't be loaded"),
+        ("model.safetensors", b"\x10\x00\x00\x00\x00\x00\x00\x00{torn", load, "can't be loaded"),
+        ("config.json", {"intermediate_size": 48}, load, "can't be loaded"),
+        ("config.json", b"{", load_config, "can't be read"),
+        ("config.json", {"model_type": "no_such_model"}, load_config, "can't be read"),
+        ("tokenizer.json", b"{", load_tokenizer, "has no usable tokenizer"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(name, content, read, said, tiny_model, tmp_path):
+    with pytest.raises(ValueError, match=f"model.path=.* {said}: ") as caught:
+        read(edited(tiny_model("llama"), tmp_path / "m", content, name))
     assert "\n" not in str(caught.value)
 
 
-def test_missing_weights_are_never_drawn_at_random(tiny_model, tmp_path):
-    from safetensors.torch import load_file, save_file
-
+@pytest.mark.parametrize("lost", ["lm_head.weight", "model.layers.1.mlp.up_proj.weight"])
+def test_missing_weights_are_never_drawn_at_random(lost, tiny_model, tmp_path):
     tensors = load_file(tiny_model("qwen2") / "model.safetensors")
-    for name in ("lm_head.weight", "model.layers.1.mlp.up_proj.weight"):
-        folder = tmp_path / name
-        path = damaged(tiny_model("qwen2"), folder, "model.safetensors", None)
-        save_file(
-            {key: value for key, value in tensors.items() if key != name},
-            folder / "model.safetensors",
-            {"format": "pt"},
-        )
-        with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, {name} among them"):
-            load(path, device="cpu")
-
-
-def test_weights_of_another_shape_are_one_line(tiny_model, tmp_path):
-    config = json.loads((tiny_model("llama") / "config.json").read_text()) | {"intermediate_size": 48}
-    path = damaged(tiny_model("llama"), tmp_path / "m", "config.json", json.dumps(config).encode())
-    with pytest.raises(ValueError, match=r"model.path=.* can't be loaded: ") as caught:
-        load(path, device="cpu")
-    assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_config_or_tokenizer_is_one_line(tiny_model, tmp_path):
-    path = damaged(tiny_model("llama"), tmp_path / "c", "config.json", b"{")
-    with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
-        load_config(path)
-    path = damaged(
-        tiny_model("llama"), tmp_path / "u", "config.json", json.dumps({"model_type": "no_such_model"}).encode()
-    )
-    with pytest.raises(ValueError, match=r"model.path=.* can't be read: "):
-        load_config(path)
-    path = damaged(tiny_model("llama"), tmp_path / "t", "tokenizer.json", b"{")
-    with pytest.raises(ValueError, match=r"model.path=.* has no usable tokenizer: "):
-        load_tokenizer(path)
+    del tensors[lost]
+    folder = edited(tiny_model("qwen2"), tmp_path / "m", save_bytes(tensors, {"format": "pt"}), "model.safetensors")
+    with pytest.raises(ValueError, match=f"lacks 1 of the model's weights, {lost} among them"):
+        load(folder, device="cpu")
 
 
 def _permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
@@ -255,12 +229,11 @@ def test_loaded_model_names():
 @pytest.mark.parametrize("padding", range(0, 64, 24))
 def test_weights_are_aligned_however_long_the_header_of_their_file_is(padding, tiny_model, tmp_path):
     """The same weights compute the same bits, read from a checkpoint or not; some CPUs' kernels go by the address."""
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model("llama"), folder)
-    weights = folder / "model.safetensors"
-    save_file(load_file(weights), weights, metadata={"format": "pt", "padding": "x" * padding})
+    tensors, name = load_file(tiny_model("llama") / "model.safetensors"), "model.safetensors"
+    content = save_bytes(tensors, {"format": "pt", "padding": "x" * padding})
+    folder = edited(tiny_model("llama"), tmp_path / "model", content, name)
     raw = AutoModelForCausalLM.from_pretrained(folder)
-    model = load(str(folder), device="cpu").model
+    model = load(folder, device="cpu").model
     assert not any(p.data_ptr() % ALIGNMENT for p in model.parameters())
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), raw.parameters(), strict=True))
 
@@ -268,15 +241,12 @@ def test_weights_are_aligned_however_long_the_header_of_their_file_is(padding, t
 @pytest.mark.parametrize("read", [load_config, load_tokenizer, load])
 def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch):
     """Also where somebody would answer `y` to Hugging Face's question."""
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model("llama"), folder)
+    auto = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
+    folder = Path(edited(tiny_model("llama"), tmp_path / "model", {"model_type": "own", "auto_map": auto}))
     (folder / "own.py").write_text(
         f"open({str(tmp_path / 'ran')!r}, 'w')\nfrom transformers import PretrainedConfig, PreTrainedTokenizerFast\n"
         "class Own(PretrainedConfig):\n    model_type = 'own'\nclass OwnTokenizer(PreTrainedTokenizerFast): pass\n"
     )
-    settings = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
-    auto = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}
-    (folder / "config.json").write_text(json.dumps(settings | {"auto_map": auto}))
     words = json.loads((folder / "tokenizer_config.json").read_text()) | {"tokenizer_class": "OwnTokenizer"}
     words["auto_map"] = {"AutoTokenizer": [None, "own.OwnTokenizer"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(words))
@@ -289,12 +259,9 @@ def test_a_models_own_code_is_never_run(read, tiny_model, tmp_path, monkeypatch)
 @pytest.mark.parametrize("read", [load_config, load_shape, load])
 def test_code_of_the_hub_that_a_config_names_is_never_run(read, tiny_model, tmp_path):
     """transformers would download the kernel, where the package `kernels` is installed."""
-    folder = tmp_path / "model"
-    shutil.copytree(tiny_model("llama"), folder)
-    settings = json.loads((folder / "config.json").read_text()) | {"attn_implementation": "somebody/kernel"}
-    (folder / "config.json").write_text(json.dumps(settings))
+    folder = edited(tiny_model("llama"), tmp_path / "model", {"attn_implementation": "somebody/kernel"})
     with pytest.raises(FieldError, match="names code of the hub for its attention, somebody/kernel"):
-        read(str(folder))
+        read(folder)
 
 
 def test_a_tilde_is_the_home_folder(tiny_model, monkeypatch):

@@ -1,135 +1,147 @@
-"""The fused head against plain log-softmax: values, gradients, entropy, temperature, chunks, memory."""
+"""The fused head against plain log-softmax, over the vocabulary and over the tokens that could be sampled: values,
+gradients, entropy, temperature, chunks, memory."""
 
 import math
+from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.rank_memory.rank import LiveTensors
 from proxima.model import logit_rows, token_log_prob
 from proxima.model.distribution_figures import log_sum_square, top_k_log_prob
+from proxima.model.kept_tokens import KeptTokens
 from tests.model.rows import MIXED, policy, rows
 
-N, D, V = 11, 5, 13
+N, D, V = 13, 5, 17
+CHUNKS = (1, 4, 13, 256)
 
 
-def inputs(dtype=torch.float64, bias=True, count=N):
-    draw = torch.Generator().manual_seed(count)
+@dataclass
+class Head:
+    """States, an output head and targets; `inside` has the set [N, V] that each target was drawn from."""
 
-    def normal(*shape):
-        return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    target: Tensor
+    temperature: Tensor | float
+    inside: Tensor | None = None
 
-    target = torch.randint(V, (count,), generator=draw)
-    temperature = (0.5 + torch.rand(count, generator=draw, dtype=torch.float64)).to(dtype)
-    return normal(count, D), normal(V, D), normal(V) if bias else None, target, temperature
+    @classmethod
+    def drawn(cls, dtype=torch.float64, *, count=N, bias=True, scalar=None, with_sets=False, empty=()) -> "Head":
+        """`empty`: rows whose set stands for the whole vocabulary."""
+        draw = torch.Generator().manual_seed(count)
+
+        def normal(*shape):
+            return torch.randn(*shape, generator=draw, dtype=torch.float64).to(dtype).requires_grad_()
+
+        hidden, weight, shift, target = (
+            normal(count, D), normal(V, D), normal(V), torch.randint(V, (count,), generator=draw),
+        )  # fmt: skip
+        temperature = (0.5 + torch.rand(count, generator=draw, dtype=torch.float64)).to(dtype)
+        inside = torch.rand(count, V, generator=draw) < torch.rand(count, 1, generator=draw)
+        inside[torch.arange(count), target] = True
+        inside[list(empty)] = False
+        given = temperature if scalar is None else scalar
+        return cls(hidden, weight, shift if bias else None, target, given, inside if with_sets else None)
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [x for x in (self.hidden, self.weight, self.bias) if x is not None]
+
+    def sets(self) -> KeptTokens | None:
+        if self.inside is None:
+            return None
+        edges = torch.cat([torch.zeros(1, dtype=torch.long), self.inside.sum(1).cumsum(0)])
+        return KeptTokens(self.inside.nonzero()[:, 1], edges)
+
+    def run(self, rows=slice(None), **how):
+        """`rows`: some alone."""
+        t = self.temperature
+        inside = None if self.inside is None else self.inside[rows]
+        part = Head(self.hidden[rows], self.weight, self.bias, self.target[rows], t, inside)
+        t = t[rows] if isinstance(t, Tensor) else t
+        return token_log_prob(part.hidden, part.weight, part.target, t, bias=part.bias, kept=part.sets(), **how)
+
+    def logits(self, temperature: Tensor | float) -> Tensor:
+        t = temperature[:, None] if isinstance(temperature, Tensor) else temperature
+        return (self.hidden @ self.weight.T + (0 if self.bias is None else self.bias)) / t
+
+    def kept_logits(self, temperature: Tensor | float) -> Tensor:
+        """Those of the sets; an empty one is the whole vocabulary."""
+        logits = self.logits(temperature)
+        if self.inside is None:
+            return logits
+        return logits.masked_fill(~(self.inside | ~self.inside.any(1, keepdim=True)), -torch.inf)
+
+    def naive(self, others: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Log-probs, entropies and log-probs of other tokens."""
+        whole = self.logits(self.temperature).log_softmax(1)
+        own = self.kept_logits(self.temperature).log_softmax(1).gather(1, self.target[:, None])[:, 0]
+        return own, -(whole.exp() * whole).sum(1), None if others is None else whole.gather(1, others)
 
 
-def naive(hidden, weight, bias, target, temperature):
-    logits = hidden @ weight.T + (0 if bias is None else bias)
-    log_p = (logits / (temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature)).log_softmax(
-        dim=1
-    )
-    return log_p.gather(1, target[:, None]).squeeze(1), -(log_p.exp() * log_p).sum(dim=1)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("scalar", [None, 1.0, 0.3])
-@pytest.mark.parametrize("chunk", [1, 4, 11, 256])
-def test_values_and_gradients_equal_plain_log_softmax(bias, scalar, chunk):
-    hidden, weight, b, target, temperature = inputs(bias=bias)
-    temperature = temperature if scalar is None else scalar
-    log_prob, entropy, _ = token_log_prob(
-        hidden, weight, target, temperature, bias=b, entropy=True, entropy_gradient=True, chunk=chunk
-    )
-    expected, expected_entropy = naive(hidden, weight, b, target, temperature)
-    torch.testing.assert_close(log_prob, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(entropy, expected_entropy, rtol=1e-12, atol=1e-12)
-    mix = torch.linspace(-2, 3, N, dtype=torch.float64)
-    leaves = [x for x in (hidden, weight, b) if x is not None]
-    ours = torch.autograd.grad((log_prob * mix + entropy * mix.flip(0)).sum(), leaves)
-    theirs = torch.autograd.grad((expected * mix + expected_entropy * mix.flip(0)).sum(), leaves)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("entropy_gradient", [True, False])
-def test_gradcheck(entropy_gradient):
-    hidden, weight, bias, target, temperature = inputs(count=4)
-
-    def f(h, w, b):
-        log_prob, entropy, _ = token_log_prob(
-            h, w, target, temperature, bias=b, entropy_gradient=entropy_gradient, entropy=True, chunk=3
-        )
-        return (log_prob, entropy) if entropy_gradient else log_prob
-
-    assert torch.autograd.gradcheck(f, (hidden, weight, bias))
-
-
-OTHERS = torch.tensor([[0, 3, 7], [12, 1, 0], [5, 5, 2], [4, 3, 2]])  # with a duplicate, and with targets among them
-
-
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bias": False},
+        {"scalar": 1.0, "bias": False},
+        {"scalar": 0.3},
+        {"with_sets": True},
+        {"with_sets": True, "empty": (0, 7)},
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("entropy", [True, False])
-@pytest.mark.parametrize("chunk", [1, 3, 256])
-def test_gradients_of_other_tokens_equal_plain_log_softmax(bias, entropy, chunk):
-    hidden, weight, b, target, temperature = inputs(bias=bias, count=4)
-    leaves = [x for x in (hidden, weight, b) if x is not None]
+@pytest.mark.parametrize("others", [True, False])
+def test_values_and_gradients_equal_plain_log_softmax(given, entropy, others):
+    """Other tokens have duplicates, and targets among them."""
+    head = Head.drawn(**given)
+    more = (torch.arange(3 * N).view(N, 3) * 5 % V).where(torch.arange(3) < 2, head.target[:, None]) if others else None
+    expected = head.naive(more)
+    mix = [torch.linspace(-2, 3, N), torch.linspace(3, -2, N) * entropy, torch.linspace(-1, 2, 3 * N).view(N, 3)]
 
-    def ours(h, w, c=None):
-        outputs = token_log_prob(
-            h,
-            w,
-            target,
-            temperature,
-            bias=c,
-            others=OTHERS,
-            others_gradient=True,
-            entropy_gradient=entropy,
-            chunk=chunk,
-        )
-        return tuple(x for x in outputs if x is not None)
+    def gradients(outputs):
+        parts = [(x * w).sum() for x, w in zip(outputs, mix, strict=True) if x is not None and w.any()]
+        return torch.autograd.grad(sum(parts), head.leaves)
 
-    assert torch.autograd.gradcheck(ours, tuple(leaves))
-    log_prob, *_, others = ours(*leaves)
-    logits = hidden @ weight.T + (0 if b is None else b)
-    expected = (logits / temperature[:, None]).log_softmax(1).gather(1, OTHERS)
-    torch.testing.assert_close(others, expected, rtol=1e-12, atol=1e-12)
-    mix = torch.linspace(-2, 3, 12, dtype=torch.float64).view(4, 3)
-    pairs = zip(
-        torch.autograd.grad((others * mix).sum() + log_prob.sum(), leaves),
-        torch.autograd.grad((expected * mix).sum() + naive(hidden, weight, b, target, temperature)[0].sum(), leaves),
-        strict=True,
-    )
-    for mine, other in pairs:
-        torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
+    exact = gradients(expected)
+    for chunk in CHUNKS:
+        outputs = head.run(entropy=True, entropy_gradient=entropy, others=more, others_gradient=others, chunk=chunk)
+        assert outputs.entropy.requires_grad == entropy
+        for ours, theirs in zip(outputs, expected, strict=True):
+            assert (ours is None) == (theirs is None)
+            torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+        for mine, other in zip(gradients(outputs), exact, strict=True):
+            torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-12)
 
 
-def test_other_tokens_carry_no_gradient_unless_asked():
-    hidden, weight, bias, target, temperature = inputs(count=4)
-    assert not token_log_prob(hidden, weight, target, temperature, bias=bias, others=OTHERS).others.requires_grad
+def test_what_is_not_asked_for_carries_no_gradient_or_is_not_there():
+    head = Head.drawn()
+    plain = head.run(others=torch.zeros(N, 2, dtype=torch.long))
+    assert plain.log_prob.requires_grad and not plain.others.requires_grad and plain.entropy is None
+    with_entropy = head.run(entropy=True)
+    assert not with_entropy.entropy.requires_grad and with_entropy.others is None
+    assert head.run(entropy_gradient=True).entropy.requires_grad
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 256])
 def test_the_most_probable_tokens(chunk):
-    hidden, weight, bias, target, temperature = inputs()
-    own, ids, log_prob = top_k_log_prob(hidden, weight, target, temperature, 4, bias=bias, vocabulary=9, chunk=chunk)
-    plain = ((hidden @ weight.T + bias) / temperature[:, None]).log_softmax(1)
-    torch.testing.assert_close(own, plain.gather(1, target[:, None])[:, 0], rtol=1e-12, atol=1e-12)
+    head = Head.drawn()
+    given, how = (head.hidden, head.weight, head.target, head.temperature), {"bias": head.bias, "chunk": chunk}
+    own, ids, log_prob = top_k_log_prob(*given, 4, vocabulary=9, **how)
+    plain = head.logits(head.temperature).log_softmax(1)
+    torch.testing.assert_close(own, head.naive()[0], rtol=1e-12, atol=1e-12)
     expected = plain[:, :9].topk(4)
     assert torch.equal(ids, expected.indices) and not log_prob.requires_grad
     torch.testing.assert_close(log_prob, expected.values, rtol=1e-12, atol=1e-12)
-    whole = top_k_log_prob(hidden, weight, target, temperature, V, bias=bias, chunk=chunk)[2]
+    whole = top_k_log_prob(*given, V, **how)[2]
     torch.testing.assert_close(whole.exp().sum(1), torch.ones(N).double())
-
-
-def test_the_entropy_carries_no_gradient_unless_asked():
-    hidden, weight, bias, target, temperature = inputs()
-    log_prob, entropy, _ = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True)
-    assert log_prob.requires_grad and not entropy.requires_grad
-    assert token_log_prob(hidden, weight, target, temperature)[1] is None
-    assert token_log_prob(hidden, weight, target, temperature, entropy_gradient=True)[1].requires_grad
 
 
 def test_by_hand():
@@ -141,34 +153,33 @@ def test_by_hand():
     assert entropy[0].item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75), abs=1e-6)
 
 
-def test_no_tokens():
-    hidden, weight, bias, target, temperature = inputs(count=0)
-    log_prob, entropy, _ = token_log_prob(
-        hidden, weight, target, temperature, bias=bias, entropy=True, entropy_gradient=True
-    )
+@pytest.mark.parametrize("with_sets", [False, True])
+def test_no_tokens(with_sets):
+    head = Head.drawn(count=0, with_sets=with_sets)
+    log_prob, entropy, _ = head.run(entropy_gradient=True)
     assert log_prob.shape == entropy.shape == (0,)
     (log_prob.sum() + entropy.sum()).backward()
-    assert hidden.grad.shape == (0, D) and not weight.grad.any() and not bias.grad.any()
+    assert head.hidden.grad.shape == (0, D) and not head.weight.grad.any() and not head.bias.grad.any()
 
 
-def test_the_chunk_changes_no_value_of_a_row():
-    hidden, weight, bias, target, temperature = (
-        x.detach() if x.is_floating_point() else x for x in inputs(torch.float32, count=33)
-    )
-    whole = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=64)
-    for chunk in (1, 5, 8, 32):
-        parts = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True, chunk=chunk)
-        for a, b in zip(whole[:2], parts[:2], strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=2e-6)
+@pytest.mark.parametrize("with_sets", [False, True])
+def test_no_row_depends_on_another(with_sets):
+    """The same row alone, and in other chunks: only the product with the head may round otherwise."""
+    head = Head.drawn(torch.float32, count=33, with_sets=with_sets)
+    whole = head.run(entropy=True, chunk=64)
+    parts = [head.run(entropy=True, chunk=chunk) for chunk in (1, 5, 8, 32)]
+    alone = [head.run(slice(n, n + 1), entropy=True) for n in range(33)]
+    parts.append([torch.cat(column) for column in zip(*(row[:2] for row in alone), strict=True)])
+    for part, i in product(parts, range(2)):
+        torch.testing.assert_close(part[i], whole[i], rtol=0, atol=2e-6)
 
 
 def test_a_frozen_head_gets_no_gradient_and_costs_none():
-    hidden, weight, bias, target, temperature = inputs()
-    weight, bias = weight.detach(), bias.detach()
-    token_log_prob(hidden, weight, target, temperature, bias=bias)[0].sum().backward()
-    expected = torch.autograd.grad(naive(hidden, weight, bias, target, temperature)[0].sum(), hidden)[0]
-    torch.testing.assert_close(hidden.grad, expected)
-    assert weight.grad is None
+    head = Head.drawn()
+    head.weight, head.bias = head.weight.detach(), head.bias.detach()
+    head.run().log_prob.sum().backward()
+    torch.testing.assert_close(head.hidden.grad, torch.autograd.grad(head.naive()[0].sum(), head.hidden)[0])
+    assert head.weight.grad is None
 
 
 def test_extreme_logits_stay_finite():
@@ -180,21 +191,23 @@ def test_extreme_logits_stay_finite():
     assert log_prob.tolist() == [0.0, -2e6] and entropy.tolist() == [0.0, 0.0]
     (log_prob.sum() + entropy.sum()).backward()
     assert hidden.grad.isfinite().all() and weight.grad.isfinite().all()
+    kept = KeptTokens(torch.tensor([1, 2, 0, 2]), torch.tensor([0, 2, 4]))
+    weight = torch.tensor([[1.0], [-1.0], [0.5]], requires_grad=True)
+    output = token_log_prob(hidden, weight, torch.tensor([1, 2]), 0.01, kept=kept)
+    assert output.log_prob.tolist() == [-1.5e6, 0.0]
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(output.log_prob.sum(), (hidden, weight)))
 
 
 def test_bf16_autocast_keeps_float32_after_the_product():
-    hidden, weight, bias, target, temperature = inputs(torch.float32)
+    head = Head.drawn(torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
-        log_prob, entropy, _ = token_log_prob(hidden, weight, target, temperature, bias=bias, entropy=True)
+        log_prob, entropy, _ = head.run(entropy=True)
     assert log_prob.dtype == entropy.dtype == torch.float32
-    logits = (
-        torch.nn.functional.linear(hidden.bfloat16(), weight.bfloat16(), bias.bfloat16()).float() / temperature[:, None]
-    )
-    expected = logits.log_softmax(dim=1).gather(1, target[:, None]).squeeze(1)
+    logits = torch.nn.functional.linear(*(x.bfloat16() for x in head.leaves)).float() / head.temperature[:, None]
+    expected = logits.log_softmax(dim=1).gather(1, head.target[:, None]).squeeze(1)
     torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
-    log_prob.sum().backward()
-    exact = torch.autograd.grad(naive(hidden, weight, bias, target, temperature)[0].sum(), (hidden, weight, bias))
-    for mine, other in zip((hidden.grad, weight.grad, bias.grad), exact, strict=True):
+    ours, exact = (torch.autograd.grad(x.sum(), head.leaves) for x in (log_prob, head.naive()[0]))
+    for mine, other in zip(ours, exact, strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine, other, rtol=0.05, atol=0.06)
 
@@ -214,11 +227,12 @@ class Largest(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize("entropy", [False, True])
-def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
+@pytest.mark.parametrize(("entropy", "with_sets"), [(False, False), (True, False), (True, True)])
+def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy, with_sets):
     count, width, vocabulary, chunk = 512, 4, 1000, 32
     hidden, weight = torch.randn(count, width, requires_grad=True), torch.randn(vocabulary, width, requires_grad=True)
-    target = torch.randint(vocabulary, (count,))
+    target = torch.randint(10 if with_sets else vocabulary, (count,))
+    kept = KeptTokens(torch.arange(10).repeat(count), 10 * torch.arange(count + 1)) if with_sets else None
     with Largest() as seen:
         _, ids, _ = top_k_log_prob(hidden.detach(), weight.detach(), target, torch.ones(count), 16, chunk=chunk)
         log_prob, ent, others = token_log_prob(
@@ -229,12 +243,13 @@ def test_no_tensor_of_all_tokens_by_vocabulary_is_ever_made(entropy):
             entropy_gradient=entropy,
             others=ids,
             others_gradient=True,
+            kept=kept,
             chunk=chunk,
         )
         (log_prob.sum() + others.sum() + (ent.sum() if entropy else 0)).backward()
     assert seen.numel == chunk * vocabulary
     with Largest() as plain:
-        naive(hidden, weight, None, target, 1.0)[0].sum().backward()
+        (hidden @ weight.T).log_softmax(1).gather(1, target[:, None]).sum().backward()
     assert plain.numel == count * vocabulary
 
 
@@ -273,10 +288,11 @@ def test_a_policy_makes_none_either():
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("chunk", [1, 4, 256])
-def test_the_probability_that_two_draws_agree(bias, chunk):
-    hidden, weight, b, _, temperature = inputs(bias=bias)
-    agreement = log_sum_square(hidden, weight, temperature, bias=b, chunk=chunk)
-    logits = (hidden @ weight.T + (0 if b is None else b)) / temperature[:, None]
-    torch.testing.assert_close(agreement, logits.softmax(1).square().sum(1).log().detach())
-    assert not agreement.requires_grad
+@pytest.mark.parametrize("with_sets", [True, False])
+def test_the_probability_that_two_draws_agree(bias, with_sets):
+    head, temperature = Head.drawn(bias=bias, with_sets=with_sets), Head.drawn().temperature
+    expected = head.kept_logits(temperature).softmax(1).square().sum(1).log().detach()
+    for chunk in CHUNKS:
+        agreement = log_sum_square(head.hidden, head.weight, temperature, bias=head.bias, kept=head.sets(), chunk=chunk)
+        torch.testing.assert_close(agreement, expected)
+        assert not agreement.requires_grad

@@ -13,7 +13,7 @@ from proxima.model.adapter_files import save_adapter
 from proxima.model.lora import Lora, adapter_names, adapter_off
 from proxima.model.lora_layers import adapter_parameters, attach, merge_adapter, plain_weights, target_layers
 from tests.model.adapters import with_adapter
-from tests.model.rows import MIXED, plain_log_prob, rows
+from tests.model.rows import MIXED, assert_close, gradients_of, plain_log_prob, rows
 from tests.tiny import KINDS, tiny
 
 KINDS_OF_LORA = {
@@ -26,8 +26,12 @@ KINDS_OF_LORA = {
 TOKENS = torch.arange(3, 40)[None]
 
 
-@pytest.mark.parametrize("name", KINDS_OF_LORA)
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+# a head that is tied to the embedding, and one that is not
+PAIRS = [("llama", "plain"), ("qwen2", "rslora"), ("llama", "dora")]
+PAIRS += [(kind, name) for kind in ("llama", "qwen2") for name in ("head", "dora head")]
+
+
+@pytest.mark.parametrize(("kind", "name"), PAIRS)
 def test_the_forward_is_pefts_own(kind, name, tiny_model, tmp_path):
     ours = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
     save_adapter(ours.model, None, ours.base, tmp_path)
@@ -100,8 +104,7 @@ def test_a_model_without_an_adapter_has_none_to_switch_off():
         pass
 
 
-@pytest.mark.parametrize("name", KINDS_OF_LORA)
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+@pytest.mark.parametrize(("kind", "name"), [*PAIRS, ("gpt2", "dora")])  # which has transposed layers
 def test_merged_is_the_same_function(kind, name, tiny_model, tmp_path):
     """In memory, through `plain_weights`, and after saving; a tied head gets a weight of its own."""
     adapted = with_adapter(tiny_model(kind), KINDS_OF_LORA[name])
@@ -128,17 +131,7 @@ def load_model(folder, tokenizer_of):
     return load(str(folder), device="cpu").model
 
 
-def test_merging_a_transposed_layer_with_dora(tiny_model):
-    adapted = with_adapter(tiny_model("gpt2"), Lora(rank=4, dora=True))
-    merged = copy.deepcopy(adapted.model)
-    merge_adapter(merged)
-    with torch.no_grad():
-        torch.testing.assert_close(merged(TOKENS).logits, adapted.model(TOKENS).logits, rtol=0, atol=2e-5)
-
-
-@pytest.mark.parametrize("name", KINDS_OF_LORA)
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("kind", "name", "checkpointing"), [(*pair, i % 2 == 0) for i, pair in enumerate(PAIRS)])
 def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, tiny_model):
     """The fused, chunked log-prob and packing against one sequence at a time through all logits."""
     items = rows(*MIXED, temperature=(1.0, 0.7))
@@ -148,13 +141,10 @@ def test_gradients_are_those_of_pefts_plain_forward(kind, name, checkpointing, t
     factors = torch.sin(torch.arange(sum(len(item.tokens) for item in items)))
     (policy(policy.pack(items)).log_prob * factors).sum().backward()
     (torch.cat([plain_log_prob(plain, item) for item in items if len(item.tokens)]) * factors).sum().backward()
-    names = adapter_names(plain)
-    size = max(float(plain.get_parameter(name).grad.abs().max()) for name in names)
-    for name in names:
-        mine, theirs = adapted.model.get_parameter(name).grad, plain.get_parameter(name).grad
-        torch.testing.assert_close(mine, theirs, rtol=0, atol=2e-5 * size, msg=lambda m, n=name: f"{n}: {m}")
-        assert float(theirs.abs().max()) > 0 or "lora" not in name
-    assert all(p.grad is None for n, p in adapted.model.named_parameters() if n not in names), "the base has none"
+    expected = gradients_of(plain)
+    assert_close(gradients_of(adapted.model), expected, 2e-5)  # the base has none
+    assert expected.keys() == {*adapter_names(plain)}
+    assert all(float(theirs.abs().max()) > 0 for name, theirs in expected.items() if "lora" in name)
 
 
 def test_an_entropy_gradient_reaches_an_adapted_head(tiny_model):

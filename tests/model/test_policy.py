@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from proxima.model import LoadedModel, Policy
-from tests.model.rows import MIXED, loaded, policy, reference, rows
+from tests.model.rows import MIXED, loaded, plain_logits, policy, reference, rows
 from tests.tiny import KINDS, tiny, tiny_tokenizer
 
 
@@ -67,13 +67,8 @@ def test_entropy_of_the_policy(kind):
     runner = policy(kind)
     with torch.no_grad():
         out = runner(runner.pack(trajectories), frozenset({"entropy"}))
-        model = tiny(kind)
-        expected = []
-        for row in trajectories:
-            logits = model(torch.tensor([[*row.prompt_tokens, *row.tokens]])).logits[0]
-            at = len(row.prompt_tokens) - 1
-            p = (logits[at : at + len(row.tokens)] / row.temperature).softmax(dim=1)
-            expected.append(torch.special.entr(p).sum(dim=1))
+        plain = [plain_logits(tiny(kind), row).softmax(dim=1) for row in trajectories]
+        expected = [torch.special.entr(p).sum(dim=1) for p in plain]
     torch.testing.assert_close(out.entropy, torch.cat(expected), rtol=0, atol=5e-5)
 
 

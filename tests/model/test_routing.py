@@ -41,6 +41,13 @@ def gradients(given: Policy, loss) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in given.model.named_parameters() if p.grad is not None}
 
 
+def near(actual, expected, tolerance=1e-4) -> None:
+    """Each matrix by its own largest entry."""
+    for name, gradient in expected.items():
+        most = tolerance * float(gradient.abs().max()) + 1e-7
+        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=most)
+
+
 @pytest.mark.parametrize(("family", "checkpointing"), FORMS)
 def test_own_routes_replayed_change_no_bit(family, checkpointing):
     p = policy(family, gradient_checkpointing=checkpointing)
@@ -89,8 +96,7 @@ def test_given_experts_are_weighed_by_the_routers_own_logits(monkeypatch, normal
     expected = p(batch)
     torch.testing.assert_close(outputs.log_prob, expected.log_prob, rtol=0, atol=1e-5)
     theirs = gradients(p, expected.log_prob.sum())
-    for name, gradient in theirs.items():
-        torch.testing.assert_close(ours[name], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
+    near(ours, theirs)
     assert float(ours["model.layers.1.mlp.gate.weight"].abs().max()) > 1e-3
 
 
@@ -166,8 +172,7 @@ def test_a_layer_that_runs_again_has_the_experts_of_the_first_time(given, needs)
     for layer in plain.backbone.layers:
         set_noise(layer.mlp.gate, 0.0, noise)
     replayed = replace(batch, routed_experts=torch.stack(first, 1).to(torch.int8))
-    for name, gradient in gradients(plain, plain(replayed).log_prob.sum()).items():
-        torch.testing.assert_close(actual[name], gradient, rtol=0, atol=1e-4 * float(gradient.abs().max()) + 1e-7)
+    near(actual, gradients(plain, plain(replayed).log_prob.sum()))
 
 
 def set_noise(gate, scale, generator) -> None:
@@ -213,6 +218,4 @@ def test_paths_share_tokens_that_were_sent_to_the_same_experts():
     assert len(p.pack(routed).tokens) < len(apart.pack(routed).tokens) - 100
     shared, alone = (model(model.pack(routed), BOTH) for model in (p, apart))
     torch.testing.assert_close(shared.log_prob, alone.log_prob, rtol=0, atol=1e-5)
-    theirs = gradients(apart, alone.log_prob.sin().sum())
-    for name, gradient in gradients(p, shared.log_prob.sin().sum()).items():
-        torch.testing.assert_close(gradient, theirs[name], rtol=0, atol=1e-5 * float(theirs[name].abs().max()) + 1e-7)
+    near(gradients(p, shared.log_prob.sin().sum()), gradients(apart, alone.log_prob.sin().sum()), 1e-5)

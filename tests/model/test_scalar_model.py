@@ -1,7 +1,5 @@
 """Scalar models against Hugging Face's sequence classification: values, scores, folders, and what is refused."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -12,6 +10,7 @@ from proxima.data.random import VALUE_HEAD, mix, normals
 from proxima.model import Policy, ScalarModel, load, load_scalar_model, save
 from proxima.model.scalar_model import make_value_head
 from tests.model.families import make
+from tests.model.folders import edited
 from tests.model.rows import MIXED, loaded, rows
 from tests.tiny import END, KINDS, tiny, tiny_tokenizer
 
@@ -136,15 +135,6 @@ def test_a_new_head_scores_the_end_of_the_text(tiny_model):
     assert reward_model.stop_tokens == (0,)
 
 
-def edited(folder, source, **changes):
-    folder.mkdir()
-    for file in source.iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | changes))
-    return str(folder)
-
-
 def test_a_reward_model_is_no_policy(tiny_model, tmp_path):
     """With tied embeddings its folder lacks none of a language model's weights."""
     made = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
@@ -165,9 +155,9 @@ def test_what_is_no_scalar_model_is_refused(tiny_model, tmp_path):
     reward_model = load_scalar_model(str(tiny_model("llama")), device="cpu", new_head=0.1)
     scored = save(reward_model.model, reward_model.tokenizer, tmp_path / "scored")
     labels = {"id2label": {"0": "a", "1": "b"}, "label2id": {"a": 0, "b": 1}}
-    refused("scores 2 labels, not one", edited(tmp_path / "two", scored, **labels))
+    refused("scores 2 labels, not one", edited(scored, tmp_path / "two", labels))
     named = {"architectures": ["LlamaForSequenceClassification"], "id2label": {"0": "a"}}
-    refused("lacks .*score.weight", edited(tmp_path / "bare", tiny_model("llama"), **named), new_head=0.1)
+    refused("lacks .*score.weight", edited(tiny_model("llama"), tmp_path / "bare", named), new_head=0.1)
     with torch.no_grad():
         reward_model.model.score.weight[0, 3] = torch.nan
     save(reward_model.model, reward_model.tokenizer, tmp_path / "nan")

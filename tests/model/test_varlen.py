@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from proxima.model.attention import ATTENTION
-from tests.model.rows import MIXED, policy, rows
+from tests.model.rows import MIXED, assert_close, gradients_of, policy, rows
 from tests.model.varlen_reference import stand_in, varlen_attn
 
 
@@ -25,12 +25,10 @@ def test_log_probs_and_gradients_are_those_of_packed(kind, window, monkeypatch):
                 module.sliding_window = window
         log_prob = runner(runner.pack(rows(*MIXED))).log_prob
         (log_prob * torch.linspace(-1, 1, 45)).sum().backward()
-        runs.append((log_prob.detach(), {name: p.grad for name, p in runner.model.named_parameters()}))
+        runs.append((log_prob.detach(), gradients_of(runner.model)))
     (log_prob, gradients), (expected, reference) = runs
     torch.testing.assert_close(log_prob, expected, rtol=0, atol=1e-5)
-    size = max(float(gradient.abs().max()) for gradient in reference.values())
-    for name, gradient in gradients.items():
-        torch.testing.assert_close(gradient, reference[name], rtol=0, atol=1e-5 * size)
+    assert_close(gradients, reference, 1e-5)
 
 
 def test_a_window_changes_the_log_probs(monkeypatch):

@@ -1,15 +1,18 @@
 """A trainer over a tiny model, trajectories with behavior log-probs near the policy's, and a reference gradient."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from proxima.core import PpoClip, TokenMean, policy_loss
 from proxima.data import PolicyBatch, Trajectory
-from proxima.model import Policy
-from proxima.train import AdamW, PolicyObjective, Schedule, TrainStack
+from proxima.model import PackedModel, Policy
+from proxima.train import AdamW, Objective, PolicyObjective, Schedule, TrainStack
+from proxima.train.stack import UpdateResult
 from tests.model.rows import loaded, plain_log_prob, rows
 from tests.tiny import tiny
 
@@ -17,17 +20,21 @@ SHAPES = ((6, (5, 1, 9, 0)), (2, (3, 3, 7)), (11, (4, 12)), (3, (2, 2, 2, 8)))
 ADVANTAGES = (1.0, -0.5, 0.0, 2.0, -1.0, 0.0, 0.25, -2.0, 1.5, 0.0, -0.75, 0.5, 1.0)
 
 
+@cache
+@torch.no_grad()
+def own_log_probs(kind: str, temperature: tuple[float, ...]) -> list[tuple[Trajectory, Tensor]]:
+    """Rows of `SHAPES`, and the model's log-probs of them."""
+    model = tiny(kind)
+    return [(row, plain_log_prob(model, row)) for row in rows(*SHAPES, temperature=temperature)]
+
+
 def trajectories(
     kind: str = "llama", *, advantages: Sequence[float] = ADVANTAGES, spread: float = 0.3, temperature=(1.0, 0.8)
 ) -> list[Trajectory]:
     """13 trajectories of four prompts; behavior log-probs are the model's own, moved by noise."""
-    plain = rows(*SHAPES, temperature=temperature)
-    model = tiny(kind)
     draw = torch.Generator().manual_seed(5)
     out = []
-    for i, row in enumerate(plain):
-        with torch.no_grad():
-            own = plain_log_prob(model, row) if len(row.tokens) else torch.zeros(0)
+    for i, (row, own) in enumerate(own_log_probs(kind, temperature)):
         moved = (own + spread * torch.randn(len(own), generator=draw)).clamp(max=-1e-3)
         mask = tuple((t + i) % 5 != 3 for t in range(len(row.tokens)))
         out.append(
@@ -93,15 +100,46 @@ def gradients(t: Trainer, items: Sequence[Trajectory], updates=None) -> dict[str
     return seen
 
 
+def recorded(
+    objective: Objective[Any],
+    items: Sequence[Any],
+    budget: int = 10_000,
+    *,
+    model: PackedModel | None = None,
+    share_prompt: bool = True,
+) -> tuple[dict[str, Tensor], UpdateResult]:
+    """The gradient that the optimizer gets in an update, whose step is not made, and the result."""
+    model = model or Policy(loaded("llama"), share_prompt=share_prompt)
+    stack, seen = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget), {}
+    stack.optimizer.step = lambda: seen.update({name: p.grad.clone() for name, p in model.named_parameters()})
+    return seen, stack.update(objective, [items])
+
+
+def unsplit(loss_of: Callable[[Any], Tensor], kind: str = "llama") -> tuple[dict[str, Tensor], float]:
+    """Gradient and value of `loss_of(model)`: plain forward passes, one sequence at a time, and one backward pass."""
+    model = tiny(kind)
+    loss = loss_of(model)
+    loss.backward()
+    return {name: p.grad for name, p in model.named_parameters()}, float(loss.detach())
+
+
 def naive_gradients(
     kind: str, items: Sequence[Trajectory], *, surrogate=None, aggregate=None, penalty=None
 ) -> dict[str, Tensor]:
-    """One padded-free batch of plain forwards, one sequence at a time, one backward: no trainer, no packing, no
-    micro-batches."""
-    model = tiny(kind)
+    """No trainer, no packing, no micro-batches."""
+
+    def loss(model):
+        batch = plain_batch(model, items)
+        chosen = {"surrogate": surrogate or PpoClip(), "aggregate": aggregate or TokenMean(), "penalty": penalty}
+        return policy_loss(batch, **chosen).value
+
+    return unsplit(loss, kind)[0]
+
+
+def plain_batch(model: Any, items: Sequence[Trajectory]) -> PolicyBatch:
     log_prob = torch.cat([plain_log_prob(model, row) for row in items if len(row.tokens)])
     lengths = torch.tensor([len(row.tokens) for row in items])
-    batch = PolicyBatch(
+    return PolicyBatch(
         log_prob=log_prob,
         loss_mask=torch.tensor([m for row in items for m in row.loss_mask]),
         cu_seqlens=torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
@@ -110,18 +148,3 @@ def naive_gradients(
         reference_log_prob=torch.tensor([x for row in items for x in row.reference_log_prob]),
         group=torch.tensor([row.group for row in items]),
     )
-    policy_loss(
-        batch, surrogate=surrogate or PpoClip(), aggregate=aggregate or TokenMean(), penalty=penalty
-    ).value.backward()
-    return {name: p.grad for name, p in model.named_parameters()}
-
-
-def assert_close(actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """Within `tolerance` of the largest entry of all, tensor by tensor."""
-    assert actual.keys() == expected.keys()
-    size = max(float(x.abs().max()) for x in expected.values())
-    assert size > 0
-    for name, value in actual.items():
-        torch.testing.assert_close(
-            value, expected[name], rtol=0, atol=tolerance * size, msg=lambda m, n=name: f"{n}: {m}"
-        )

@@ -1,6 +1,6 @@
 """What every rank does in `test_ranks`: updates on several ranks against the same on one process."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,7 @@ def sharding_of(ranks: ProcessRanks) -> Sharding:
 
 def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
     sharding = None if ranks is None else sharding_of(ranks)
-    source = ModelSource(path=str(folder / "llama"), device="cpu", compute_dtype="float32", sharding=sharding)
+    source = ModelSource(path=str(folder / "llama-0"), device="cpu", compute_dtype="float32", sharding=sharding)
     if scalar:
         model = source.scalar(source.load_scalar(head_std=0.3))
     else:
@@ -173,20 +173,13 @@ def close(ours: float, theirs: float) -> bool:
     return ours == pytest.approx(theirs, rel=1e-5, abs=4e-6, nan_ok=True)
 
 
-def same_updates_of_parts(rank: int, folder: Path) -> None:
-    """Two ranks compute each share, of which each has half of the tokens."""
-    same_updates(rank, folder, cases(), together=2)
-
-
-def same_updates_of_shares(rank: int, folder: Path) -> None:
-    """A rank computes a share: one of each kind, as `same_updates_of_parts` has as many shares of all of them."""
-    same_updates(rank, folder, {case[0].split()[0]: case for case in cases()}.values())
-
-
-def same_updates(rank: int, folder: Path, some: Iterable[Case], together: int = 1) -> None:
+def same_updates(rank: int, folder: Path, together: int, names: Sequence[str]) -> None:
+    """`together` ranks compute each share, of which each has a part of the tokens; without names, all cases."""
     ranks = ProcessRanks(rank, dist.get_world_size(), together=together)
     shared, alone = Stacks(folder, ranks), Stacks(folder, None)
-    for name, objective, updates, settings in some:
+    chosen = [case for case in cases() if not names or case[0] in names]
+    assert len(chosen) >= len(names)
+    for name, objective, updates, settings in chosen:
         stack = shared.new(**settings)
         if rank > 0:
             follow(stack, ranks)

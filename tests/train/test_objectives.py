@@ -16,9 +16,8 @@ from proxima.data import Trajectory
 from proxima.model import PackedModel, Policy, ScalarModel, load_scalar_model
 from proxima.model.scalar_model import make_value_head
 from proxima.train import Objective, TrainStack
-from tests.model.rows import loaded, plain_log_prob
-from tests.tiny import tiny
-from tests.train.helpers import assert_close, trajectories
+from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits, same
+from tests.train.helpers import recorded, trajectories, unsplit
 
 BUDGETS = (1, 12, 30, 10_000)
 
@@ -109,31 +108,12 @@ class Mean:
         return self
 
 
-def gradients(objective, items, *, budget: int, share_prompt: bool = True):
-    """The gradient that the optimizer gets, and the stack's result."""
-    stack = TrainStack(
-        Policy(loaded("llama"), share_prompt=share_prompt), max_grad_norm=0.0, tokens_per_micro_batch=budget
-    )
-    gradient = {}
-    names = dict(stack.model.model.named_parameters())
-    stack.optimizer.step = lambda: gradient.update({name: p.grad.clone() for name, p in names.items()})
-    result = stack.update(objective, [items])
-    return gradient, result
-
-
-def unsplit(loss_of):
-    """The gradient of `loss_of(log_prob_of)` by plain forward passes, one sequence at a time, and one backward pass."""
-    model = tiny("llama")
-    loss_of(lambda row: plain_log_prob(model, row)).backward()
-    return {name: p.grad for name, p in model.named_parameters()}
-
-
 def rows():
     return [row for row in trajectories() if len(row.tokens)]
 
 
-def nll(log_prob_of, items):
-    masked = [(log_prob_of(row), as_tensor(row.loss_mask)) for row in items]
+def nll(model, items):
+    masked = [(plain_log_prob(model, row), as_tensor(row.loss_mask)) for row in items]
     return -sum(x[m].sum() for x, m in masked) / sum(int(m.sum()) for _, m in masked)
 
 
@@ -141,9 +121,8 @@ def nll(log_prob_of, items):
 def test_token_nll_is_that_of_one_unsplit_batch(budget):
     items = rows()
     items[2] = replace(items[2], loss_mask=np.zeros(len(items[2].tokens), bool))
-    actual, result = gradients(TokenNll(), items, budget=budget)
-    expected = unsplit(lambda log_prob_of: nll(log_prob_of, items))
-    assert_close(actual, expected, 3e-5)
+    actual, result = recorded(TokenNll(), items, budget)
+    assert_close(actual, unsplit(lambda model: nll(model, items))[0], 3e-5)
     assert result.skipped == 1 and not result.token_statistics
     assert result.metrics["loss"] == pytest.approx(result.metrics["nll"], rel=1e-6)
 
@@ -152,38 +131,35 @@ def test_token_nll_is_that_of_one_unsplit_batch(budget):
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_two_losses_keep_their_own_denominators(budget, share_prompt):
     items = rows()
-    actual, _ = gradients(NllAndEntropy(), items, budget=budget, share_prompt=share_prompt)
-    model = tiny("llama")
-    entropies = []
-    for row in items:
-        ids = torch.tensor([[*row.prompt_tokens, *row.tokens]])
-        logits = model(ids).logits[0, len(row.prompt_tokens) - 1 : -1] / row.temperature
-        entropies.append(torch.distributions.Categorical(logits=logits).entropy().sum())
-    loss = nll(lambda row: plain_log_prob(model, row), items) - 0.1 * sum(entropies) / len(items)
-    loss.backward()
-    assert_close(actual, {name: p.grad for name, p in model.named_parameters()}, 3e-5)
+    actual, _ = recorded(NllAndEntropy(), items, budget, share_prompt=share_prompt)
+
+    def loss(model):
+        entropies = [torch.distributions.Categorical(logits=plain_logits(model, row)).entropy() for row in items]
+        return nll(model, items) - 0.1 * torch.cat(entropies).sum() / len(items)
+
+    assert_close(actual, unsplit(loss)[0], 3e-5)
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_pairs_stay_in_one_micro_batch(budget):
     items = rows()
     pairs = [(items[i], items[i + 1]) for i in range(0, len(items) - 1, 2)]
-    actual, result = gradients(PairLoss(), pairs, budget=budget)
+    actual, result = recorded(PairLoss(), pairs, budget)
 
-    def loss(log_prob_of):
-        margins = [log_prob_of(chosen).sum() - log_prob_of(rejected).sum() for chosen, rejected in pairs]
-        return -logsigmoid(0.1 * torch.stack(margins)).mean()
+    def loss(model):
+        sums = [plain_log_prob(model, row).sum() for pair in pairs for row in pair]
+        return -logsigmoid(0.1 * (torch.stack(sums[::2]) - torch.stack(sums[1::2]))).mean()
 
-    assert_close(actual, unsplit(loss), 3e-5)
+    assert_close(actual, unsplit(loss)[0], 3e-5)
     assert 0 <= result.metrics["accuracy"] <= 1
 
 
 def test_what_depends_on_the_whole_update_is_decided_before_the_split():
     items = rows()
-    whole, result = gradients(Centred(), items, budget=10_000)
+    whole, result = recorded(Centred(), items)
     assert result.metrics["mean_log_prob"] < 0
     for budget in BUDGETS[:-1]:
-        split, other = gradients(Centred(), items, budget=budget)
+        split, other = recorded(Centred(), items, budget)
         assert_close(split, whole, 3e-5)
         assert other.metrics["mean_log_prob"] == pytest.approx(result.metrics["mean_log_prob"], rel=1e-6)
 
@@ -225,12 +201,7 @@ def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
     expected = {name: p.grad for name, p in plain.named_parameters() if p.grad is not None}
     expected[head] = expected.pop("score.weight")
     for budget in BUDGETS:
-        gradient: dict[str, Tensor] = {}
-        stack = TrainStack(model, max_grad_norm=0.0, tokens_per_micro_batch=budget)
-        stack.optimizer.step = lambda into=gradient: into.update(
-            {n: p.grad.clone() for n, p in model.named_parameters()}
-        )
-        stack.update(Regression(), [items])
+        gradient, _ = recorded(Regression(), items, budget, model=model)
         assert_close({name: gradient[name] for name in expected}, expected, 3e-5)
 
     stack = TrainStack(critic(kind, tiny_model("llama")))
@@ -239,4 +210,4 @@ def test_a_scalar_head_is_trained_with_its_trunk(kind, head, tiny_model):
     assert f"exp_avg/{head}" in tensors
     again = TrainStack(critic(kind, tiny_model("llama")))
     again.load(tensors, facts)
-    assert all(torch.equal(value, again.state()[0][name]) for name, value in tensors.items())
+    assert same(tensors, again.state()[0])

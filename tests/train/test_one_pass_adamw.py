@@ -9,7 +9,7 @@ from proxima.kernels.compiled import unavailable
 from proxima.model import Policy
 from proxima.train import AdamW, stack
 from proxima.train.one_pass_adamw import OnePassAdamW, one_pass
-from tests.model.rows import loaded
+from tests.model.rows import loaded, same
 from tests.train.helpers import trainer_of, trajectories, weights
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=f"{unavailable()}")
@@ -43,7 +43,7 @@ def test_an_update_is_that_of_torch(most):
     again.model.model.load_state_dict(ours.model.model.state_dict())
     again.load(*ours.state())
     assert all(t.update(PLAN, trajectories()) for t in (ours, again))
-    assert all(torch.equal(weight, weights(again)[name]) for name, weight in weights(ours).items())
+    assert same(weights(again), weights(ours))
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch):
@@ -52,7 +52,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(monkeypatch):
     monkeypatch.setattr(t._one_pass, "gradient_norm", lambda: torch.tensor(torch.nan))
     with pytest.raises(NotFiniteError, match="gradient norm of update 1 is nan"):
         t.update(PLAN, trajectories())
-    assert all(torch.equal(weight, before[name]) for name, weight in weights(t).items())
+    assert same(weights(t), before)
 
 
 def test_weights_that_explode_are_seen():

@@ -6,6 +6,7 @@ import torch
 from safetensors.torch import save_file
 
 from proxima.train.optimizer_slices import KEY, OFFSETS, read_optimizer
+from tests.model.rows import same
 
 
 def block(file, name: str, tensor: torch.Tensor, offset: list[int]) -> None:
@@ -27,4 +28,4 @@ def test_one_process_s_file_is_read_whole(tmp_path):
     tensors = {"exp_avg/w": torch.randn(3, 2, dtype=torch.float64), "step/w": torch.tensor(2.0)}
     save_file(tensors, tmp_path / "optimizer.safetensors")
     state = read_optimizer(tmp_path / "optimizer", {})
-    assert state.keys() == tensors.keys() and all(torch.equal(state[name], tensors[name]) for name in tensors)
+    assert same(state, tensors)

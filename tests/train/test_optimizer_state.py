@@ -9,6 +9,7 @@ from proxima.train.optimizer_8bit import AdamW8bit, EightBitAdamW
 from proxima.train.optimizer_muon import Muon
 from proxima.train.optimizer_state import restore_state
 from proxima.train.optimizer_step import WeightwiseOptimizer
+from tests.model.rows import same
 from tests.train.optimizer_ranks import drawn, stepped
 
 
@@ -31,7 +32,7 @@ def test_a_state_of_kinds_that_differ_by_weight_comes_back(saved):
     again = Muon().build_named(named.items())
     restore_state(again, named, tensors)
     restored = state_tensors(again, named)
-    assert restored.keys() == tensors.keys() and all(torch.equal(restored[name], tensors[name]) for name in tensors)
+    assert same(restored, tensors)
 
 
 @pytest.mark.parametrize("lost", ["momentum_buffer/layers.0.a", "exp_avg/embed", "step/n"])

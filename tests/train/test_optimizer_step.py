@@ -1,32 +1,40 @@
 """Every kind of optimizer on ranks and over checkpoints: the state is the same whoever holds it."""
 
+import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from proxima.model import save
-from proxima.train import AdamW, optimizer_muon
+from proxima.train import AdamW
 from proxima.train.optimizer_step import HostMomentsAdamW
 from tests.model.parallel.ranks import run_ranks
+from tests.model.parallel.saves import moves
 from tests.tiny import VOCABULARY, tiny_tokenizer
-from tests.train.optimizer_ranks import elsewhere, goes_on, in_float32, on_four, on_two, specs, stepped
+from tests.train.optimizer_ranks import one_matrix_a_rank, slices, specs, stepped
 
 
-def test_on_ranks_and_from_checkpoints_of_any_number_of_them_as_on_one_process(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "max_position_embeddings": 256}
+@pytest.mark.parametrize("function", [slices, one_matrix_a_rank])
+def test_slices_step_as_on_one_process(function, tmp_path):
+    run_ranks(function, 4, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """Rows that have blocks of 8-bit moments."""
+    folder = tmp_path_factory.mktemp("wide")
+    sizes = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 1, "max_position_embeddings": 256}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
-    save(Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **sizes, **heads)), tiny_tokenizer(), tmp_path / "qwen2")
-    for name in ("GATHERED", "_newton_schulz"):
-        monkeypatch.setattr(optimizer_muon, name, getattr(optimizer_muon, name))  # as it was, after this test
-    in_float32()
-    goes_on(tmp_path, "one")
-    run_ranks(on_two, 2, tmp_path)
-    for kind in specs():
-        by_one, by_two = (load_file(tmp_path / f"{kind} values {by}.safetensors")["values"] for by in ("one", "two"))
-        torch.testing.assert_close(by_two, by_one, rtol=1e-5, atol=0, msg=lambda text, kind=kind: f"{kind}: {text}")
-    run_ranks(on_four, 4, tmp_path)
-    elsewhere(tmp_path)
+    torch.manual_seed(0)
+    save(Qwen2ForCausalLM(Qwen2Config(vocab_size=VOCABULARY, **sizes, **heads)), tiny_tokenizer(), folder / "qwen2")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["offload", "muon", "adamw_8bit"])
+def test_a_checkpoint_goes_to_any_number_of_ranks(kind, wide, tmp_path):
+    if kind not in specs():
+        pytest.skip("torchao is not installed")
+    run_ranks(moves, 2, wide, tmp_path, "qwen2", ("policy",), ({}, None, {}), kind)
+    run_ranks(moves, 4, wide, tmp_path, "qwen2", ("policy",), ({"kind": "hybrid", "ranks_per_node": 2}, {}), kind)
 
 
 def test_moments_in_host_memory_change_no_bit():

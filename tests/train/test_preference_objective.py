@@ -9,11 +9,10 @@ import torch
 
 from proxima.core.preference import PREFERENCES, PreferencePairs, wpo_weight
 from proxima.data import PreferencePair
-from proxima.model import Policy
-from proxima.train import PreferenceObjective, TrainStack
-from tests.model.rows import loaded, plain_log_prob, rows
+from proxima.train import PreferenceObjective
+from tests.model.rows import assert_close, plain_log_prob, plain_logits, rows
 from tests.tiny import tiny
-from tests.train.helpers import assert_close
+from tests.train.helpers import recorded, unsplit
 
 BUDGETS = (1, 40, 10_000)
 
@@ -29,25 +28,9 @@ def completions():
     return [replace(row, reference_log_prob=x) for row, x in zip(plain, moved, strict=True)]
 
 
-def pairs():
-    items = completions()
+def pairs(items=None):
+    items = items or completions()
     return [PreferencePair(row=i, chosen=items[2 * i], rejected=items[2 * i + 1]) for i in range(5)]
-
-
-def gradients(objective, items, budget):
-    stack = TrainStack(Policy(loaded("llama")), max_grad_norm=0.0, tokens_per_micro_batch=budget)
-    gradient = {}
-    names = dict(stack.model.model.named_parameters())
-    stack.optimizer.step = lambda: gradient.update({name: p.grad.clone() for name, p in names.items()})
-    return gradient, stack.update(objective, [items])
-
-
-def expected(loss_of):
-    """Gradient and value of `loss_of(model)`: plain forward passes, one backward pass."""
-    model = tiny("llama")
-    loss = loss_of(model)
-    loss.backward()
-    return {name: p.grad for name, p in model.named_parameters()}, float(loss.detach())
 
 
 def plain_pairs(model, items, *, mean=False, reference=True):
@@ -76,14 +59,17 @@ def whole_pairs():
 
 @cache
 def gradient_of(kind):
-    return expected(lambda model: PREFERENCES[kind]()(plain_pairs(model, whole_pairs()[0])).mean())
+    return unsplit(lambda model: PREFERENCES[kind]()(plain_pairs(model, whole_pairs()[0])).mean())
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-@pytest.mark.parametrize("kind", sorted(PREFERENCES))
+SPLITS = [(kind, 1) for kind in sorted(PREFERENCES)]
+SPLITS += [(kind, budget) for kind in ("sigmoid", "aot") for budget in BUDGETS[1:]]
+
+
+@pytest.mark.parametrize(("kind", "budget"), SPLITS)
 def test_no_split_changes_the_gradient_of_a_preference_loss(kind, budget):
     spec, (items, whole) = PREFERENCES[kind](), whole_pairs()
-    actual, result = gradients(PreferenceObjective(terms=[spec]), items, budget)
+    actual, result = recorded(PreferenceObjective(terms=[spec]), items, budget)
     wanted, value = gradient_of(kind)
     assert_close(actual, wanted, 5e-5)
     assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
@@ -93,56 +79,49 @@ def test_no_split_changes_the_gradient_of_a_preference_loss(kind, budget):
     assert result.metrics["logps/rejected"] == pytest.approx(float(whole.rejected.mean()), rel=1e-5)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_a_mixture_is_a_weighted_sum_with_the_metrics_of_its_first(budget):
-    kinds, weights, items = ("sigmoid", "sft", "aot"), (1.0, 0.3, 0.5), pairs()
+def same_gradient(objective, loss_of, items=None):
+    """Of the split that cuts most, and of none."""
+    wanted, value = unsplit(loss_of)
+    for budget in (BUDGETS[0], BUDGETS[-1]):
+        actual, result = recorded(objective, items or whole_pairs()[0], budget)
+        assert_close(actual, wanted, 5e-5)
+        assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
+    return result
+
+
+def test_a_mixture_is_a_weighted_sum_with_the_metrics_of_its_first():
+    kinds, weights, (items, whole) = ("sigmoid", "sft", "aot"), (1.0, 0.3, 0.5), whole_pairs()
     specs = [PREFERENCES[kind](beta=0.2) for kind in kinds]
-    actual, result = gradients(PreferenceObjective(terms=specs, weights=weights), items, budget)
-    wanted, value = expected(
-        lambda model: sum(w * spec(plain_pairs(model, items)).mean() for w, spec in zip(weights, specs, strict=True))
+    result = same_gradient(
+        PreferenceObjective(terms=specs, weights=weights),
+        lambda model: sum(w * spec(plain_pairs(model, items)).mean() for w, spec in zip(weights, specs, strict=True)),
     )
-    assert_close(actual, wanted, 5e-5)
-    assert result.metrics["loss"] == pytest.approx(value, rel=2e-5)
-    with torch.no_grad():
-        margins = specs[0].metrics(plain_pairs(tiny("llama"), items))["rewards/margins"].value
+    margins = specs[0].metrics(whole)["rewards/margins"].value
     assert result.metrics["rewards/margins"] == pytest.approx(margins, rel=1e-4)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_the_mean_over_tokens(budget):
-    spec, items = PREFERENCES["sigmoid"](beta=2.0), pairs()
-    actual, _ = gradients(PreferenceObjective(terms=[spec], reduce="mean"), items, budget)
-    wanted, _ = expected(lambda model: spec(plain_pairs(model, items, mean=True)).mean())
-    assert_close(actual, wanted, 5e-5)
+def test_the_mean_over_tokens_leaves_the_likelihood_of_the_chosen_a_sum():
+    items, terms = pairs(), [PREFERENCES["sigmoid"](beta=2.0), PREFERENCES["sft"]()]
 
+    def loss(model):
+        means, sums = (plain_pairs(model, items, mean=mean) for mean in (True, False))
+        return terms[0](means).mean() + terms[1](sums).mean()
 
-def test_the_likelihood_of_the_chosen_is_summed_under_either_convention():
-    items = pairs()
-    terms = [PREFERENCES["sigmoid"](), PREFERENCES["sft"]()]
-    actual, _ = gradients(PreferenceObjective(terms=terms, reduce="mean"), items, 40)
-    wanted, _ = expected(
-        lambda model: terms[0](plain_pairs(model, items, mean=True)).mean() + terms[1](plain_pairs(model, items)).mean()
-    )
-    assert_close(actual, wanted, 5e-5)
+    same_gradient(PreferenceObjective(terms=terms, reduce="mean"), loss)
 
 
 def test_without_reference_log_probs_the_reference_is_uniform():
     items, spec = pairs(), PREFERENCES["hinge"]()
-    free = [
-        replace(
-            item,
-            chosen=replace(item.chosen, reference_log_prob=None),
-            rejected=replace(item.rejected, reference_log_prob=None),
-        )
-        for item in items
-    ]
-    actual, _ = gradients(PreferenceObjective(terms=[spec]), free, 40)
-    wanted, _ = expected(lambda model: spec(plain_pairs(model, items, reference=False)).mean())
-    assert_close(actual, wanted, 5e-5)
+    free = [replace(item, reference_log_prob=None) for item in completions()]
+    same_gradient(
+        PreferenceObjective(terms=[spec]),
+        lambda model: spec(plain_pairs(model, items, reference=False)).mean(),
+        pairs(free),
+    )
 
 
 def test_tokens_beyond_the_shorter_completion_weigh_less():
-    items, spec = pairs(), PREFERENCES["sigmoid"]()
+    items = pairs()
 
     def cut(model, item, side, alpha):
         row = getattr(item, side)
@@ -155,19 +134,15 @@ def test_tokens_beyond_the_shorter_completion_weigh_less():
         gap = [cut(model, item, "chosen", 0.25) - cut(model, item, "rejected", 0.25) for item in items]
         return -torch.nn.functional.logsigmoid(0.1 * torch.stack(gap)).mean()
 
-    actual, _ = gradients(PreferenceObjective(terms=[spec], ld_alpha=0.25), items, 40)
-    assert_close(actual, expected(loss)[0], 5e-5)
+    same_gradient(PreferenceObjective(terms=[PREFERENCES["sigmoid"]()], ld_alpha=0.25), loss)
 
 
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_pairs_weighted_by_how_on_policy_they_are(budget):
+def test_pairs_weighted_by_how_on_policy_they_are():
     items, spec = pairs(), PREFERENCES["sigmoid"]()
 
     def weight(model, row):
-        tokens = torch.tensor([*row.prompt_tokens, *row.tokens])
         with torch.no_grad():
-            logits = model(input_ids=tokens[None], use_cache=False).logits[0, len(row.prompt_tokens) - 1 : -1]
-            own = plain_log_prob(model, row)
+            logits, own = plain_logits(model, row), plain_log_prob(model, row)
         squares = logits.softmax(1).square().sum(1).log()
         edges = torch.tensor([0, len(row.tokens)])
         return wpo_weight(own, squares, torch.ones(len(row.tokens), dtype=torch.bool), edges)[0]
@@ -176,8 +151,7 @@ def test_pairs_weighted_by_how_on_policy_they_are(budget):
         weights = torch.stack([weight(model, item.chosen) * weight(model, item.rejected) for item in items])
         return (weights * spec(plain_pairs(model, items))).mean()
 
-    actual, _ = gradients(PreferenceObjective(terms=[spec], on_policy_weights=True), items, budget)
-    assert_close(actual, expected(loss)[0], 5e-5)
+    same_gradient(PreferenceObjective(terms=[spec], on_policy_weights=True), loss)
 
 
 @pytest.mark.parametrize(

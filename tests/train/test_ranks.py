@@ -6,25 +6,42 @@ from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import SharedProblem, split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
-from tests.tiny import make_tiny
-from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates_of_parts, same_updates_of_shares
+from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates
+
+COMPUTED = (  # each in another way: with statistics of all tokens, over sequences, of a head, of pairs
+    *("surrogate ppo_clip", "surrogate clip_cov", "surrogate gspo", "aggregate sequence_mean_token_mean"),
+    *("correction top_entropy", "first forward", "a rank without any in the second", "nothing to train"),
+    *("one trajectory", "SFT", "value head", "critic", "reward model", "KTO", "preference sigmoid", "preference aot"),
+)
 
 
-@pytest.mark.parametrize(("size", "updates"), [(2, same_updates_of_shares), (4, same_updates_of_parts)])
-def test_an_update_is_that_of_one_process(size, updates, tmp_path):
-    make_tiny("llama", tmp_path / "llama")
-    run_ranks(updates, size, tmp_path)
+@pytest.fixture
+def folder(tiny_model):
+    return tiny_model("llama").parent
+
+
+@pytest.mark.parametrize(
+    ("size", "together", "names"),
+    [
+        (2, 1, COMPUTED),
+        (4, 2, COMPUTED),
+        pytest.param(
+            4, 2, (), marks=pytest.mark.campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process")
+        ),
+    ],
+    ids=["shares", "parts", "every loss"],
+)
+def test_an_update_is_that_of_one_process(size, together, names, folder):
+    run_ranks(same_updates, size, folder, together, names)
 
 
 @pytest.mark.parametrize("size", [3, 4])
-def test_columns_weights_and_ended_calls(size, tmp_path):
-    make_tiny("llama", tmp_path / "llama")
-    run_ranks(same_columns, size, tmp_path)
+def test_columns_weights_and_ended_calls(size, folder):
+    run_ranks(same_columns, size, folder)
 
 
-def test_a_loss_that_fails_on_one_rank_of_a_group(tmp_path):
-    make_tiny("llama", tmp_path / "llama")
-    run_ranks(one_of_a_group_fails, 2, tmp_path)
+def test_a_loss_that_fails_on_one_rank_of_a_group(folder):
+    run_ranks(one_of_a_group_fails, 2, folder)
 
 
 def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):

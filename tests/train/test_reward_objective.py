@@ -11,6 +11,7 @@ from proxima.model import ScalarModel, load_scalar_model
 from proxima.train import TrainStack
 from proxima.train.objectives import RewardObjective
 from tests.model.rows import ids
+from tests.train.helpers import recorded
 
 
 def pairs(margins=(None, None, None)) -> list[PreferencePair]:
@@ -43,12 +44,8 @@ def test_loss_and_gradient_are_those_of_plain_forwards(budget, share, margins, t
     loss = (-logsigmoid(chosen - rejected - margin) + 0.1 * (chosen + rejected) ** 2).mean()
     loss.backward()
     loss = loss.detach()
-    stack = TrainStack(
-        ScalarModel(load(tiny_model), share_prompt=share), max_grad_norm=0.0, tokens_per_micro_batch=budget
-    )
-    gradient = {}
-    stack.optimizer.step = lambda: gradient.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    result = stack.update(objective, [items])
+    model = ScalarModel(load(tiny_model), share_prompt=share)
+    gradient, result = recorded(objective, items, budget, model=model)
     assert result.metrics["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert result.metrics["accuracy"] == pytest.approx(float((chosen > rejected).float().mean()))
     for name, parameter in plain.named_parameters():

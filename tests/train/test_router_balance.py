@@ -1,7 +1,5 @@
 """The load of experts: the formula written out, the same update however it is cut, and routes from a forward stage."""
 
-import functools
-import operator
 from dataclasses import replace
 
 import numpy as np
@@ -9,19 +7,11 @@ import pytest
 import torch
 
 from proxima.model import Policy
-from proxima.model.model_source import ModelSource
-from proxima.model.parallel.sharding import Sharding
-from proxima.train import LogProbStage, TrainStack
+from proxima.train import LogProbStage
 from proxima.train.objectives.router_balance import RouterBalance
-from proxima.train.process_ranks import ProcessRanks
-from proxima.train.replay_comparison import ReplayComparison
-from tests.engine.helpers import saved
 from tests.model.families import make
-from tests.model.parallel.ranks import run_ranks
 from tests.model.test_routing import policy
 from tests.train.helpers import trainer_of, trajectories
-from tests.train.shared_updates import Sgd, follow, weights_of
-from tests.train.shared_updates import policy as policy_objective
 
 METRICS = ("routing/balance_loss", "routing/load_max", "routing/load_entropy")
 
@@ -110,46 +100,3 @@ def test_a_stage_records_what_later_passes_replay():
     share = len(lacking[0]) / sum(len(item) for item in trained)
     assert result.metrics["routing/fallback_fraction"] == pytest.approx(share)
     assert 0 < result.metrics["routing/differing_fraction"] < 1
-
-
-def test_many_ranks_compute_the_same(tmp_path):
-    saved(make("Qwen3-MoE"), tmp_path / "moe")
-    run_ranks(same_on_ranks, 2, tmp_path)
-
-
-def same_on_ranks(rank, folder) -> None:
-    """Balance, recorded and replayed routes, with sharded weights and gradient checkpointing."""
-    ranks = ProcessRanks(rank, 2)
-    objective = policy_objective(router_balance=RouterBalance(coefficient=2.0), replays_routes=True)
-    updates = [trajectories(), trajectories()[1:2]]  # the second has nothing for rank 1
-    outcomes = {}
-    for name, own in (("one", None), ("two", ranks)):
-        sharding = None if own is None else Sharding()
-        source = ModelSource(path=str(folder / "moe"), device="cpu", compute_dtype="float32", sharding=sharding)
-        source = replace(source, gradient_checkpointing=True)
-        settings = {} if own is None else {"ranks": ranks}
-        model = source.policy(source.load(), replays_routes=True)
-        stack = TrainStack(model, optimizer=Sgd(), tokens_per_micro_batch=40, **settings)
-        stage = LogProbStage("proximal_log_prob", model, records_routes=True)
-        if own is not None and rank:
-            follow(stack, ranks, [stage])
-            weights_of(stack)
-        elif own is not None or not rank:
-            routed = [stack.fill([stage], items) for items in updates]
-            mirrored = [replace(item, routed_experts=3 - item.routed_experts) for item in routed[0]]
-            compared = ReplayComparison.before(stack, objective, mirrored)
-            result = stack.update(objective, [mirrored, *routed[1:]])
-            outcomes[name] = routed, result.metrics | compared.metrics(result.token_statistics)
-            if own is not None:
-                ranks.end(None)
-            outcomes[name] += (weights_of(stack),)
-    if not rank:
-        for ours, theirs in zip(
-            *(functools.reduce(operator.iadd, outcomes[name][0], []) for name in outcomes), strict=True
-        ):
-            assert np.array_equal(ours.routed_experts, theirs.routed_experts)
-            assert np.array_equal(ours.prompt_routed_experts, theirs.prompt_routed_experts)
-        assert outcomes["one"][1]["routing/no_replay_k3_kl"] != outcomes["one"][1]["routing/replay_k3_kl"]
-        assert outcomes["two"][1] == pytest.approx(outcomes["one"][1], rel=1e-5, abs=2e-6, nan_ok=True)
-        for name, weight in outcomes["one"][2].items():
-            torch.testing.assert_close(outcomes["two"][2][name], weight, rtol=1e-5, atol=2e-6, msg=name)

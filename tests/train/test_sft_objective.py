@@ -8,11 +8,11 @@ import torch
 
 from proxima.data import Trajectory
 from proxima.model import Policy
-from proxima.train import AdamW, TrainStack
+from proxima.train import TrainStack
 from proxima.train.objectives import SftObjective
-from tests.model.rows import loaded
+from tests.model.rows import assert_close, loaded
 from tests.tiny import KINDS, tiny
-from tests.train.helpers import assert_close
+from tests.train.helpers import recorded
 
 LENGTHS = ((6, 5), (2, 30), (11, 1), (3, 17), (9, 9))
 
@@ -45,17 +45,15 @@ def hugging_face(kind, items):
 
 def ours(kind, items, **settings):
     """Loss and gradients of one update, which is not made."""
-    stack = TrainStack(Policy(loaded(kind)), optimizer=AdamW(lr=0.0), **({"max_grad_norm": 0.0} | settings))
-    seen = {}
-    stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    return stack.update(SftObjective(), [items]).metrics["loss"], seen
+    seen, result = recorded(SftObjective(), items, **settings, model=Policy(loaded(kind)))
+    return result.metrics["loss"], seen
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("budget", [4096, 40, 1])
 def test_loss_and_gradient_are_those_of_hugging_face(kind, budget):
     expected, gradients = hugging_face(kind, examples())
-    loss, actual_gradients = ours(kind, examples(), tokens_per_micro_batch=budget)
+    loss, actual_gradients = ours(kind, examples(), budget=budget)
     assert loss == pytest.approx(expected, rel=2e-6)
     assert_close(actual_gradients, gradients, 2e-5)
 

@@ -15,18 +15,16 @@ from proxima.model import Policy
 from proxima.train.engine_stage import EngineStage
 from proxima.train.objectives import DistillationTerm
 from proxima.train.teacher_stage import TeacherStage
-from tests.model.rows import loaded
+from tests.model.rows import assert_close, loaded, plain_logits
 from tests.tiny import VOCABULARY, tiny
-from tests.train.helpers import assert_close, gradients, trainer, trajectories
+from tests.train.helpers import gradients, trainer, trajectories
 
 TEACHER = "qwen2"
 
 
 def plain(model, row):
     """[T, V] log-probs of every next token at the row's temperature, one sequence alone."""
-    tokens = torch.tensor([[*row.prompt_tokens, *row.tokens[:-1]]])
-    logits = model(input_ids=tokens).logits[0, len(row.prompt_tokens) - 1 :]
-    return (logits / row.temperature).log_softmax(1)
+    return plain_logits(model, row).log_softmax(1)
 
 
 def stage(**fields):

@@ -6,25 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce, SequenceMeanTokenMean
-from proxima.core.correction import CORRECTIONS, TopEntropy, mismatch_metrics
-from proxima.core.surrogate import ClipCov
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce
+from proxima.core.correction import CORRECTIONS, mismatch_metrics
 from proxima.data import NotFiniteError
 from proxima.model import Policy
 from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, LogProbStage
-from tests.model.rows import forked, loaded
+from tests.model.rows import assert_close, forked, loaded, same
 from tests.tiny import KINDS
-from tests.train.helpers import (
-    ADVANTAGES,
-    assert_close,
-    gradients,
-    naive_gradients,
-    trainer,
-    trainer_of,
-    trajectories,
-    weights,
-)
+from tests.train.helpers import ADVANTAGES, gradients, naive_gradients, trainer, trainer_of, trajectories, weights
 
 BUDGETS = (1, 12, 30, 10_000)
 ALL = [list(range(13))]
@@ -42,11 +32,9 @@ def test_the_budgets_split_the_update():
 def test_the_gradient_is_that_of_plain_forwards(kind):
     items = trajectories(kind)
     expected = naive_gradients(kind, items)
-    for share in (True, False):
-        for skip in (True, False):
-            for budget in (12, 10_000):
-                t = trainer(kind, share_prompt=share, skip_zero_advantage=skip, tokens_per_micro_batch=budget)
-                assert_close(gradients(t, items), expected, 3e-5)
+    for share, skip, budget in ((True, True, 12), (True, False, 10_000), (False, True, 10_000), (False, False, 12)):
+        t = trainer(kind, share_prompt=share, skip_zero_advantage=skip, tokens_per_micro_batch=budget)
+        assert_close(gradients(t, items), expected, 3e-5)
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
@@ -79,11 +67,7 @@ def test_paths_that_share_what_they_begin_with_train_as_apart(kind):
 
 @pytest.mark.parametrize(
     ("surrogate", "aggregate"),
-    [  # fast tests take each surrogate and each aggregation
-        pytest.param(s, a, marks=[] if s == "cppo" or a == "token_mean" else [pytest.mark.slow])
-        for s in PLAIN
-        for a in sorted(AGGREGATES)
-    ],
+    [*((name, "token_mean") for name in PLAIN if name != "cppo"), *(("cppo", name) for name in sorted(AGGREGATES))],
 )
 def test_the_denominator_is_that_of_the_whole_update(surrogate, aggregate):
     """Micro-batches of one, of unequal sizes, and all at once: a mean of means would differ by far."""
@@ -103,31 +87,22 @@ def test_a_penalty_disables_the_skip(penalty):
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
 
 
-@pytest.mark.parametrize("surrogate", [pytest.param(s, marks=[] if s == "cppo" else [pytest.mark.slow]) for s in PLAIN])
-def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
+def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed():
     """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but
     rounding."""
 
     def final(**settings):
-        t = trainer(
-            surrogate=SURROGATES[surrogate](),
-            optimizer=AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1),
-            max_grad_norm=0.5,
-            **settings,
-        )
+        optimizer = AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1)
+        t = trainer(surrogate=Cppo(), optimizer=optimizer, max_grad_norm=0.5, **settings)
         for step in range(3):
             items = trajectories(advantages=ADVANTAGES[step:] + ADVANTAGES[:step])
             t.update([list(range(7)), list(range(7, 13))], items)
         return weights(t)
 
     expected = final()
-    assert (
-        max(float((a - b).abs().max()) for a, b in zip(expected.values(), weights(trainer()).values(), strict=True))
-        > 1e-3
-    )
+    assert any(float((weights(trainer())[name] - weight).abs().max()) > 1e-3 for name, weight in expected.items())
     for settings in (
         {"tokens_per_micro_batch": 1},
-        {"tokens_per_micro_batch": 25},
         {"share_prompt": False},
         {"skip_zero_advantage": False},
         {"share_prompt": False, "skip_zero_advantage": False, "tokens_per_micro_batch": 17},
@@ -228,7 +203,7 @@ def test_what_nobody_sampled_may_hold_anything(surrogate):
         return gradients(t, items), trainer(surrogate=SURROGATES[surrogate](), **spec).update(ALL, items).metrics
 
     (gradient, metrics), (other, of_other) = measured(0.0), measured(np.nan)
-    assert all(torch.equal(value, other[name]) for name, value in gradient.items())
+    assert same(gradient, other)
     assert metrics == pytest.approx(of_other, rel=0, abs=0, nan_ok=True) and metrics["mismatch/kl"] != 0
 
 
@@ -292,8 +267,7 @@ def test_an_update_of_zero_advantages_is_a_step_with_a_zero_gradient():
     result = t.update(ALL, items)
     assert (result.tokens, result.updates, t.updates) == (0, 1, 1) and not result.token_statistics
     assert result.metrics["grad_norm"] == result.metrics["loss"] == 0 and result.skipped == 12
-    for name, value in weights(t).items():
-        assert torch.equal(value, before[name])
+    assert same(weights(t), before)
 
 
 def test_no_updates_at_all():
@@ -322,18 +296,14 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights(bad):
     handle = t.model.head.weight.register_hook(lambda g: g * bad)
     with pytest.raises(NotFiniteError, match="the gradient norm of update 2 is (nan|inf)"):
         t.update(ALL, items)
-    for name, value in weights(t).items():
-        assert torch.equal(value, before[name])
-    for name, value in t.state()[0].items():
-        assert torch.equal(value, state[name])
+    assert same(weights(t), before) and same(t.state()[0], state)
     handle.remove()
     assert all(p.grad is None for p in t.parameters) and t.updates == 1
     t.update(ALL, items)
     again = trainer()
     again.update(ALL, items)
     again.update(ALL, items)
-    for (name, a), b in zip(weights(t).items(), weights(again).values(), strict=True):
-        assert torch.equal(a, b), name
+    assert same(weights(t), weights(again))
 
 
 def test_a_refused_batch_leaves_no_gradient():
@@ -350,8 +320,7 @@ def test_a_refused_batch_leaves_no_gradient():
     fresh = trainer(tokens_per_micro_batch=12)
     for x in (t, fresh):
         x.update(ALL, items)
-    for (name, a), b in zip(weights(t).items(), weights(fresh).values(), strict=True):
-        assert torch.equal(a, b), name
+    assert same(weights(t), weights(fresh))
 
 
 def test_clipping_is_of_the_global_norm():
@@ -363,43 +332,3 @@ def test_clipping_is_of_the_global_norm():
     assert_close({k: 10 * v for k, v in clipped.items()}, whole, 3e-5)
     assert trainer(max_grad_norm=0.01).update(ALL, items).metrics["grad_norm"] == pytest.approx(float(norm), rel=1e-4)
     assert_close(gradients(trainer(max_grad_norm=1e6), items), whole, 1e-6)
-
-
-def test_a_correction_and_sequence_surrogates_under_every_split():
-    table = pytest.importorskip("proxima.core.correction").CORRECTIONS
-    items = trajectories(spread=0.8)
-    kind = next(iter(sorted(table)))
-    results = [
-        gradients(
-            trainer(
-                surrogate=Cppo(),
-                aggregate=SequenceMeanTokenMean(),
-                corrections=[table[kind]()],
-                tokens_per_micro_batch=b,
-            ),
-            items,
-        )
-        for b in BUDGETS
-    ]
-    for other in results[1:]:
-        assert_close(other, results[0], 3e-5)
-
-
-@pytest.mark.parametrize("proximal", ["given", "loglinear"])
-def test_clip_cov_selects_the_same_tokens_under_every_split(proximal):
-    """The last bits of a forward change with the split; the selected tokens must not."""
-    items = trajectories(advantages=[a or 0.3 for a in ADVANTAGES])
-    spec = ClipCov(share=0.2, low=-10.0, high=10.0)
-    results = [gradients(trainer(surrogate=spec, tokens_per_micro_batch=b, proximal=proximal), items) for b in BUDGETS]
-    for other in results[:-1]:
-        assert_close(other, results[-1], 3e-5)
-
-
-def test_top_entropy_under_every_split():
-    items = trajectories()
-    results = [
-        gradients(trainer(corrections=[TopEntropy(0.4)], tokens_per_micro_batch=b, measure=frozenset()), items)
-        for b in BUDGETS
-    ]
-    for other in results[:-1]:
-        assert_close(other, results[-1], 3e-5)

@@ -13,9 +13,9 @@ from proxima.data import pack
 from proxima.model import Policy
 from proxima.model.scalar_model import make_value_head
 from proxima.train import PolicyObjective, ScoreVarianceStage, TrainStack, ValueObjective, ValueStage
-from tests.model.rows import MIXED, forked, loaded, policy, rows
+from tests.model.rows import MIXED, forked, loaded, plain_logits, policy, rows
 from tests.tiny import tiny
-from tests.train.helpers import trajectories
+from tests.train.helpers import recorded, trajectories
 
 LOSS = ValueLoss(epsilon=0.1)
 
@@ -36,11 +36,7 @@ def valued(items):
 
 def gradient(objective, items, budget=10_000, model=None):
     """By name, of one update."""
-    stack = TrainStack(model or with_head(), max_grad_norm=0.0, tokens_per_micro_batch=budget)
-    seen = {}
-    stack.optimizer.step = lambda: seen.update({n: p.grad.clone() for n, p in stack.model.named_parameters()})
-    result = stack.update(objective, [items])
-    return seen, result
+    return recorded(objective, items, budget, model=model or with_head())
 
 
 def plain_values(model, item):
@@ -115,11 +111,8 @@ def test_the_variance_of_the_score(kind):
     model = policy(kind, log_prob_chunk=5)
     items = rows(*MIXED, temperature=(1.0, 0.7))
     for item in TrainStack(model, tokens_per_micro_batch=60).fill([ScoreVarianceStage(model)], items):
-        tokens = torch.tensor([*item.prompt_tokens, *item.tokens])
         with torch.no_grad():
-            logits = tiny(kind)(input_ids=tokens[None], use_cache=False).logits[0]
-        start = len(item.prompt_tokens) - 1
-        p = (logits[start : start + len(item.tokens)] / item.temperature).softmax(1)
-        one_hot = torch.nn.functional.one_hot(tokens[start + 1 :].long(), p.shape[1])
+            p = plain_logits(tiny(kind), item).softmax(1)
+        one_hot = torch.nn.functional.one_hot(torch.tensor(item.tokens).long(), p.shape[1])
         np.testing.assert_allclose(item.score_variance, (one_hot - p).square().sum(1).numpy(), atol=1e-5)
     assert len(ScoreVarianceStage(model)(pack([]).to(model.device))) == 0

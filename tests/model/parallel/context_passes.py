@@ -1,5 +1,6 @@
-"""What every rank does in `test_context`: passes whose tokens are split over ranks, against one process."""
+"""What ranks that split the tokens of a batch do beside `passes.compare`, against one process."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,51 +11,9 @@ import torch.distributed as dist
 from proxima.data import FieldError, Trajectory
 from proxima.data.sampling_mask import SamplingMask
 from proxima.model import PackedModel, ScalarModel
-from proxima.model.model_source import ModelSource
-from proxima.model.parallel.gather import plain_copy
 from proxima.model.parallel.sharding import Sharding
-from tests.model.parallel.passes import LORA, NEEDS, compare, forward_only, gradients, policies, scalars, source
+from tests.model.parallel.passes import NEEDS, gradients, source
 from tests.model.rows import MIXED, forked, opened, rows
-
-KINDS = ("llama", "qwen2", "qwen3", "gpt2", "windows", "experts")
-VALUE = NEEDS | {"value"}
-
-
-def layouts(size: int) -> list[Sharding]:
-    """All ranks one group; with 4 ranks also two groups of 2, under each kind of sharding."""
-    whole = [Sharding(context_parallel=size), Sharding(kind="replicate", context_parallel=2)]
-    hybrid = Sharding(kind="hybrid", ranks_per_node=2, context_parallel=2)
-    return [*whole, Sharding(context_parallel=2), hybrid] if size == 4 else whole
-
-
-def all_passes(rank: int, folder: Path) -> None:
-    whole, *others = layouts(dist.get_world_size())
-    for kind in KINDS:
-        both = policies(folder / kind, whole)
-        compare(*both, parts=3)
-        forward_only(*both)
-        outputs(*both)
-    short(*policies(folder / "qwen3", whole))
-    for sharding in (whole, *others):
-        for kind in ("llama", "qwen3"):
-            both = policies(folder / kind, sharding, head=True, gradient_checkpointing=True)
-            compare(*both, VALUE, parts=2, busy=1)
-            forward_only(*both)
-        compare(*policies(folder / "qwen2", sharding, lora=LORA, gradient_checkpointing=True), parts=2)
-        both = scalars(folder / "llama", sharding)
-        compare(*both, frozenset({"value"}))
-        scores(*both)
-    compare(*policies(folder / "llama", whole, share_prompt=False))
-    rounded(folder, whole)
-    saved(folder, whole)
-    refused(folder)
-
-
-def uneven_heads(rank: int, folder: Path) -> None:
-    """4 query heads that read 2 key heads, on 3 ranks."""
-    both = policies(folder / "qwen3", Sharding(context_parallel=3), gradient_checkpointing=True)
-    compare(*both, parts=2)
-    outputs(*both)
 
 
 def masked(sequences: list[Trajectory]) -> list[Trajectory]:
@@ -65,10 +24,8 @@ def masked(sequences: list[Trajectory]) -> list[Trajectory]:
         sets[1:2] = [[] for _ in sets[1:2]]  # the whole vocabulary, of a token that was not sampled
         sampled = np.arange(len(row.tokens)) != 1
         out.append(
-            Trajectory(
-                group=row.group,
-                prompt_tokens=row.prompt_tokens,
-                tokens=row.tokens,
+            replace(
+                row,
                 temperature=0.7,
                 sampled=sampled,
                 loss_mask=sampled,
@@ -115,26 +72,7 @@ def scores(plain: ScalarModel, split: ScalarModel) -> None:
     np.testing.assert_allclose(split.scores(rows(*MIXED), 30), plain.scores(rows(*MIXED), 30), rtol=1e-5, atol=1e-5)
 
 
-def rounded(folder: Path, sharding: Sharding) -> None:
-    """Products in bfloat16, of which heads are sent."""
-    log_probs = []
-    for settings in ({}, {"sharding": sharding}):
-        half = ModelSource(path=str(folder / "qwen3"), device="cpu", compute_dtype="bfloat16", **settings)
-        model = half.policy(half.load())
-        log_probs.append(model(model.pack(rows(*MIXED))).log_prob)
-    torch.testing.assert_close(*log_probs, rtol=0, atol=0.02)
-    log_probs[1].sum().backward()
-
-
-def saved(folder: Path, sharding: Sharding) -> None:
-    """A model of one process has the weights of ranks that split tokens."""
-    loaded = source(folder / "qwen3", sharding=sharding).load()
-    plain, reference = plain_copy(loaded), source(folder / "qwen3").load()
-    for name, parameter in reference.model.named_parameters():
-        assert plain is None or torch.equal(plain.model.get_parameter(name), parameter), name
-
-
-def refused(folder: Path) -> None:
+def refused_by_kind(rank: int, folder: Path) -> None:
     size = dist.get_world_size()
     for kind, message in (
         ("one_head", "must be at most the number of query heads of model.path, 1; set it to 1"),

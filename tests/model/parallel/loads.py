@@ -2,21 +2,22 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from proxima.data import FieldError
-from proxima.model import LoadedModel
-from proxima.model.lora import Lora, adapter_names, base_layer
+from proxima.model import LoadedModel, PackedModel
+from proxima.model.lora import adapter_names, base_layer
 from proxima.model.parallel import slices
 from proxima.model.parallel.gather import gather_into, plain_copy, whole_weights
 from proxima.model.parallel.sharding import Sharding
 from tests.model.parallel.passes import LORA, source
-from tests.model.rows import MIXED, rows
+from tests.model.rows import MIXED, rows, same
 
-KINDS = ("llama", "qwen2", "qwen3", "gpt2", "many files")
+NO_DORA = replace(LORA, dora=False)
 
 
 def same_weights(many: LoadedModel, reference: LoadedModel) -> None:
@@ -37,12 +38,10 @@ def same_copy(many: LoadedModel, reference: LoadedModel) -> None:
     assert (plain is None) == (dist.get_rank() > 0)
     if plain is not None:
         assert plain.sharding is None and plain.model.config.to_dict() == reference.model.config.to_dict()
-        for (name, ours), (other, theirs) in zip(
-            plain.model.named_parameters(), reference.model.named_parameters(), strict=True
-        ):
-            assert name == other and torch.equal(ours, theirs) and ours.requires_grad == theirs.requires_grad, name
-        for ours, theirs in zip(plain.model.buffers(), reference.model.buffers(), strict=True):
-            assert torch.equal(ours, theirs)
+        ours, theirs = (dict(loaded.model.named_parameters()) for loaded in (plain, reference))
+        assert same(ours, theirs) and list(ours) == list(theirs)
+        assert all(parameter.requires_grad == theirs[name].requires_grad for name, parameter in ours.items())
+        assert same(*(dict(loaded.model.named_buffers()) for loaded in (plain, reference)))
         if reference.model.get_output_embeddings() is not None:
             policies = [source(Path("x")).policy(loaded) for loaded in (plain, reference)]
             outputs = [p(p.pack(rows(*MIXED))).log_prob for p in policies]
@@ -59,51 +58,47 @@ def never_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PreTrainedModel, "from_pretrained", refuse)
 
 
-def all_loads(rank: int, folder: Path) -> None:
-    references = {kind: source(folder / kind).load() for kind in KINDS}
-    scalar = source(folder / "qwen2").load_scalar(head_std=0.3)
-    half = source(folder / "qwen2", dtype="bfloat16").load()
-    whole_lora = Lora(rank=3, init="gaussian")
-    plain_adapters = {
-        (kind, lora): source(folder / kind, lora=lora, seed=3, dtype="bfloat16").load()
-        for kind in ("llama", "qwen2")
-        for lora in (whole_lora, replace(LORA, dora=False))
-    }
-    for layout in (Sharding(), Sharding(offload=True), Sharding(kind="replicate")):
-        with pytest.MonkeyPatch.context() as monkeypatch:
+def loads_of(rank: int, folder: Path, kind: str, layout: dict[str, Any], settings: dict[str, Any]) -> None:
+    """What ranks read is what one process reads, and so is what is gathered of it.
+
+    Args:
+        settings: of the source; `head_std` is of a scalar model.
+    """
+    own = {name: value for name, value in settings.items() if name != "head_std"}
+    plain, many = (source(folder / kind, sharding=sharding, **own) for sharding in (None, Sharding(**layout)))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if "head_std" in settings:
+            reference = plain.load_scalar(head_std=settings["head_std"])
             never_whole(monkeypatch)
-            many = {kind: source(folder / kind, sharding=layout).load() for kind in KINDS}
-            for kind in KINDS:
-                same_weights(many[kind], references[kind])
-            same_copy(many["llama"], references["llama"])
-            same_copy(many["qwen2"], references["qwen2"])
-            same_weights(source(folder / "qwen2", sharding=layout, dtype="bfloat16").load(), half)
-            head = source(folder / "qwen2", sharding=layout).load_scalar(head_std=0.3)
-            same_weights(head, scalar)
-            same_copy(head, scalar)
-            for kind, lora in (("qwen2", whole_lora), ("llama", whole_lora), ("llama", replace(LORA, dora=False))):
-                place = {"lora": lora, "seed": 3, "dtype": "bfloat16"}
-                adapter = source(folder / kind, sharding=layout, **place).load()
-                assert len(adapter_names(adapter.model)) > 4
-                same_weights(adapter, plain_adapters[kind, lora])
-                same_copy(adapter, plain_adapters[kind, lora])
-    adapted = [source(folder / "qwen2", lora=LORA, sharding=s).load() for s in (None, Sharding())]
-    same_weights(adapted[1], adapted[0])
-    same_copy(adapted[1], adapted[0])
-    plain = plain_copy(adapted[1])
+            loaded = many.load_scalar(head_std=settings["head_std"])
+        else:
+            reference = plain.load()
+            if not own.get("lora", NO_DORA).dora:  # whose norms are of whole weights
+                never_whole(monkeypatch)
+            loaded = many.load()
+        same_weights(loaded, reference)
+        same_copy(loaded, reference)
+
+
+def same_files(plain: PackedModel, sharded: PackedModel) -> None:
+    """Of models whose weights have not moved."""
+    same_weights(sharded.loaded, plain.loaded)
+    same_copy(sharded.loaded, plain.loaded)
+
+
+def moved_adapters(rank: int, folder: Path) -> None:
+    """A copy is given the adapters alone again."""
+    plain, many = (source(folder / "qwen2", lora=LORA, sharding=sharding).load() for sharding in (None, Sharding()))
+    copy = plain_copy(many)
     with torch.no_grad():
-        for name in adapter_names(adapted[1].model):
-            adapted[1].model.get_parameter(name).mul_(2).add_(0.5)
-            adapted[0].model.get_parameter(name).mul_(2).add_(0.5)
-    target = None if plain is None else plain.model
-    gather_into(adapted[1].model, target, trained_only=True)
-    if plain is not None:
-        for ours, theirs in zip(plain.model.parameters(), adapted[0].model.parameters(), strict=True):
-            assert torch.equal(ours, theirs)
-    refused(folder)
+        for model in (plain.model, many.model):
+            for name in adapter_names(model):
+                model.get_parameter(name).mul_(2).add_(0.5)
+    gather_into(many.model, None if copy is None else copy.model, trained_only=True)
+    assert copy is None or same(*(dict(loaded.model.named_parameters()) for loaded in (copy, plain)))
 
 
-def refused(folder: Path) -> None:
+def refused(rank: int, folder: Path) -> None:
     for broken in ("lacks", "not finite"):
         messages = []
         for layout in (None, Sharding()):

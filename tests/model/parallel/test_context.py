@@ -1,40 +1,12 @@
-"""Ranks that split the tokens of a batch compute what one process computes."""
-
-import json
+"""Which tokens and which heads of a batch each rank has."""
 
 import pytest
 import torch
-import transformers as hf
 
-from proxima.model import save
 from proxima.model.parallel.batch_part import part_of
 from proxima.model.parallel.context import _deal
-from tests.model.families import FAMILIES, make
-from tests.model.parallel.context_passes import all_passes, masked, uneven_heads
-from tests.model.parallel.ranks import run_ranks
+from tests.model.parallel.context_passes import masked
 from tests.model.rows import MIXED, forked, opened, policy, rows
-
-
-@pytest.mark.parametrize("size", [4])
-def test_passes_are_those_of_one_process(size, tiny_model, tmp_path):
-    for kind in ("llama", "qwen2", "qwen3", "gpt2"):
-        (tmp_path / kind).symlink_to(tiny_model(kind))
-    for kind, family in (("windows", "Mistral"), ("experts", "Qwen3-MoE")):
-        made = make(family)
-        save(made.model, made.tokenizer, tmp_path / kind)
-    llama = json.loads((tmp_path / "llama" / "config.json").read_text())
-    (tmp_path / "recurrent").mkdir()
-    FAMILIES["Mamba"][1].save_pretrained(tmp_path / "recurrent")
-    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-    hf.LlamaConfig(**llama | {"rope_parameters": rope}).save_pretrained(tmp_path / "dynamic")
-    one_head = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}
-    hf.LlamaConfig(**llama | one_head).save_pretrained(tmp_path / "one_head")
-    run_ranks(all_passes, size, tmp_path)
-
-
-def test_heads_that_do_not_divide(tiny_model, tmp_path):
-    (tmp_path / "qwen3").symlink_to(tiny_model("qwen3"))
-    run_ranks(uneven_heads, 3, tmp_path)
 
 
 @pytest.mark.parametrize("items", [rows(*MIXED), forked(), opened(forked())])

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
-import transformers as hf
 
 from proxima.core import RewardLoss
 from proxima.core.value import ValueLoss
@@ -20,22 +20,13 @@ from proxima.train import LogProbStage, TrainStack, ValueStage
 from proxima.train.objectives import RewardObjective, SftObjective, ValueObjective
 from proxima.train.objectives.router_balance import RouterBalance
 from proxima.train.process_ranks import ProcessRanks
-from tests.model.parallel.ranks import run_ranks
-from tests.model.parallel.splits import EXPERTS, MODELS, SMALL, checkpoints_move, rounded, write_models
+from proxima.train.replay_comparison import ReplayComparison
+from tests.model.parallel.ranks import campaign, run_ranks
 from tests.model.rows import rows
 from tests.train.helpers import ADVANTAGES
 from tests.train.shared_updates import close, follow, policy, valued
 from tests.train.test_reward_objective import pairs
 
-MORE: dict[str, tuple[Any, Any]] = {
-    # 3 query heads a tensor rank, which read one key head, over 2 ranks
-    "heads": (
-        hf.Qwen3ForCausalLM,
-        hf.Qwen3Config(**SMALL | {"num_attention_heads": 6, "num_key_value_heads": 2}, head_dim=16),
-    ),
-    "windows": (hf.MistralForCausalLM, hf.MistralConfig(**SMALL, sliding_window=6, tie_word_embeddings=True)),
-    "sparse": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**SMALL, **EXPERTS | {"decoder_sparse_step": 1}, head_dim=16)),
-}
 T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
 
 
@@ -49,35 +40,40 @@ class Case:
     routes: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
 
+    def __str__(self) -> str:
+        return f"{self.model} {self.trains} " + " ".join(f"{name}={value}" for name, value in self.layout.items())
+
 
 AGAIN = {"gradient_checkpointing": True}
 BOTH = {T: 2, C: 2}
 HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
-CASES = (
+CASES = [
     Case(model="llama", layout=BOTH),
-    Case(model="qwen2", layout=BOTH, settings=AGAIN),
+    Case(model="qwen2", layout={**BOTH, "offload": True}, settings=AGAIN),
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
     Case(model="heads", layout=BOTH),
     Case(model="windows", layout=BOTH),
-    Case(model="experts", layout=BOTH, routes=True),
     Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
-    Case(model="sparse", layout={C: 2, E: 2}, routes=True),
-    Case(model="experts", layout={C: 2, E: 2}, routes=True, settings=AGAIN, trains="head"),
     Case(model="sparse", layout={C: 2, E: 4}, routes=True),
-    Case(model="sparse", layout={C: 4, E: 2}, routes=True, settings=AGAIN),
     Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
-    Case(model="sparse", layout={C: 2, **HYBRID}, routes=True),
-    Case(model="sparse", layout={E: 2, **HYBRID}, routes=True),
     Case(model="sparse", layout={C: 2, E: 2, **HYBRID}, routes=True, settings=AGAIN),
-    Case(model="sparse", layout={**BOTH, "kind": "replicate"}, routes=True),
-    Case(model="sparse", layout={C: 2, E: 2, "sum_gradients": "update"}, routes=True),
-    Case(model="qwen2", layout={**BOTH, "offload": True}),
-    Case(model="qwen2", layout=BOTH, trains="critic", settings=AGAIN),
     Case(model="sparse", layout={C: 2, E: 2}, trains="critic"),
-    Case(model="qwen3", layout={T: 2}, trains="reward"),
-    Case(model="sparse", layout={E: 2}, trains="reward", settings=AGAIN),
     Case(model="sparse", layout=BOTH, trains="reward"),
     Case(model="sparse", layout={E: 4}, trains="sft"),
+]
+BREADTH = (
+    Case(model="experts", layout=BOTH, routes=True),
+    Case(model="sparse", layout={C: 2, E: 2}, routes=True),
+    Case(model="experts", layout={C: 2, E: 2}, routes=True, settings=AGAIN, trains="head"),
+    Case(model="sparse", layout={C: 4, E: 2}, routes=True, settings=AGAIN),
+    Case(model="sparse", layout={}, routes=True, settings=AGAIN),
+    Case(model="sparse", layout={C: 2, **HYBRID}, routes=True),
+    Case(model="sparse", layout={E: 2, **HYBRID}, routes=True),
+    Case(model="sparse", layout={**BOTH, "kind": "replicate"}, routes=True),
+    Case(model="sparse", layout={C: 2, E: 2, "sum_gradients": "update"}, routes=True),
+    Case(model="qwen2", layout=BOTH, trains="critic", settings=AGAIN),
+    Case(model="qwen3", layout={T: 2}, trains="reward"),
+    Case(model="sparse", layout={E: 2}, trains="reward", settings=AGAIN),
 )
 
 
@@ -154,7 +150,7 @@ def job(case: Case, stack: TrainStack) -> tuple[Any, list[list[Any]]]:
 def stage_of(case: Case, stack: TrainStack) -> Any:
     if case.trains == "critic":
         return ValueStage(stack.model)
-    return LogProbStage("proximal_log_prob", stack.model, records_routes=case.routes)
+    return LogProbStage("reference_log_prob", stack.model, records_routes=case.routes)
 
 
 def ran(stack: TrainStack, case: Case, work: tuple[Any, list[list[Any]]]) -> tuple[list[Any], dict[str, float]]:
@@ -166,48 +162,35 @@ def ran(stack: TrainStack, case: Case, work: tuple[Any, list[list[Any]]]) -> tup
         columns = [stack.columns(stage, part) for part in updates]
         if case.trains != "critic":
             updates = [stack.fill([stage], part) for part in updates]
-    if case.routes:  # of the first the routers choose
-        lacking = replace(updates[0][0], routed_experts=None, prompt_routed_experts=None)
-        updates = [[lacking, *updates[0][1:]], *updates[1:]]
-    return columns, stack.update(objective, updates).metrics
+    if not case.routes:
+        return columns, stack.update(objective, updates).metrics
+    lacking = replace(updates[0][-1], routed_experts=None, prompt_routed_experts=None)  # its routers choose
+    others = [replace(item, routed_experts=7 - item.routed_experts) for item in updates[0][:-1]]
+    updates = [[*others, lacking], *updates[1:]]
+    compared = ReplayComparison.before(stack, objective, updates[0])
+    result = stack.update(objective, updates)
+    return columns, result.metrics | compared.metrics(result.token_statistics)
 
 
 def gradients(stack: TrainStack) -> list[list[torch.Tensor]]:
     return [[whole_tensor(gradient) for gradient in step] for step in stack.optimizer.seen]
 
 
-def all_joint(rank: int, folder: Path) -> None:
-    """Updates, bfloat16, and checkpoints that change places."""
-    all_cases(rank, folder)
-    for layout, name in ((BOTH, "qwen2"), (BOTH, "sparse"), ({C: 2, E: 2}, "sparse")):
-        rounded(folder / name, Sharding(**layout, param_dtype="bfloat16"))
-    both = Sharding(**BOTH)
-    for name in ("qwen2", "sparse"):
-        other = {C: 2, E: 2} if name == "sparse" else {**BOTH, "kind": "replicate"}
-        checkpoints_move(rank, folder, name, (both, None, Sharding(**other), both))
-
-
-def all_cases(rank: int, folder: Path) -> None:
-    wrong = []
-    for case in CASES:
-        ranks = ProcessRanks(rank, dist.get_world_size(), together=Sharding(**case.layout).together)
-        stack = stack_of(folder, case, ranks)
-        if rank:
-            follow(stack, ranks, [stage_of(case, stack)] if case.trains != "reward" else [])
-            gradients(stack)
-            continue
-        reference = stack_of(folder, case, None)
-        work = job(case, reference)
-        (expected, wanted), (columns, metrics) = ran(reference, case, work), ran(stack, case, work)
-        ranks.end(None)
-        ours, theirs = gradients(stack), gradients(reference)
-        try:
-            same_columns(columns, expected)
-            same_metrics(case, metrics, wanted)
-            same_gradients(ours, theirs)
-        except AssertionError as error:
-            wrong.append(f"{case}: {error}")
-    assert not wrong, "\n".join(wrong)
+def updates_of(rank: int, folder: Path, case: Case) -> None:
+    ranks = ProcessRanks(rank, dist.get_world_size(), together=Sharding(**case.layout).together)
+    stack = stack_of(folder, case, ranks)
+    if rank:
+        follow(stack, ranks, [stage_of(case, stack)] if case.trains != "reward" else [])
+        gradients(stack)
+        return
+    reference = stack_of(folder, case, None)
+    work = job(case, reference)
+    (expected, wanted), (columns, metrics) = ran(reference, case, work), ran(stack, case, work)
+    ranks.end(None)
+    ours, theirs = gradients(stack), gradients(reference)
+    same_columns(columns, expected)
+    same_metrics(case, metrics, wanted)
+    same_gradients(ours, theirs)
 
 
 def same_metrics(case: Case, actual: dict[str, float], expected: dict[str, float]) -> None:
@@ -216,6 +199,7 @@ def same_metrics(case: Case, actual: dict[str, float], expected: dict[str, float
     assert not differing, differing
     if case.routes:
         assert actual["routing/fallback_fraction"] > 0 < actual["routing/balance_loss"]
+        assert actual["routing/no_replay_k3_kl"] != actual["routing/replay_k3_kl"]
 
 
 def same_gradients(ours: list[list[torch.Tensor]], theirs: list[list[torch.Tensor]]) -> None:
@@ -237,6 +221,8 @@ def same_columns(actual: list[Any], expected: list[Any]) -> None:
                     np.testing.assert_allclose(a, b, atol=2e-5, err_msg=name)
 
 
-def test_updates_are_those_of_one_process(tmp_path):
-    write_models(tmp_path, MODELS | MORE)
-    run_ranks(all_joint, 4, tmp_path)
+@pytest.mark.parametrize(
+    "case", [*CASES, *campaign("test_joint.py::test_updates_are_those_of_one_process", BREADTH)], ids=str
+)
+def test_updates_are_those_of_one_process(case, models):
+    run_ranks(updates_of, 4, models / "split", case)

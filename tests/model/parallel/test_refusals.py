@@ -4,12 +4,15 @@ import pytest
 import transformers as hf
 
 from proxima.data import FieldError
+from proxima.model import load
+from proxima.model.lora import Lora
 from proxima.model.parallel.refusals import check_split, require_splittable, sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from tests.model.families import FAMILIES
-from tests.model.parallel.splits import EXPERTS, SMALL
+from tests.model.parallel.splits import EXPERTS, MODELS, SMALL
 
 NARROW = {"hidden_size": 36, "num_attention_heads": 6, "num_key_value_heads": 2}
+SIX_EXPERTS = {"num_experts": 6}
 T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
 
 
@@ -20,9 +23,12 @@ T, C, E = "tensor_parallel", "context_parallel", "expert_parallel"
         ({}, {T: 8}, 2, "tensor_parallel=8 must divide the 4 key and value heads of model.path; set it to 2"),
         ({}, {T: 8, C: 4}, 8, "tensor_parallel=8 must divide the 4 key and value heads of model.path; set it to 2"),
         ({}, {T: 3}, 3, "tensor_parallel=3 must divide the 8 attention heads of model.path; set it to 1"),
+        ({}, {T: 3}, 0, "tensor_parallel=3 must divide the 8 attention heads of model.path; set it to 4"),
+        ({"intermediate_size": 42}, {T: 4}, 0, "tensor_parallel=4 must divide the 42 units of intermediate_size of"),
+        (SIX_EXPERTS | {"num_key_value_heads": 8}, {T: 4}, 0, "tensor_parallel=4 must divide the 6 experts of"),
         ({}, {C: 12}, 24, "context_parallel=12 must be at most the number of query heads of model.path, 8; set it to"),
-        ({"num_experts": 6}, {E: 4}, 8, "expert_parallel=4 must divide the 6 experts; set it to 2"),
-        ({"num_experts": 6}, {E: 4}, 12, "expert_parallel=4 must divide the 6 experts; set it to 3"),
+        (SIX_EXPERTS, {E: 4}, 8, "expert_parallel=4 must divide the 6 experts; set it to 2"),
+        (SIX_EXPERTS, {E: 4}, 12, "expert_parallel=4 must divide the 6 experts; set it to 3"),
         (NARROW, {T: 2}, 16, "tensor_parallel=2 leaves 8 ranks to split matrices of 36"),
     ],
 )
@@ -31,7 +37,7 @@ def test_the_remedy_fits_model_and_ranks(changes, layout, ranks, message):
     with pytest.raises(FieldError) as raised:
         check_split(kind(**sizes | changes), None, Sharding(**layout), ranks, adapters=False)
     assert str(raised.value).startswith(f"placement.{message}")
-    if "set it to" not in message:
+    if changes == NARROW:
         return
     remedied = layout | {raised.value.field.rpartition(".")[2]: int(str(raised.value).rpartition(" ")[2])}
     assert not ranks or ranks % (remedied.get(T, 1) * remedied.get(C, 1)) == ranks % remedied.get(E, 1) == 0
@@ -62,3 +68,39 @@ def test_a_teacher_or_critic_without_experts_has_none_to_split(family, expected,
     sharding = sharding_beside(given, str(tmp_path))
     assert sharding is not None and (sharding.expert_parallel, sharding.context_parallel) == (expected, 2)
     assert sharding_beside(None, str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "message"),
+    [
+        ("Llama", 2, "placement.expert_parallel=2 splits experts, and model.path has none; set it to 1"),
+        ("Qwen3-MoE", 3, "placement.expert_parallel=3 must divide the 4 experts; set it to 4"),
+        ("Mixtral", 8, "placement.expert_parallel=8 must divide the 4 experts; set it to 4"),
+    ],
+)
+def test_a_model_whose_experts_can_not_be_split_is_refused_before_it_is_read(family, ranks, message, tmp_path):
+    FAMILIES[family][1].save_pretrained(tmp_path)
+    with pytest.raises(FieldError) as error:
+        load(str(tmp_path), sharding=Sharding(expert_parallel=ranks))
+    assert str(error.value) == message
+
+
+def test_what_has_no_plan_or_another(tmp_path):
+    two, unsplit = Sharding(tensor_parallel=2), Sharding()
+    for config, message in (
+        (hf.GPT2Config(), "gpt2, of model.path, has none; set it to 1"),
+        (hf.Phi3Config(pad_token_id=0), "phi3, of model.path, whose plan has colwise_gather_output"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            check_split(config, None, two, 0, adapters=False)
+        check_split(config, None, unsplit, 0, adapters=False)
+    with pytest.raises(FieldError, match=r"adapters; set it to 1, or model\.lora to null"):
+        check_split(MODELS["llama"][1], None, two, 0, adapters=True)
+    both = Sharding(tensor_parallel=2, expert_parallel=2)
+    for kind, message in (("experts", "and so does expert_parallel"), ("llama", "splits experts, and .* has none")):
+        with pytest.raises(FieldError, match=message):
+            check_split(MODELS[kind][1], None, both, 0, adapters=False)
+    FAMILIES["GPT-2"][1].save_pretrained(tmp_path)
+    for lora in (None, Lora()):
+        with pytest.raises(FieldError, match="placement.tensor_parallel=2"):  # there are no weights
+            load(str(tmp_path), device="cpu", lora=lora, sharding=two)

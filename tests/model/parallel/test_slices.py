@@ -3,33 +3,60 @@
 import shutil
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from proxima.data import FieldError
 from proxima.model import load
+from proxima.model.lora import Lora
 from proxima.model.parallel.sharding import Sharding
-from tests.model.parallel.loads import all_loads
-from tests.model.parallel.ranks import run_ranks
-from tests.tiny import tiny, tiny_tokenizer
+from tests.model.parallel.loads import NO_DORA, loads_of, moved_adapters, refused
+from tests.model.parallel.passes import LORA
+from tests.model.parallel.ranks import campaign, run_ranks
+
+HALF = {"dtype": "bfloat16"}
+ADAPTER = {"seed": 3, "dtype": "bfloat16", "lora": Lora(rank=3, init="gaussian")}
+REPLICATE, OFFLOAD = {"kind": "replicate"}, {"offload": True}
+E2, E4, HYBRID = {"expert_parallel": 2}, {"expert_parallel": 4}, {"kind": "hybrid", "ranks_per_node": 2}
 
 
-@pytest.mark.parametrize("size", [4])
-def test_sliced_and_gathered_weights_are_those_of_the_files(size, tiny_model, tmp_path):
-    for kind in ("llama", "qwen2", "qwen3", "gpt2"):
-        (tmp_path / kind).symlink_to(tiny_model(kind))
-    tiny("qwen2").save_pretrained(tmp_path / "many files", max_shard_size="20KB")
-    tiny_tokenizer().save_pretrained(tmp_path / "many files")
-    assert len(list((tmp_path / "many files").glob("*.safetensors"))) > 2
-    for broken in ("lacks", "not finite"):
-        shutil.copytree(tiny_model("qwen2"), tmp_path / broken)
-        weights = load_file(tmp_path / broken / "model.safetensors")
-        if broken == "lacks":
-            del weights["model.norm.weight"]
-        else:
-            weights["model.layers.1.mlp.up_proj.weight"][-1, 3] = torch.nan
-        save_file(weights, tmp_path / broken / "model.safetensors", metadata={"format": "pt"})
-    run_ranks(all_loads, size, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "layout", "settings"),
+    [
+        *((kind, {}, {}) for kind in ("llama", "gpt2", "many files")),
+        ("qwen2", {}, HALF),
+        ("qwen2", REPLICATE, {"head_std": 0.3}),
+        ("llama", REPLICATE, ADAPTER),
+        ("qwen2", OFFLOAD, ADAPTER | {"lora": NO_DORA}),
+        ("qwen2", {}, {"lora": LORA}),
+        *((kind, E2, {}) for kind in ("qwen3_moe", "six")),
+        ("mixtral", E4, {}),
+        ("shared", E2 | HYBRID, {}),
+        *campaign(
+            "test_slices.py::test_read_and_gathered_weights_are_those_of_the_files",
+            [
+                *((kind, {}, {}) for kind in ("qwen2", "qwen3", "qwen3_moe")),
+                ("qwen2", OFFLOAD, {}),
+                ("llama", REPLICATE, {}),
+                ("qwen2", REPLICATE, HALF),
+                ("qwen2", {}, {"head_std": 0.3}),
+                ("qwen2", {}, ADAPTER),
+                *((kind, E2, {}) for kind in ("mixtral", "shared")),
+                ("qwen3_moe", E4 | OFFLOAD, HALF),
+                ("six", E2 | HYBRID, {}),
+            ],
+        ),
+    ],
+)
+def test_read_and_gathered_weights_are_those_of_the_files(kind, layout, settings, models):
+    """A rank reads its own slices and experts alone, also of files with a tensor for each expert."""
+    run_ranks(loads_of, 4, models, kind, layout, settings)
+
+
+def test_adapters_that_moved_are_gathered_alone(models):
+    run_ranks(moved_adapters, 2, models)
+
+
+def test_weights_that_lack_or_are_not_finite_are_told_as_one_process_tells_it(models):
+    run_ranks(refused, 2, models)
 
 
 def test_a_damaged_file_is_told_as_one_process_tells_it(tiny_model, tmp_path):

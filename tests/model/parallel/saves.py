@@ -1,0 +1,182 @@
+"""What every rank does in `test_checkpoints`."""
+
+import errno
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+
+from proxima.data import NotFiniteError
+from proxima.model import PackedModel
+from proxima.model.parallel.gather import whole_tensor
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.scalar_model import make_value_head
+from proxima.train import TrainStack, sharded_checkpoint
+from proxima.train.checkpoint import VALUE_HEAD, Checkpoint, checkpoints, write_checkpoint, write_tensors
+from proxima.train.checkpoint_restore import damage, restore
+from proxima.train.sharded_checkpoint import ShardedWriter
+from tests.model.parallel.passes import LORA, backward, source
+from tests.model.rows import same
+from tests.train.optimizer_ranks import specs
+
+NEEDS = {"policy": frozenset({"value"}), "critic": frozenset({"value"}), "adapter": frozenset[str]()}
+EXPECTED = "expected.safetensors"
+Stacks = dict[str, TrainStack]
+
+
+def stacks(
+    model: Path, kinds: Sequence[str], sharding: Sharding | None, saved: Path | None = None, optimizer: str = "adamw"
+) -> Stacks:
+    """A policy with a value head, a critic, and a policy with adapters: new ones, or those of the checkpoints in
+    `saved`."""
+    plain, lora = (source(model, sharding=sharding, lora=extra) for extra in (None, LORA))
+    models: dict[str, PackedModel] = {}
+    if "policy" in kinds:
+        loaded = plain.load(None if saved is None else str(saved / "000001/model"))
+        head = make_value_head(loaded.model, 0.3, 5)
+        if saved is not None:
+            head.load_state_dict(load_file(saved / "000001" / VALUE_HEAD))
+        models["policy"] = plain.policy(loaded, head)
+    if "critic" in kinds:
+        models["critic"] = plain.scalar(
+            plain.load_scalar(str(saved / "000001/critic") if saved else None, head_std=0.3)
+        )
+    if "adapter" in kinds:
+        models["adapter"] = lora.policy(lora.load(str(saved / "000002/model") if saved else None))
+    made = {name: TrainStack(model, optimizer=specs()[optimizer]) for name, model in models.items()}
+    if saved is not None:
+        first, *others = checkpoints(saved)
+        restore(first, made["policy"], {"critic": made["critic"]} if "critic" in made else {})
+        for checkpoint in others:
+            restore(checkpoint, made["adapter"])
+        assert {stack.updates for stack in made.values()} == {2}
+    return made
+
+
+def train(all_stacks: Stacks) -> None:
+    for name, stack in all_stacks.items():
+        backward(stack.model, NEEDS[name])
+        stack.optimizer.step()
+        stack.optimizer.zero_grad()
+        stack.updates += 1
+
+
+def whole_state(all_stacks: Stacks) -> dict[str, torch.Tensor]:
+    state = {}
+    for name, stack in all_stacks.items():
+        names = {id(p): key for key, p in stack.model.named_parameters()}
+        for parameter in stack.parameters:
+            key = names[id(parameter)]
+            state[f"{name} {key}"] = whole_tensor(parameter).clone()
+            for slot, value in stack.optimizer.state[parameter].items():
+                state[f"{name} {slot}/{key}"] = whole_tensor(value).clone()
+    return state
+
+
+def save_all(writer: ShardedWriter, folder: Path, all_stacks: Stacks, **how: Any) -> None:
+    policy, critics = all_stacks["policy"], {name: stack for name, stack in all_stacks.items() if name == "critic"}
+    steps = {1: (policy, {"version": 7}, {"note.txt": lambda path: path.write_text("of rank 0")}, critics)}
+    if "adapter" in all_stacks:
+        steps[2] = all_stacks["adapter"], {}, {}, {}
+    for step, (stack, facts, files, others) in steps.items():
+        if policy.model.loaded.sharding is not None:
+            writer.write(folder, step, stack.model.loaded, stack, facts, files, others, **how)
+        elif dist.get_rank() == 0:
+            head = stack.model.value_head
+            heads = {} if head is None else {VALUE_HEAD: lambda path, head=head: write_tensors(path, head.state_dict())}
+            write_checkpoint(folder, step, stack.model.loaded, stack, facts, files | heads, others)
+
+
+def moves(
+    rank: int,
+    folder: Path,
+    place: Path,
+    model: str,
+    kinds: Sequence[str],
+    layouts: Sequence[dict[str, Any] | None],
+    optimizer: str = "adamw",
+) -> None:
+    """Written with one layout and read with the next, after what other ranks have left in `place`: weights and
+    optimizer state are the same bits; on the first layout again, those of the next update too. None: one process.
+    """
+    writer, already = ShardedWriter(), len([*place.glob("[0-9]")])
+    for number, layout in enumerate(layouts, already):
+        sharding, before = None if layout is None else Sharding(**layout), place / str(number - 1)
+        if number:
+            made = stacks(folder / model, kinds, sharding, before, optimizer)
+            assert same(whole_state(made), load_file(place / EXPECTED))
+        else:
+            made = stacks(folder / model, kinds, sharding, optimizer=optimizer)
+            train(made)
+            train(made)
+            state = whole_state(made)
+            if rank == 0:
+                save_file(state, place / EXPECTED)
+        dist.barrier()
+        (place / str(number)).mkdir(exist_ok=True)
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            if number:
+                monkeypatch.setattr(sharded_checkpoint, "FILE", 20_000)
+            save_all(writer, place / str(number), made, wait=number % 2 == 1)
+        if number % 2 == 0 and sharding is not None:
+            train(made)  # what is written is of the moment of the call
+            writer.finish()
+            state = whole_state(made)
+            if number == 0 == rank:
+                save_file(state, place / "next.safetensors")
+            if number and not already and layout == layouts[0]:
+                assert same(state, load_file(place / "next.safetensors"))
+        dist.barrier()
+        assert all(damage(each.path) is None for each in checkpoints(place / str(number)))
+
+
+def failures(rank: int, folder: Path, place: Path) -> None:
+    """A failure of one rank is every rank's, and leaves the checkpoints before it alone."""
+    made, writer = stacks(folder / "qwen2", ["policy"], Sharding()), ShardedWriter()
+    stack = made["policy"]
+    train(made)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write(step: int, **how: Any) -> Checkpoint | None:
+        return writer.write(place, step, stack.model.loaded, stack, {}, **how)
+
+    write(2, wait=False)
+    complete = writer.finish()
+    assert isinstance(complete, Checkpoint) and complete.step == 2 and not writer.unfinished and writer.finish() is None
+    for name in ("sync_path", "save"):
+        for wait in (True, False):
+            with pytest.MonkeyPatch.context() as monkeypatch, pytest.raises(OSError, match="No space left"):
+                if rank == 1 or name == "save":
+                    monkeypatch.setattr(sharded_checkpoint, name, full)
+                assert write(3, wait=wait) is None
+                writer.finish()
+            dist.barrier()
+            assert sorted(path.name for path in place.iterdir()) == ["000002"]
+            dist.barrier()
+    slot = stack.optimizer.state[stack.parameters[0]]["exp_avg"].to_local()
+    if rank == 1:
+        slot.fill_(torch.nan)
+    with pytest.raises(NotFiniteError, match="exp_avg"):
+        write(3)
+
+
+def killed_while_it_writes(rank: int, folder: Path, place: Path) -> None:
+    """Rank 1 is killed in the middle of the second checkpoint; rank 0 learns of it when it asks."""
+    source_of = source(folder / "qwen2", sharding=Sharding())
+    stack, writer = TrainStack(source_of.policy(source_of.load())), ShardedWriter()
+    writer.write(place, 1, stack.model.loaded, stack, {})
+    if rank == 1:
+        sharded_checkpoint.sync_path = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+    writer.write(place, 2, stack.model.loaded, stack, {}, wait=False)
+    with pytest.raises(RuntimeError, match="closed by peer|reset by peer"):
+        writer.finish()
+    assert sorted(path.name for path in place.iterdir()) == ["000001"] and damage(place / "000001") is None
+    os._exit(0)

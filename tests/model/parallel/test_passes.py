@@ -1,0 +1,134 @@
+"""Passes and updates of ranks that split weights, matrices, tokens or experts are those of one process."""
+
+import pytest
+
+from proxima.model.lora import Lora
+from tests.model.parallel.context_passes import outputs, refused_by_kind, scores, short
+from tests.model.parallel.expert_passes import few_chosen, same_loop
+from tests.model.parallel.loads import NO_DORA, same_files
+from tests.model.parallel.passes import LORA, Case, forward_only, holds_gradients, passes_of, rounded, without_adapter
+from tests.model.parallel.ranks import campaign, run_ranks
+from tests.model.parallel.splits import TENSOR, same_head, same_tokens, whole_biases
+
+AGAIN = {"gradient_checkpointing": True}
+HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
+REPLICATE = {"kind": "replicate"}
+C2, C3, C4 = ({"context_parallel": size} for size in (2, 3, 4))
+T2, T4 = ({"tensor_parallel": size} for size in (2, 4))
+E2, E4 = ({"expert_parallel": size} for size in (2, 4))
+ONE_IDLE, IN_PARTS, BOTH = {"busy": -1}, {"parts": 3}, {"parts": 2, "busy": -1}
+SUM_LATER = {"sum_gradients": "update"}
+NOT_DORA = Lora(rank=4, alpha=8, targets=("q_proj", "o_proj"))
+
+CASES = [
+    Case(model="llama", passes=(ONE_IDLE, IN_PARTS), then=(forward_only, holds_gradients)),
+    Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH, {})),
+    Case(model="gpt2", passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),
+    Case(model="llama", layout=HYBRID, trains="head", passes=(BOTH,), then=(forward_only, holds_gradients)),
+    Case(model="qwen2", layout=REPLICATE | SUM_LATER, passes=(IN_PARTS,), then=(forward_only, holds_gradients)),
+    Case(model="qwen2", settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
+    Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files, forward_only, outputs)),
+    Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
+    Case(model="gpt2", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="llama", layout=C2 | HYBRID, trains="head", settings=AGAIN, passes=(BOTH,)),
+    Case(model="qwen2", layout=C4, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
+    Case(model="llama", layout=C2, trains="scalar", then=(scores,)),
+    # 4 query heads that read 2 key heads
+    Case(model="qwen3", layout=C3, ranks=3, settings=AGAIN, passes=({"parts": 2},), then=(outputs,)),
+    Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
+    Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({"updates": 2}, {"parts": 2, "busy": 1})),
+    Case(model="qwen3_moe", layout=E2 | HYBRID, passes=(BOTH,)),
+    Case(model="six", layout=E2, passes=({"parts": 2},)),
+    Case(model="mixtral", layout=E2, trains="head", passes=(ONE_IDLE,)),
+]
+BREADTH = [
+    Case(model="experts", passes=(BOTH,)),
+    Case(model="qwen2", trains="scalar", passes=(ONE_IDLE,)),
+    Case(model="qwen2", layout=REPLICATE, trains="head", passes=(BOTH,), then=(forward_only, holds_gradients)),
+    Case(model="qwen2", layout=SUM_LATER, passes=(IN_PARTS,), then=(holds_gradients,)),
+    Case(model="qwen2", layout=HYBRID | SUM_LATER, passes=(IN_PARTS,), then=(holds_gradients,)),
+    Case(model="qwen2", layout=REPLICATE, settings=AGAIN | {"lora": NO_DORA}, then=(without_adapter,)),
+    Case(model="qwen2", ranks=1, layout=REPLICATE, trains="head", settings=AGAIN, passes=({"parts": 2},)),
+    Case(model="qwen2", layout=C4, settings={"share_prompt": False}, passes=(IN_PARTS,)),
+    Case(model="experts", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
+    Case(model="qwen3", layout=C4, trains="head", settings=AGAIN, passes=({"parts": 2, "busy": 1},)),
+    Case(model="qwen3", layout=C2 | REPLICATE, trains="head", settings=AGAIN, passes=(BOTH,), then=(forward_only,)),
+    Case(model="qwen2", layout=C2 | HYBRID, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
+    Case(model="llama", layout=C4, trains="scalar", then=(scores,)),
+    Case(model="qwen3_moe", layout=E4 | {"offload": True}, passes=(BOTH,)),
+    Case(model="qwen3_moe", layout=E2 | SUM_LATER, passes=(IN_PARTS,)),
+    Case(model="qwen3_moe", layout=E2, settings=AGAIN | {"lora": NOT_DORA}, passes=({"parts": 2},)),
+    Case(model="qwen3_moe", layout=E2, trains="scalar", passes=({"busy": 1},)),
+]
+
+
+def tensor(model: str, layout: dict, ranks: int = 4, updates: int = 1, trains: str = "policy", then=(), **how) -> Case:
+    passes = ({"updates": updates, "tolerance": TENSOR} | how.pop("passes", {}),)
+    return Case(model=f"split/{model}", layout=layout, ranks=ranks, trains=trains, passes=passes, then=then, **how)
+
+
+KEEPS = T2 | {"reshard_after_forward": False}
+CASES += [
+    tensor("llama", T2, 2, passes={"parts": 2}),
+    tensor("qwen2", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
+    tensor("experts", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
+    tensor("qwen3", T2 | {"offload": True}, 2, updates=2),
+    tensor("llama", T4),
+    tensor("qwen2", T2 | HYBRID, trains="head", passes=BOTH),
+]
+BREADTH += [
+    tensor("llama", T2, 2, trains="scalar"),
+    *(tensor(model, T4, updates=2) for model in ("qwen2", "qwen3", "experts")),
+    tensor("qwen2", T2, passes={"parts": 3}),
+    tensor("experts", T2, updates=2, passes={"parts": 3}, then=(same_tokens,)),
+    tensor("qwen2", T2 | REPLICATE | SUM_LATER, trains="head", passes=BOTH),
+    tensor("qwen3", T2 | SUM_LATER, trains="head", passes=BOTH),
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES, *campaign("test_passes.py::test_passes_are_those_of_one_process", BREADTH)], ids=str
+)
+def test_passes_are_those_of_one_process(case, models):
+    run_ranks(passes_of, case.ranks, models, case)
+
+
+HALF = {"param_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "layout"),
+    [
+        ("qwen2", 4, HALF),
+        ("qwen3_moe", 4, HALF | E2),
+        ("split/qwen2", 2, T2 | HALF),
+        *campaign(
+            "test_passes.py::test_bfloat16_is_that_of_one_process_but_for_rounding",
+            [
+                ("qwen3", 4, C4),
+                ("split/experts", 2, T2),
+                ("split/qwen2", 4, T2 | C2 | HALF),
+                ("split/sparse", 4, T2 | C2 | HALF),
+                ("split/sparse", 4, C2 | E2 | HALF),
+            ],
+        ),
+    ],
+)
+def test_bfloat16_is_that_of_one_process_but_for_rounding(model, size, layout, models):
+    run_ranks(rounded, size, models, model, layout)
+
+
+@pytest.mark.parametrize("size", [4, *campaign("test_passes.py::test_the_head_of_a_vocabulary_that_is_split", [2])])
+def test_the_head_of_a_vocabulary_that_is_split(size, models):
+    run_ranks(same_head, size, models)
+
+
+def test_biases_that_stay_whole(models):
+    run_ranks(whole_biases, 2, models / "split")
+
+
+def test_what_tokens_can_not_be_split_for(models):
+    run_ranks(refused_by_kind, 2, models)
