@@ -196,8 +196,8 @@ STREAM: dict[str, Script] = {
     "a line without end": endless(TO_END, b"x" * 65536),
     "an event without end": endless(TO_END + b'data: {"choices": "', b"x" * 65536),
     "comments without end": endless(TO_END, b": still here\n" * 5000),
-    "blank lines without end": endless(TO_END, b"\n" * 65536),
-    "empty events without end": endless(TO_END, b'data: {"choices": []}\n\n' * 3000),
+    "blank lines without end": endless(TO_END, b"\n\n\n".ljust(60) * 1000),
+    "empty events without end": endless(TO_END, b'data: {"choices": []}'.ljust(198) + b"\n\n"),
     "a gzip bomb": encoded(b"gzip", bomb),
     "a deflate bomb": encoded(b"deflate", lambda: bomb("deflate")),
     "says gzip, is none": encoded(b"gzip", b"data: [DONE]\n\n"),
@@ -401,15 +401,15 @@ def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any
 def engine_of(server: RawServer, name: str, *, at_the_start: bool = False) -> Iterator[HttpEngine]:
     """Its limits are minutes, which no busy machine reaches, unless the script never ends; and then only when the
     engine has begun, unless the script comes at the start."""
-    hurry = {"idle_seconds": 0.2, "call_seconds": 0.2}
-    seconds = {"idle_seconds": LONG, "call_seconds": LONG, "health_seconds": 0.01, "away_seconds": 0.25}
-    seconds |= hurry if at_the_start and name in ENDLESS else {}
+    hurry = {"idle_seconds": 0.1, "call_seconds": 0.1}
+    seconds = {"idle_seconds": LONG, "call_seconds": LONG, "health_seconds": 0.01, "away_seconds": 0.1}
+    seconds |= hurry if at_the_start and name in ENDLESS | {"busy"} else {}
     rules = CompletionRules(tokenizer=Words(), stop_tokens=(), vocabulary=VOCABULARY, max_length=64)
     engine = HttpEngine(Vllm(url=server.url, retries=2, **seconds), rules, NoSync())  # type: ignore[arg-type]
     if name in ENDLESS:
         (replica,) = engine._pool.replicas
         replica.spec = engine._pool.spec = replace(engine.spec, **hurry)
-        replica.client.seconds = 0.2
+        replica.client.seconds = 0.1
     try:
         yield engine
     finally:
