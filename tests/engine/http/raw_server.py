@@ -23,14 +23,14 @@ class RawServer(HttpListener):
         left: how many of these calls are.
     """
 
-    def __init__(self, loop: EventLoopThread) -> None:
+    def __init__(self, loop: EventLoopThread, fake: FakeVllm | None = None, port: int = 0) -> None:
         super().__init__()
-        self.fake = FakeVllm()
+        self.fake = fake or FakeVllm()
         self.script: Callable[[httpx.Response], AsyncIterator[bytes | None]] | None = None
         self.is_target: Callable[[str, Any], bool] = lambda path, body: False
         self.left: float = 0
         self.sent = self.hit = 0  # most bytes of a script that left here, and calls that scripts answered
-        loop.call(self.listen())
+        loop.call(self.listen(port))
 
     async def listen(self, port: int = 0) -> None:
         await super().listen(port)
