@@ -55,11 +55,13 @@ async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, coun
     assert counts["lost"] == (count if fault in WRONG else 0)
 
 
-@pytest.mark.parametrize("fault", ["hang", "break"])
-async def test_the_tokens_of_a_broken_completion_are_kept(fault, fleet):
-    """A server whose completions differ each time: beginning again would prefer short completions."""
+@pytest.mark.parametrize(("fault", "spans"), [("hang", True), ("break", True), ("break", False)])
+async def test_the_tokens_of_a_broken_completion_are_kept(fault, spans, fleet):
+    """A server whose completions differ each time: beginning again would prefer short completions. One that does not
+    say with them which weights sampled them is asked."""
     asked = requests(1, 1, first=3, max_tokens=6)
-    engine, (server,) = fleet(facts={"batch_invariant": False})
+    engine, (server,) = fleet(facts={"batch_invariant": False, "version_spans": spans})
+    await engine.publish(update(1))
     server.script += [fault]
     task = asyncio.create_task(collect(engine, asked))
     if fault == "hang":
@@ -68,7 +70,7 @@ async def test_the_tokens_of_a_broken_completion_are_kept(fault, fleet):
         engine._loop.submit(call.limit, 0.0)  # its idle seconds are over
     given = await task
     assert not engine.capabilities.deterministic
-    check(asked, given)
+    check(asked, given, 1)
     first, second = server.bodies
     assert second["tokens"] == [*first["tokens"], int(given[0].tokens[0])]
     assert second["max_tokens"] == first["max_tokens"] - 1

@@ -65,13 +65,6 @@ def check(asked, given):
         assert np.isfinite(completion.sampled_log_prob).all()
 
 
-async def test_each_token_has_the_set_that_it_was_drawn_from(masked):
-    asked = requests(4, 3, top_k=TOP_K, temperature=0.8)
-    engine, _ = masked(2)
-    assert engine.capabilities.sampling_mask
-    check(asked, await collect(engine, asked))
-
-
 async def test_they_are_asked_for_only_where_something_is_truncated(masked):
     asked = [
         *requests(1, 2),
@@ -113,8 +106,9 @@ def test_each_token_is_looked_for_in_its_own_set(tokens, message):
 
 
 async def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(masked):
-    asked = requests(2, 2, top_k=TOP_K, max_tokens=20)
-    engine, talk = masked()
+    asked = requests(4, 3, top_k=TOP_K, temperature=0.8, max_tokens=20)
+    engine, talk = masked(2)
+    assert engine.capabilities.sampling_mask
     given = await across_new_weights(engine, talk.servers.values(), asked)
     check(asked, given)
     assert versions(given) == {0, 1}

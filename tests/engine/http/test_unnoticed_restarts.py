@@ -65,17 +65,6 @@ async def test_parts_of_completions_of_such_a_server_do_not_count(how, spans, fl
     check(asked, await task)
 
 
-async def test_tokens_of_a_broken_completion_are_kept_where_the_server_is_still_ours(fleet):
-    asked = requests(1, 1, first=3, max_tokens=6)
-    engine, (server,) = fleet(facts=SILENT | {"batch_invariant": False})
-    await engine.publish(update(1))
-    server.script += ["break"]
-    given = await collect(engine, asked)
-    check(asked, given)
-    first, second = server.bodies
-    assert second["tokens"] == [*first["tokens"], int(given[0].tokens[0])]
-
-
 async def test_what_a_server_holds_when_new_weights_come_was_sampled_by_those_before(fleet):
     """It was started again before, has the newest weights when it is asked what it has, and then the stream breaks."""
     asked = requests(2, 2, first=3)
