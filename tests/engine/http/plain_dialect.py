@@ -108,8 +108,8 @@ class PlainDialect:
 class Plain(ServerSpec):
     """Settings that make a test quick, and that no busy machine makes fail."""
 
-    idle_seconds: float = 300.0
-    call_seconds: float = 300.0
+    idle_seconds: float = 60.0
+    call_seconds: float = 30.0
     health_seconds: float = 0.02
     away_seconds: float = LONG
     talk: Any = None  # a dialect
