@@ -318,6 +318,28 @@ async def test_an_engine_closes_from_any_state(state, fleet):
     assert [(type(entry), str(entry)) for entry in ended] == [(RuntimeError, "the engine is closed")] * len(ended)
 
 
+class FailsWhenCancelled(PlainDialect):
+    """As `asyncio.gather` does when one of its calls fails at that moment."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def health(self, client, facts):
+        self.asked += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ServerError("http://x", "/load", "status 500") from None
+
+
+async def test_an_engine_closes_though_a_health_check_fails_at_that_moment(fleet):
+    engine, _ = fleet()
+    engine._pool.replicas[0].dialect = dialect = FailsWhenCancelled()
+    await until(lambda: dialect.asked == 1)
+    await asyncio.to_thread(engine.close)
+    assert dialect.asked == 1
+
+
 # ---- folders ---------------------------------------------------------------------------------------------------------
 
 HOLD = (
