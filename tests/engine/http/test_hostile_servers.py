@@ -400,8 +400,7 @@ def hostile(loop: EventLoopThread, script: Script, is_target: Callable[[str, Any
 @contextmanager
 def engine_of(server: RawServer, name: str, *, at_the_start: bool = False) -> Iterator[HttpEngine]:
     """Its limits are longer than any answer takes on a busy machine, unless the script never ends; and then only when
-    the engine has begun, unless the script comes at the start. They are not minutes: a call that is cancelled while it
-    connects may go on until its limit, and the engine's end waits for it."""
+    the engine has begun, unless the script comes at the start."""
     hurry = {"idle_seconds": 0.1, "call_seconds": 0.1}
     seconds = {"idle_seconds": 30.0, "call_seconds": 30.0, "health_seconds": 0.01, "away_seconds": 0.1}
     seconds |= hurry if at_the_start and name in ENDLESS | {"busy"} else {}
