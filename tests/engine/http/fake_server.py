@@ -14,12 +14,12 @@ import random
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
 from proxima.engine.event_loop_thread import EventLoopThread
 from tests.engine.http.fake_model import STOP, VOCABULARY, draw, log_probs, sequence_log_probs, states, truncated
+from tests.engine.http.small_http import Call, HttpListener, chunk, whole
 from tests.ports import kept_socket
 
 FACTS: dict[str, Any] = {
@@ -53,7 +53,7 @@ class FakeRequest:
         return [*self.body["tokens"], *self.tokens]
 
 
-class FakeServer:
+class FakeServer(HttpListener):
     """Runs in an event loop of its own thread. Attributes may be changed at any time.
 
     Args:
@@ -77,6 +77,7 @@ class FakeServer:
         seed: int = 0,
         slow: float = 0.0,
     ) -> None:
+        super().__init__()
         self.loop, self.facts, self.rates, self.slow = loop, FACTS | (facts or {}), rates or {}, slow
         self.original = weights
         self.script: deque[str | None] = deque()
@@ -91,41 +92,25 @@ class FakeServer:
         self.seed, self.asked = seed, Counter[str]()
         self.place = kept_socket()  # also while the server is away
         self.port = self.place.getsockname()[1]
-        self._boot()
-        loop.call(self._listen())
+        self.come_back()
 
     def _boot(self) -> None:
         self.weights, self.label, self.paused = self.original, "start", False
         self.asleep = False
         self.cache: dict[tuple[str | None, tuple[int, ...]], list[float]] = {}
         self.running: dict[str, FakeRequest] = {}
-        self.handlers: set[asyncio.Task[None]] = set()
         self.instance += 1
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    async def _listen(self) -> None:
-        self.server = await asyncio.start_server(self._connected, "127.0.0.1", self.port, limit=2**24)
 
     # ---- what happens to servers -------------------------------------------------------------------------------------
 
     def die(self) -> None:
         """Close every connection, and accept no other."""
-
-        async def work() -> None:
-            self.server.close()
-            for task in list(self.handlers):
-                task.cancel()
-            await asyncio.gather(*self.handlers, return_exceptions=True)
-
-        self.loop.call(work())
+        self.loop.call(self.close())
 
     def come_back(self) -> None:
         """As a new process, with the weights that it was first started with."""
         self._boot()
-        self.loop.call(self._listen())
+        self.loop.call(self.listen(self.port))
 
     def restart(self) -> None:
         self.die()
@@ -133,38 +118,20 @@ class FakeServer:
 
     # ---- HTTP --------------------------------------------------------------------------------------------------------
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.handlers.add(task)
-        try:
-            await self._serve(reader, writer)
-        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
-            pass
-        finally:
-            self.handlers.discard(task)
-            writer.transport.abort()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            first, *lines = head.decode().split("\r\n")
-            headers = {k.lower(): v for k, v in (line.split(": ", 1) for line in lines if line)}
-            body = await reader.readexactly(int(headers.get("content-length", 0)))
-            where = urlsplit(first.split()[1])
-            query = {k: v[0] for k, v in parse_qs(where.query).items()}
-            value = json.loads(body) if body else {}
-            self.calls[where.path] += 1
-            if where.path in self.failing:
-                _respond(writer, 500, {"error": "broken on purpose"})
-            elif where.path == "/generate":
-                await self._generate(reader, writer, value)
-                return
-            else:
-                status, answer = getattr(self, "_" + where.path.strip("/"))(value | query)
-                if asyncio.iscoroutine(answer):
-                    answer = await answer
-                _respond(writer, status, answer)
-            await writer.drain()
+    async def respond(self, call: Call, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        self.calls[call.path] += 1
+        if call.path == "/generate":
+            await self._generate(reader, writer, call.body)
+            return False
+        if call.path in self.failing:
+            _respond(writer, 500, {"error": "broken on purpose"})
+        else:
+            status, answer = getattr(self, "_" + call.path.strip("/"))((call.body or {}) | call.query)
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            _respond(writer, status, answer)
+        await writer.drain()
+        return True
 
     async def _generate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
         self.bodies.append(body)
@@ -224,10 +191,10 @@ class FakeServer:
                 message["prompt"], prompt = prompt, None
             if request.ended is not None and self.facts["version_spans"]:
                 message["spans"] = _spans(request.labels)
-            _send(writer, _spoiled(message, fault))
+            writer.write(chunk(json.dumps(_spoiled(message, fault)).encode() + b"\n"))
             await writer.drain()
             if request.ended is not None:
-                writer.write(b"0\r\n\r\n")
+                writer.write(chunk(b""))
                 await writer.drain()
                 return
 
@@ -336,13 +303,5 @@ def _spoiled(message: dict[str, Any], fault: str | None) -> dict[str, Any]:
     return message
 
 
-def _send(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    line = json.dumps(message).encode() + b"\n"
-    writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
-
-
 def _respond(writer: asyncio.StreamWriter, status: int, answer: Any, *, last: bool = False) -> None:
-    """`last`: the connection is closed after it, which a client must know: the next call on it would be lost."""
-    body = json.dumps(answer).encode()
-    head = f"HTTP/1.1 {status} X\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-    writer.write((head + "Connection: close\r\n" * last + "\r\n").encode() + body)
+    writer.write(whole(status, json.dumps(answer).encode(), last=last))

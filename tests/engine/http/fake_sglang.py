@@ -86,40 +86,37 @@ class FakeSglang(SmallHttpServer):
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return Answer({"error": "Unauthorized"}, 401)
         self.controls += call.path in ("/pause_generation", "/abort_request")
-        table = self.get_calls() if call.method == "GET" else self.post_calls()
-        if call.path not in table:
-            there = call.path in self.get_calls() | self.post_calls()
+        if (call.method, call.path) not in self.table():
+            there = any(path == call.path for _, path in self.table())
             return Answer({"detail": "Method Not Allowed" if there else "Not Found"}, 405 if there else 404)
-        made = table[call.path](call.body or {})
+        made = self.table()[call.method, call.path](call.body or {})
         return await made if asyncio.iscoroutine(made) else made
 
-    def get_calls(self):
-        return {
-            "/health": lambda _: Answer(),
-            "/get_model_info": lambda _: Answer(self.model_info()),
-            "/get_server_info": lambda _: Answer(self.server_info()),
-            "/get_weight_version": lambda _: Answer({"weight_version": self.version}),
-            "/get_load": lambda _: Answer([self.load()]),
-            "/v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
-            "/flush_cache": self.flush,
-            "/openapi.json": lambda _: Answer(self.openapi()),
+    def table(self):
+        """What answers each call."""
+        controls = {
+            "generate": self.generate,
+            "tokenize": self.tokenize,
+            "pause_generation": self.pause,
+            "continue_generation": self.resume,
+            "abort_request": self.abort,
+            "flush_cache": self.flush,
+            "update_weights_from_disk": self.update_weights_from_disk,
+            "update_weights_from_distributed": lambda _: Answer({"success": False, "message": "no group"}, 400),
+            "update_weights_from_tensor": lambda _: Answer({"success": False, "message": "no tensors"}, 400),
+            "release_memory_occupation": lambda _: Answer(),
+            "resume_memory_occupation": lambda _: Answer(),
         }
-
-    def post_calls(self):
-        return {
-            "/generate": self.generate,
-            "/tokenize": self.tokenize,
-            "/pause_generation": self.pause,
-            "/continue_generation": self.resume,
-            "/abort_request": self.abort,
-            "/flush_cache": self.flush,
-            "/update_weights_from_disk": self.update_weights_from_disk,
-            "/update_weights_from_distributed": lambda _: Answer({"success": False, "message": "no group"}, 400),
-            "/update_weights_from_tensor": lambda _: Answer({"success": False, "message": "no tensors"}, 400),
-            "/update_weight_version": self.update_weight_version,
-            "/release_memory_occupation": lambda _: Answer(),
-            "/resume_memory_occupation": lambda _: Answer(),
+        questions = {
+            "health": lambda _: Answer(),
+            "get_model_info": lambda _: Answer(self.model_info()),
+            "get_server_info": lambda _: Answer(self.server_info()),
+            "get_load": lambda _: Answer([self.load()]),
+            "v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
+            "openapi.json": lambda _: Answer(self.openapi()),
         }
+        table = {("POST", f"/{name}"): work for name, work in controls.items()}
+        return table | {("GET", f"/{name}"): work for name, work in questions.items()}
 
     def model_info(self):
         return {
@@ -131,23 +128,14 @@ class FakeSglang(SmallHttpServer):
         }
 
     def server_info(self):
-        return {
-            "version": "0.0.fake",
-            "dtype": "float32",
-            "quantization": None,
-            "context_length": self.options.context_length,
-            "enable_deterministic_inference": self.options.enable_deterministic_inference,
-            "enable_return_routed_experts": self.options.enable_return_routed_experts,
-            "incremental_streaming_output": self.options.incremental != "no",
-            "weight_version": self.version,
-        }
+        same = ("context_length", "enable_deterministic_inference", "enable_return_routed_experts")
+        facts = {"version": "0.0.fake", "dtype": "float32", "quantization": None, "weight_version": self.version}
+        facts |= {"incremental_streaming_output": self.options.incremental != "no"}
+        return facts | {name: getattr(self.options, name) for name in same}
 
     def openapi(self):
         schemas = {"PauseGenerationReqInput": {"properties": {"mode": {"enum": list(self.options.modes)}}}}
-        return {
-            "paths": {path: {} for path in self.get_calls() | self.post_calls()},
-            "components": {"schemas": schemas},
-        }
+        return {"paths": {path: {} for _, path in self.table()}, "components": {"schemas": schemas}}
 
     def load(self):
         waiting = sum(request.waiting for request in self.running.values())
@@ -222,12 +210,6 @@ class FakeSglang(SmallHttpServer):
         self.version = body.get("weight_version") or self.version
         return Answer({"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0})
 
-    def update_weight_version(self, body):
-        if body.get("abort_all_requests", True):
-            self.abort_all()
-        self.version = body["new_version"]
-        return Answer({"success": True, "message": "", "new_version": self.version})
-
     # generation
 
     async def generate(self, body):
@@ -246,10 +228,7 @@ class FakeSglang(SmallHttpServer):
         sampling["max_new_tokens"] = min(sampling.get("max_new_tokens") or 128, max(room - 1 - len(ids), 0))
         if body.get("stream"):
             return Answer(events=self.stream(body, sampling))
-        last = None
-        async for completion in self.outputs(body, sampling):
-            last = completion
-        return Answer(last)
+        return Answer([completion async for completion in self.outputs(body, sampling)][-1])
 
     def refusal(self, body, sampling):
         if not body.get("input_ids"):
@@ -285,11 +264,7 @@ class FakeSglang(SmallHttpServer):
         interval = max(sampling.get("stream_interval") or 1, 1)
         try:
             while (ending := self.ending(running)) is None:
-                while self.paused and not running.aborted:
-                    await asyncio.sleep(0.001)
-                if running.aborted:
-                    continue
-                if self.is_held(rid, running):
+                if self.paused or self.is_held(rid, running):
                     await asyncio.sleep(0.001)
                     continue
                 self.step(running)

@@ -1,11 +1,12 @@
-"""How the fake server is spoken to, and an engine over fakes."""
+"""How the fake server is spoken to, an engine over fakes, and what completions are by the formula of their model."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -22,18 +23,25 @@ from proxima.engine.http import (
     SyncReport,
     WeightHandover,
 )
+from proxima.engine.local import collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import STOP, VOCABULARY, LetterTokenizer, sequence_log_probs
 from tests.engine.http.fake_server import FakeServer
 
 SETS = ("pause_modes", "interrupts")
 PROBE = ([1, 2, 3], [4, 5, 6, 0, 1, 2])
+WEIGHTS = {0: 0.5, 1: 0.8, 2: 1.3}  # of each version; servers begin with the first
+IN_PLACE = {"batch_invariant": False}  # facts of servers that hold completions while weights change
+ELSEWHERE = IN_PLACE | {"version_spans": False, "weight_version": False}
+NO_PAUSE = ELSEWHERE | {"pause_modes": ["abort"], "interrupts": []}
+LONG = 600.0  # seconds after which something must have happened
 
 
 class PlainDialect:
     """Speaks to `FakeServer`."""
 
     kind: ClassVar[str] = "plain"
+    servers: dict[str, FakeServer]  # by their URLs
 
     async def probe(self, client):
         facts = await client.get("/facts")
@@ -98,15 +106,16 @@ class PlainDialect:
 
 @dataclass(frozen=True, kw_only=True)
 class Plain(ServerSpec):
-    """Settings that make a test quick."""
+    """Settings that make a test quick, and that no busy machine makes fail."""
 
-    idle_seconds: float = 20.0
-    call_seconds: float = 20.0
+    idle_seconds: float = 60.0
+    call_seconds: float = 30.0
     health_seconds: float = 0.02
-    away_seconds: float = 60.0
+    away_seconds: float = LONG
+    talk: Any = None  # a dialect
 
     def dialect(self):
-        return PlainDialect()
+        return self.talk or PlainDialect()
 
 
 class OneWeight(torch.nn.Module):
@@ -176,17 +185,19 @@ def fakes(count: int = 1, **settings) -> Iterator[list[FakeServer]]:
 
 
 @contextlib.contextmanager
-def engine_over(servers: Sequence[FakeServer], folder: Path, **settings) -> Iterator[HttpEngine]:
+def engine_over(servers: Sequence[FakeServer], folder: Path, routes=None, **settings) -> Iterator[HttpEngine]:
     spec = Plain(url=tuple(server.url for server in servers), **settings)
-    engine = HttpEngine(spec, rules(), PlainSync(spec, folder))
+    if spec.talk is not None:
+        spec.talk.servers = {server.url: server for server in servers}
+    engine = HttpEngine(spec, rules(routes=routes), PlainSync(spec, folder))
     try:
         yield engine
     finally:
         engine.close()
 
 
-def update(version: int, weights: float) -> WeightUpdate:
-    return WeightUpdate(version=version, module=OneWeight(weights))
+def update(version: int, weights: float | None = None) -> WeightUpdate:
+    return WeightUpdate(version=version, module=OneWeight(WEIGHTS[version] if weights is None else weights))
 
 
 def requests(prompts: int = 3, samples: int = 4, *, first: int = 0, seed: int = 1, **sampling) -> list[Request]:
@@ -201,7 +212,92 @@ def requests(prompts: int = 3, samples: int = 4, *, first: int = 0, seed: int = 
     ]
 
 
-def expected(request: Request, completion, weights: dict[int, float]) -> np.ndarray:
+def expected(request: Request, completion) -> np.ndarray:
     """[T] what its log-probs are by the formula, each token by the weights that it says it is of."""
-    each = [weights[version] for version in completion.policy_version.tolist()]
+    each = [WEIGHTS[version] for version in completion.policy_version.tolist()]
     return sequence_log_probs(each, request.prompt.tokens, completion.tokens, completion.temperature)
+
+
+def versions(given) -> set[int]:
+    """Of all their tokens."""
+    return {version for completion in given for version in completion.policy_version.tolist()}
+
+
+def check(asked: Sequence[Request], given, *only: int) -> None:
+    """Every request once, each by the formula, and of these versions only, where some are given."""
+    assert [completion.key for completion in given] == [(r.prompt.uid, r.sample, 0) for r in asked]
+    for request, completion in zip(asked, given, strict=True):
+        np.testing.assert_allclose(completion.sampled_log_prob, expected(request, completion), atol=1e-6)
+        assert 1 <= len(completion.tokens) <= request.sampling.max_tokens
+        assert completion.finish_reason == ("stop" if completion.tokens[-1] == STOP else "length")
+        assert STOP not in completion.tokens[:-1]
+    assert not only or versions(given) == set(only)
+
+
+# ---- what happens meanwhile ------------------------------------------------------------------------------------------
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(LONG):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def held(server: FakeServer, tokens: int) -> bool:
+    """Whether all that runs has come to the token where it waits."""
+    return bool(server.running) and all(len(request.tokens) == tokens for request in list(server.running.values()))
+
+
+async def begun(engine: HttpEngine, servers: Sequence[FakeServer], asked: Sequence[Request], tokens: int = 2):
+    """What asks for the completions, once all run and wait after so many tokens, or have ended before."""
+    for server in servers:
+        server.stop_after = tokens
+    task = asyncio.create_task(collect(engine, asked))
+
+    def all_wait() -> bool:
+        if sum(server.begun for server in servers) < len(asked):  # read before `running`
+            return False
+        running = [request for server in servers for request in list(server.running.values())]
+        return all(len(request.tokens) == tokens for request in running)
+
+    await until(all_wait)
+    return task
+
+
+def go_on(servers: Sequence[FakeServer]) -> None:
+    for server in servers:
+        server.stop_after = None
+
+
+async def across_new_weights(engine: HttpEngine, servers: Sequence[FakeServer], asked: Sequence[Request]):
+    """Completions that new weights come to after their fourth token."""
+    for server in servers:
+        server.stop_after = 4
+    task = asyncio.create_task(collect(engine, asked))
+    while sum(len(completion.tokens) for completion in await engine.in_flight()) < 4:
+        await asyncio.sleep(0.001)
+    await engine.pause()
+    await engine.publish(update(1))
+    go_on(servers)
+    await engine.resume()
+    return await task
+
+
+def hold_scores(server: FakeServer, times: float = float("inf")):
+    """The server's next scores wait until the function that this returns is called."""
+    release, scored = asyncio.Event(), server._scored
+
+    async def later(body):
+        nonlocal times
+        times -= 1
+        if times >= 0:
+            await release.wait()
+        return await scored(body)
+
+    server._scored = later
+    return lambda: server.loop.submit(release.set)
+
+
+def replicas(engine: HttpEngine) -> list[bool]:
+    """Which are in service."""
+    return [replica.in_service for replica in engine._pool.replicas]

@@ -1,12 +1,81 @@
-"""A small HTTP/1.1 server in a thread with an event loop of its own, for fakes of servers' protocols."""
+"""Small HTTP/1.1 servers for fakes of servers' protocols."""
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, urlsplit
+
+from proxima.engine.event_loop_thread import EventLoopThread
+
+
+@dataclass
+class Call:
+    """One call."""
+
+    method: str
+    target: str
+    path: str
+    query: dict
+    content: bytes
+    headers: dict = field(default_factory=dict)
+
+    @property
+    def body(self) -> object:
+        return json.loads(self.content) if self.content else None
+
+
+class HttpListener:
+    """Reads calls in the event loop where it listens. Derive and define `async respond(call, reader, writer) -> bool`,
+    which says whether the connection stays."""
+
+    def __init__(self):
+        self.connections = 0  # ever
+        self.handlers: set[asyncio.Task] = set()
+
+    async def listen(self, port: int = 0) -> None:
+        self.server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=2**24)
+        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Close every connection, and accept no other."""
+        self.server.close()
+        for task in list(self.handlers):
+            task.cancel()
+        await asyncio.gather(*self.handlers, return_exceptions=True)
+
+    async def _connected(self, reader, writer):
+        task = asyncio.current_task()
+        self.handlers.add(task)
+        self.connections += 1
+        try:
+            with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+                while await self.respond(await self._call(reader), reader, writer):
+                    pass
+        finally:
+            self.handlers.discard(task)
+            writer.transport.abort()
+
+    async def _call(self, reader) -> Call:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        content = await reader.readexactly(int(headers.get("content-length", 0)))
+        parts = urlsplit(target)
+        return Call(method, target, parts.path, dict(parse_qsl(parts.query)), content, headers)
+
+
+def whole(status: int, content: bytes, kind: str = "application/json", *, last: bool = False) -> bytes:
+    """The bytes of a response; `last`: the connection is closed after it, which a client must know: the next call on
+    it would be lost."""
+    head = f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n"
+    return (head + "Connection: close\r\n" * last + "\r\n").encode() + content
+
+
+def chunk(content: bytes) -> bytes:
+    """Of a chunked response; an empty one ends it."""
+    return f"{len(content):x}\r\n".encode() + content + b"\r\n"
 
 
 @dataclass
@@ -20,71 +89,23 @@ class Answer:
     drop: bool = False
 
 
-@dataclass
-class Call:
-    """One call."""
-
-    method: str
-    path: str
-    query: dict
-    body: object
-    headers: dict = field(default_factory=dict)
-
-
-class SmallHttpServer:
-    """Derive and define `async answer(call) -> Answer`. `with` starts and ends it; `url` is its address."""
+class SmallHttpServer(HttpListener):
+    """Derive and define `async answer(call) -> Answer`. `with` starts and ends it, in a thread of its own; `url` is its
+    address."""
 
     def __init__(self):
-        self.loop = asyncio.new_event_loop()
+        super().__init__()
         self.calls: list[Call] = []
-        self.connections = 0  # ever
-        self._connections: set[asyncio.Task] = set()
 
     def __enter__(self):
-        ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
-        self._thread.start()
-        assert ready.wait(30)
+        self._thread = EventLoopThread("small-http")
+        self._thread.call(self.listen())
         return self
 
     def __exit__(self, *_):
-        self.loop.call_soon_threadsafe(self._stopped.set)
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        self._thread.close(self.close)
 
-    def _run(self, ready):
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_until_complete(self._serve(ready))
-        self.loop.close()
-
-    async def _serve(self, ready):
-        self._stopped = asyncio.Event()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        ready.set()
-        await self._stopped.wait()
-        server.close()
-        for task in list(self._connections):
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
-
-    async def _connected(self, reader, writer):
-        task = asyncio.current_task()
-        self._connections.add(task)
-        self.connections += 1
-        with suppress(ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            while await self._one(reader, writer):
-                pass
-        self._connections.discard(task)
-        writer.close()
-
-    async def _one(self, reader, writer) -> bool:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        method, target, _ = head[0].split(" ")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
-        data = await reader.readexactly(int(headers.get("content-length", 0)))
-        parts = urlsplit(target)
-        call = Call(method, parts.path, dict(parse_qsl(parts.query)), json.loads(data) if data else None, headers)
+    async def respond(self, call, reader, writer) -> bool:
         self.calls.append(call)
         answer = await self.answer(call)
         if answer.drop:
@@ -92,14 +113,10 @@ class SmallHttpServer:
         if answer.events is not None:
             await self._stream(answer, writer)
             return True
-        content = b"" if answer.body is None else json.dumps(answer.body).encode()
         if answer.text is not None:
-            content = answer.text.encode()
-        kind = "text/plain" if answer.text is not None else "application/json"
-        writer.write(
-            f"HTTP/1.1 {answer.status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(content)}\r\n\r\n".encode()
-        )
-        writer.write(content)
+            writer.write(whole(answer.status, answer.text.encode(), "text/plain"))
+        else:
+            writer.write(whole(answer.status, b"" if answer.body is None else json.dumps(answer.body).encode()))
         await writer.drain()
         return True
 
@@ -107,10 +124,9 @@ class SmallHttpServer:
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
         try:
             async for event in answer.events:
-                line = f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()
-                writer.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                writer.write(chunk(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode()))
                 await writer.drain()
-            writer.write(b"0\r\n\r\n")
+            writer.write(chunk(b""))
             await writer.drain()
         finally:
             await answer.events.aclose()

@@ -1,37 +1,32 @@
 """A server comes back to a run whose steps are shorter than its return takes."""
 
-import asyncio
-
 import pytest
 
-from tests.engine.http.plain_dialect import PlainDialect, PlainSync, engine_over, fakes, update
+from tests.engine.http.plain_dialect import PlainDialect, PlainSync, until, update
 
 
-@pytest.mark.parametrize("slow", [(PlainDialect, "probe"), (PlainSync, "push")], ids=["questions", "weights"])
-def test_new_weights_do_not_keep_a_server_out_forever(slow, tmp_path, monkeypatch):
-    owner, name = slow
-    whole = getattr(owner, name)
+@pytest.mark.parametrize(
+    ("owner", "name", "during"), [(PlainDialect, "probe", "_returning"), (PlainSync, "push", "_loading")]
+)
+async def test_new_weights_do_not_keep_a_server_out_forever(owner, name, during, fleet, monkeypatch):
+    """They come in the middle of each of its returns: what takes long lasts until then."""
+    whole, returning = getattr(owner, name), False
 
     async def take_long(*arguments):
-        await asyncio.sleep(seconds)
+        if returning:
+            await until(engine._keeper._publishing.locked)
         return await whole(*arguments)
 
-    async def go(engine, servers):
-        nonlocal seconds
-        await engine.publish(update(1, 0.5))
-        servers[0].die()
-        await engine.publish(update(2, 0.6))
-        seconds = 0.3
-        servers[0].come_back()
-        for version in range(3, 40):
-            await engine.publish(update(version, 0.5 + 0.01 * version))
-            await asyncio.sleep(0.1)
-            if (await engine.health()).detail["replicas"]["ready"] == 2:
-                return version
-        return None
-
-    seconds = 0.0
     monkeypatch.setattr(owner, name, take_long)
-    with fakes(2) as servers, engine_over(servers, tmp_path, health_seconds=0.05) as engine:
-        assert asyncio.run(go(engine, servers)) is not None
-        assert asyncio.run(engine.health()).detail["replicas"]["returned"] == 1
+    engine, servers = fleet(2)
+    await engine.publish(update(1))
+    servers[0].die()
+    await until(lambda: engine._pool.counts["ejected"] == 1)
+    returning = True
+    servers[0].come_back()
+    for version in range(2, 40):
+        await until(lambda: getattr(engine._keeper, during) or engine._pool.counts["returned"])
+        await engine.publish(update(version, 0.5 + 0.01 * version))
+        if engine._pool.counts["returned"]:
+            break
+    assert (await engine.health()).detail["replicas"]["ready"] == 2 and engine._pool.counts["returned"] == 1

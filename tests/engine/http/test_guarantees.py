@@ -2,30 +2,43 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 
 import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.http import Chunk
 from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
 from proxima.engine.http.answer_values import version_spans
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
-from proxima.engine.http.vllm import as_expected, chunk_of
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
 from tests.engine.http.fake_model import LetterTokenizer, sequence_log_probs
-from tests.engine.http.plain_dialect import PlainDialect, engine_over, fakes, requests, rules, update
-from tests.engine.http.test_faulty_servers import LONG, WEIGHTS, check, until
-from tests.engine.http.test_pauses import IN_PLACE, begun, go_on
+from tests.engine.http.plain_dialect import (
+    IN_PLACE,
+    LONG,
+    WEIGHTS,
+    PlainDialect,
+    begun,
+    check,
+    engine_over,
+    fakes,
+    go_on,
+    hold_scores,
+    replicas,
+    requests,
+    rules,
+    until,
+    update,
+    versions,
+)
+from tests.warm import WarmPopen
 
 
 def jobs_of(engine):
@@ -37,131 +50,94 @@ def jobs_of(engine):
     return engine._loop.call(jobs())
 
 
-def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(tmp_path):
+async def test_a_server_that_keeps_its_versions_to_itself_makes_no_short_completions(fleet):
     """It said at the start that it tells them: what it sampled after new weights came is asked for again."""
     asked = requests(5, 3)
-
-    async def go(engine, servers):
-        await engine.publish(update(1, WEIGHTS[1]))
-        task = await begun(engine, servers, asked)
-        servers[0].facts["version_spans"] = False
-        await engine.publish(update(2, WEIGHTS[2]))
-        go_on(servers)
-        return await task
-
-    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path) as engine:
-        given = asyncio.run(go(engine, servers))
+    engine, servers = fleet(facts=IN_PLACE)
+    await engine.publish(update(1))
+    task = await begun(engine, servers, asked)
+    servers[0].facts["version_spans"] = False
+    await engine.publish(update(2))
+    go_on(servers)
+    given = await task
     check(asked, given)
-    assert any({1, 2} <= set(completion.policy_version.tolist()) for completion in given)
+    assert any(versions([completion]) >= {1, 2} for completion in given)
 
 
-def test_callers_that_leave_before_anything_was_sent_take_no_room_with_them(tmp_path):
-    async def go(engine):
-        for _ in range(5):
-            stream = engine.generate(requests(2, 2))
-            task = asyncio.ensure_future(anext(stream))
-            await asyncio.sleep(0)
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await task
-            await stream.aclose()
-        await until(lambda: not jobs_of(engine))
-        given = await asyncio.wait_for(collect(engine, requests(2, 2)), LONG)
-        await until(lambda: engine._pool.replicas[0].assigned == 0)
-        return given
-
-    with fakes(1) as servers, engine_over(servers, tmp_path, max_running=2) as engine:
-        check(requests(2, 2), asyncio.run(go(engine)))
+async def test_callers_that_leave_before_anything_was_sent_take_no_room_with_them(fleet):
+    engine, _ = fleet(max_running=2)
+    for _ in range(5):
+        stream = engine.generate(requests(2, 2))
+        task = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        await stream.aclose()
+    await until(lambda: not jobs_of(engine))
+    check(requests(2, 2), await collect(engine, requests(2, 2)))
+    await until(lambda: engine._pool.replicas[0].assigned == 0)
 
 
-def test_the_only_server_dies_while_new_weights_wait_for_what_runs(tmp_path):
+async def test_the_only_server_dies_while_new_weights_wait_for_what_runs(fleet):
     asked = requests(4, 2)
-
-    async def go(engine, server):
-        await engine.publish(update(1, WEIGHTS[1]))
-        task = await begun(engine, [server], asked)
-        publishing = asyncio.create_task(engine.publish(update(2, WEIGHTS[2])))
-        await until(lambda: engine._pool.finishing)
-        server.die()
-        await until(lambda: engine._pool.counts["ejected"] == 1)
-        go_on([server])
-        server.come_back()
-        await asyncio.wait_for(publishing, LONG)
-        return await asyncio.wait_for(task, LONG)
-
-    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path, interrupt="finish") as engine:
-        check(asked, asyncio.run(go(engine, servers[0])))
+    engine, (server,) = fleet(facts=IN_PLACE, interrupt="finish")
+    await engine.publish(update(1))
+    task = await begun(engine, [server], asked)
+    publishing = asyncio.create_task(engine.publish(update(2)))
+    await until(lambda: engine._pool.finishing)
+    server.die()
+    await until(lambda: engine._pool.counts["ejected"] == 1)
+    go_on([server])
+    server.come_back()
+    await publishing
+    check(asked, await task)
 
 
-def test_scores_are_of_one_version(tmp_path):
+async def test_scores_are_of_one_version(fleet):
     """New weights come while a completion is scored by the server that sampled it."""
     asked = requests(1, 1, first=3, top_k=3, max_tokens=4)
-
-    async def go(engine, server):
-        await engine.publish(update(1, WEIGHTS[1]))
-        held, called = asyncio.Event(), threading.Event()
-        scored, loop = server._scored, server.loop._loop
-
-        async def later(body):
-            if not called.is_set():
-                called.set()
-                await held.wait()
-            return await scored(body)
-
-        server._scored = later
-        task = asyncio.create_task(collect(engine, asked))
-        await until(called.is_set)
-        await engine.publish(update(2, WEIGHTS[2]))
-        loop.call_soon_threadsafe(held.set)
-        (given,) = await asyncio.wait_for(task, LONG)
-        return given
-
-    with fakes(1, facts=IN_PLACE) as servers, engine_over(servers, tmp_path) as engine:
-        given = asyncio.run(go(engine, servers[0]))
+    engine, (server,) = fleet(facts=IN_PLACE)
+    await engine.publish(update(1))
+    release, calls = hold_scores(server, 1), server.calls["/score"]
+    task = asyncio.create_task(collect(engine, asked))
+    await until(lambda: server.calls["/score"] > calls)
+    await engine.publish(update(2))
+    release()
+    (given,) = await task
     assert given.policy_version.tolist() == [1] * len(given.tokens)
     assert np.isnan(given.untruncated_log_prob).all()  # nobody has the old weights
 
 
-def test_scores_of_a_caller_are_of_the_weights_that_are_there(tmp_path):
+async def test_scores_of_a_caller_are_of_the_weights_that_are_there(fleet):
     prompt, tokens = [1, 2], [3, 4, 5]
+    engine, (server,) = fleet()
+    await engine.publish(update(1))
+    release, bodies, scored = asyncio.Event(), [], server._scored
 
-    async def go(engine, server):
-        await engine.publish(update(1, WEIGHTS[1]))
-        held, called = asyncio.Event(), threading.Event()
-        loop, first = server.loop._loop, []
+    async def first_of_old_weights(body):
+        bodies.append(body)
+        if len(bodies) > 1:
+            return await scored(body)
+        await release.wait()
+        return sequence_log_probs(WEIGHTS[1], prompt, tokens).tolist()
 
-        async def old(body):
-            if not first:
-                first.append(body)
-                called.set()
-                await held.wait()
-                return [float(x) for x in sequence_log_probs(WEIGHTS[1], prompt, tokens)]
-            return [float(x) for x in sequence_log_probs(server.weights, body["prompt"], body["tokens"])]
-
-        server._scored = old
-        task = asyncio.create_task(engine.score([ScoreRequest(prompt_tokens=prompt, tokens=tokens)]))
-        await until(called.is_set)
-        await engine.publish(update(2, WEIGHTS[2]))
-        loop.call_soon_threadsafe(held.set)
-        (result,) = await asyncio.wait_for(task, LONG)
-        return result
-
-    with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
-        result = asyncio.run(go(engine, servers[0]))
+    server._scored = first_of_old_weights
+    task = asyncio.create_task(engine.score([ScoreRequest(prompt_tokens=prompt, tokens=tokens)]))
+    await until(lambda: bodies)
+    await engine.publish(update(2))
+    server.loop.submit(release.set)
+    (result,) = await task
     np.testing.assert_allclose(result, sequence_log_probs(WEIGHTS[2], prompt, tokens), atol=1e-5)
 
 
-def test_a_server_that_failed_its_probe_gets_no_work(tmp_path):
-    async def go(engine):
-        with pytest.raises(UserError, match="computes with other weights"):
-            await engine.publish(update(1, WEIGHTS[1]))
-        await engine.resume()
-        return await engine.health()
-
-    with fakes(2) as servers, engine_over(servers, tmp_path, health_seconds=30.0) as engine:
-        servers[1].ignores_weights = True
-        health = asyncio.run(go(engine))
-    assert [server["in_service"] for server in health.detail["servers"]] == [True, False]
+async def test_a_server_that_failed_its_probe_gets_no_work(fleet):
+    engine, servers = fleet(2, health_seconds=LONG)
+    servers[1].ignores_weights = True
+    with pytest.raises(UserError, match="computes with other weights"):
+        await engine.publish(update(1))
+    await engine.resume()
+    assert replicas(engine) == [True, False]
 
 
 class Odd(PlainDialect):
@@ -178,20 +154,10 @@ class Odd(PlainDialect):
             yield chunk
 
 
-def test_an_id_beyond_all_integers_costs_one_completion(tmp_path):
-    with fakes(1) as servers, engine_over(servers, tmp_path) as engine:
-        engine._pool.replicas[0].dialect = Odd()
-        check(requests(2, 2), asyncio.run(collect(engine, requests(2, 2))))
-        assert asyncio.run(engine.health()).detail["replicas"]["lost"] == 1
-
-
-@pytest.mark.parametrize("token", [1.5, "7", None, 2**40])
-def test_a_vllm_token_that_is_no_id(token):
-    choice = {"token_ids": [token], "logprobs": {"content": [{"token_id": token, "logprob": -1.0}]}}
-    client = ServerClient(Address("http://127.0.0.1:1"))
-    with pytest.raises(ServerError, match="unexpected form"), as_expected(client, "/x"):
-        chunk_of(choice, {})
-    asyncio.run(client.close())
+async def test_an_id_beyond_all_integers_costs_one_completion(fleet):
+    engine, _ = fleet(talk=Odd())
+    check(requests(2, 2), await collect(engine, requests(2, 2)))
+    assert (await engine.health()).detail["replicas"]["lost"] == 1
 
 
 @pytest.mark.parametrize(
@@ -238,9 +204,25 @@ def test_a_stop_sign_of_many_tokens_is_seen_across_the_seam():
 # ---- calls that have no end ------------------------------------------------------------------------------------------
 
 
+@asynccontextmanager
+async def answering(answer):
+    """The port of a server that answers by this function."""
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
 @pytest.mark.parametrize("how", ["drips", "headers", "nothing", "endless"])
-def test_a_call_has_a_deadline(how):
+async def test_a_call_has_a_deadline(how):
+    """Of three kinds at once, over connections that are there: what takes long is the answer alone."""
+
     async def answer(reader, writer):
+        greeted.append(await reader.readuntil(b"\r\n\r\n"))
+        while len(greeted) < 3:
+            await asyncio.sleep(0.001)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
         await reader.readuntil(b"\r\n\r\n")
         with suppress(ConnectionError):
             if how != "nothing":
@@ -249,40 +231,35 @@ def test_a_call_has_a_deadline(how):
                 writer.write(b"1\r\n1\r\n")
                 await writer.drain()
                 await asyncio.sleep(0.02 if how == "drips" else 0.001)
-            await reader.read(1)
+            await reader.read()
 
-    async def go():
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        client = ServerClient(Address(url), seconds=0.3)
-        async with asyncio.timeout(LONG):
-            for call in (client.get("/x"), client.post("/x", {}), client.post_text("/x", {})):
-                with pytest.raises(ServerError, match=r"0\.3 s"):
-                    await call
-            await client.close()
-        server.close()
-
-    asyncio.run(go())
+    greeted = []
+    async with answering(answer) as port:
+        client = ServerClient(Address(f"http://127.0.0.1:{port}"), seconds=LONG)
+        await asyncio.gather(*(client.get("/x") for _ in range(3)))
+        client.seconds = 0.1
+        calls = (client.get("/x"), client.post("/x", {}), client.post_text("/x", {}))
+        for error in await asyncio.gather(*calls, return_exceptions=True):
+            assert isinstance(error, ServerError) and "0.1 s" in str(error)
+        await client.close()
 
 
-def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
+async def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "secret")
     heard = []
 
-    async def go():
-        async def point(reader, writer):
-            heard.append((await reader.readuntil(b"\r\n\r\n")).decode())
-            place = f"http://127.0.0.1:{other}/there".encode()
-            writer.write(b"HTTP/1.1 307 X\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
-            await writer.drain()
-            writer.close()
+    async def point(reader, writer):
+        heard.append((await reader.readuntil(b"\r\n\r\n")).decode())
+        place = f"http://127.0.0.1:{other}/there".encode()
+        writer.write(b"HTTP/1.1 307 X\r\nLocation: " + place + b"\r\nContent-Length: 0\r\n\r\n")
+        await writer.drain()
+        writer.close()
 
-        async def listen(reader, writer):
-            heard.append("elsewhere")
-            writer.close()
+    async def listen(reader, writer):
+        heard.append("elsewhere")
+        writer.close()
 
-        servers = [await asyncio.start_server(entry, "127.0.0.1", 0) for entry in (point, listen)]
-        first, other = (entry.sockets[0].getsockname()[1] for entry in servers)
+    async with answering(point) as first, answering(listen) as other:
         client = ServerClient(Address(f"http://127.0.0.1:{first}", token_env="SOME_KEY"))
         with pytest.raises(ServerError, match="status 307"):
             await client.get("/here")
@@ -290,10 +267,6 @@ def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):
             async with client.lines("/here", {}):
                 pass
         await client.close()
-        for entry in servers:
-            entry.close()
-
-    asyncio.run(go())
     assert len(heard) == 2 and all("Bearer secret" in entry for entry in heard)
 
 
@@ -303,12 +276,6 @@ def test_what_is_no_key_is_said_without_telling_it(token, monkeypatch):
     with pytest.raises(FieldError) as error:
         Address("http://127.0.0.1:1", token_env="SOME_KEY")
     assert "token_env" in str(error.value) and token not in str(error.value)
-
-
-@pytest.mark.parametrize("port", ["0", "65536", "99999", "x"])
-def test_a_port_that_is_none(port):
-    with pytest.raises(FieldError, match="port"):
-        Address(f"http://127.0.0.1:{port}")
 
 
 def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
@@ -327,35 +294,50 @@ def test_an_engine_that_is_refused_leaves_no_connection(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("state", ["idle", "running", "paused", "publishing", "finishing", "dead"])
-def test_an_engine_closes_from_any_state(state, tmp_path):
+async def test_an_engine_closes_from_any_state(state, fleet):
     """In a moment, with nobody left who waits."""
-
-    async def go(engine, server):
-        server.stop_after = 2 if state != "dead" else None
-        tasks = []
-        if state == "dead":
-            server.die()
-        if state != "idle":
-            tasks.append(asyncio.create_task(collect(engine, requests(3, 2))))
-            await until(lambda: jobs_of(engine))
-        if state == "paused":
-            await engine.pause()
-        if state in ("publishing", "finishing"):
-            server._scored = lambda _: asyncio.Event().wait()
-            tasks.append(asyncio.create_task(engine.publish(update(1, WEIGHTS[1]))))
-            await until(lambda: engine._pool.loading)
-        async with asyncio.timeout(LONG):
-            await asyncio.to_thread(engine.close)
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            with pytest.raises(RuntimeError, match="closed"):
-                await collect(engine, requests(1, 1))
-        return ended
-
-    interrupt = "finish" if state == "finishing" else "recompute"
-    with fakes(1) as servers, engine_over(servers, tmp_path, interrupt=interrupt) as engine:
-        ended = asyncio.run(go(engine, servers[0]))
-        assert "proxima-servers" not in {thread.name for thread in threading.enumerate()}
+    engine, (server,) = fleet(interrupt="finish" if state == "finishing" else "recompute")
+    server.stop_after = 2 if state != "dead" else None
+    tasks = []
+    if state == "dead":
+        server.die()
+    if state != "idle":
+        tasks.append(asyncio.create_task(collect(engine, requests(3, 2))))
+        await until(lambda: jobs_of(engine))
+    if state == "paused":
+        await engine.pause()
+    if state in ("publishing", "finishing"):
+        hold_scores(server)
+        tasks.append(asyncio.create_task(engine.publish(update(1))))
+        await until(lambda: engine._pool.loading)
+    await asyncio.to_thread(engine.close)
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    with pytest.raises(RuntimeError, match="closed"):
+        await collect(engine, requests(1, 1))
+    assert "proxima-servers" not in {thread.name for thread in threading.enumerate()}
     assert [(type(entry), str(entry)) for entry in ended] == [(RuntimeError, "the engine is closed")] * len(ended)
+
+
+class FailsWhenCancelled(PlainDialect):
+    """As `asyncio.gather` does when one of its calls fails at that moment."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def health(self, client, facts):
+        self.asked += 1
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise ServerError("http://x", "/load", "status 500") from None
+
+
+async def test_an_engine_closes_though_a_health_check_fails_at_that_moment(fleet):
+    engine, _ = fleet()
+    engine._pool.replicas[0].dialect = dialect = FailsWhenCancelled()
+    await until(lambda: dialect.asked == 1)
+    await asyncio.to_thread(engine.close)
+    assert dialect.asked == 1
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------
@@ -369,28 +351,14 @@ HOLD = (
 def test_folders_of_killed_processes_are_removed_and_those_of_living_ones_stay(tmp_path):
     ours = LockedFolder(tmp_path)
     (tmp_path / "proxima-weights-strange").mkdir()  # it may be of another release
-    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    try:
-        theirs = other.stdout.readline().strip()
-        assert os.path.isdir(theirs) and remove_leftovers(tmp_path) == []
-    finally:
-        other.send_signal(signal.SIGKILL)
-        other.wait()
-        other.stdout.close()
+    with WarmPopen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as other:
+        try:
+            theirs = other.stdout.readline().strip()
+            assert os.path.isdir(theirs) and remove_leftovers(tmp_path) == []
+        finally:
+            other.kill()
     assert [str(path) for path in remove_leftovers(tmp_path)] == [theirs]
     assert sorted(folder.name for folder in tmp_path.iterdir()) == sorted(["proxima-weights-strange", ours.path.name])
     ours.remove()
     ours.remove()
     assert not ours.path.exists()
-
-
-def test_close_of_the_own_loop_ends_its_thread():
-    loop = EventLoopThread("proxima-test")
-    loop.call(asyncio.sleep(0))
-
-    async def last():
-        pass
-
-    loop.close(last)
-    loop.close(last)
-    assert "proxima-test" not in {thread.name for thread in threading.enumerate()}

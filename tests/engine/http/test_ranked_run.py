@@ -1,12 +1,14 @@
-"""A run of two ranks that generates at servers of which one dies, one comes back, and one joins late. The servers are
-fakes, with a real model each (`model_server`)."""
+"""A run that generates at servers of which one dies, one comes back, and one joins late. The servers are fakes, with a
+real model each (`model_server`)."""
 
 import pytest
 
+from proxima.engine.event_loop_thread import EventLoopThread
+from tests.engine.http.model_server import ModelVllm
 from tests.engine.http.ranked_run import RankedRun, ServerProgram
+from tests.engine.http.raw_server import RawServer
 from tests.ports import kept_port
-
-pytestmark = [pytest.mark.slow, pytest.mark.waits]
+from tests.runtime import tiny_run
 
 
 def recipe(model, engine):
@@ -19,6 +21,57 @@ def recipe(model, engine):
     ]  # fmt: skip
 
 
+def check(steps):
+    """No death costs a step, and every server is proven before it serves."""
+    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))
+    ready = [int(step["replicas/ready"]) for step in steps]
+    proven = [int(step["sync/replicas"]) for step in steps]
+    assert ready[0] == 2 and 1 in ready and ready[-1] == 3, ready
+    assert proven[0] == 2 and 1 in proven and proven[-1] == 3, proven
+    assert all(step["sync/probe_max"] < 1e-3 for step in steps)  # nats: both compute in float32
+    assert sum(step["replicas/returned"] for step in steps) == 2
+    assert any("sync/slope" in step for step in steps)  # the weights move, and so do the servers' log-probs
+
+
+class Done(Exception):
+    pass
+
+
+def test_servers_that_die_return_and_join_late(tiny_model, tmp_path):
+    """In one process, each server in a thread's event loop."""
+    model, loop, steps = tiny_model("llama"), EventLoopThread("servers"), []
+    ports = [kept_port() for _ in range(3)]
+
+    def start(at):
+        return RawServer(loop, ModelVllm(str(model)), ports[at])
+
+    def on(event, *facts):
+        if event != "step":
+            return
+        steps.append(facts[0])
+        proven = steps[-1]["sync/replicas"]
+        if len(steps) == 2:
+            loop.call(servers[1].close())
+        elif proven == 1 and len(servers) == 2:
+            servers.extend([start(1), start(2)])
+        elif proven == 3:
+            raise Done
+
+    servers = [start(0), start(1)]
+    engine = {"kind": "vllm", "url": [f"http://127.0.0.1:{port}" for port in ports], "health_seconds": 0.05}
+    changes = {"train__steps": 200, "train__prompts_per_step": 2, "sampling__max_tokens": 3, "eval__task": None}
+    tree = tiny_run.recipe(model, engine=engine, model__max_length=200, checkpoint__every=0, **changes)
+    try:
+        with pytest.raises(Done):
+            tiny_run.go(tmp_path / "run", tree, observer=tiny_run.Watcher(on))
+    finally:
+        loop.close()
+    check(steps)
+
+
+@pytest.mark.slow
+@pytest.mark.waits
+@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
 def test_two_ranks_and_servers_that_die_return_and_join_late(tiny_model, tmp_path):
     model = tiny_model("llama")
     first, second, late = (ServerProgram(tmp_path, model, kept_port()) for _ in range(3))
@@ -43,11 +96,4 @@ def test_two_ranks_and_servers_that_die_return_and_join_late(tiny_model, tmp_pat
             server.kill()
         if run is not None:
             run.kill()
-    assert [step["step"] for step in steps] == list(range(1, len(steps) + 1))  # no death costs a step
-    ready = [int(step["replicas/ready"]) for step in steps]
-    proven = [int(step["sync/replicas"]) for step in steps]
-    assert ready[0] == 2 and 1 in ready and ready[-1] == 3, ready
-    assert proven[0] == 2 and 1 in proven and proven[-1] == 3, proven
-    assert all(step["sync/probe_max"] < 1e-3 for step in steps)  # nats: both compute in float32
-    assert sum(step["replicas/returned"] for step in steps) == 2
-    assert any("sync/slope" in step for step in steps)  # the weights move, and so do the servers' log-probs
+    check(steps)

@@ -1,23 +1,20 @@
 """The tokens that could be sampled, from fakes that tell them: joined over chunks, attempts and weights; a set without
 its token costs the attempt, never a gradient."""
 
-import asyncio
-import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from proxima.data import SamplingMask
-from proxima.engine.http import HttpEngine
 from proxima.engine.http.answer_checks import WrongAnswerError, mask_of
 from proxima.engine.http.dialect import Chunk
 from proxima.engine.local import collect
 from tests.engine.http.fake_model import log_probs, states, truncated
-from tests.engine.http.plain_dialect import Plain, PlainDialect, PlainSync, fakes, requests, rules, update
+from tests.engine.http.plain_dialect import WEIGHTS, PlainDialect, across_new_weights, requests, versions
 
 TOP_K = 3
-WEIGHTS = {0: 0.5, 1: 0.8}
+FACTS = {"sampling_mask": True}
 
 
 def sets_of(weights, before, tokens, temperature):
@@ -31,10 +28,10 @@ def sets_of(weights, before, tokens, temperature):
 
 
 class MaskedDialect(PlainDialect):
-    """A server that tells them; `spoiled` answers get a set that lacks its token."""
+    """Servers that tell them; the next `spoiled` answers get a set that lacks its token."""
 
-    def __init__(self, servers, spoiled=0):
-        self.servers, self.spoiled, self.asked = {server.url: server for server in servers}, spoiled, []
+    def __init__(self, spoiled=0):
+        self.spoiled, self.asked = spoiled, []
 
     async def stream(self, client, facts, request):
         self.asked.append(request.sampling_mask)
@@ -49,24 +46,15 @@ class MaskedDialect(PlainDialect):
             yield replace(chunk, sampling_mask=SamplingMask.of_sets(sets)) if request.sampling_mask else chunk
 
 
-@dataclass(frozen=True, kw_only=True)
-class Masked(Plain):
-    talk: MaskedDialect
-    sampling_mask: bool = True
+@pytest.fixture
+def masked(fleet):
+    """`masked(count, spoiled)`: an engine and its dialect."""
 
-    def dialect(self):
-        return self.talk
+    def start(count=1, spoiled=0, facts=FACTS):
+        talk = MaskedDialect(spoiled)
+        return fleet(count, facts=facts, talk=talk, sampling_mask=True)[0], talk
 
-
-@contextlib.contextmanager
-def engine_over(servers, folder, spoiled=0, **settings):
-    talk = MaskedDialect(servers, spoiled)
-    spec = Masked(url=tuple(server.url for server in servers), talk=talk, **settings)
-    engine = HttpEngine(spec, rules(), PlainSync(spec, folder))
-    try:
-        yield engine, talk
-    finally:
-        engine.close()
+    return start
 
 
 def check(asked, given):
@@ -77,38 +65,30 @@ def check(asked, given):
         assert np.isfinite(completion.sampled_log_prob).all()
 
 
-def test_each_token_has_the_set_that_it_was_drawn_from(tmp_path):
-    asked = requests(4, 3, top_k=TOP_K, temperature=0.8)
-    with fakes(2, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, _):
-        assert engine.capabilities.sampling_mask
-        check(asked, asyncio.run(collect(engine, asked)))
-
-
-def test_they_are_asked_for_only_where_something_is_truncated(tmp_path):
+async def test_they_are_asked_for_only_where_something_is_truncated(masked):
     asked = [
         *requests(1, 2),
         *requests(1, 2, first=1, top_k=TOP_K),
         *requests(1, 1, first=2, top_k=TOP_K, temperature=0.0),
     ]
-    with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, talk):
-        given = asyncio.run(collect(engine, asked))
+    engine, talk = masked()
+    given = await collect(engine, asked)
     assert [completion.sampling_mask is not None for completion in given] == [False, False, True, True, False]
     assert sorted(talk.asked) == [False, False, False, True, True]
 
 
-def test_a_server_that_lacks_them_is_not_asked(tmp_path):
-    with fakes(1) as servers, engine_over(servers, tmp_path) as (engine, talk):
-        assert not engine.capabilities.sampling_mask
-        (completion,) = asyncio.run(collect(engine, requests(1, 1, top_k=TOP_K)))
+async def test_a_server_that_lacks_them_is_not_asked(masked):
+    engine, talk = masked(facts={})
+    assert not engine.capabilities.sampling_mask
+    (completion,) = await collect(engine, requests(1, 1, top_k=TOP_K))
     assert completion.sampling_mask is None and talk.asked == [False]
 
 
-@pytest.mark.parametrize("spoiled", [1, 2])
-def test_a_set_without_its_token_is_tried_again_and_not_used(spoiled, tmp_path):
+async def test_a_set_without_its_token_is_tried_again_and_not_used(masked):
     asked = requests(2, 2, top_k=TOP_K)
-    with fakes(2, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path, spoiled) as (engine, talk):
-        check(asked, asyncio.run(collect(engine, asked)))
-    assert len(talk.asked) == len(asked) + spoiled
+    engine, talk = masked(2, spoiled=2)
+    check(asked, await collect(engine, asked))
+    assert len(talk.asked) == len(asked) + 2
 
 
 @pytest.mark.parametrize(
@@ -125,21 +105,10 @@ def test_each_token_is_looked_for_in_its_own_set(tokens, message):
             mask_of(chunk)
 
 
-def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(tmp_path):
-    asked = requests(2, 2, top_k=TOP_K, max_tokens=20)
-
-    async def go(engine, server):
-        server.stop_after = 4
-        task = asyncio.create_task(collect(engine, asked))
-        while sum(len(completion.tokens) for completion in await engine.in_flight()) < 4:
-            await asyncio.sleep(0.001)
-        await engine.pause()
-        await engine.publish(update(1, WEIGHTS[1]))
-        server.stop_after = None
-        await engine.resume()
-        return await task
-
-    with fakes(1, facts={"sampling_mask": True}) as servers, engine_over(servers, tmp_path) as (engine, _):
-        given = asyncio.run(go(engine, servers[0]))
+async def test_sets_over_a_change_of_weights_are_of_the_weights_that_sampled(masked):
+    asked = requests(4, 3, top_k=TOP_K, temperature=0.8, max_tokens=20)
+    engine, talk = masked(2)
+    assert engine.capabilities.sampling_mask
+    given = await across_new_weights(engine, talk.servers.values(), asked)
     check(asked, given)
-    assert {version for completion in given for version in completion.policy_version.tolist()} == {0, 1}
+    assert versions(given) == {0, 1}

@@ -1,20 +1,17 @@
 """The experts of each token, from fakes that tell them: joined over attempts and weights. An answer that lacks them
 costs the attempt; an attempt that was cut off gives -1."""
 
-import asyncio
-import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from proxima.data import FieldError, Trajectory, UserError
-from proxima.engine.http import HttpEngine
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.local import collect
 from proxima.engine.protocol import EngineRequirements
-from tests.engine.http.plain_dialect import Plain, PlainDialect, PlainSync, fakes, requests, rules, update
+from tests.engine.http.plain_dialect import PlainDialect, across_new_weights, requests, versions
 
 SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=64, per_token=2)
 FACTS = {"routed_experts": True}
@@ -27,10 +24,11 @@ def rows_of(fed, weights):
 
 
 class RoutedDialect(PlainDialect):
-    """A server that tells them with the end of a completion; the next `silent` ends come without."""
+    """Servers that tell them with the end of a completion; the next `silent` ends come without, and so do aborts where
+    those are `silent_aborts`."""
 
-    def __init__(self, servers, silent=0):
-        self.servers, self.silent, self.asked = {server.url: server for server in servers}, silent, []
+    def __init__(self, silent=0, silent_aborts=False):
+        self.silent, self.silent_aborts, self.asked = silent, silent_aborts, []
 
     async def stream(self, client, facts, request):
         self.asked.append(request.routes)
@@ -42,31 +40,22 @@ class RoutedDialect(PlainDialect):
                 fed.append(token)
             if chunk.finish_reason is None or request.routes is None:
                 yield chunk
-            elif self.silent:
-                self.silent -= 1
+            elif self.silent or (self.silent_aborts and chunk.finish_reason == "abort"):
+                self.silent = max(self.silent - 1, 0)
                 yield chunk
             else:
                 yield replace(chunk, routes=rows)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Routed(Plain):
-    talk: RoutedDialect | None = None
-    routed_experts: bool = True
+@pytest.fixture
+def routed(fleet):
+    """`routed(count, facts, silent=…)`: an engine and its dialect."""
 
-    def dialect(self):
-        return self.talk
+    def start(count=1, facts=FACTS, wanted=True, **faults):
+        talk = RoutedDialect(**faults)
+        return fleet(count, facts=facts, talk=talk, routes=SHAPE, routed_experts=wanted)[0], talk
 
-
-@contextlib.contextmanager
-def engine_over(servers, folder, silent=0, **settings):
-    talk = RoutedDialect(servers, silent)
-    spec = Routed(url=tuple(server.url for server in servers), talk=talk, **settings)
-    engine = HttpEngine(spec, rules(routes=SHAPE), PlainSync(spec, folder))
-    try:
-        yield engine, talk
-    finally:
-        engine.close()
+    return start
 
 
 def check(asked, given, weights=(0.5,), latest=False):
@@ -82,82 +71,58 @@ def check(asked, given, weights=(0.5,), latest=False):
         Trajectory.of(request.prompt, completion, group=0, advantage=0, routes=True)
 
 
-def test_each_token_has_the_experts_of_the_position_that_predicted_it(tmp_path):
+async def test_each_token_has_the_experts_of_the_position_that_predicted_it(routed):
     asked = requests(4, 3)
-    with fakes(2, facts=FACTS) as servers, engine_over(servers, tmp_path) as (engine, talk):
-        given = asyncio.run(collect(engine, asked))
+    engine, talk = routed(2)
+    given = await collect(engine, asked)
     check(asked, given)
     assert set(talk.asked) == {SHAPE}
     for request, completion in zip(asked, given, strict=True):
         assert np.array_equal(completion.prompt_routed_experts, rows_of(request.prompt.tokens.tolist(), 0.5))
 
 
-def test_without_the_field_they_are_not_asked_for(tmp_path):
-    with fakes(1, facts=FACTS) as servers, engine_over(servers, tmp_path, routed_experts=False) as (engine, talk):
-        (completion,) = asyncio.run(collect(engine, requests(1, 1)))
+async def test_without_the_field_they_are_not_asked_for(routed):
+    engine, talk = routed(wanted=False)
+    (completion,) = await collect(engine, requests(1, 1))
     assert completion.routed_experts is completion.prompt_routed_experts is None and talk.asked == [None]
 
 
-@pytest.mark.parametrize("silent", [1, 2])
-def test_an_end_without_them_is_tried_again_and_not_used(silent, tmp_path):
+async def test_an_end_without_them_is_tried_again_and_not_used(routed):
     asked = requests(2, 2)
-    with fakes(2, facts=FACTS) as servers, engine_over(servers, tmp_path, silent) as (engine, talk):
-        check(asked, asyncio.run(collect(engine, asked)))
-    assert len(talk.asked) == len(asked) + silent
+    engine, talk = routed(2, silent=2)
+    check(asked, await collect(engine, asked))
+    assert len(talk.asked) == len(asked) + 2
 
 
-def test_a_server_that_never_gives_them_ends_the_run(tmp_path):
-    message = "routed experts of 0 tokens, where [0-9]+ were fed"
-    with (
-        fakes(1, facts=FACTS) as servers,
-        engine_over(servers, tmp_path, 10**6) as (engine, _),
-        pytest.raises(UserError, match=message),
-    ):
-        asyncio.run(collect(engine, requests(1, 1)))
-
-
-async def across_new_weights(engine, server, asked):
-    server.stop_after = 4
-    task = asyncio.create_task(collect(engine, asked))
-    while sum(len(completion.tokens) for completion in await engine.in_flight()) < 4:
-        await asyncio.sleep(0.001)
-    await engine.pause()
-    await engine.publish(update(1, 0.8))
-    server.stop_after = None
-    await engine.resume()
-    return await task
+async def test_a_server_that_never_gives_them_ends_the_run(routed):
+    engine, _ = routed(silent=10**6)
+    with pytest.raises(UserError, match="routed experts of 0 tokens, where [0-9]+ were fed"):
+        await collect(engine, requests(1, 1))
 
 
 @pytest.mark.parametrize("latest", [False, True])
-def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, tmp_path):
+async def test_a_token_keeps_those_of_the_weights_that_sampled_it(latest, routed):
     """Of a server that tells those of the newest weights for all tokens, the earlier ones have none."""
-    asked, facts = requests(2, 2, max_tokens=20, seed=3), FACTS | {"latest_routes": latest}
-    with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path) as (engine, talk):
-        given = asyncio.run(across_new_weights(engine, servers[0], asked))
+    asked = requests(2, 2, max_tokens=20, seed=3)
+    engine, talk = routed(facts=FACTS | {"latest_routes": latest})
+    given = await across_new_weights(engine, talk.servers.values(), asked)
     check(asked, given, (0.5, 0.8), latest)
     assert len(talk.asked) == len(asked)
-    assert {version for completion in given for version in completion.policy_version.tolist()} == {0, 1}
+    assert versions(given) == {0, 1}
 
 
-def test_what_was_cut_off_has_none_and_the_rest_has_its_own(tmp_path):
+async def test_what_was_cut_off_has_none_and_the_rest_has_its_own(routed):
     """The server can't go on by itself: its requests are ended and sent again, with what they have."""
-    asked, facts = requests(2, 2, max_tokens=20, seed=3), FACTS | {"interrupts": []}
-    with fakes(1, facts=facts) as servers, engine_over(servers, tmp_path) as (engine, talk):
-        talk_ends = RoutedDialect.stream
-
-        async def silent_aborts(self, client, facts, request):
-            async for chunk in talk_ends(self, client, facts, request):
-                yield replace(chunk, routes=None) if chunk.finish_reason == "abort" else chunk
-
-        talk.stream = silent_aborts.__get__(talk)
-        given = asyncio.run(across_new_weights(engine, servers[0], asked))
+    asked = requests(2, 2, max_tokens=20, seed=3)
+    engine, talk = routed(facts=FACTS | {"interrupts": []}, silent_aborts=True)
+    given = await across_new_weights(engine, talk.servers.values(), asked)
     check(asked, given, (0.5, 0.8), latest=True)
     assert len(talk.asked) > len(asked)
 
 
-def test_a_server_without_them_is_refused_at_the_start(tmp_path):
-    with fakes(1) as servers, engine_over(servers, tmp_path) as (engine, _):
-        needs = EngineRequirements(model_path="", tokenizer=None, vocabulary=8, max_length=100)
-        with pytest.raises(FieldError, match="routed_experts=True .* does not report which experts it chose") as raised:
-            check_facts(engine.spec, engine.facts, needs, servers[0].url)
-        assert "--enable-return-routed-experts" in str(raised.value)
+async def test_a_server_without_them_is_refused_at_the_start(routed):
+    engine, _ = routed(facts={})
+    needs = EngineRequirements(model_path="", tokenizer=None, vocabulary=8, max_length=100)
+    with pytest.raises(FieldError, match="routed_experts=True .* does not report which experts it chose") as raised:
+        check_facts(engine.spec, engine.facts, needs, engine.spec.url[0])
+    assert "--enable-return-routed-experts" in str(raised.value)

@@ -1,9 +1,13 @@
-"""The dialect of SGLang, over a fake of its protocol."""
+"""The dialect of SGLang, over a fake of its protocol. Its stop tokens, aborts, seeds and versions are laws of servers:
+see tests/check/test_server_laws.py."""
 
 import asyncio
+import copy
 import math
-from contextlib import aclosing, contextmanager
-from dataclasses import replace
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +17,16 @@ from proxima.check.engine_case import tiny_model
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
-from proxima.engine.http.dialect import TokenRequest, WeightHandover
+from proxima.engine.http.dialect import ServerFacts, TokenRequest, WeightHandover
 from proxima.engine.http.route_rows import RouteShape
-from proxima.engine.http.sglang import SglangDialect
+from proxima.engine.http.sglang import SglangDialect, _StreamReader
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 from tests.engine.http.fake_vllm import experts_of
+from tests.engine.http.plain_dialect import LONG
 
 PROMPT = (3, 9, 27, 17, 51)
+HELD = {"pace": 0.003, "holds": ("a",)}  # a fake that stops after eight tokens until it is paused or told to abort
 
 
 @pytest.fixture(scope="module")
@@ -28,44 +34,54 @@ def tiny():
     return tiny_model()
 
 
-@contextmanager
-def fake(tiny, **options):
+@dataclass
+class Talk:
+    """A server and its dialect, whose methods are called with the client and the facts."""
+
+    server: FakeSglang
+    client: ServerClient
+    dialect: SglangDialect
+    facts: ServerFacts
+
+    def __getattr__(self, name: str) -> Any:
+        return partial(getattr(self.dialect, name), self.client, self.facts)
+
+    async def whole(self, request):
+        """All chunks."""
+        async with aclosing(self.stream(request)) as chunks:
+            return [chunk async for chunk in chunks]
+
+    async def runs(self, count: int) -> None:
+        """Wait until so many requests run."""
+        while (await self.health()).running != count:
+            await asyncio.sleep(0.001)
+
+    async def begun(self, **sampling):
+        """What reads all chunks of a request, once it runs."""
+        task = asyncio.create_task(self.whole(request(**sampling)))
+        await self.runs(1)
+        return task
+
+
+@asynccontextmanager
+async def fake(tiny, **options):
     with FakeSglang(tiny, FakeSglangOptions(**options)) as server:
-        yield server
-
-
-def talk(server, use, *, seconds=30.0):
-    """What `use(dialect, client, facts)` gives."""
-
-    async def main():
-        client = ServerClient(Address(server.url), seconds=seconds)
+        client = ServerClient(Address(server.url), seconds=LONG)
         try:
             dialect, facts = await detect_server(client)
             assert isinstance(dialect, SglangDialect)
-            return await use(dialect, client, facts)
+            yield Talk(server, client, dialect, facts)
         finally:
             await client.close()
-
-    return asyncio.run(asyncio.wait_for(main(), 120))
-
-
-async def whole(dialect, client, facts, request):
-    """All chunks."""
-    async with aclosing(dialect.stream(client, facts, request)) as chunks:
-        return [chunk async for chunk in chunks]
 
 
 def tokens_of(chunks):
     return np.concatenate([chunk.tokens for chunk in chunks])
 
 
-def values_of(chunks):
-    return np.concatenate([chunk.log_prob for chunk in chunks])
-
-
-def request(id="a", *, prompt=PROMPT, stop_tokens=(), **sampling):
+def request(id="a", *, prompt=PROMPT, stop_tokens=(), chunk_tokens=1, **sampling):
     chosen = Sampling(**({"max_tokens": 8} | sampling))
-    return TokenRequest(id=id, tokens=prompt, sampling=chosen, stop_tokens=stop_tokens)
+    return TokenRequest(id=id, tokens=prompt, sampling=chosen, stop_tokens=stop_tokens, chunk_tokens=chunk_tokens)
 
 
 def forward(tiny, tokens, temperature=1.0):
@@ -76,13 +92,9 @@ def forward(tiny, tokens, temperature=1.0):
     return np.array([float(values[at - 1, ids[at]]) for at in range(len(PROMPT), len(ids))])
 
 
-async def facts_alone(dialect, client, facts):
-    return facts
-
-
-def test_what_a_server_can_do_is_found_by_asking(tiny):
-    with fake(tiny) as server:
-        facts = talk(server, facts_alone)
+async def test_what_a_server_can_do_is_found_by_asking(tiny):
+    async with fake(tiny) as talk:
+        facts = talk.facts
     assert facts.server == "sglang 0.0.fake" and facts.model == "tiny" and facts.dtype == "float32"
     assert facts.max_length == 510 and facts.quantization is None
     assert facts.log_probs == "untruncated" and facts.token_ids and facts.scores
@@ -93,151 +105,87 @@ def test_what_a_server_can_do_is_found_by_asking(tiny):
     assert facts.more["weight transfer"] == "disk, distributed, tensor"
 
 
-def test_an_older_server_can_do_less(tiny):
+async def test_an_older_server_can_do_less(tiny):
     older = {"spans": False, "salts": False, "modes": ("abort",)}
-    with fake(tiny, **older, return_original_logprob=True, enable_deterministic_inference=True) as server:
-        facts = talk(server, facts_alone)
+    async with fake(tiny, **older, return_original_logprob=True, enable_deterministic_inference=True) as talk:
+        facts = talk.facts
     assert facts.log_probs == "raw" and facts.seeds and facts.batch_invariant
     assert facts.pause_modes == {"abort"} and not facts.interrupts and facts.weight_updates == ("disk",)
     assert facts.prefix_cache and not facts.cache_salt and not facts.version_spans
 
 
 @pytest.mark.parametrize("incremental", ["no", "ids"])
-def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, incremental):
-    cut = Sampling(max_tokens=6, top_k=4, top_p=0.8)
-    plain = TokenRequest(id="a", tokens=PROMPT, sampling=cut, chunk_tokens=2)
-
-    async def use(dialect, client, facts):
-        return [
-            await whole(dialect, client, facts, completion)
-            for completion in (plain, replace(plain, id="b", sampling_mask=True))
-        ]
-
-    with fake(tiny, incremental=incremental) as server:
-        without, outcome = talk(server, use)
+async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, incremental):
+    plain = request(max_tokens=6, top_k=4, top_p=0.8, chunk_tokens=2)
+    async with fake(tiny, incremental=incremental) as talk:
+        without = await talk.whole(plain)
+        outcome = await talk.whole(replace(plain, id="b", sampling_mask=True))
     assert all(chunk.sampling_mask is None for chunk in without)
     mask = SamplingMask.joined([chunk.sampling_mask for chunk in outcome])
     mask.check(tokens_of(outcome))
     assert len(mask) == 6 and mask.counts.max() <= 4
 
 
-@pytest.mark.parametrize("incremental", ["no", "ids", "all"])
-@pytest.mark.parametrize("interval", [1, 3])
-def test_every_form_of_stream_gives_each_token_once(tiny, incremental, interval):
-    async def use(dialect, client, facts):
-        asked = TokenRequest(
-            id="a", tokens=PROMPT, sampling=Sampling(max_tokens=8, temperature=0.7), chunk_tokens=interval
-        )
-        return await whole(dialect, client, facts, asked)
-
-    with fake(tiny, incremental=incremental) as server:
-        chunks = talk(server, use)
+@pytest.mark.parametrize(("incremental", "interval"), [("no", 1), ("no", 3), ("ids", 3), ("all", 1), ("all", 3)])
+async def test_every_form_of_stream_gives_each_token_once(tiny, incremental, interval):
+    async with fake(tiny, incremental=incremental) as talk:
+        chunks = await talk.whole(request(temperature=0.7, chunk_tokens=interval))
     assert len(tokens_of(chunks)) == 8 and len(chunks) == (8 if interval == 1 else 3)
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + ["length"]
-    np.testing.assert_allclose(values_of(chunks), forward(tiny, tokens_of(chunks), 0.7), atol=1e-4)
+    log_probs = np.concatenate([chunk.log_prob for chunk in chunks])
+    np.testing.assert_allclose(log_probs, forward(tiny, tokens_of(chunks), 0.7), atol=1e-4)
     assert chunks[-1].version_spans == (("default", 0, 8),)
 
 
-def test_every_field_of_the_sampling_is_sent(tiny):
+async def test_every_field_of_the_sampling_is_sent(tiny):
     """A server with defaults of its own samples as it is told."""
-    asked = request(temperature=0.0)
     defaults = {"temperature": 5.0, "top_k": 3, "max_new_tokens": 2, "stop": ["a"], "stop_token_ids": list(range(64))}
     defaults |= {"repetition_penalty": 1.9, "ignore_eos": False, "frequency_penalty": 2.0, "min_p": 0.9, "top_p": 0.1}
-    with fake(tiny) as plain, fake(tiny, preferred_sampling_params=defaults) as server:
-        expected = talk(plain, lambda d, c, f: whole(d, c, f, asked))
-        outcome = talk(server, lambda d, c, f: whole(d, c, f, asked))
-        sent = [call.body["sampling_params"] for call in server.calls if call.path == "/generate"]
+    async with fake(tiny) as plain, fake(tiny, preferred_sampling_params=defaults) as talk:
+        expected, outcome = [await server.whole(request(temperature=0.0)) for server in (plain, talk)]
+        sent = [call.body["sampling_params"] for call in talk.server.calls if call.path == "/generate"]
     assert tokens_of(outcome).tolist() == tokens_of(expected).tolist() and len(tokens_of(outcome)) == 8
     assert all(set(defaults) <= set(entry) for entry in sent)
 
 
-def test_stop_ids_end_a_completion_and_nothing_else_does(tiny):
-    greedy = request(temperature=0.0)
-
-    async def use(dialect, client, facts):
-        first = tokens_of(await whole(dialect, client, facts, greedy))
-        at = next(i for i, token in enumerate(first) if token not in first[:i] and i > 1)
-        stopped = await whole(dialect, client, facts, request(temperature=0.0, stop_tokens=(int(first[at]),)))
-        return first, at, stopped
-
-    with fake(tiny) as server:
-        first, at, stopped = talk(server, use)
-    assert tokens_of(stopped).tolist() == first[: at + 1].tolist() and stopped[-1].finish_reason == "stop"
-
-
-def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
+async def test_a_stop_at_a_token_that_ends_nothing_here_is_refused(tiny):
     """SGLang's own end of sequence can't be switched off alone."""
-
-    async def use(dialect, client, facts):
-        for number in range(40):  # the end is one of 64 tokens
-            await whole(dialect, client, facts, request(f"n{number}", max_tokens=40, stop_tokens=(63,)))
-
-    with fake(tiny) as server, pytest.raises(UserError, match="stopped at token 0, which ends no completion here"):
-        talk(server, use)
+    async with fake(tiny) as talk:
+        with pytest.raises(UserError, match="stopped at token 0, which ends no completion here"):
+            for number in range(40):  # the end is one of 64 tokens
+                await talk.whole(request(f"n{number}", max_tokens=40, stop_tokens=(63,)))
 
 
-def test_scores_are_those_of_the_given_tokens(tiny):
-    tokens = np.array([5, 1, 44], np.int32)
-    with fake(tiny) as server:
-        outcome = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens))
-        none = talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), tokens[:0]))
+async def test_scores_are_those_of_the_given_tokens(tiny):
+    prompt, tokens = np.array(PROMPT, np.int32), np.array([5, 1, 44], np.int32)
+    async with fake(tiny) as talk:
+        outcome, none = await talk.score(prompt, tokens), await talk.score(prompt, tokens[:0])
+        pairs = talk.server.input_pairs
+        for value in (None, math.inf, -math.inf):
+            talk.server.input_pairs = lambda body, value=value: [
+                *pairs(body)[:-1],
+                [value, body["input_ids"][-1], None],
+            ]
+            with pytest.raises(ServerError, match="log-prob"):
+                await talk.score(prompt, tokens)
     np.testing.assert_allclose(outcome, forward(tiny, tokens), atol=1e-4)
     assert outcome.dtype == np.float32 and none.shape == (0,)
 
 
-@pytest.mark.parametrize("value", [None, math.inf, -math.inf])
-def test_a_score_that_is_not_finite_is_an_error(tiny, value):
-    with fake(tiny) as server:
-        pairs = server.input_pairs
-        server.input_pairs = lambda body: [*pairs(body)[:-1], [value, body["input_ids"][-1], None]]
-        with pytest.raises(ServerError, match="log-prob"):
-            talk(server, lambda d, c, f: d.score(c, f, np.array(PROMPT, np.int32), np.array([5, 1], np.int32)))
-
-
-def test_an_abort_ends_its_request_alone(tiny):
-    """`a1` begins `a10`, and an abort at SGLang ends what begins with an id."""
-
-    async def use(dialect, client, facts):
-        ids = ("a1", "a10")
-        tasks = {
-            entry: asyncio.create_task(whole(dialect, client, facts, request(entry, max_tokens=300))) for entry in ids
-        }
-        while (await dialect.health(client, facts)).running != 2:
-            await asyncio.sleep(0.001)
-        await dialect.abort(client, facts, ["a1", "unknown"])
-        first = await tasks["a1"]
-        assert not tasks["a10"].done()
-        await dialect.abort(client, facts, [])
-        await dialect.abort(client, facts, ["a10"])
-        return first, await tasks["a10"]
-
-    with fake(tiny, pace=0.003, holds=("a",)) as server:
-        first, second = talk(server, use)
-    assert first[-1].finish_reason == second[-1].finish_reason == "abort"
-    assert 0 < len(tokens_of(first)) < 300
-
-
-def test_a_closed_stream_ends_its_request(tiny):
-    async def use(dialect, client, facts):
-        async with aclosing(dialect.stream(client, facts, request(max_tokens=300))) as chunks:
+async def test_a_closed_stream_ends_its_request(tiny):
+    async with fake(tiny, pace=0.003) as talk:
+        async with aclosing(talk.stream(request(max_tokens=300))) as chunks:
             await anext(chunks)
-        while (await dialect.health(client, facts)).running:
-            await asyncio.sleep(0.001)
-        return True
-
-    with fake(tiny, pace=0.003) as server:
-        assert talk(server, use)
+        await talk.runs(0)
 
 
 def handover(folder, version=1):
-    return WeightHandover(version=version, label=f"run-{version}", folder=folder, how="disk", seconds=30)
+    return WeightHandover(version=version, label=f"run-{version}", folder=folder, how="disk", seconds=LONG)
 
 
 @pytest.fixture(scope="module")
 def other(tiny, tmp_path_factory):
     """A folder with other weights."""
-    import copy
-
     folder = tmp_path_factory.mktemp("other")
     model = copy.deepcopy(tiny.model)
     with torch.no_grad():
@@ -247,86 +195,68 @@ def other(tiny, tmp_path_factory):
     return folder
 
 
-def test_new_weights_while_requests_run(tiny, other):
-    """Retracted, so that the flush works and no token is sampled from another version's KV; the spans say which."""
-
-    async def use(dialect, client, facts):
-        task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=200)))
-        while (await dialect.health(client, facts)).running != 1:
-            await asyncio.sleep(0.001)
-        await dialect.pause(client, facts, "keep")
-        await dialect.load_weights(client, facts, handover(other))
-        await dialect.reset_prefix_cache(client, facts, running=True)
-        assert (await dialect.health(client, facts)).weight_version == "run-1"
-        await dialect.resume(client, facts)
-        return await task
-
-    with fake(tiny, pace=0.003, holds=("a",)) as server:
-        chunks = talk(server, use)
-        assert server.stale == 0 and not server.died
-        loading = next(call.body for call in server.calls if call.path == "/update_weights_from_disk")
-    spans = chunks[-1].version_spans
-    assert [span[0] for span in spans] == ["default", "run-1"] and spans[0][1] == 0
-    assert spans[0][2] == spans[1][1] and spans[1][2] == len(tokens_of(chunks)) == 200
+async def test_new_weights_while_requests_run(tiny, other):
+    """Retracted, so that the flush works and no token is sampled from another version's KV; the spans say which. And
+    the server is called the same afterwards, though its model path is that of the weights: a replica that was ejected
+    for a moment could not return."""
+    async with fake(tiny, **HELD) as talk:
+        task = await talk.begun(max_tokens=40)
+        await talk.pause("keep")
+        await talk.load_weights(handover(other))
+        await talk.reset_prefix_cache(running=True)
+        assert (await talk.health()).weight_version == "run-1"
+        await talk.resume()
+        chunks = await task
+        assert talk.server.stale == 0 and not talk.server.died
+        loading = next(call.body for call in talk.server.calls if call.path == "/update_weights_from_disk")
+        assert (await talk.dialect.probe(talk.client)).model == talk.facts.model
+    (first, start, seam), (second, again, end) = chunks[-1].version_spans
+    assert (first, start, second, again, end) == ("default", 0, "run-1", seam, 40) and len(tokens_of(chunks)) == 40
     assert loading["flush_cache"] is False and loading["abort_all_requests"] is False
 
 
-def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
-    async def use(dialect, client, facts):
-        task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=300)))
-        while (await dialect.health(client, facts)).running != 1:
-            await asyncio.sleep(0.001)
-        await dialect.pause(client, facts, "abort")
-        health = await dialect.health(client, facts)
-        await dialect.resume(client, facts)
-        return health, await task
-
-    with fake(tiny, pace=0.003, holds=("a",)) as server:
-        health, chunks = talk(server, use)
-        assert [call.body for call in server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
+async def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
+    async with fake(tiny, **HELD) as talk:
+        task = await talk.begun(max_tokens=300)
+        await talk.pause("abort")
+        health = await talk.health()
+        await talk.resume()
+        chunks = await task
+        assert [call.body for call in talk.server.calls if call.path == "/pause_generation"] == [{"mode": "abort"}]
     assert (health.running, health.waiting) == (0, 0) and chunks[-1].finish_reason == "abort"
 
 
-def test_a_flush_that_fails_is_an_error(tiny):
-    """As it does while requests run, or are frozen in place."""
-
-    async def use(dialect, client, facts):
-        task = asyncio.create_task(whole(dialect, client, facts, request(max_tokens=300)))
-        while (await dialect.health(client, facts)).running != 1:
-            await asyncio.sleep(0.001)
+async def test_a_flush_that_fails_is_an_error(tiny):
+    """As it does while requests run, or are frozen in place. An abort of none of them is none of all."""
+    async with fake(tiny, **HELD) as talk:
+        task = await talk.begun(max_tokens=300)
         with pytest.raises(ServerError, match="the prefix cache was not emptied: requests hold on to it"):
-            await dialect.reset_prefix_cache(client, facts, running=False)
-        await client.post("/pause_generation", {"mode": "in_place"})
+            await talk.reset_prefix_cache(running=False)
+        await talk.client.post("/pause_generation", {"mode": "in_place"})
         with pytest.raises(ServerError, match="not emptied"):
-            await dialect.reset_prefix_cache(client, facts, running=True)
-        await dialect.resume(client, facts)
-        await dialect.abort(client, facts, ["a"])
+            await talk.reset_prefix_cache(running=True)
+        await talk.resume()
+        await talk.abort([])
+        await talk.runs(1)
+        await talk.abort(["a"])
         await task
-        await dialect.reset_prefix_cache(client, facts, running=False)
-
-    with fake(tiny, pace=0.003, holds=("a",)) as server:
-        talk(server, use)
-        assert not server.prefixes
+        await talk.reset_prefix_cache(running=False)
+        assert not talk.server.prefixes
 
 
-def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
-    async def use(dialect, client, facts):
+async def test_weights_that_do_not_load_are_an_error(tiny, tmp_path):
+    async with fake(tiny) as talk:
         with pytest.raises(ServerError, match="update_weights_from_disk: .*no model in"):
-            await dialect.load_weights(client, facts, handover(tmp_path))
-
-    with fake(tiny) as server:
-        talk(server, use)
+            await talk.load_weights(handover(tmp_path))
 
 
-def test_a_prompt_that_the_server_cuts_is_refused(tiny):
-    long = tuple(1 + i % 60 for i in range(600))
-    with (
-        fake(tiny, allow_auto_truncate=True) as server,
-        pytest.raises(UserError, match="read 511 tokens of a prompt of 600"),
-    ):
-        talk(server, lambda d, c, f: whole(d, c, f, request(prompt=long)))
-    with fake(tiny) as server, pytest.raises(ServerError, match="longer than the context length"):
-        talk(server, lambda d, c, f: whole(d, c, f, request(prompt=long)))
+async def test_a_prompt_that_the_server_cuts_is_refused(tiny):
+    long = request(prompt=tuple(1 + i % 60 for i in range(600)))
+    async with fake(tiny, allow_auto_truncate=True) as cuts, fake(tiny) as refuses:
+        with pytest.raises(UserError, match="read 511 tokens of a prompt of 600"):
+            await cuts.whole(long)
+        with pytest.raises(ServerError, match="longer than the context length"):
+            await refuses.whole(long)
 
 
 def event(tokens=(1, 2), pairs=((-0.5, 1), (-0.25, 2)), total=2, **meta):
@@ -335,6 +265,10 @@ def event(tokens=(1, 2), pairs=((-0.5, 1), (-0.25, 2)), total=2, **meta):
         "output_ids": list(tokens),
         "meta_info": more | {"output_token_logprobs": [[*pair, None] for pair in pairs]},
     }
+
+
+def read(body):
+    return _StreamReader(ServerClient(Address("http://127.0.0.1:1")), request()).chunk(body)
 
 
 @pytest.mark.parametrize(
@@ -350,50 +284,25 @@ def event(tokens=(1, 2), pairs=((-0.5, 1), (-0.25, 2)), total=2, **meta):
         (event(prompt_tokens=4), UserError, "read 4 tokens of a prompt of 5"),
     ],
 )
-def test_what_can_not_be_read_is_no_completion(tiny, body, error, message):
-    from proxima.engine.http.sglang import _StreamReader
-
-    reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), request())
+def test_what_can_not_be_read_is_no_completion(body, error, message):
     with pytest.raises(error, match=message):
-        reader.chunk(body)
+        read(body)
 
 
 def test_a_log_prob_that_is_missing_is_nan():
-    from proxima.engine.http.sglang import _StreamReader
-
-    reader = _StreamReader(ServerClient(Address("http://127.0.0.1:1")), request())
-    assert np.isnan(reader.chunk(event(pairs=((None, 1), (-0.25, 2)))).log_prob).tolist() == [True, False]
-
-
-def test_a_server_is_called_the_same_after_new_weights(tiny, other):
-    """Its model path is that of the weights: a replica that was ejected for a moment could not return."""
-
-    async def use(dialect, client, facts):
-        await dialect.pause(client, facts, "keep")
-        await dialect.load_weights(client, facts, handover(other))
-        await dialect.resume(client, facts)
-        return facts, await dialect.probe(client)
-
-    with fake(tiny) as server:
-        before, after = talk(server, use)
-    assert before.model == after.model
+    assert np.isnan(read(event(pairs=((None, 1), (-0.25, 2)))).log_prob).tolist() == [True, False]
 
 
 @pytest.mark.parametrize("incremental", ["no", "all"])
-def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
+async def test_experts_come_with_the_end_where_they_are_asked_for(tiny, incremental):
     shape = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
-
-    async def use(dialect, client, facts):
-        assert facts.latest_routes
-        asked = TokenRequest(id="x", tokens=PROMPT, sampling=Sampling(max_tokens=6))
-        routed = await whole(dialect, client, facts, replace(asked, routes=shape))
-        return facts.routed_experts, routed, await whole(dialect, client, facts, asked)
-
-    with fake(tiny, incremental=incremental, enable_return_routed_experts=True) as server:
-        with_experts, routed, plain = talk(server, use)
-    assert with_experts and all(chunk.routes is None for chunk in [*routed[:-1], *plain])
+    asked = request("x", max_tokens=6)
+    async with fake(tiny, incremental=incremental, enable_return_routed_experts=True) as talk:
+        assert talk.facts.latest_routes and talk.facts.routed_experts
+        routed, plain = await talk.whole(replace(asked, routes=shape)), await talk.whole(asked)
+    assert all(chunk.routes is None for chunk in [*routed[:-1], *plain])
     fed = [*PROMPT, *tokens_of(routed)[:-1].tolist()]
     assert np.array_equal(routed[-1].routes, experts_of(fed)[:, [0, 2]])
-    with fake(tiny) as server:
-        with_experts, routed, _ = talk(server, use)
-    assert not with_experts and routed[-1].routes is None
+    async with fake(tiny) as talk:
+        assert talk.facts.latest_routes and not talk.facts.routed_experts
+        assert (await talk.whole(replace(asked, routes=shape)))[-1].routes is None

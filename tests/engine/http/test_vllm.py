@@ -33,6 +33,11 @@ def facts_of(fake: FakeVllm) -> ServerFacts:
     return run(find_vllm_facts(fake.client()))
 
 
+def probed(**options: Any) -> tuple[FakeVllm, ServerFacts]:
+    fake = FakeVllm(**options)
+    return fake, facts_of(fake)
+
+
 async def chunks(fake: FakeVllm, facts: ServerFacts, **more: Any) -> list[Chunk]:
     request = TokenRequest(id="one", tokens=[5, 6], **({"sampling": Sampling(max_tokens=4), "seed": 3} | more))
     return [chunk async for chunk in DIALECT.stream(fake.client(), facts, request)]
@@ -103,8 +108,7 @@ def test_a_stream_gives_tokens_with_their_log_probs(generate: bool) -> None:
 
 @ROUTES
 def test_every_field_that_decides_a_draw_is_sent(generate: bool) -> None:
-    fake = FakeVllm(generate=generate)
-    facts = facts_of(fake)
+    fake, facts = probed(generate=generate)
     sampling = Sampling(temperature=0.7, max_tokens=3, stop=("###",))
     run(chunks(fake, facts, sampling=sampling, seed=11, stop_tokens=(2, 9), cache_salt="v4"))
     path, body = fake.calls[-1]
@@ -127,16 +131,14 @@ def test_every_field_that_decides_a_draw_is_sent(generate: bool) -> None:
     ],
 )
 def test_an_answer_that_does_not_fit_loses_the_completion(change: dict[str, Any], reason: str) -> None:
-    fake = FakeVllm()
-    facts = facts_of(fake)
+    fake, facts = probed()
     fake.change = change
     with pytest.raises(ServerError, match=reason):
         run(chunks(fake, facts))
 
 
 def test_the_tokens_that_could_be_sampled_come_with_the_chunk() -> None:
-    fake = FakeVllm()
-    facts = facts_of(fake)
+    fake, facts = probed()
     (plain,) = run(chunks(fake, facts))
     sets = [[token + 2, token] for token in plain.tokens.tolist()]
     fake.change = {"sampling_mask": sets}
@@ -148,8 +150,7 @@ def test_the_tokens_that_could_be_sampled_come_with_the_chunk() -> None:
 
 
 def test_a_log_prob_that_was_not_computed_is_nan() -> None:
-    fake = FakeVllm(generate=False)
-    facts = facts_of(fake)
+    fake, facts = probed(generate=False)
     fake.change = {"logprobs": {"token_logprobs": [-1.0, -9999.0, None, -0.5]}}
     (chunk,) = run(chunks(fake, facts))
     np.testing.assert_array_equal(chunk.log_prob, np.float32([-1.0, np.nan, np.nan, -0.5]))
@@ -163,8 +164,7 @@ def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
 
 @ROUTES
 def test_scores_are_of_softmax_of_the_logits(generate: bool) -> None:
-    fake = FakeVllm(generate=generate)
-    facts = facts_of(fake)
+    fake, facts = probed(generate=generate)
     scores = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
     expected = [log_softmax(logits_after(a, "default"))[b] for a, b in ((6, 7), (7, 8), (8, 9))]
     np.testing.assert_allclose(scores, expected, atol=1e-6)
@@ -173,8 +173,7 @@ def test_scores_are_of_softmax_of_the_logits(generate: bool) -> None:
 
 
 def test_abort_names_requests_as_the_server_does_and_never_all() -> None:
-    fake = FakeVllm()
-    facts = facts_of(fake)
+    fake, facts = probed()
     before = len(fake.calls)
     run(DIALECT.abort(fake.client(), facts, []))
     assert len(fake.calls) == before
@@ -185,8 +184,7 @@ def test_abort_names_requests_as_the_server_does_and_never_all() -> None:
 
 
 def test_the_pause_mode_is_always_sent() -> None:
-    fake = FakeVllm()
-    facts = facts_of(fake)
+    fake, facts = probed()
     for mode in ("keep", "wait", "abort"):
         run(DIALECT.pause(fake.client(), facts, mode))
         assert fake.calls[-1] == ("/pause", {"mode": mode, "clear_cache": "false"})
@@ -196,8 +194,7 @@ def test_the_pause_mode_is_always_sent() -> None:
 
 
 def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
-    fake = FakeVllm()
-    facts = facts_of(fake)
+    fake, facts = probed()
     fake.busy = True
     with pytest.raises(ServerError, match="not emptied"):
         run(DIALECT.reset_prefix_cache(fake.client(), facts, running=False))
@@ -207,8 +204,8 @@ def test_a_prefix_cache_that_was_not_emptied_is_an_error() -> None:
 def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxima.engine.http.vllm.BUCKET", 8)
     save_file({name: torch.zeros(2) for name in "abc"}, tmp_path / "model.safetensors")
-    fake = FakeVllm()
-    facts, before = facts_of(fake), len(fake.calls)
+    fake, facts = probed()
+    before = len(fake.calls)
     weights = WeightHandover(version=3, label="run-3", folder=tmp_path, how="transfer")
     run(DIALECT.load_weights(fake.client(), facts, weights))
     start, begin, *buckets, finish = fake.calls[before:]
@@ -221,8 +218,8 @@ def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monke
 
 @pytest.mark.parametrize(("how", "method"), [("reload_packed", "reload_packed"), ("reload", "reload_weights")])
 def test_a_reload_packs_again_where_the_worker_can(how: str, method: str, tmp_path: Path) -> None:
-    fake = FakeVllm()
-    facts, before = facts_of(fake), len(fake.calls)
+    fake, facts = probed()
+    before = len(fake.calls)
     weights = WeightHandover(version=4, label="run-4", folder=tmp_path, how=how)
     run(DIALECT.load_weights(fake.client(), facts, weights))
     called = [body for path, body in fake.calls[before:] if path == "/collective_rpc"]
@@ -242,8 +239,7 @@ SHAPE = RouteShape(layers=3, mixtures=(0, 2), experts=8, per_token=2)
 
 
 def test_experts_are_read_where_a_stream_has_them() -> None:
-    fake = FakeVllm(routes=True)
-    facts = facts_of(fake)
+    fake, facts = probed(routes=True)
     (chunk,) = run(chunks(fake, facts, routes=SHAPE))
     assert facts.routed_experts and not facts.latest_routes
     assert np.array_equal(chunk.routes, experts_of([5, 6, *chunk.tokens[:-1].tolist()])[:, [0, 2]])
@@ -252,8 +248,7 @@ def test_experts_are_read_where_a_stream_has_them() -> None:
 
 
 def test_experts_that_nobody_asked_for_are_kept_short_and_not_read() -> None:
-    fake = FakeVllm(routes=True)
-    facts = facts_of(fake)
+    fake, facts = probed(routes=True)
     (chunk,) = run(chunks(fake, facts))
     assert chunk.routes is None and fake.calls[-1][1]["sampling_params"]["routed_experts_prompt_start"] == 2
 

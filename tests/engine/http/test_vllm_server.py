@@ -4,6 +4,7 @@ import asyncio
 import copy
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,7 +51,7 @@ def moved(trained: LoadedModel) -> LoadedModel:
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1 + 0.05 * torch.randn(weight.shape, generator=draws))
-    return LoadedModel(model=model, tokenizer=trained.tokenizer, path=trained.path)
+    return replace(trained, model=model)
 
 
 @asynccontextmanager
@@ -62,16 +63,25 @@ async def replica(url: str) -> AsyncIterator[Any]:
         await client.close()
 
 
-async def hand_over(
-    server: Any, loaded: LoadedModel, folders: WeightFolders, label: str, how: str = "transfer"
-) -> None:
+async def hand_over(server: Any, loaded: LoadedModel, folders: WeightFolders, label: str) -> None:
     folder = folders.write(loaded.model, loaded.tokenizer, label)
-    weights = WeightHandover(version=1, label=label, folder=folder, how=how, seconds=300)
+    weights = WeightHandover(version=1, label=label, folder=folder, how="transfer", seconds=300)
     await DIALECT.load_weights(server.client, server.facts, weights)
 
 
-def sync_of(loaded: LoadedModel, **settings: Any) -> FolderSync:
-    return FolderSync(Vllm(probe_tokens=128, **settings), EngineSetup.of(loaded, max_length=512))
+@asynccontextmanager
+async def syncing(loaded: LoadedModel, **settings: Any) -> AsyncIterator[FolderSync]:
+    sync = FolderSync(Vllm(probe_tokens=128, **settings), EngineSetup.of(loaded, max_length=512))
+    try:
+        yield sync
+    finally:
+        await sync.close()
+
+
+async def push(sync: FolderSync, server: Any, module: torch.nn.Module, label: str, version: int = 0) -> dict[str, Any]:
+    await sync.prepare(WeightUpdate(version=version, module=module), label)
+    await DIALECT.pause(server.client, server.facts, "keep")
+    return (await sync.push(server)).metrics
 
 
 def teacher_forced(model: Any, prompt: list[int], tokens: np.ndarray) -> np.ndarray:
@@ -81,28 +91,20 @@ def teacher_forced(model: Any, prompt: list[int], tokens: np.ndarray) -> np.ndar
     return rows.gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
 
 
-def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel) -> None:
-    async def main() -> None:
-        async with replica(url) as server:
-            for way in ("transfer", "reload_packed"):
-                sync = sync_of(trained, weights=way)
-                await sync.prepare(WeightUpdate(version=0, module=trained.model), f"{way}-0")
-                await DIALECT.pause(server.client, server.facts, "keep")
-                report = await sync.push(server)
-                assert report.metrics["probe_mean"] < 1e-3 and report.metrics["perturbed_max"] < CLOSE
+async def test_a_tied_head_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel) -> None:
+    async with replica(url) as server:
+        for way in ("transfer", "reload_packed"):
+            async with syncing(trained, weights=way) as sync:
+                metrics = await push(sync, server, trained.model, f"{way}-0")
+                assert metrics["probe_mean"] < 1e-3 and metrics["perturbed_max"] < CLOSE
                 assert (await DIALECT.health(server.client, server.facts)).weight_version == f"{way}-0"
-                await sync.close()
-            sync = sync_of(trained, weights="reload")
-            await sync.prepare(WeightUpdate(version=0, module=trained.model), "trap-0")
+        async with syncing(trained, weights="reload") as sync:
             with pytest.raises(UserError, match=r"perturbed copy.*nats from the trainer's.*tied embeddings"):
-                await sync.push(server)
-            await sync.close()
-
-    asyncio.run(main())
+                await push(sync, server, trained.model, "trap-0")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -> None:
+async def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -> None:
     """48 wide, which the kernel of a CPU pads to 64."""
     sizes = {"vocab_size": 1024, "hidden_size": 128, "head_dim": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     sizes |= {"num_hidden_layers": 3, "intermediate_size": 64, "moe_intermediate_size": 48, "num_experts": 8}
@@ -113,18 +115,12 @@ def test_the_experts_of_a_mixture_are_packed_again(dtype: str, tmp_path: Path) -
     for part in (model, tokenizer):
         part.save_pretrained(loaded.path)
 
-    async def main(url: str) -> None:
+    with live_server(tmp_path, dtype=dtype, model=tmp_path / "model") as url:
         async with replica(url) as server:
             for way in ("transfer", "reload_packed"):
-                sync = sync_of(loaded, weights=way)
-                await sync.prepare(WeightUpdate(version=0, module=loaded.model), f"{way}-0")
-                await DIALECT.pause(server.client, server.facts, "keep")
-                report = await sync.push(server)
-                assert report.metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
-                await sync.close()
-
-    with live_server(tmp_path, dtype=dtype, model=tmp_path / "model") as url:
-        asyncio.run(main(url))
+                async with syncing(loaded, weights=way) as sync:
+                    metrics = await push(sync, server, loaded.model, f"{way}-0")
+                    assert metrics["probe_mean"] < (1e-3 if dtype == "float32" else 0.1)
 
 
 STALE = ["norm.weight", "layers.7.input_layernorm.weight", "layers.28.self_attn.q_proj.weight"]
@@ -132,146 +128,119 @@ STALE += ["layers.14.self_attn.v_proj.weight", "layers.21.mlp.down_proj.weight",
 
 
 @pytest.mark.parametrize("name", STALE)
-def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
-    async def main() -> None:
-        async with replica(url) as server:
-            sync = sync_of(trained)
-            await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
-            assert sync._perturbed is not None
-            file = sync._perturbed.folder / "model.safetensors"
-            weights = load_file(file)
-            weights[f"model.{name}"] = trained.model.get_parameter(f"model.{name}").detach().clone()
-            save_file(weights, file)
-            with pytest.raises(UserError, match="perturbed copy"):
-                await sync.push(server)
-            await sync.close()
-
-    asyncio.run(main())
+async def test_a_tensor_that_stays_behind_is_found_at_the_first_sync(url: str, trained: LoadedModel, name: str) -> None:
+    async with replica(url) as server, syncing(trained) as sync:
+        await sync.prepare(WeightUpdate(version=0, module=trained.model), f"stale-{name}")
+        assert sync._perturbed is not None
+        file = sync._perturbed.folder / "model.safetensors"
+        weights = load_file(file)
+        weights[f"model.{name}"] = trained.model.get_parameter(f"model.{name}").detach().clone()
+        save_file(weights, file)
+        with pytest.raises(UserError, match="perturbed copy"):
+            await sync.push(server)
 
 
-def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: LoadedModel) -> None:
-    model = copy.deepcopy(trained.model)
-    loaded = LoadedModel(model=model, tokenizer=trained.tokenizer, path=trained.path)
-    slopes = list[float]()
-
-    async def main() -> None:
-        draws = torch.Generator().manual_seed(2)
-        async with replica(url) as server:
-            sync = sync_of(loaded)
-            for version in range(8):
-                await sync.prepare(WeightUpdate(version=version, module=model), f"many-{version}")
-                await DIALECT.pause(server.client, server.facts, "keep")
-                report = await sync.push(server)
-                assert report.metrics["probe_mean"] < 1e-3
-                slopes.extend(report.metrics[name] for name in report.metrics if name == "slope")
-                rate = (1e-6, 1e-5)[version % 2]
-                with torch.no_grad():  # what a step of AdamW does at its start: the rate, up or down
-                    for weight in model.parameters():
-                        weight.add_(rate * torch.randn(weight.shape, generator=draws).sign())
-            await sync.close()
-
-    asyncio.run(main())
+async def test_many_syncs_at_usual_learning_rates_are_no_alarm(url: str, trained: LoadedModel) -> None:
+    loaded = replace(trained, model=copy.deepcopy(trained.model))
+    slopes, draws = list[float](), torch.Generator().manual_seed(2)
+    async with replica(url) as server, syncing(loaded) as sync:
+        for version in range(8):
+            metrics = await push(sync, server, loaded.model, f"many-{version}", version)
+            assert metrics["probe_mean"] < 1e-3
+            slopes.extend(metrics[name] for name in metrics if name == "slope")
+            rate = (1e-6, 1e-5)[version % 2]
+            with torch.no_grad():  # what a step of AdamW does at its start: the rate, up or down
+                for weight in loaded.model.parameters():
+                    weight.add_(rate * torch.randn(weight.shape, generator=draws).sign())
     assert len(slopes) == 7 and all(abs(slope - 1) < 0.15 for slope in slopes)
 
 
-def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: LoadedModel) -> None:
+async def test_a_server_that_does_not_follow_is_found_by_its_slope(url: str, trained: LoadedModel) -> None:
     """Half of the layers stay behind in a later sync: log-probs are still within every bound, their movement is not."""
-    model = copy.deepcopy(trained.model)
-    loaded = LoadedModel(model=model, tokenizer=trained.tokenizer, path=trained.path)
-
-    async def main() -> None:
-        async with replica(url) as server:
-            sync = sync_of(loaded, probe_bound=0.2)
-            await sync.prepare(WeightUpdate(version=0, module=model), "behind-0")
+    loaded = replace(trained, model=copy.deepcopy(trained.model))
+    async with replica(url) as server, syncing(loaded, probe_bound=0.2) as sync:
+        await push(sync, server, loaded.model, "behind-0")
+        with torch.no_grad():
+            for weight in loaded.model.parameters():
+                weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
+        await sync.prepare(WeightUpdate(version=1, module=loaded.model), "behind-1")
+        assert sync._staged is not None
+        file = sync._staged.folder / "model.safetensors"
+        weights = load_file(file)
+        for name, weight in trained.model.named_parameters():
+            if ".layers." in name and int(name.split(".")[2]) % 2:
+                weights[name] = weight.detach().to(weights[name].dtype)
+        save_file(weights, file)
+        with pytest.raises(UserError, match="does not follow the updates"):
             await sync.push(server)
-            with torch.no_grad():
-                for weight in model.parameters():
-                    weight.mul_(1 + 1e-3 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(3)))
-            await sync.prepare(WeightUpdate(version=1, module=model), "behind-1")
-            assert sync._staged is not None
-            file = sync._staged.folder / "model.safetensors"
-            weights = load_file(file)
-            for name, weight in trained.model.named_parameters():
-                if ".layers." in name and int(name.split(".")[2]) % 2:
-                    weights[name] = weight.detach().to(weights[name].dtype)
-            save_file(weights, file)
-            with pytest.raises(UserError, match="does not follow the updates"):
-                await sync.push(server)
-            await sync.close()
-
-    asyncio.run(main())
 
 
-def test_the_prefix_cache_of_other_weights_is_never_read(
+async def test_the_prefix_cache_of_other_weights_is_never_read(
     url: str, trained: LoadedModel, moved: LoadedModel, tmp_path: Path
 ) -> None:
     prompt = trained.tokenizer("The tower of Hanoi has three rods and any number of disks. " * 30).input_ids[:400]
     folders = WeightFolders(tmp_path)
+    async with replica(url) as server:
 
-    async def main() -> None:
-        async with replica(url) as server:
+        async def away(model: Any, name: str, salt: str | None) -> float:
+            """Largest distance of a completion's log-probs from those of the model."""
+            fields = {"sampling": Sampling(max_tokens=8), "seed": 5, "cache_salt": salt}
+            parts = DIALECT.stream(server.client, server.facts, TokenRequest(id=name, tokens=prompt, **fields))
+            tokens, log_probs, _ = joined([chunk async for chunk in parts])
+            return float(np.abs(log_probs - teacher_forced(model, prompt, tokens)).max())
 
-            async def away(model: Any, name: str, salt: str | None) -> float:
-                """Largest distance of a completion's log-probs from those of the model."""
-                fields = {"sampling": Sampling(max_tokens=8), "seed": 5, "cache_salt": salt}
-                parts = DIALECT.stream(server.client, server.facts, TokenRequest(id=name, tokens=prompt, **fields))
-                chunks = [chunk async for chunk in parts]
-                tokens = np.concatenate([chunk.tokens for chunk in chunks])
-                log_probs = np.concatenate([chunk.log_prob for chunk in chunks])
-                return float(np.abs(log_probs - teacher_forced(model, prompt, tokens)).max())
+        await DIALECT.pause(server.client, server.facts, "keep")
+        await hand_over(server, trained, folders, "cache-1")
+        await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
+        await DIALECT.resume(server.client, server.facts)
+        assert await away(trained.model, "a", None) < CLOSE  # and now its blocks are in the cache
+        await DIALECT.pause(server.client, server.facts, "keep")
+        await hand_over(server, moved, folders, "cache-2")
+        await DIALECT.resume(server.client, server.facts)
+        assert await away(moved.model, "b", None) > 10 * CLOSE  # not forgotten: the test can fail
+        assert await away(moved.model, "c", "cache-2") < CLOSE  # a salt of one's own keeps away from it
+        await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
+        assert await away(moved.model, "d", None) < CLOSE
 
-            await DIALECT.pause(server.client, server.facts, "keep")
-            await hand_over(server, trained, folders, "cache-1")
-            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
-            await DIALECT.resume(server.client, server.facts)
-            assert await away(trained.model, "a", None) < CLOSE  # and now its blocks are in the cache
-            await DIALECT.pause(server.client, server.facts, "keep")
-            await hand_over(server, moved, folders, "cache-2")
-            await DIALECT.resume(server.client, server.facts)
-            assert await away(moved.model, "b", None) > 10 * CLOSE  # not forgotten: the test can fail
-            assert await away(moved.model, "c", "cache-2") < CLOSE  # a salt of one's own keeps away from it
-            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
-            assert await away(moved.model, "d", None) < CLOSE
 
-    asyncio.run(main())
+def joined(chunks: list[Any]) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Tokens, their log-probs, and the spans of versions."""
+    tokens, log_probs = (np.concatenate([getattr(c, name) for c in chunks]) for name in ("tokens", "log_prob"))
+    return tokens, log_probs, chunks[-1].version_spans
 
 
 @pytest.mark.parametrize("interrupt", ["recompute", "keep", "finish"])
-def test_versions_of_tokens_across_a_sync(
+async def test_versions_of_tokens_across_a_sync(
     interrupt: str, url: str, trained: LoadedModel, moved: LoadedModel, tmp_path: Path
 ) -> None:
     """Completions run while weights change; each token's log-prob is that of the version that it names."""
     prompt = trained.tokenizer("Once upon a time").input_ids
     folders = WeightFolders(tmp_path)
+    async with replica(url) as server:
+        await hand_over(server, trained, folders, "first")
+        await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
+        begun = [asyncio.Event() for _ in range(2)]
 
-    async def main() -> list[tuple[np.ndarray, np.ndarray, Any]]:
-        async with replica(url) as server:
-            await hand_over(server, trained, folders, "first")
-            await DIALECT.reset_prefix_cache(server.client, server.facts, running=False)
-            begun = [asyncio.Event() for _ in range(2)]
+        async def complete(number: int) -> tuple[np.ndarray, np.ndarray, Any]:
+            fields = {"sampling": Sampling(max_tokens=60), "seed": number}
+            request = TokenRequest(id=f"{interrupt}-{number}", tokens=prompt, **fields)
+            chunks = []
+            async for chunk in DIALECT.stream(server.client, server.facts, request):
+                chunks.append(chunk)
+                if len(chunks) == 10:
+                    begun[number].set()
+            return joined(chunks)
 
-            async def complete(number: int) -> tuple[np.ndarray, np.ndarray, Any]:
-                fields = {"sampling": Sampling(max_tokens=60), "seed": number}
-                request = TokenRequest(id=f"{interrupt}-{number}", tokens=prompt, **fields)
-                chunks = []
-                async for chunk in DIALECT.stream(server.client, server.facts, request):
-                    chunks.append(chunk)
-                    if len(chunks) == 10:
-                        begun[number].set()
-                tokens, log_probs = (np.concatenate([getattr(c, n) for c in chunks]) for n in ("tokens", "log_prob"))
-                return tokens, log_probs, chunks[-1].version_spans
-
-            running = [asyncio.create_task(complete(number)) for number in range(2)]
-            for event in begun:
-                await event.wait()
-            await DIALECT.pause(server.client, server.facts, "wait" if interrupt == "finish" else "keep")
-            await hand_over(server, moved, folders, "second")
-            if interrupt != "keep":
-                await DIALECT.reset_prefix_cache(server.client, server.facts, running=interrupt == "recompute")
-            await DIALECT.resume(server.client, server.facts)
-            return [await task for task in running]
-
-    for tokens, log_probs, spans in asyncio.run(main()):
+        running = [asyncio.create_task(complete(number)) for number in range(2)]
+        for event in begun:
+            await event.wait()
+        await DIALECT.pause(server.client, server.facts, "wait" if interrupt == "finish" else "keep")
+        await hand_over(server, moved, folders, "second")
+        if interrupt != "keep":
+            await DIALECT.reset_prefix_cache(server.client, server.facts, running=interrupt == "recompute")
+        await DIALECT.resume(server.client, server.facts)
+        completions = [await task for task in running]
+    for tokens, log_probs, spans in completions:
         assert len(tokens) == 60 and spans[0][0] == "first" and spans[-1][2] == 60
         if interrupt == "finish":
             assert spans == (("first", 0, 60),)

@@ -1,4 +1,4 @@
-"""Weights written for servers to read."""
+"""Weights written for servers to read. That an adapter is merged is shown in test_weight_probe.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,9 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from proxima.data import UserError
 from proxima.engine.http import locked_folder, weight_folder
 from proxima.engine.http.weight_folder import WeightFolders, folder_bytes, weight_buckets
-from proxima.model import load
-from proxima.model.lora import Lora
-from proxima.model.lora_layers import attach, merge_adapter
+from proxima.model import LoadedModel, load
 
 TEXT = torch.tensor([[5, 9, 40, 41, 7, 30]])
 
@@ -24,63 +22,53 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
     return model.eval()(TEXT).logits
 
 
+def written(folders: WeightFolders, loaded: LoadedModel, label: str = "v1") -> Path:
+    return folders.write(loaded.model, loaded.tokenizer, label)
+
+
+def end(folders: WeightFolders) -> None:
+    """What the end of its process does to its lock."""
+    folders._locked._file.close()  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])  # tied, untied, tied
 def test_a_folder_is_the_model(kind: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     loaded = load(str(tiny_model(kind)), dtype=torch.float32, device="cpu")
     with torch.no_grad():
         for weight in loaded.model.parameters():
             weight.mul_(1.5)
-    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
-    again = AutoModelForCausalLM.from_pretrained(folder)
-    assert torch.equal(logits(again), logits(loaded.model))
+    folder = written(WeightFolders(tmp_path), loaded)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(loaded.model))
     text = "ab <|im_end|>"
     assert AutoTokenizer.from_pretrained(folder)(text).input_ids == loaded.tokenizer(text).input_ids
 
 
-def test_the_dtype_is_the_servers(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    folder = WeightFolders(tmp_path, dtype="bfloat16").write(loaded.model, loaded.tokenizer, "v1")
+def test_the_dtype_is_the_servers(llama: LoadedModel, tmp_path: Path) -> None:
+    folder = written(WeightFolders(tmp_path, dtype="bfloat16"), llama)
     weights = load_file(folder / "model.safetensors")
     assert {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     name = "model.norm.weight"
-    assert torch.equal(weights[name], loaded.model.get_parameter(name).to(torch.bfloat16))
+    assert torch.equal(weights[name], llama.model.get_parameter(name).to(torch.bfloat16))
     assert AutoModelForCausalLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
     with pytest.raises(UserError, match="'int3'"):
         WeightFolders(tmp_path, dtype="int3")
 
 
-def test_an_adapter_is_merged(tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    attach(loaded.model, Lora(rank=2), seed=0)
-    draws = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, weight in loaded.model.named_parameters():
-            if "lora_" in name:
-                weight.normal_(std=0.3, generator=draws)
-    before = logits(loaded.model)
-    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
-    torch.testing.assert_close(logits(AutoModelForCausalLM.from_pretrained(folder)), before, atol=1e-4, rtol=1e-3)
-    merge_adapter(loaded.model)
-    assert len(load_file(folder / "model.safetensors")) == len(dict(loaded.model.named_parameters()))
-
-
-def test_the_two_newest_are_kept_and_close_removes_all(tiny_model: Callable[[str], Path]) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+def test_the_two_newest_are_kept_and_close_removes_all(llama: LoadedModel) -> None:
     folders = WeightFolders()
-    written = [folders.write(loaded.model, loaded.tokenizer, f"v{version}") for version in range(4)]
-    assert [folder.exists() for folder in written] == [False, False, True, True]
-    again = folders.write(loaded.model, loaded.tokenizer, "v3")
-    assert again == written[3] and [folder.exists() for folder in written] == [False, False, True, True]
+    made = [written(folders, llama, f"v{version}") for version in range(4)]
+    assert [folder.exists() for folder in made] == [False, False, True, True]
+    assert written(folders, llama, "v3") == made[3]
+    assert [folder.exists() for folder in made] == [False, False, True, True]
     folders.close()
-    assert not written[3].parent.exists()
+    assert not made[3].parent.exists()
 
 
 def test_what_is_half_written_has_not_the_name(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     folders = WeightFolders(tmp_path)
-    before = folders.write(loaded.model, loaded.tokenizer, "v1")
+    before = written(folders, llama)
     content = (before / "model.safetensors").read_bytes()
 
     def full(*_: object, **__: object) -> None:
@@ -88,20 +76,19 @@ def test_what_is_half_written_has_not_the_name(
 
     monkeypatch.setattr(weight_folder, "save_file", full)
     with pytest.raises(UserError, match=r"No space left on device.*engine\.weight_folder"):
-        folders.write(loaded.model, loaded.tokenizer, "v1")
+        written(folders, llama)
     assert (before / "model.safetensors").read_bytes() == content
     assert sorted(path.name for path in before.parent.iterdir()) == [".held", "v1"]
 
 
 def test_shards_and_buckets_hold_every_weight_once(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     monkeypatch.setattr(weight_folder, "SHARD", 20_000)
-    folder = WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1")
+    folder = written(WeightFolders(tmp_path), llama)
     assert len(list(folder.glob("model-*-of-*.safetensors"))) > 2
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(loaded.model))
-    parameters = dict(loaded.model.named_parameters())
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(folder)), logits(llama.model))
+    parameters = dict(llama.model.named_parameters())
     buckets = list(weight_buckets(folder, 5_000))
     assert sorted(name for _, names in buckets for name in names) == sorted(parameters)
     for file, names in buckets:
@@ -111,10 +98,8 @@ def test_shards_and_buckets_hold_every_weight_once(
 
 
 def test_what_is_written_while_it_is_closed_is_removed(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
     folders, whole = WeightFolders(), weight_folder.save_file
 
     def save(*given: Any, **more: Any) -> None:
@@ -123,58 +108,45 @@ def test_what_is_written_while_it_is_closed_is_removed(
         whole(*given, **more)
 
     monkeypatch.setattr(weight_folder, "save_file", save)
-    folders.write(loaded.model, loaded.tokenizer, "v1")
+    written(folders, llama)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_killed_runs_have_left_in_a_given_folder_goes_where_it_is_certain(
-    tiny_model: Callable[[str], Path], tmp_path: Path
+    llama: LoadedModel, tmp_path: Path
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-
-    def written(folders: WeightFolders) -> Path:
-        return folders.write(loaded.model, loaded.tokenizer, "v1")
-
-    folders = [WeightFolders(tmp_path / "given") for _ in range(3)]
-    gone, elsewhere, living = map(written, folders)
+    place = tmp_path / "given"
+    folders = [WeightFolders(place) for _ in range(3)]
+    gone, elsewhere, living = (written(entry, llama) for entry in folders)
     assert len({entry.parent.parent for entry in (gone, elsewhere, living)}) == 1
     for entry in folders[:2]:
-        entry._locked._file.close()  # type: ignore[union-attr] # as the end of its process does
+        end(entry)
     (elsewhere.parent / locked_folder.LOCK_FILE).write_text("another kernel, whose locks nobody sees here")
-    (before := tmp_path / "given" / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
-    again = WeightFolders(tmp_path / "given")
-    assert written(again).is_dir()
+    (before := place / "0a1b2c3d.1.v1").mkdir()  # of an earlier release, or somebody's own
+    again = WeightFolders(place)
+    assert written(again, llama).is_dir()
     assert not gone.parent.exists()
     assert elsewhere.is_dir() and living.is_dir() and before.is_dir()
-    mode = (tmp_path / "given").stat().st_mode
-    assert living.parent.stat().st_mode == mode  # a server of another user may read what it could read before
+    assert living.parent.stat().st_mode == place.stat().st_mode  # a server of another user may read what it could read
     for entry in (folders[2], again):
         entry.close()
-    assert sorted(entry.name for entry in (tmp_path / "given").iterdir()) == sorted(
-        [elsewhere.parent.name, before.name]
-    )
+    assert sorted(entry.name for entry in place.iterdir()) == sorted([elsewhere.parent.name, before.name])
 
 
 def test_a_given_folder_on_a_disk_without_locks_is_used_and_left_alone(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    llama: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
     monkeypatch.setattr(locked_folder.fcntl, "flock", no_locks)
-    left, again = (WeightFolders(tmp_path).write(loaded.model, loaded.tokenizer, "v1") for _ in range(2))
+    left, again = (written(WeightFolders(tmp_path), llama) for _ in range(2))
     assert left.is_dir() and again.is_dir()
 
 
-def test_room_is_made_of_what_killed_runs_have_left(
-    tiny_model: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    monkeypatch.setattr(weight_folder, "SHARED_MEMORY", tmp_path)
+def test_room_is_made_of_what_killed_runs_have_left(llama: LoadedModel) -> None:
     gone, living = WeightFolders(), WeightFolders()
-    left, kept = (entry.write(loaded.model, loaded.tokenizer, "v1") for entry in (gone, living))
-    gone._locked._file.close()  # as the end of its process does
-    again = WeightFolders().write(loaded.model, loaded.tokenizer, "v1")
+    left, kept = (written(entry, llama) for entry in (gone, living))
+    end(gone)
+    again = written(WeightFolders(), llama)
     assert not left.parent.exists() and kept.exists() and again.exists()

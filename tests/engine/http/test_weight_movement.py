@@ -1,6 +1,5 @@
 """Whether a server follows the updates: a sound one is never accused, and one that stays behind is found."""
 
-import asyncio
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,14 +11,11 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.engine.http.folder_sync import FolderSync
-from proxima.engine.http.vllm import Vllm
 from proxima.engine.http.weight_probe import WeightProbe, rounded_log_prob, trainer_log_prob
-from proxima.engine.protocol import EngineSetup, WeightUpdate
-from proxima.model import load
+from proxima.model import LoadedModel, load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach, merge_adapter
-from tests.engine.http.test_weight_probe import FACTS, ModelServer
+from tests.engine.http.test_weight_probe import FACTS, ModelServer, names_of, push, syncing
 
 TOKENS = 256
 
@@ -100,49 +96,43 @@ class Coarse(ModelServer):
         self.model.to(torch.bfloat16)
 
 
-def train_some(model: Any, steps: int, sync: FolderSync, server: Any) -> list[dict[str, float]]:
+async def slopes_of(loaded: LoadedModel, server: ModelServer, steps: int) -> list[float]:
     """Small steps in a direction that stays, from weights that bfloat16 holds exactly; a sync each."""
-    collected, loop = list[dict[str, float]](), asyncio.new_event_loop()
+    slopes, draws, weights = list[float](), torch.Generator().manual_seed(0), list(loaded.model.parameters())
     with torch.no_grad():
-        for weight in model.parameters():
+        for weight in weights:
             weight.copy_(weight.bfloat16())
-    draws = torch.Generator().manual_seed(0)
-    ways = [torch.randn(weight.shape, generator=draws).sign() for weight in model.parameters()]
-
-    async def one(version: int) -> Any:
-        await sync.prepare(WeightUpdate(version=version, module=model), f"v{version}")
-        return await sync.push(server)
-
-    try:
+    ways = [torch.randn(weight.shape, generator=draws).sign() for weight in weights]
+    async with syncing(loaded, TOKENS, probe_bound=5.0) as sync:
+        sync._wants_perturbed = False
         for version in range(steps):
-            collected.append(dict(loop.run_until_complete(one(version)).metrics))
+            metrics = (await push(sync, server, loaded.model, version)).metrics
+            slopes += [metrics["slope"]] if "slope" in metrics else []
             with torch.no_grad():
-                for weight, way in zip(model.parameters(), ways, strict=True):
+                for weight, way in zip(weights, ways, strict=True):
                     weight.add_(way * 2e-4)
-    finally:
-        loop.run_until_complete(sync.close())
-        loop.close()
-    return collected
+    return slopes
 
 
 @pytest.mark.parametrize("follows", [True, False])
-def test_a_server_in_bfloat16_through_small_steps(follows: bool, tiny_model: Callable[[str], Path]) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    sync = FolderSync(Vllm(probe_tokens=TOKENS, probe_bound=5.0), EngineSetup.of(loaded, max_length=TOKENS + 64))
-    sync._wants_perturbed = False
+async def test_a_server_in_bfloat16_through_small_steps(follows: bool, llama: LoadedModel) -> None:
     if follows:
-        figures = train_some(loaded.model, 40, sync, Coarse(loaded))
-        slopes = [figure["slope"] for figure in figures if "slope" in figure]
+        slopes = await slopes_of(llama, Coarse(llama), 40)
         assert slopes and all(abs(slope - 1) < 0.3 for slope in slopes)
     else:
-        names = [name for name, _ in loaded.model.named_parameters()]
         with pytest.raises(UserError, match="does not follow the updates"):
-            train_some(loaded.model, 40, sync, Coarse(loaded, ignores=names))
+            await slopes_of(llama, Coarse(llama, ignores=names_of(llama)), 40)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen2"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("adapter", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "dtype", "adapter"),
+    [
+        ("llama", torch.float32, True),
+        ("llama", torch.bfloat16, False),
+        ("qwen2", torch.float32, False),
+        ("qwen2", torch.bfloat16, True),
+    ],
+)
 def test_the_log_probs_of_what_is_handed_over(
     kind: str, dtype: torch.dtype, adapter: bool, tiny_model: Callable[[str], Path]
 ) -> None:

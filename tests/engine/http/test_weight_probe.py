@@ -1,9 +1,8 @@
 """The probe, and the hand-over around it, against a server that is a model of this process."""
 
-import asyncio
 import copy
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from proxima.engine.protocol import EngineSetup, WeightUpdate
 from proxima.model import LoadedModel, load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
-from proxima.model.pretrained import load_tokenizer
 
 FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, weight_updates=("best", "other"))
 
@@ -78,49 +76,59 @@ def loaded(request: pytest.FixtureRequest, tiny_model: Callable[[str], Path]) ->
     return load(str(tiny_model(request.param)), dtype=torch.float32, device="cpu")
 
 
-def sync_of(loaded: LoadedModel, **settings: Any) -> FolderSync:
-    return FolderSync(Vllm(probe_tokens=64, **settings), EngineSetup.of(loaded, max_length=128))
+@asynccontextmanager
+async def syncing(loaded: LoadedModel, tokens: int = 64, **settings: Any) -> AsyncIterator[FolderSync]:
+    sync = FolderSync(Vllm(probe_tokens=tokens, **settings), EngineSetup.of(loaded, max_length=tokens + 64))
+    try:
+        yield sync
+    finally:
+        await sync.close()
 
 
-def push(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
-    async def main() -> Any:
-        await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}")
-        return await sync.push(server)
-
-    return asyncio.run(main())
+async def push(sync: FolderSync, server: Any, module: torch.nn.Module, version: int = 0) -> Any:
+    await sync.prepare(WeightUpdate(version=version, module=module), f"v{version}")
+    return await sync.push(server)
 
 
-def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
-    server, sync = ModelServer(loaded), sync_of(loaded)
-    report = push(sync, server, loaded.model)
-    assert (report.url, report.version, report.how) == (server.url, 0, "best")
-    assert report.metrics["probe_max"] < 1e-5 and report.metrics["perturbed_max"] < 1e-4
-    cycle = ["load v0-perturbed by best", "forget False", "resume", "score", "pause keep"]
-    assert server.calls == [*cycle, "load v0 by best", "forget False", "resume", "score"]
-    sync._wants_perturbed = False
-    server.calls.clear()
-    push(sync, server, loaded.model, 1)
-    assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no perturbed copy, and no pause
-    asyncio.run(sync.close())
+def names_of(loaded: LoadedModel) -> list[str]:
+    return [name for name, _ in loaded.model.named_parameters()]
 
 
-def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedModel) -> None:
-    names = [name for name, _ in loaded.model.named_parameters()]
-    dead = ("k_proj.bias",)  # a softmax does not see a constant added to the keys' scores
-    for name in names:
-        sync = sync_of(loaded, probe_bound=1e-3)
-        if name.endswith(dead):
-            continue
-        with pytest.raises(UserError, match="perturbed copy"):
-            push(sync, ModelServer(loaded, [name]), loaded.model)
-        asyncio.run(sync.close())
+def grow(loaded: LoadedModel, factor: float) -> None:
+    with torch.no_grad():
+        for weight in loaded.model.parameters():
+            weight.mul_(factor)
+
+
+async def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
+    server = ModelServer(loaded)
+    async with syncing(loaded) as sync:
+        report = await push(sync, server, loaded.model)
+        assert (report.url, report.version, report.how) == (server.url, 0, "best")
+        assert report.metrics["probe_max"] < 1e-5 and report.metrics["perturbed_max"] < 1e-4
+        cycle = ["load v0-perturbed by best", "forget False", "resume", "score", "pause keep"]
+        assert server.calls == [*cycle, "load v0 by best", "forget False", "resume", "score"]
+        sync._wants_perturbed = False
+        server.calls.clear()
+        await push(sync, server, loaded.model, 1)
+        assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no perturbed copy, and no pause
+
+
+async def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedModel) -> None:
+    async with syncing(loaded, probe_bound=1e-3) as sync:
+        await sync.prepare(WeightUpdate(version=0, module=loaded.model), "v0")
+        for name in names_of(loaded):
+            if name.endswith("k_proj.bias"):
+                continue  # a softmax does not see a constant added to the keys' scores
+            with pytest.raises(UserError, match="perturbed copy"):
+                await sync.push(ModelServer(loaded, [name]))
 
 
 @pytest.mark.parametrize("stale", ["head", "embedding"])
-def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, tiny_model: Callable[[str], Path]) -> None:
+def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, llama: LoadedModel) -> None:
     """A tied head that is packed once, as vLLM's on a CPU, keeps the rows of the start."""
-    module: Any = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu").model
-    tokens = probe_tokens(load_tokenizer(str(tiny_model("llama"))), 64, None)
+    module: Any = llama.model
+    tokens = probe_tokens(llama.tokenizer, 64, None)
     with torch.no_grad():
         module.model.embed_tokens.weight.mul_(8.0)  # a trained head is sharper than one of random weights
     before = module.model.embed_tokens.weight.detach().bfloat16()
@@ -136,7 +144,7 @@ def test_rows_of_tokens_that_stay_behind_stand_out_from_bfloat16(stale: str, tin
 
 
 @pytest.mark.parametrize("fails", ["probe", "score", "load", "loads"])
-def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, loaded: LoadedModel) -> None:
+async def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, llama: LoadedModel) -> None:
     class Fails(ModelServer):
         async def score(self, *given: Any) -> np.ndarray:
             scores = await super().score(*given)
@@ -151,29 +159,28 @@ def test_no_perturbed_copy_stays_at_a_server_when_something_fails(fails: str, lo
                 raise ServerError(self.url, "/load", "status 500")
             await super().load_weights(client, facts, weights)
 
-    server, sync = Fails(loaded), sync_of(loaded)
-    with pytest.raises((UserError, ServerError), match="perturbed copy" if fails == "probe" else "status 500"):
-        push(sync, server, loaded.model)
+    server = Fails(llama)
+    async with syncing(llama) as sync:
+        with pytest.raises((UserError, ServerError), match="perturbed copy" if fails == "probe" else "status 500"):
+            await push(sync, server, llama.model)
+        assert server.url not in sync._proven
     if fails == "loads":
         assert server.calls[-1] == "pause keep"  # it can't be mended, and samples nothing
     else:
         assert server.label == "v0" and server.calls[-1] == "resume"
-        for scores, weight in zip(server.model.parameters(), loaded.model.parameters(), strict=True):
-            assert torch.equal(scores, weight)
-    assert server.url not in sync._proven
-    asyncio.run(sync.close())
+        for served, weight in zip(server.model.parameters(), llama.model.parameters(), strict=True):
+            assert torch.equal(served, weight)
 
 
-def test_the_message_says_who_how_far_and_what_to_do(loaded: LoadedModel) -> None:
-    server = ModelServer(loaded, [name for name, _ in loaded.model.named_parameters()])
-    sync = sync_of(loaded)
-    with pytest.raises(UserError) as error:
-        push(sync, server, loaded.model)
+async def test_the_message_says_who_how_far_and_what_to_do(llama: LoadedModel) -> None:
+    server = ModelServer(llama, names_of(llama))
+    async with syncing(llama) as sync:
+        with pytest.raises(UserError) as error:
+            await push(sync, server, llama.model)
     line = str(error.value)
     assert "\n" not in line
     for part in (server.url, "nats from the trainer's on average", "over 64 known tokens", "--worker-extension-cls"):
         assert part in line
-    asyncio.run(sync.close())
 
 
 def test_perturbed_weights_are_as_before_afterwards(loaded: LoadedModel) -> None:
@@ -278,88 +285,86 @@ def test_bounds_are_of_the_servers_dtype() -> None:
     assert 0.1 < bound.mean < 0.2 and 0.5 < bound.largest < 2
 
 
-def test_what_rounding_does_is_measured(loaded: LoadedModel) -> None:
-    tokens = probe_tokens(loaded.tokenizer, 64, 128)
-    expected = trainer_log_prob(loaded.model, tokens)
-    coarse = copy.deepcopy(loaded.model).bfloat16()
+def test_what_rounding_does_is_measured(llama: LoadedModel) -> None:
+    tokens = probe_tokens(llama.tokenizer, 64, 128)
+    expected = trainer_log_prob(llama.model, tokens)
+    coarse = copy.deepcopy(llama.model).bfloat16()
     away = np.abs(trainer_log_prob(coarse, tokens) - expected)
-    log_probs = weight_probe.rounding(loaded.model, tokens, expected)
+    log_probs = weight_probe.rounding(llama.model, tokens, expected)
     np.testing.assert_allclose([log_probs.mean, log_probs.largest], [away.mean(), away.max()], rtol=1e-5)
-    assert log_probs.mean > 1e-4 and next(loaded.model.parameters()).dtype == torch.float32
+    assert log_probs.mean > 1e-4 and next(llama.model.parameters()).dtype == torch.float32
     other = weight_probe.rounding(coarse, tokens, trainer_log_prob(coarse, tokens))
     assert 1 < other.mean / log_probs.mean < 2
 
 
-def test_a_server_that_was_started_again_is_proven_before_it_serves(loaded: LoadedModel) -> None:
+async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama: LoadedModel) -> None:
     """By the perturbed copy of the first sync, whatever the trainer's weights are by now."""
-    server, sync = ModelServer(loaded), sync_of(loaded)
+    server = ModelServer(llama)
     start = copy.deepcopy(server.model.state_dict())
-    push(sync, server, loaded.model)
-    assert sync._perturbed is not None and sync._perturbed_folders is not None
-    folder = sync._perturbed.folder
-    with torch.no_grad():
-        for weight in loaded.model.parameters():
-            weight.mul_(1.1)
-    push(sync, server, loaded.model, 1)
-    for stays in (None, "model.layers.0.mlp.up_proj.weight"):
-        server.model.load_state_dict(start)
-        server.label, server.ignores = "default", [stays]  # its process is another
-        server.calls.clear()
-        if stays is None:
-            result = asyncio.run(sync.push(server)).metrics
-            assert result["perturbed_max"] < 1e-4 and result["probe_max"] < 1e-4
-        else:
-            with pytest.raises(UserError, match="the perturbed copy"):
-                asyncio.run(sync.push(server))
-        assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
-    assert folder.is_dir()
-    asyncio.run(sync.close())
+    async with syncing(llama) as sync:
+        await push(sync, server, llama.model)
+        assert sync._perturbed is not None and sync._perturbed_folders is not None
+        folder = sync._perturbed.folder
+        grow(llama, 1.1)
+        await push(sync, server, llama.model, 1)
+        for stays in ([], ["model.layers.0.mlp.up_proj.weight"]):
+            server.model.load_state_dict(start)
+            server.label, server.ignores = "default", stays  # its process is another
+            server.calls.clear()
+            if stays:
+                with pytest.raises(UserError, match="the perturbed copy"):
+                    await sync.push(server)
+            else:
+                metrics = (await sync.push(server)).metrics
+                assert metrics["perturbed_max"] < 1e-4 and metrics["probe_max"] < 1e-4
+            assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
+        assert folder.is_dir()
     assert not folder.exists()
 
 
-def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_returns(loaded: LoadedModel) -> None:
-    server, sync = ModelServer(loaded), sync_of(loaded)
-    push(sync, server, loaded.model)
-    server.ignores = [name for name, _ in loaded.model.named_parameters()]
-    with torch.no_grad():
-        for weight in loaded.model.parameters():
-            weight.mul_(1.5)
-    with pytest.raises(UserError, match="weights of version 1"):
-        push(sync, server, loaded.model, 1)
-    with pytest.raises(UserError, match="the perturbed copy"):
-        asyncio.run(sync.push(server))
-    server.ignores = ()
-    server.calls.clear()
-    assert asyncio.run(sync.push(server)).metrics["probe_max"] < 1e-4
-    assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
-    asyncio.run(sync.close())
+async def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_returns(llama: LoadedModel) -> None:
+    server = ModelServer(llama)
+    async with syncing(llama) as sync:
+        await push(sync, server, llama.model)
+        server.ignores = names_of(llama)
+        grow(llama, 1.5)
+        with pytest.raises(UserError, match="weights of version 1"):
+            await push(sync, server, llama.model, 1)
+        with pytest.raises(UserError, match="the perturbed copy"):
+            await sync.push(server)
+        server.ignores = ()
+        server.calls.clear()
+        assert (await sync.push(server)).metrics["probe_max"] < 1e-4
+        assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
 
 
-def test_an_adapter_is_proven_merged(tiny_model: Callable[[str], Path]) -> None:
-    base = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
-    server = ModelServer(base)
-    attach(base.model, Lora(rank=2), seed=0)
+async def test_an_adapter_is_proven_merged(llama: LoadedModel) -> None:
+    """The server asserts that it is handed the weights of a model without one."""
+    server = ModelServer(llama)
+    attach(llama.model, Lora(rank=2), seed=0)
     draws = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for name, weight in base.model.named_parameters():
+        for name, weight in llama.model.named_parameters():
             if "lora_" in name:
                 weight.normal_(std=0.1, generator=draws)
-    sync = sync_of(base)
-    assert push(sync, server, base.model).metrics["probe_max"] < 1e-4
-    asyncio.run(sync.close())
+    async with syncing(llama) as sync:
+        assert (await push(sync, server, llama.model)).metrics["probe_max"] < 1e-4
 
 
 @pytest.mark.parametrize(
     ("interrupt", "salt", "calls"),
-    [("recompute", True, ["forget True"]), ("finish", True, ["forget False"]), ("keep", True, []), ("keep", False, 1)],
+    [
+        ("recompute", True, ["forget True"]),
+        ("finish", True, ["forget False"]),
+        ("keep", True, []),
+        ("keep", False, ["forget False"]),
+    ],
 )
-def test_what_is_forgotten_depends_on_what_runs(
-    interrupt: str, salt: bool, calls: Any, tiny_model: Callable[[str], Path]
+async def test_what_is_forgotten_depends_on_what_runs(
+    interrupt: str, salt: bool, calls: list[str], llama: LoadedModel
 ) -> None:
-    loaded = load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
     facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=True)
-    server, sync = ModelServer(loaded, facts=facts), sync_of(loaded, interrupt=interrupt, prefix_salt=salt)
-    push(sync, server, loaded.model)
-    forgotten = [call for call in server.calls if call.startswith("forget")]
-    assert forgotten == ((["forget False"] if calls == 1 else calls) * 2)
-    asyncio.run(sync.close())
+    server = ModelServer(llama, facts=facts)
+    async with syncing(llama, interrupt=interrupt, prefix_salt=salt) as sync:
+        await push(sync, server, llama.model)
+    assert [call for call in server.calls if call.startswith("forget")] == calls * 2

@@ -7,7 +7,7 @@ import urllib.request
 from pathlib import Path
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
-LONG = 60.0  # seconds after which something must have happened
+LONG = 600.0  # seconds after which something must have happened
 
 
 def fake_program(folder):

@@ -17,6 +17,7 @@ from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_process import ServerProcess
 from tests.engine.serve.programs import LONG, ask, fake_program, pids, until
 from tests.processes import is_running
+from tests.warm import WarmPopen
 
 
 @pytest.fixture
@@ -25,8 +26,11 @@ def program(tmp_path):
 
 
 @pytest.fixture
-def begin(program, tmp_path):
-    """`begin(*arguments, **fields of Serve)`: running servers, which are closed at the end."""
+def begin(program, tmp_path, monkeypatch):
+    """`begin(*arguments, **fields of Serve)`: running servers, which are closed at the end. They are looked after more
+    often than usual, and started again at once."""
+    monkeypatch.setattr("proxima.engine.serve.servers.BEAT", 0.02)
+    monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 0.05)
     opened = []
 
     def start(*arguments, key=None, **settings):
@@ -65,35 +69,15 @@ def test_a_server_gets_what_the_engine_needs_and_the_key_in_no_file(begin, tmp_p
 
 
 def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
-    servers = begin(replicas=3)
-    assert len(set(servers.urls)) == 3
+    servers = begin(replicas=2, key="")
+    assert len(set(servers.urls)) == 2 and servers.token == ""
     for url in servers.urls:
-        assert ask(url, "/v1/models", servers.token)["data"]
-    assert (tmp_path / "engine.2.log").exists()
+        assert ask(url, "/v1/models")["data"]  # without a key, where none is wanted
+    assert (tmp_path / "engine.1.log").exists()
     servers.close()
     for url in servers.urls:
         with pytest.raises(urllib.error.URLError):
             ask(url, "/health")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
-def test_a_port_that_was_chosen_is_kept_between_two_starts(begin):
-    servers = begin()
-    (url,), (process,) = servers.urls, servers.started
-    first, port = process.process, int(url.rpartition(":")[2])
-    with pytest.raises((OSError, urllib.error.URLError)):
-        ask(url, "/die")
-    until(lambda: first.code is not None)  # it is started again after a second
-    with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", port))
-    until(lambda: process.process is not first and process.ready.is_set())
-    servers.close()
-    assert is_free(port)
-
-
-def test_no_key_where_none_is_wanted(begin):
-    servers = begin(key="")
-    assert servers.token == "" and ask(servers.urls[0], "/v1/models")["data"]
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
@@ -108,42 +92,49 @@ def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, s
 
 
 PARENT = """
-import signal, sys, time
+import sys, time
 from pathlib import Path
 from proxima.engine.serve import Serve, start_servers
 serve = Serve(executable=sys.argv[1], arguments=("--child", sys.argv[2]))
 servers = start_servers("vllm", serve, model="m", log=Path(sys.argv[3]))
 print(servers.started[0].process.pid, flush=True)
-time.sleep(600)
+time.sleep(3600)
 """
 
 
 @pytest.mark.parametrize("victim", ["proxima", "guardian"])
 def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(program, tmp_path, victim):
     words = [sys.executable, "-c", PARENT, program, str(tmp_path / "pids"), str(tmp_path / "engine.log")]
-    parent = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "src"})
-    try:
-        guardian = int(parent.stdout.readline())
-        server, child = pids(tmp_path / "pids")
-        os.kill(parent.pid if victim == "proxima" else guardian, signal.SIGKILL)
-        until(lambda: not is_running(server) and (victim == "guardian" or not is_running(child)))
-    finally:
-        parent.kill()
-        parent.wait()
-        with suppress(ProcessLookupError):
-            os.kill(child, signal.SIGKILL)
+    with WarmPopen(words, stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            guardian = int(parent.stdout.readline())
+            server, child = pids(tmp_path / "pids")
+            os.kill(parent.pid if victim == "proxima" else guardian, signal.SIGKILL)
+            until(lambda: not is_running(server) and (victim == "guardian" or not is_running(child)))
+        finally:
+            parent.kill()
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
-def test_a_server_that_dies_is_started_again_at_its_address(begin):
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
+def test_a_server_that_dies_is_started_again_at_its_address(begin, monkeypatch):
+    """Which nobody else is given between the two starts."""
+    monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 1.0)
     servers = begin()
     (url,), (process,) = servers.urls, servers.started
-    first = process.process
+    first, port = process.process, int(url.rpartition(":")[2])
     with pytest.raises((OSError, urllib.error.URLError)):
         ask(url, "/die")
+    until(lambda: first.code is not None)
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", port))
     until(lambda: process.process is not first and process.ready.is_set())
     assert ask(url, "/v1/models", servers.token)["data"]
     assert any("exit code 9" in line and "restarting in" in line for line in servers.said)
     assert servers.failure is None
+    servers.close()
+    assert is_free(port)
 
 
 def test_a_server_that_lives_on_without_its_core_is_started_again(begin, monkeypatch):
@@ -175,11 +166,10 @@ def test_an_exit_code_above_128_is_a_signal_only_where_there_is_one(tmp_path, sc
     assert single.describe_exit() == message
 
 
-def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin, tmp_path):
+def test_a_server_that_dies_while_it_loads_ends_the_start_with_its_last_error(begin):
+    said = "Traceback\nValueError: no room\nRuntimeError: Engine core initialization failed. See root cause"
     with pytest.raises(UserError, match="exit code 1: ValueError: no room; see ") as caught:
-        begin(
-            "--die", "Traceback\nValueError: no room\nRuntimeError: Engine core initialization failed. See root cause"
-        )
+        begin("--die", said)
     assert "\n" not in str(caught.value)
 
 

@@ -52,6 +52,7 @@ class ReplicaKeeper:
         self._interrupted = set[Replica]()  # returning replicas that newer weights have interrupted
         self._soon = {replica: asyncio.Event() for replica in pool.replicas}
         self._away_since: float | None = None
+        self._closed = False
         pool.check_soon = lambda replica: self._soon[replica].set()
         self._tasks = [asyncio.create_task(self._watch(replica)) for replica in pool.replicas]
 
@@ -166,7 +167,7 @@ class ReplicaKeeper:
 
     async def _keep(self, replica: Replica) -> None:
         soon = self._soon[replica]
-        while True:
+        while not self._closed:  # a call that fails while it is cancelled may hide the cancellation
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.pause_of(replica)):
                     await soon.wait()
@@ -297,6 +298,7 @@ class ReplicaKeeper:
 
     async def close(self) -> None:
         """Stop watching."""
+        self._closed = True
         for task in [*self._tasks, *self._returning.values()]:
             task.cancel()
         await asyncio.gather(*self._tasks, *self._returning.values(), return_exceptions=True)

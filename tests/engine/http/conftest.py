@@ -1,0 +1,60 @@
+"""Tests that are coroutines, and engines over fakes of servers."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from proxima.model import LoadedModel, load
+from tests.engine.http.plain_dialect import engine_over, fakes
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+    return True
+
+
+@pytest.fixture(autouse=True)
+def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights for servers are not written to this machine's /dev/shm."""
+    monkeypatch.setattr("proxima.engine.http.weight_folder.SHARED_MEMORY", tmp_path)
+
+
+@pytest.fixture
+def llama(tiny_model: Callable[[str], Path]) -> LoadedModel:
+    """With tied embeddings; a test may change its weights."""
+    return load(str(tiny_model("llama")), dtype=torch.float32, device="cpu")
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[Any, list[Any]]]]:
+    """`fleet(count, facts=…, rates=…, slow=…, **settings)`: an engine and the servers that it speaks to; both end with
+    the test. A server that answers, however slowly, is never given up: the limits of `replica` are minutes."""
+    monkeypatch.setattr("proxima.engine.http.replica.ABORT_SECONDS", 300.0)
+    monkeypatch.setattr("proxima.engine.http.replica_pool.CONFIRM_SECONDS", 300.0)
+    monkeypatch.setattr("proxima.engine.http.replica_keeper.LONGEST_WAIT", 0.5)
+    monkeypatch.setattr("proxima.engine.http.client.SHORTEST_BREAK", 0.01)
+
+    with ExitStack() as opened:
+
+        def start(
+            count: int = 1,
+            *,
+            facts: dict[str, Any] | None = None,
+            rates: dict[str, float] | None = None,
+            slow: float = 0.0,
+            **settings: Any,
+        ) -> tuple[Any, list[Any]]:
+            servers = opened.enter_context(fakes(count, facts=facts, rates=rates, slow=slow))
+            return opened.enter_context(engine_over(servers, tmp_path, **settings)), servers
+
+        yield start
