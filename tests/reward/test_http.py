@@ -4,14 +4,14 @@ import asyncio
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from proxima.reward import Http, Number, http
 from tests.ports import kept_port
-from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
 
@@ -21,7 +21,7 @@ def run(reward, *texts, answer="42", others=()):
 
 
 def quick(url, **fields):
-    return Http(**{"url": url, "seconds": 5.0, "backoff": 0.01, **fields})
+    return Http(**{"url": url, "seconds": LONG, "backoff": 0.001, **fields})
 
 
 def nobody() -> str:
@@ -164,72 +164,45 @@ def test_a_server_that_dies_during_the_run_makes_scores_invalid_and_is_asked_aga
     assert "closed the connection" in messages[1].error
 
 
-def test_a_server_that_hangs_or_drips_is_given_up():
-    gate = threading.Event()
-
-    def answer(request, n):
-        gate.wait(600)
-        return lengths(request, n)
-
-    with scorer(answer) as server:
-        (score,) = run(quick(server.url, seconds=0.2, retries=1), "abc")
-        gate.set()
-    assert score.error == f"http: PostFailed: {server.url} has not answered after 0.2 s, 2 times"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        ended = threading.Event()
-
-        def drip():
-            connection, _ = listening.accept()
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-            while not ended.wait(0.05):
-                try:
-                    connection.sendall(b" ")
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        (score,) = run(quick(url, seconds=0.3, retries=0), "abc")
-        ended.set()
-        thread.join()
-    assert score.error == f"http: PostFailed: {url} has not answered after 0.3 s"
-
-
-def dripping(first, drop, seconds):
-    """A server that says `first`, then `drop` again and again; what a reward that waits `seconds` says, and how often
-    it asked."""
+@contextmanager
+def dripping(first, drop):
+    """The address of a server that says `first`, then `drop` again and again, and the connections that it got."""
     ended, asked = threading.Event(), []
 
     def drip(connection):
         with connection, suppress(OSError):
             connection.recv(65536)
             connection.sendall(first)
-            while not ended.wait(0.05):
+            while not ended.wait(0.02):
                 connection.sendall(drop)
 
+    def accept():
+        with suppress(OSError):
+            while True:
+                asked.append(listening.accept()[0])
+                threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def accept():
-            with suppress(OSError):
-                while True:
-                    asked.append(listening.accept()[0])
-                    threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
-
         threading.Thread(target=accept, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        (score,) = run(quick(url, seconds=seconds, retries=1), "abc")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/", asked
         ended.set()
         listening.shutdown(socket.SHUT_RDWR)
-    return score.error.replace(url, "it"), len(asked)
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"]
+    ("first", "drop"),
+    [
+        (b"", b""),
+        (b"", b"1"),
+        (b"HTTP/1.1 200 OK\r\nX-A: ", b"1"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"1"),
+    ],
+    ids=["nothing", "status", "headers", "body"],
 )
-def test_the_time_of_an_attempt_ends_while_status_headers_or_body_drip(first):
-    assert dripping(first, b"1", 0.3) == ("http: PostFailed: it has not answered after 0.3 s, 2 times", 2)
+def test_the_time_of_an_attempt_ends_while_the_server_hangs_or_drips(first, drop):
+    with dripping(first, drop) as (url, asked):
+        (score,) = run(quick(url, seconds=SHORT, retries=1), "abc")
+    assert score.error == f"http: PostFailed: {url} has not answered after {SHORT:g} s, 2 times" and len(asked) == 2
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -272,21 +245,27 @@ def test_a_number_that_is_none_costs_its_completion_alone():
 
 
 def test_requests_at_once_are_bounded_however_many_groups_wait():
-    with scorer(lambda request, n: (time.sleep(0.02), lengths(request, n))[1]) as server:
+    three = threading.Barrier(3)  # the first three are there together
+
+    def answer(request, n):
+        if n < 3:
+            three.wait(LONG)
+        return lengths(request, n)
+
+    with scorer(answer) as server:
 
         async def main(made):
             groups = [[completion("x" * i, sample=j) for j in range(4)] for i in range(60)]
             return await asyncio.gather(*(made.score(prompt(), group) for group in groups))
 
-        before = threading.active_count()
+        before = set(threading.enumerate())
         with runner(quick(server.url, max_concurrent=3)) as made:
             results = asyncio.run(main(made))
-            mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
-        assert [score.value for scores in results for score in scores] == [
-            float(i) for i in range(60) for _ in range(4)
-        ]
-        assert len(server.requests) == 60 and 2 <= server.most <= 3
-        assert len(mine) <= 3 and threading.active_count() <= before + 8
+            started = {thread.name for thread in set(threading.enumerate()) - before}
+        values = [score.value for scores in results for score in scores]
+        assert values == [float(i) for i in range(60) for _ in range(4)]
+        assert len(server.requests) == 60 and server.most == 3
+        assert len([name for name in started if "process_request" not in name]) <= 8  # of the server
 
 
 def test_a_group_may_be_asked_for_in_pieces_that_fail_alone():

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from proxima.reward import Http, http
-from tests.reward.make import completions, prompt, runner
+from tests.reward.make import LONG, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
 
 def error_of(answer, *texts, **fields):
     """The only error of a request's completions, and how often the server was asked."""
-    with scorer(answer) as server, runner(Http(url=server.url, seconds=20.0, backoff=0.01, **fields)) as made:
+    with scorer(answer) as server, runner(Http(url=server.url, seconds=LONG, backoff=0.001, **fields)) as made:
         scores = asyncio.run(made.score(prompt(), completions(*(texts or ("abc", "de")))))
         (error,) = {score.error for score in scores}
     assert not any(score.valid for score in scores)

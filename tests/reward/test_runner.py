@@ -11,8 +11,9 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Exact, Format, Function, Gsm8kReward, Length, Number, RewardRunner, WeightedReward
-from tests.reward.make import completion, completions, prompt, runner, scored
+from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner, scored
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
 
 
@@ -95,26 +96,31 @@ class Best(WeightedReward):
         return [Score(value=float(len(c.text) == longest)) for c in completions]
 
 
+class Hurried(RewardRunner):
+    """Gives calls that hang a short limit."""
+
+    async def _run_in_thread(self, i, call, timeout):
+        hangs = call.args[2][0].text == "hang"
+        return await super()._run_in_thread(i, call, SHORT if hangs else timeout)
+
+
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
-    texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
-    scores = scored([Plain()], "3", *texts, timeout=1.0)
+    wrong = {
+        "hang": f"timed out after {SHORT:g} s",
+        "raise": "LookupError: two lines",
+        "nan": "ValueError: returned nan, expected a finite number",
+        "exit": "SystemExit: 3",
+    }
+    made = Hurried([Plain()], timeout=LONG)
+    scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
     GATE.set()
-    assert [score.value if score.valid else None for score in scores] == [
-        1.0,
-        None,
-        2.0,
-        None,
-        None,
-        None,
-        3.0,
-        None,
-        4.0,
+    made.close()
+    assert [score.value for score in scores if score.valid] == [1.0, 3.0, 4.0]
+    assert [score.error for score in scores] == [
+        *(None, *(f"plain: {error}" for error in wrong.values())),
+        *(None, f"plain: {wrong['hang']}", None),
     ]
-    assert scores[1].error == scores[7].error == "plain: timed out after 1 s"
-    assert scores[3].error == "plain: LookupError: two lines"
-    assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
-    assert scores[5].error == "plain: SystemExit: 3"
-    assert [score.correct for score in scores] == [False, None, False, None, None, None, True, None, False]
+    assert [score.correct for score in scores] == [False, *[None] * 4, True, None, False]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from proxima.data import FieldError
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
+
 
 def play(world, row, seed, says):
     """The opening, the answers and the reward of an episode; `says` makes a message of the dialogue so far."""
