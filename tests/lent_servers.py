@@ -3,15 +3,19 @@
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from proxima.data import worker
 from proxima.data.worker import ForkServer
+from proxima.environment.interface import HOST_PROCESS
 
+LENT_HOST = str(Path(__file__).with_name("lent_host.py"))
+DESCRIBES_TOOLS = "transformers.utils.chat_template_utils"
 _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 
 
@@ -44,15 +48,19 @@ class LentServer(ForkServer):
 
 
 @contextmanager
-def lent_servers(warm_ups: list[str] | None = None) -> Iterator[None]:
+def lent_servers(warm_ups: list[str] | None = None, imports: Sequence[str] = ()) -> Iterator[None]:
     """Share fork servers, or only those with these `warm_ups`. A test that changes the folder, the path or the
-    variables of this process has servers of its own, but for graders of `math`, which are the same everywhere."""
+    variables of this process has servers of its own, but for graders of `math`, which are the same everywhere.
+
+    The shared ones of environments import what describes tools, and `imports`, before they fork."""
     at_first, own = surroundings(), dict[str, ForkServer]()
 
     def start(jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
         if warm_ups not in (None, options["warm_ups"]):
             return ForkServer(jobs, who, options)
         around = None if options["warm_ups"] == ["math"] else surroundings()
+        if jobs == HOST_PROCESS and around == at_first:
+            jobs, options = LENT_HOST, {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
         servers, key = _SERVERS if around in (None, at_first) else own, repr((jobs, sorted(options.items()), around))
         if key not in servers or not servers[key].alive:
             servers[key] = ForkServer(jobs, who, options)

@@ -190,7 +190,10 @@ RESPOND = {
     "sys.exit": (lambda: sys.exit(0), "SystemExit: 0"),
     "segfault": (lambda: ctypes.string_at(0), r"its worker died \(SIGSEGV\)"),
     "kills itself": (lambda: os.kill(os.getpid(), signal.SIGKILL), r"its worker died \(SIGKILL\)"),
-    "alarm": (lambda: [signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(FOREVER)], r"its worker died \(SIGALRM\)"),
+    "alarm": (
+        lambda: [signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(FOREVER)],
+        r"its worker died \(SIGALRM\)",
+    ),
     "prints": (lambda: [print("x" * 1000) for _ in range(2000)] and "printed", DONE),
     "prints to files": (lambda: [os.write(fd, b"x" * 65536) for fd in (1, 2) for _ in range(100)] and "printed", DONE),
     "writes to all files": (writes_to_all_files, "something wrote into its worker's socket"),

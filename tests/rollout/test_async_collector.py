@@ -43,6 +43,7 @@ def test_any_schedule(schedule):
     Run(schedule).go().assert_whole()
 
 
+@pytest.mark.campaign("tests/rollout/test_async_collector.py::test_any_schedule")
 @given(SCHEDULES)
 @settings(max_examples=1_000, deadline=None)
 def test_a_thousand_schedules(schedule):
