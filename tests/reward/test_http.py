@@ -1,6 +1,7 @@
 """A scorer behind HTTP, against a real server that is slow, wrong, or gone."""
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
@@ -45,42 +46,47 @@ def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():
     assert server.headers[0]["Content-Type"] == "application/json" and "Authorization" not in server.headers[0]
 
 
+NOT_FINITE = "ValueError: returned {}, expected a finite number"
+LEFT_OUT = "ValueError: returned x={}, expected a finite number; a part without a value is left out"
+SAID = {  # of a completion, in JSON → its value, or why it has none
+    "1": 1.0,
+    "0.5": 0.5,
+    '{"value": 2.0, "correct": true, "parts": {"style": 0.25}}': 2.0,
+    '{"value": -1, "correct": false}': -1.0,
+    '{"value": 3, "parts": null, "error": null}': 3.0,
+    '{"error": "the judge\\nrefused"}': "the judge refused",
+    "null": "the server has no score for it",
+    "NaN": NOT_FINITE.format("nan"),
+    "9" * 400: NOT_FINITE.format("inf"),
+    "9" * 5000: "ValueError: ",
+    "-1e999": NOT_FINITE.format("-inf"),
+    '"good"': "ValueError: returned value='good', expected a number",
+    '{"reward": 1}': "ValueError: a score without 'value' (keys: reward)",
+    '{"value": 1, "correct": "yes"}': "ValueError: returned correct='yes', expected true, false or null",
+    '{"value": 1, "parts": [1]}': "ValueError: ",
+    "[1]": "ValueError: ",
+    "true": "ValueError: ",
+    '{"value": 1, "correct": 1}': "ValueError: ",
+    '{"value": 1, "parts": {"style": false}}': "ValueError: ",
+    '{"value": "1"}': "ValueError: ",
+    '{"value":1,"parts":{"x":NaN}}': LEFT_OUT.format("nan"),
+    '{"value":1,"parts":{"x":1e999}}': LEFT_OUT.format("inf"),
+    f'{{"value":1,"parts":{{"x":{"9" * 5000}}}}}': "ValueError: ",
+    "[" * 50 + "]" * 50: "ValueError: ",
+    "4": 4.0,
+}
+
+
 def test_what_a_server_may_say_of_each_completion():
-    said = [
-        1,
-        0.5,
-        {"value": 2.0, "correct": True, "parts": {"style": 0.25}},
-        {"value": -1, "correct": False},
-        {"value": 3, "parts": None, "error": None},
-        {"error": "the judge\nrefused"},
-        None,
-        float("nan"),
-        "good",
-        {"reward": 1},
-        {"value": 1, "correct": "yes"},
-        {"value": 1, "parts": [1]},
-        [1],
-        True,
-        {"value": 1, "correct": 1},
-        {"value": 1, "parts": {"style": False}},
-        {"value": "1"},
-    ]
-    with scorer(lambda request, n: {"scores": said}) as server:
-        scores = run(quick(server.url), *map(str, range(len(said))))
-    assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 12
-    assert (
-        scores[2].correct is True
-        and scores[2].parts == {"http": 2.0, "http/style": 0.25}
-        and scores[3].correct is False
-    )
-    assert [score.error for score in scores[5:11]] == [
-        "http: the judge refused",
-        "http: the server has no score for it",
-        "http: ValueError: returned nan, expected a finite number",
-        "http: ValueError: returned value='good', expected a number",
-        "http: ValueError: a score without 'value' (keys: reward)",
-        "http: ValueError: returned correct='yes', expected true, false or null",
-    ]
+    with scorer(lambda request, n: f'{{"scores": [{", ".join(SAID)}]}}'.encode()) as server:
+        scores = run(quick(server.url), *map(str, range(len(SAID))))
+    for score, (said, expected) in zip(scores, SAID.items(), strict=True):
+        if isinstance(expected, float):
+            assert score.value == expected, said
+        else:
+            assert not score.valid and score.error.startswith(f"http: {expected}"), said
+    assert scores[2].correct is True and scores[2].parts == {"http": 2.0, "http/style": 0.25}
+    assert scores[3].correct is False
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,12 @@ def test_what_a_server_may_say_of_each_completion():
         (b'{"scores": 1}', "the answer has no list 'scores'"),
         (b'{"scores": [1]}', "the answer has 1 scores for 2 completions"),
         (b'{"scores": [1, 2, 3]}', "the answer has 3 scores for 2 completions"),
+        (b"[" * 100_000, "the answer has more than 64 levels of objects and lists"),
+        (b'{"scores": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the answer has more than 64 levels"),
+        (b'{"scores": [' + b"[]," * 300_000 + b"1]}", "the answer has more than 200,000 objects and lists"),
+        ('{"scores": [1, 2]}'.encode("utf-16"), "the answer is not JSON: 'utf-8' codec can't decode"),
     ],
+    ids=itertools.count(),
 )
 def test_a_broken_answer_costs_the_request_and_is_not_asked_for_again(body, error):
     with scorer(lambda request, n: body) as server:
@@ -221,27 +232,6 @@ def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_comple
     assert str(caught.value).startswith(f"reward 'http': {message}") and str(caught.value).endswith(
         "; give the address that it leads to"
     )
-
-
-def test_a_number_that_is_none_costs_its_completion_alone():
-    odd = [
-        b"9" * 400,
-        b"9" * 5000,
-        b"-1e999",
-        b'{"value":1,"parts":{"x":NaN}}',
-        b'{"value":1,"parts":{"x":1e999}}',
-        b"[" * 50 + b"]" * 50,
-    ]
-    odd.append(b'{"value":1,"parts":{"x":' + b"9" * 5000 + b"}}")
-    with scorer(lambda request, n: b'{"scores": [1, ' + b", ".join(odd) + b", 3]}") as server:
-        scores = run(quick(server.url), *"abcdefghi")
-    assert [score.value if score.valid else None for score in scores] == [1.0] + [None] * 7 + [3.0]
-    part = "http: ValueError: returned x={}, expected a finite number; a part without a value is left out"
-    assert [scores[at].error for at in (1, 4, 5)] == [
-        "http: ValueError: returned inf, expected a finite number",
-        part.format("nan"),
-        part.format("inf"),
-    ]
 
 
 def test_requests_at_once_are_bounded_however_many_groups_wait():

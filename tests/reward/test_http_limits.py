@@ -40,20 +40,6 @@ def test_a_compressed_response_is_not_unpacked():
     assert message == ("http: PostFailed: it sends an answer compressed by 'gzip', which was not asked for", 1)
 
 
-@pytest.mark.parametrize(
-    ("body", "why"),
-    [
-        (b"[" * 100_000, "the answer has more than 64 levels of objects and lists"),
-        (b'{"scores": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the answer has more than 64 levels"),
-        (b'{"scores": [' + b"[]," * 300_000 + b"1]}", "the answer has more than 200,000 objects and lists"),
-        (b'{"scores": [1, 2]}'.decode().encode("utf-16"), "the answer is not JSON: 'utf-8' codec can't decode"),
-    ],
-)
-def test_json_over_a_bound_is_an_invalid_score_with_its_reason(body, why):
-    error, asked = error_of(lambda request, n: body)
-    assert error.startswith(f"http: ValueError: {why}") and asked == 1
-
-
 def test_a_score_of_many_parts_is_no_flood_of_metrics():
     flood = {"value": 1, "parts": {f"m{i}": 0.0 for i in range(65)}}
     error, _ = error_of(lambda request, n: {"scores": [flood, flood]})

@@ -13,6 +13,7 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Http
+from proxima.reward.server import scorer_listener
 from proxima.reward.server.score_requests import SLICE_COMPLETIONS
 from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, completions, prompt, runner
@@ -252,7 +253,8 @@ def test_longer_than_may_be_waited_is_told(judge):
         eventually(lambda: post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]}))
 
 
-def test_an_end_refuses_those_that_wait(judge):
+def test_an_end_refuses_those_that_wait(judge, monkeypatch):
+    monkeypatch.setattr(scorer_listener, "GRACE_SECONDS", int(LONG))
     judge.hold()
     with served(judge) as scorer:
         waiting = [in_thread(post, f"{scorer.url}/score", request_of("a")) for _ in range(3)]

@@ -246,22 +246,25 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
 
 
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
-    at_once, most, lock = [0], [0], threading.Lock()
+    gate, entered = threading.Event(), []
 
-    class Counts:
+    class Waits:
         def score(self, prompt, completions):
-            with lock:
-                at_once[0] += 1
-                most[0] = max(most[0], at_once[0])
-            with lock:
-                at_once[0] -= 1
+            entered.append(completions)
+            gate.wait()
             return [Score(value=float(c.sample)) for c in completions]
 
-    with runner(Counts(), workers=3) as made:
-        scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(2000)]))
-        mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
-    assert [score.value for score in scores] == [float(i) for i in range(2000)]
-    assert most[0] <= 3 and len(mine) <= 3
+    async def scored_group(made):
+        before = set(threading.enumerate())
+        scoring = asyncio.ensure_future(made.score(prompt(), [completion("x", sample=i) for i in range(2000)]))
+        while len(entered) < 3:
+            await asyncio.sleep(0.001)
+        started = set(threading.enumerate()) - before
+        gate.set()
+        return len(started), [score.value for score in await scoring]
+
+    with runner(Waits(), workers=3) as made:
+        assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(2000)])
 
 
 def test_a_scorer_that_always_hangs_does_not_take_all_threads():
@@ -272,9 +275,10 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
             gate.wait()
             return [Score(value=1.0) for _ in completions]
 
+    before = set(threading.enumerate())
     made = RewardRunner([Hangs()], timeout=0.005, workers=8)
     scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(1000)]))
-    hanging = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
+    hanging = set(threading.enumerate()) - before
     errors = [score.error for score in scores]
     assert len(hanging) <= 108 and not any(score.valid for score in scores)
     assert errors.count("hangs: timed out after 0.005 s") <= 108
@@ -283,8 +287,8 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     }
     gate.set()
     for thread in hanging:
-        thread.join(300)
-    made.timeout = 300.0
+        thread.join(LONG)
+    made.timeout = LONG
     (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
     made.close()
     assert again.value == 1.0
