@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from proxima.data import worker
-from proxima.data.worker import ForkServer
+from proxima.data.worker import ForkServer, Worker
 from proxima.environment.interface import HOST_PROCESS
 
 LENT_HOST = str(Path(__file__).with_name("lent_host.py"))
@@ -22,14 +22,17 @@ _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 class LentServer(ForkServer):
     """A server as one pool or set of hosts has it: `close` kills the workers that it forked for them, and no more."""
 
-    def __init__(self, server: ForkServer) -> None:
-        self.who, self._server = server.who, server
+    def __init__(self, server: ForkServer, limits: Mapping[str, Any]) -> None:
+        self.who, self._server, self._limits = server.who, server, limits
         self._workers: set[int] = set()
         self._lock = threading.Lock()
 
     @property
     def alive(self) -> bool:
         return self._server.alive
+
+    def fork(self, **limits: Any) -> Worker:
+        return super().fork(**{**self._limits, **limits})
 
     def close(self) -> None:
         for pid in list(self._workers):
@@ -61,10 +64,10 @@ def lent_servers(warm_ups: list[str] | None = None, imports: Sequence[str] = ())
         around = None if options["warm_ups"] == ["math"] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
             jobs, options = LENT_HOST, {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
-        servers, key = _SERVERS if around in (None, at_first) else own, repr((jobs, sorted(options.items()), around))
+        servers, key = _SERVERS if around in (None, at_first) else own, repr((jobs, options["warm_ups"], around))
         if key not in servers or not servers[key].alive:
             servers[key] = ForkServer(jobs, who, options)
-        return LentServer(servers[key])
+        return LentServer(servers[key], {name: options[name] for name in ("restricted", "memory_mb")})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "ForkServer", start)

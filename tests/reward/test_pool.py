@@ -156,8 +156,8 @@ def test_death_is_reported_and_the_rest_continues(pool, tmp_path):
 def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):
     fork, dead = ForkServer.fork, []
 
-    def stillborn(self):
-        worker = fork(self)
+    def stillborn(self, **limits):
+        worker = fork(self, **limits)
         if len(dead) < 3:
             os.kill(worker._pid, signal.SIGKILL)
             assert_all_end([worker._pid])
