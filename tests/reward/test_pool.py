@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 import sys
 import textwrap
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -80,47 +82,43 @@ def test_the_limit_of_a_pool_is_that_of_its_jobs(pool):
     assert hung.error == f"timed out after {SHORT:g} s" and found([own]) == ["2"]
 
 
-def test_exceptions_are_one_line(pool):
-    answers = asyncio.run(pool.run([regex("1", "("), Job(grader="none", arguments={}), regex("2")]))
-    assert answers[0].error.startswith("error: missing )") or "missing )" in answers[0].error
-    assert answers[1].error == "KeyError: 'none'"
-    assert found(answers) == [None, None, "2"]
-    assert pool.started == 1
-
-
-def test_an_argument_that_is_no_json_is_its_own_error(pool):
-    answers = asyncio.run(pool.run([regex("1"), Job(grader="regex", arguments={"text": object()}), regex("3")]))
-    assert found(answers) == ["1", None, "3"]
-    assert "can't be sent to a worker" in answers[1].error
-
-
-@pytest.mark.parametrize("error", ["RecursionError", "MemoryError"])
-def test_a_worker_that_gives_up_after_a_job_costs_none_of_the_others(pool, tmp_path, error):
-    broken = Job(grader="load", arguments={"path": f"{tmp_path}/broken.py:fn"})
+def gives_up(tmp_path, error):
     (tmp_path / "broken.py").write_text(f"def __getattr__(name):\n    raise {error}('told')\n")
-    answers = asyncio.run(pool.run([regex("1"), broken, regex("3"), broken, regex("5")]))
-    assert [answer.error for answer in answers] == [None, f"{error}: told", None, f"{error}: told", None]
-    assert found(answers) == ["1", None, "3", None, "5"] and pool.started == 3
+    return Job(grader="load", arguments={"path": f"{tmp_path}/broken.py:fn"})
 
 
-@pytest.mark.parametrize("written", ["b'x' * 4096 + b'\\n'", "b'\\n'", "b'[' * 200_000 + b'\\n'", "b'x' * (1 << 20)"])
-def test_a_job_that_writes_into_open_files_costs_itself_only(pool, tmp_path, monkeypatch, written):
-    monkeypatch.setattr("proxima.data.worker.REPLY_BYTES", 1 << 20)  # else the last one waits for its deadline
+def writes(tmp_path, written):
+    """A job that writes into open files."""
     body = f"""
     import os
     for fd in range(3, 64):
         try: os.write(fd, {written})
         except OSError: pass
     """
-    answers = asyncio.run(pool.run([regex("1"), code(tmp_path, body), regex("3")]))
-    assert found(answers) == ["1", None, "3"] and "something wrote into its worker's socket" in answers[1].error
+    return code(tmp_path, body)
 
 
-@pytest.mark.parametrize("pool", [{"memory_mb": 512}], indirect=True)
-def test_memory_is_limited_and_the_worker_replaced(pool, tmp_path):
-    answers = asyncio.run(pool.run([code(tmp_path, "big = bytes(1 << 30)"), regex("2")]))
-    assert "MemoryError" in answers[0].error
-    assert found(answers[1:]) == ["2"]
+WRITTEN = ("b'x' * 4096 + b'\\n'", "b'\\n'", "b'[' * 200_000 + b'\\n'", "b'x' * (1 << 20)")
+FAULTS = {  # the job, its error, and how many workers there were
+    "no pattern": (lambda _: regex("1", "("), "missing \\)", 1),
+    "no grader": (lambda _: Job(grader="none", arguments={}), "^KeyError: 'none'$", 1),
+    "no JSON": (lambda _: Job(grader="regex", arguments={"text": object()}), "can't be sent to a worker", 1),
+    "memory": (lambda tmp_path: code(tmp_path, "big = bytes(900 << 20)"), "MemoryError", 1),
+    "exit": (lambda tmp_path: code(tmp_path, "import os; os._exit(3)"), "^its worker ended$", 2),
+    "abort": (lambda tmp_path: code(tmp_path, "import os; os.abort()"), r"^its worker died \(SIGABRT\)$", 2),
+    **{error: (partial(gives_up, error=error), f"^{error}: told$", 2) for error in ("RecursionError", "MemoryError")},
+    **{text: (partial(writes, written=text), "something wrote into its worker's socket", 2) for text in WRITTEN},
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("pool", [{"memory_mb": 512}], indirect=True, ids=["small"])
+def test_a_job_that_fails_costs_none_of_the_others(pool, tmp_path, monkeypatch, fault):
+    monkeypatch.setattr("proxima.data.worker.REPLY_BYTES", 1 << 20)  # else the last text waits for its deadline
+    job, error, workers = FAULTS[fault]
+    answers = asyncio.run(pool.run([regex("1"), job(tmp_path), regex("3")]))
+    assert found(answers) == ["1", None, "3"] and pool.started == workers
+    assert re.search(error, answers[1].error) and "\n" not in answers[1].error
 
 
 FORBIDDEN = {
@@ -144,13 +142,6 @@ def test_a_restricted_worker_reaches_nothing(pool, tmp_path):
         assert "PermissionError" in refused and "is not allowed in a reward worker" in refused, (name, answer)
     assert not target.exists() and victim.exists()
     assert found([last]) == ["2"] and pool.started == 1
-
-
-def test_death_is_reported_and_the_rest_continues(pool, tmp_path):
-    dies = [code(tmp_path, f"import os; os.{how}") for how in ("_exit(3)", "abort()")]
-    answers = asyncio.run(pool.run([regex("1"), *dies, regex("4")]))
-    assert [answer.error for answer in answers] == [None, "its worker ended", "its worker died (SIGABRT)", None]
-    assert found(answers)[3] == "4"
 
 
 def test_workers_that_die_at_once_cost_the_job(pool, monkeypatch):

@@ -9,6 +9,7 @@ from proxima.reward import ReasoningGymReward
 from proxima.reward.workers.graders import EVAL_TASKS
 from proxima.task import ReasoningGymTask as Task
 from proxima.task import to_prompt
+from tests.lent_servers import lent_servers
 from tests.reward.make import completions, prompt, runner
 from tests.tiny import tiny_tokenizer
 
@@ -24,7 +25,7 @@ NEEDS_CONFIG = {"composite"}
 
 @pytest.fixture(scope="module")
 def judged():
-    with runner(ReasoningGymReward(), workers=1) as made:
+    with lent_servers(), runner(ReasoningGymReward(), workers=1) as made:
         yield lambda row, *texts: asyncio.run(made.score(row, completions(*texts)))
 
 

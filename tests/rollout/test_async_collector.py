@@ -114,7 +114,7 @@ def test_the_run_ends_when_the_retries_are_spent():
     run.schedule = replace(run.schedule, retries=0)
     with pytest.raises(ConnectionError, match="the server is gone"):
         broken(run, ConnectionError("the server is gone")).go()
-    assert run.journal.counts().get("consumed") is None
+    assert run.journal.counts().get("consumed") is None and set(run.engine.calls.values()) == {1}
 
 
 @pytest.mark.parametrize("error", [UserError("too long"), NotFiniteError("NaN")])
