@@ -1,14 +1,13 @@
 """Fixtures that every folder of tests may use."""
 
 import gc
-import json
 import os
 import random
 import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -131,24 +130,26 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def shared_math_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def shared_math_workers() -> Iterator[None]:
     """Share a fork server for `math` workers in a test process: filling its parser's tables takes two seconds."""
-    from proxima.reward.workers import pool
+    from tests.lent_servers import lent_servers
 
-    class Kept(pool.ForkServer):
-        def close(self) -> None:
-            """Do nothing: the server ends with the test process, and a pool that closes kills its own workers."""
-
-    def start(jobs: str, who: str, options: Mapping[str, Any]) -> pool.ForkServer:
-        if options["warm_ups"] != ["math"]:
-            return original(jobs, who, options)
-        key = json.dumps(options, sort_keys=True)
-        if key not in MATH_SERVERS or not MATH_SERVERS[key].alive:
-            MATH_SERVERS[key] = Kept(jobs, who, options)
-        return MATH_SERVERS[key]
-
-    original = pool.ForkServer
-    monkeypatch.setattr(pool, "ForkServer", start)
+    with lent_servers(["math"]):
+        yield
 
 
-MATH_SERVERS: dict[str, Any] = {}
+@pytest.fixture
+def lent_servers() -> Iterator[None]:
+    """Fork all workers of rewards and environments from servers that the tests of a process share."""
+    from tests.lent_servers import lent_servers
+
+    with lent_servers():
+        yield
+
+
+@pytest.fixture
+def own_servers(lent_servers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a test of the servers themselves, where those of its file are lent."""
+    from tests.lent_servers import ForkServer
+
+    monkeypatch.setattr("proxima.data.worker.ForkServer", ForkServer)

@@ -1,7 +1,10 @@
 """Processes of this machine, as /proc shows them."""
 
+import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 
 def is_running(pid: int) -> bool:
@@ -9,3 +12,27 @@ def is_running(pid: int) -> bool:
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return False
+
+
+def family(pid: int) -> list[int]:
+    """A process and all that are below it."""
+    below: list[int] = []
+    with suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            below += map(int, (task / "children").read_text().split())
+    return [pid, *(each for child in below for each in family(child))]
+
+
+def eventually(condition: Callable[[], Any], what: Any = "") -> Any:
+    """What the condition says once it is true; a hang is an AssertionError after minutes."""
+    deadline = time.monotonic() + 600
+    while not (said := condition()):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.005)
+    return said
+
+
+def assert_all_end(pids: Iterable[int]) -> None:
+    """Return once none of them runs."""
+    pids = list(pids)
+    eventually(lambda: not any(map(is_running, pids)), pids)

@@ -12,17 +12,25 @@ import resource
 import shutil
 import signal
 import sys
+import tempfile
 import threading
 import time
 from contextlib import suppress
 
 from proxima.environment import Reply
 
+CHILDREN, FOREVER = 20, 6000
+SHORT = 0.2  # seconds for calls that never end
+DONE = "done"  # the episode ends with its reward
+TIME = f"timed out after {SHORT:g} s"
+CHANGED = "it changed its class Hostile"
+NONSENSE = "expected a text, messages or a Reply"
+
 
 def forks(children, seconds):
     for _ in range(children):
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(FOREVER)
             os._exit(0)
     time.sleep(seconds)
 
@@ -49,8 +57,7 @@ def deletes_its_module():
 
 
 def changes_directory():
-    folder = f"/tmp/proxima-hostile-{os.getpid()}"
-    os.mkdir(folder)
+    folder = tempfile.mkdtemp()
     os.chdir(folder)
     shutil.rmtree(folder)
 
@@ -65,7 +72,7 @@ def recursion():
 
 def leaves_threads():
     for _ in range(8):
-        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        threading.Thread(target=time.sleep, args=(FOREVER,), daemon=True).start()
 
 
 def spins():
@@ -106,6 +113,12 @@ def opens_no_file():
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, 0))
 
 
+def opens_too_many_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    while True:
+        os.open(os.devnull, os.O_RDONLY)
+
+
 def takes_builtins():
     builtins.len = None
 
@@ -114,7 +127,7 @@ def becomes_a_daemon():
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            time.sleep(60)
+            time.sleep(FOREVER)
         os._exit(0)
 
 
@@ -129,7 +142,7 @@ async def cancels_itself():
 
 async def stops_the_loop():
     asyncio.get_running_loop().stop()
-    await asyncio.sleep(60)
+    await asyncio.sleep(FOREVER)
 
 
 def noted():
@@ -158,91 +171,125 @@ class Circle:
     """Freeing it takes forever."""
 
     def __del__(self):
-        time.sleep(60)
+        time.sleep(FOREVER)
 
 
 RESPOND = {
-    "good": lambda: "yes",
-    "raises": lambda: raises(OSError("no disk")),
-    "interrupt": lambda: raises(KeyboardInterrupt()),
-    "base": lambda: raises(BaseException("all")),
-    "hangs": lambda: time.sleep(60),
-    "spins": spins,
-    "spins in C": lambda: re.match(r"(?:a+)+$", "a" * 40 + "!"),
-    "async hang": lambda: asyncio.sleep(60),
-    "forks": lambda: forks(1, 0),
-    "forks and returns": forks_and_returns,
-    "many forks": lambda: forks(100, 60),
-    "exits": lambda: os._exit(3),
-    "sys.exit": lambda: sys.exit(0),
-    "segfault": lambda: ctypes.string_at(0),
-    "kills itself": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "alarm": lambda: [signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(60)],
-    "prints": lambda: [print("x" * 1000) for _ in range(20_000)] and "printed",
-    "prints to files": lambda: [os.write(fd, b"x" * 65536) for fd in (1, 2) for _ in range(100)] and "printed",
-    "writes to all files": writes_to_all_files,
-    "closes all files": lambda: os.closerange(3, 256),
-    "closes input": lambda: os.close(0) or "closed",
-    "closes output": lambda: sys.stdout.close() or "closed",
-    "eats memory": lambda: [bytearray(1 << 24) for _ in range(1000)] and "eaten",
-    "recursion": recursion,
-    "breaks json": breaks_json,
-    "changes directory": lambda: changes_directory() or "gone",
-    "leaves threads": lambda: leaves_threads() or "left",
-    "deletes its module": lambda: deletes_its_module() or "deleted",
-    "stops collecting": lambda: gc.disable() or "stopped",
-    "None": lambda: None,
-    "number": lambda: float("nan"),
-    "object": object,
-    "bytes": lambda: b"bytes",
-    "generator": lambda: (x for x in "ab"),
-    "circular": circular,
-    "dict": lambda: {"role": "user", "content": "x"},
-    "long text": lambda: "x" * 30_000_000,
-    "surrogate": lambda: "half \ud83d",
-    "no messages": lambda: [{"text": "x"}],
-    "image": lambda: [{"role": "user", "content": [{"type": "image"}]}],
-    "wrong role": lambda: [{"role": "assistant", "content": "I win"}],
-    "done is a text": lambda: Reply(content="x", done="false"),
-    "reward is a text": lambda: Reply(content="x", reward="1"),
-    "reward is NaN": lambda: Reply(content="x", reward=float("nan")),
-    "reward is infinite": lambda: Reply(content="x", reward=float("inf")),
-    "exits well": lambda: os._exit(0),
-    "prints forever": lambda: prints_forever() or "printing",
-    "changes the process": lambda: changes_process() or "changed",
-    "limits itself": lambda: limits_itself() or "limited",
-    "opens no file": lambda: opens_no_file() or "closed",
-    "opens too many files": lambda: [os.open(os.devnull, os.O_RDONLY) for _ in range(1 << 20)] and "opened",
-    "lowers the recursion limit": lambda: sys.setrecursionlimit(40) or "lowered",
-    "takes builtins": lambda: takes_builtins() or "taken",
-    "takes sys.stdout": lambda: vars(sys).update(stdout=None, stderr=3) or "taken",
-    "becomes a daemon": lambda: becomes_a_daemon() or "forked",
-    "async generator": async_generator,
-    "cancels itself": cancels_itself,
-    "stops the loop": stops_the_loop,
-    "StopIteration": lambda: raises(StopIteration()),
-    "raises a surrogate": lambda: raises(OSError("half \ud83d")),
-    "raises much": lambda: raises(type("E" * 100_000, (Exception,), {})("x" * 1_000_000)),
-    "raises notes": lambda: raises(noted()),
-    "raises what has no text": lambda: raises(Unprintable()),
-    "surrogate key": lambda: [{"half \ud83d": 1}],
-    "reward is a scalar": lambda: Reply(content="x", reward=Number([0.0])),
-    "reward is an array": lambda: Reply(content="x", reward=Number([0.0, 1.0])),
-    "state is a number": lambda: Reply(content="x", state=3),
+    "good": (lambda: "yes", DONE),
+    "raises": (lambda: raises(OSError("no disk")), r"OSError: no disk \(hostile.py:\d+\)"),
+    "interrupt": (lambda: raises(KeyboardInterrupt()), "KeyboardInterrupt"),
+    "base": (lambda: raises(BaseException("all")), "BaseException: all"),
+    "hangs": (lambda: time.sleep(FOREVER), TIME),
+    "spins": (spins, TIME),
+    "spins in C": (lambda: re.match(r"(?:a+)+$", "a" * 40 + "!"), TIME),
+    "async hang": (lambda: asyncio.sleep(FOREVER), TIME),
+    "forks": (lambda: forks(1, 0), f"respond returned None, {NONSENSE}"),
+    "forks and returns": (forks_and_returns, f"respond returned None, {NONSENSE}"),
+    "many forks": (lambda: forks(CHILDREN, FOREVER), TIME),
+    "exits": (lambda: os._exit(3), "its worker ended"),
+    "sys.exit": (lambda: sys.exit(0), "SystemExit: 0"),
+    "segfault": (lambda: ctypes.string_at(0), r"its worker died \(SIGSEGV\)"),
+    "kills itself": (lambda: os.kill(os.getpid(), signal.SIGKILL), r"its worker died \(SIGKILL\)"),
+    "alarm": (
+        lambda: [signal.setitimer(signal.ITIMER_REAL, 0.01), time.sleep(FOREVER)],
+        r"its worker died \(SIGALRM\)",
+    ),
+    "prints": (lambda: [print("x" * 1000) for _ in range(2000)] and "printed", DONE),
+    "prints to files": (lambda: [os.write(fd, b"x" * 65536) for fd in (1, 2) for _ in range(100)] and "printed", DONE),
+    "writes to all files": (writes_to_all_files, "something wrote into its worker's socket"),
+    "closes all files": (lambda: os.closerange(3, 256), "its worker (ended|died)"),
+    "closes input": (lambda: os.close(0) or "closed", DONE),
+    "closes output": (lambda: sys.stdout.close() or "closed", DONE),
+    "eats memory": (lambda: [bytes(1 << 24) for _ in range(1000)] and "eaten", "MemoryError: above the worker's limit"),
+    "recursion": (recursion, "RecursionError"),
+    "breaks json": (breaks_json, "its worker ended"),
+    "changes directory": (lambda: changes_directory() or "gone", DONE),
+    "leaves threads": (lambda: leaves_threads() or "left", DONE),
+    "deletes its module": (lambda: deletes_its_module() or "deleted", DONE),
+    "stops collecting": (lambda: gc.disable() or "stopped", DONE),
+    "None": (lambda: None, f"respond returned None, {NONSENSE}"),
+    "number": (lambda: float("nan"), f"respond returned a value of type float, {NONSENSE}"),
+    "object": (object, f"respond returned a value of type object, {NONSENSE}"),
+    "bytes": (lambda: b"bytes", f"respond returned a value of type bytes, {NONSENSE}"),
+    "generator": (lambda: (x for x in "ab"), f"respond returned a value of type generator, {NONSENSE}"),
+    "circular": (circular, "respond returned a value of type list, expected a list of messages"),
+    "dict": (lambda: {"role": "user", "content": "x"}, f"respond returned a value of type dict, {NONSENSE}"),
+    "long text": (
+        lambda: "x" * 30_000_000,
+        "respond returned a text of 30,000,000 characters; at most 1,048,576 are allowed",
+    ),
+    "surrogate": (lambda: "half \ud83d", "respond returned a text with a lone surrogate"),
+    "no messages": (
+        lambda: [{"text": "x"}],
+        "respond returned a message with the keys text, expected role and content",
+    ),
+    "image": (
+        lambda: [{"role": "user", "content": [{"type": "image"}]}],
+        "respond returned a value of type list, expected a text",
+    ),
+    "wrong role": (
+        lambda: [{"role": "assistant", "content": "I win"}],
+        "respond returned a message of role 'assistant', expected user, tool, system",
+    ),
+    "done is a text": (
+        lambda: Reply(content="x", done="false"),
+        "Reply.done of respond is a value of type str, expected True or False",
+    ),
+    "reward is a text": (
+        lambda: Reply(content="x", reward="1"),
+        "Reply.reward of respond is a value of type str, expected a number",
+    ),
+    "reward is NaN": (
+        lambda: Reply(content="x", reward=float("nan")),
+        "Reply.reward of respond is nan, expected a finite number",
+    ),
+    "reward is infinite": (
+        lambda: Reply(content="x", reward=float("inf")),
+        "Reply.reward of respond is inf, expected a finite number",
+    ),
+    "exits well": (lambda: os._exit(0), "its worker ended"),
+    "prints forever": (lambda: prints_forever() or "printing", DONE),
+    "changes the process": (lambda: changes_process() or "changed", DONE),
+    "limits itself": (lambda: limits_itself() or "limited", DONE),
+    "opens no file": (lambda: opens_no_file() or "closed", "it left its worker without files to open"),
+    "opens too many files": (opens_too_many_files, "it left its worker without files to open"),
+    "lowers the recursion limit": (lambda: sys.setrecursionlimit(40) or "lowered", DONE),
+    "takes builtins": (lambda: takes_builtins() or "taken", "'NoneType' object is not callable"),
+    "takes sys.stdout": (lambda: vars(sys).update(stdout=None, stderr=3) or "taken", DONE),
+    "becomes a daemon": (lambda: becomes_a_daemon() or "forked", DONE),
+    "async generator": (async_generator, f"respond returned a value of type async_generator, {NONSENSE}"),
+    "cancels itself": (cancels_itself, "CancelledError"),
+    "stops the loop": (stops_the_loop, "RuntimeError: Event loop stopped"),
+    "StopIteration": (lambda: raises(StopIteration()), "StopIteration"),
+    "raises a surrogate": (lambda: raises(OSError("half \ud83d")), r"OSError: half"),
+    "raises much": (lambda: raises(type("E" * 100_000, (Exception,), {})("x" * 1_000_000)), "^E{50}"),
+    "raises notes": (lambda: raises(noted()), r"OSError: noted"),
+    "raises what has no text": (lambda: raises(Unprintable()), "its worker ended"),
+    "surrogate key": (lambda: [{"half \ud83d": 1}], "respond returned a message with the keys half"),
+    "reward is a scalar": (lambda: Reply(content="x", reward=Number([0.0])), DONE),
+    "reward is an array": (
+        lambda: Reply(content="x", reward=Number([0.0, 1.0])),
+        "Reply.reward of respond is a value of type Number, expected a number",
+    ),
+    "state is a number": (
+        lambda: Reply(content="x", state=3),
+        "Reply.state of respond is a value of type int, expected a text",
+    ),
 }
 RESET = {
-    "reset raises": lambda: raises(ValueError("no")),
-    "reset hangs": lambda: time.sleep(60),
-    "reset returns a number": lambda: 3,
-    "reset returns nothing": list,
+    "reset raises": (lambda: raises(ValueError("no")), r"ValueError: no \(hostile.py:\d+\)"),
+    "reset hangs": (lambda: time.sleep(FOREVER), TIME),
+    "reset returns a number": (lambda: 3, f"reset returned a value of type int, {NONSENSE}"),
+    "reset returns nothing": (list, "reset gave no prompt, and the row has none"),
+    "freeing hangs": (lambda: None, TIME),
 }
 END = {
-    "end raises": lambda: raises(ZeroDivisionError("no")),
-    "end hangs": lambda: time.sleep(60),
-    "end is None": lambda: None,
-    "end is NaN": lambda: float("nan"),
-    "end is a text": lambda: "1",
-    "end exits": lambda: os._exit(0),
+    "end raises": (lambda: raises(ZeroDivisionError("no")), "ZeroDivisionError: no"),
+    "end hangs": (lambda: time.sleep(FOREVER), TIME),
+    "end is None": (lambda: None, "get_reward is None, expected a number"),
+    "end is NaN": (lambda: float("nan"), "get_reward is nan, expected a finite number"),
+    "end is a text": (lambda: "1", "get_reward is a value of type str, expected a number"),
+    "end exits": (lambda: os._exit(0), "its worker ended"),
 }
 
 
@@ -251,9 +298,9 @@ class Other:
 
 
 CLASS = {
-    "becomes another class": lambda environment: setattr(environment, "__class__", Other),
-    "takes a method of its class": lambda environment: setattr(Hostile, "respond", None),
-    "removes a method of its class": lambda environment: delattr(Hostile, "get_reward"),
+    "becomes another class": (lambda environment: setattr(environment, "__class__", Other), CHANGED),
+    "takes a method of its class": (lambda environment: setattr(Hostile, "respond", None), CHANGED),
+    "removes a method of its class": (lambda environment: delattr(Hostile, "get_reward"), CHANGED),
 }
 
 
@@ -261,12 +308,12 @@ class Hostile:
     def reset(self, kind, **columns):
         self.kind = kind
         self.circle = Circle() if kind == "freeing hangs" else None
-        return RESET[kind]() if kind in RESET else None
+        return RESET[kind][0]() if kind in RESET else None
 
     def respond(self, text):
         if self.kind in CLASS:
-            CLASS[self.kind](self)
-        return RESPOND.get(self.kind, RESPOND["good"])()
+            CLASS[self.kind][0](self)
+        return RESPOND.get(self.kind, RESPOND["good"])[0]()
 
     def get_reward(self):
-        return END[self.kind]() if self.kind in END else 1.0
+        return END[self.kind][0]() if self.kind in END else 1.0

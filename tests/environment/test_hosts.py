@@ -7,124 +7,51 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from proxima.data import ToolCall
+from proxima.data.worker import Worker
 from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
-from tests.environment.hostile import CLASS, END, RESET, RESPOND
+from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
+from tests.processes import assert_all_end, eventually, family
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
+LONG = 600.0  # seconds for calls that end
 QUESTION = ({"role": "user", "content": "What?"},)
-DONE = "done"  # the episode ends with its reward
-NONSENSE = "expected a text, messages or a Reply"
-TIME = "timed out after 1 s"
-OUTCOMES = {
-    "raises": r"OSError: no disk \(hostile.py:\d+\)",
-    "interrupt": "KeyboardInterrupt",
-    "base": "BaseException: all",
-    "hangs": TIME,
-    "spins": TIME,
-    "spins in C": TIME,
-    "async hang": TIME,
-    "forks": f"respond returned None, {NONSENSE}",
-    "forks and returns": f"respond returned None, {NONSENSE}",
-    "many forks": TIME,
-    "exits": "its worker ended",
-    "sys.exit": "SystemExit: 0",
-    "segfault": r"its worker died \(SIGSEGV\)",
-    "kills itself": r"its worker died \(SIGKILL\)",
-    "alarm": r"its worker died \(SIGALRM\)",
-    "prints": DONE,
-    "prints to files": DONE,
-    "writes to all files": "something wrote into its worker's socket",
-    "closes all files": "its worker (ended|died)",
-    "closes input": DONE,
-    "closes output": DONE,
-    "eats memory": "MemoryError: above the worker's limit",
-    "recursion": "RecursionError",
-    "breaks json": "its worker ended",
-    "changes directory": DONE,
-    "leaves threads": DONE,
-    "deletes its module": DONE,
-    "stops collecting": DONE,
-    "None": f"respond returned None, {NONSENSE}",
-    "number": f"respond returned a value of type float, {NONSENSE}",
-    "object": f"respond returned a value of type object, {NONSENSE}",
-    "bytes": f"respond returned a value of type bytes, {NONSENSE}",
-    "generator": f"respond returned a value of type generator, {NONSENSE}",
-    "circular": "respond returned a value of type list, expected a list of messages",
-    "dict": f"respond returned a value of type dict, {NONSENSE}",
-    "long text": "respond returned a text of 30,000,000 characters; at most 1,048,576 are allowed",
-    "surrogate": "respond returned a text with a lone surrogate",
-    "no messages": "respond returned a message with the keys text, expected role and content",
-    "image": "respond returned a value of type list, expected a text",
-    "wrong role": "respond returned a message of role 'assistant', expected user, tool, system",
-    "done is a text": "Reply.done of respond is a value of type str, expected True or False",
-    "reward is a text": "Reply.reward of respond is a value of type str, expected a number",
-    "reward is NaN": "Reply.reward of respond is nan, expected a finite number",
-    "reward is infinite": "Reply.reward of respond is inf, expected a finite number",
-    "exits well": "its worker ended",
-    "prints forever": DONE,
-    "changes the process": DONE,
-    "limits itself": DONE,
-    "opens no file": "it left its worker without files to open",
-    "opens too many files": "it left its worker without files to open",
-    "lowers the recursion limit": DONE,
-    "takes builtins": "'NoneType' object is not callable",
-    "takes sys.stdout": DONE,
-    "becomes a daemon": DONE,
-    "async generator": f"respond returned a value of type async_generator, {NONSENSE}",
-    "cancels itself": "CancelledError",
-    "stops the loop": "RuntimeError: Event loop stopped",
-    "StopIteration": "StopIteration",
-    "raises a surrogate": r"OSError: half",
-    "raises much": "^E{50}",
-    "raises notes": r"OSError: noted",
-    "raises what has no text": "its worker ended",
-    "surrogate key": "respond returned a message with the keys half",
-    "reward is a scalar": DONE,
-    "reward is an array": "Reply.reward of respond is a value of type Number, expected a number",
-    "state is a number": "Reply.state of respond is a value of type int, expected a text",
-    "reset raises": r"ValueError: no \(hostile.py:\d+\)",
-    "reset hangs": TIME,
-    "reset returns a number": f"reset returned a value of type int, {NONSENSE}",
-    "reset returns nothing": "reset gave no prompt, and the row has none",
-    "end raises": "ZeroDivisionError: no",
-    "end hangs": TIME,
-    "end is None": "get_reward is None, expected a number",
-    "end is NaN": "get_reward is nan, expected a finite number",
-    "end is a text": "get_reward is a value of type str, expected a number",
-    "end exits": "its worker ended",
-    "freeing hangs": TIME,
-    **dict.fromkeys(CLASS, "it changed its class Hostile"),
-}
+OUTCOMES = {kind: said for table in (RESPOND, RESET, END, CLASS) for kind, (_, said) in table.items() if kind != "good"}
 
 
-@cache
 def spec(name, tools=()):
-    """Once for each, with the interface that it reads in a worker."""
     return EnvironmentSpec(kind=name and f"tests.environment.{name}", tools=tools)
+
+
+ENDLESS = {kind: "respond" for kind, outcome in OUTCOMES.items() if outcome == TIME}
+ENDLESS |= {"reset hangs": "open_environment", "end hangs": "end", "freeing hangs": "end"}
 
 
 @pytest.fixture(scope="module")
 def hosts():
-    others = len(family(os.getpid(), "fork_server.py"))  # of rewards that tests of this process share
-    made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=1.0, memory_mb=160))
-    yield made
-    assert len(family(os.getpid(), "fork_server.py")) > others
-    made.close()
-    assert len(family(os.getpid(), "fork_server.py")) <= others
+    """A worker. Only those calls have a short limit that never end."""
+    run = Worker.run
+
+    def limited(worker, job, arguments, seconds, *others):
+        return run(worker, job, arguments, SHORT if ENDLESS.get(arguments.get("label")) == job else seconds, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "run", limited)
+        made = Hosts(spec("hostile:Hostile"), HostLimits(workers=1, call_seconds=LONG))
+        yield made
+        made.close()
 
 
 async def play(hosts, kind):
     """The reward, or why there is none."""
     try:
-        instance = await hosts.open({"messages": QUESTION, "kind": kind}, seed=0)
+        instance = await hosts.open({"messages": QUESTION, "kind": kind}, seed=0, label=kind)
         (message,) = (await instance.respond("go")).messages
         assert message["role"] == "user"
         return await instance.end()
@@ -160,31 +87,6 @@ def test_a_hostile_environment_costs_its_own_episode(hosts, kind):
     assert not hosts._hosts[0].alive
 
 
-def test_every_hostile_kind_has_an_outcome():
-    assert {*RESPOND, *RESET, *END, *CLASS, "freeing hangs"} - {"good"} == set(OUTCOMES)
-
-
-def everything():
-    """Each process that runs, by number: its parent and its command line. No zombies."""
-    listed = subprocess.run(["ps", "-eww", "-o", "pid=,ppid=,stat=,args="], capture_output=True, text=True).stdout
-    lines = [line.split(None, 3) for line in listed.splitlines()]
-    return {int(pid): (int(above), args) for pid, above, stat, args in lines if "Z" not in stat}
-
-
-def below(pid, above, processes):
-    while pid in processes and pid != above:
-        pid = processes[pid][0]
-    return pid == above
-
-
-def family(above, name):
-    """The command lines of the processes below one that hold a name."""
-    processes = everything()
-    return [
-        args for pid, (_, args) in processes.items() if pid != above and name in args and below(pid, above, processes)
-    ]
-
-
 def at_once(*coroutines):
     async def run():
         return await asyncio.gather(*coroutines)
@@ -197,7 +99,8 @@ def opened():
     made = []
 
     def open_hosts(name, tools=(), **limits):
-        made.append(Hosts(spec(name and f"worlds:{name}", tools), HostLimits(**{"workers": 1, **limits})))
+        kind = name if name is None or ":" in name else f"worlds:{name}"
+        made.append(Hosts(spec(kind, tools), HostLimits(**{"workers": 1, "call_seconds": LONG, **limits})))
         return made[-1]
 
     yield open_hosts
@@ -331,155 +234,126 @@ def test_functions_without_a_class(opened):
     assert asyncio.run(run()) == (None, "6", None)
 
 
-def test_output_goes_to_a_log_that_does_not_grow(tmp_path, monkeypatch):
-    log = tmp_path / "environments.log"
-    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
+def test_output_goes_to_a_log_that_does_not_grow(opened, tmp_path):
+    log, older = tmp_path / "environments.log", tmp_path / "environments.log.1"
+    hosts = opened("hostile:Hostile")
 
     async def in_log(kind):
         instance = await hosts.open({"messages": QUESTION, "kind": kind}, seed=0, label=f"prompt {kind}")
         await instance.respond("go")
 
-    try:
-        assert asyncio.run(play(hosts, "prints")) == 1.0 and not log.exists()
-        hosts.log_to(log)
-        asyncio.run(in_log("prints"))  # 20 MB
-        printed = log.read_text()
-        assert (1 << 16) - 2000 < len(printed) < (1 << 16) + 200 and "is left out" in printed.splitlines()[-1]
-        assert re.match(r"\[\d+ prompt prints\] x{1000}\n", printed)
-        for kind, line in [("raises", r"\[\d+ prompt raises\] OSError: no disk"), ("segfault", "Segmentation fault")]:
-            with pytest.raises(EnvironmentFailure, match="; see environments.log$"):
-                asyncio.run(in_log(kind))
-            assert re.search(line, log.read_text()) and log.read_text().startswith(printed)
-        for _ in range(140):
-            asyncio.run(in_log("prints"))
-    finally:
-        hosts.close()
-    older = tmp_path / "environments.log.1"
-    assert {file.name for file in tmp_path.iterdir()} == {log.name, older.name}
-    assert 1 << 22 < older.stat().st_size < (1 << 22) + (1 << 17) and log.stat().st_size < 1 << 23
+    assert asyncio.run(play(hosts, "prints")) == 1.0 and not log.exists()
+    hosts.log_to(log)
+    asyncio.run(in_log("prints"))  # 2 MB
+    printed = log.read_text()
+    assert (1 << 16) - 2000 < len(printed) < (1 << 16) + 200 and "is left out" in printed.splitlines()[-1]
+    assert re.match(r"\[\d+ prompt prints\] x{1000}\n", printed)
+    for kind, line in [("raises", r"\[\d+ prompt raises\] OSError: no disk"), ("segfault", "Segmentation fault")]:
+        with pytest.raises(EnvironmentFailure, match="; see environments.log$"):
+            asyncio.run(in_log(kind))
+        assert re.search(line, log.read_text()) and log.read_text().startswith(printed)
+    for mark in "ab":
+        with log.open("a") as file:
+            file.write(f"{mark}\n" * (1 << 21))
+        asyncio.run(in_log("prints"))
+        assert {file.name for file in tmp_path.iterdir()} == {log.name, older.name}
+        assert mark in older.read_text() and 1 << 22 < older.stat().st_size < (1 << 22) + (1 << 17)
+        assert log.stat().st_size < 1 << 17
 
 
-def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(tmp_path):
-    hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
+def test_a_log_that_changes_leaves_no_file_open_and_none_that_is_empty(opened, tmp_path):
+    hosts = opened("hostile:Hostile")
     logs = [tmp_path / name for name in ("a.log", "b.log", "empty.log")]
-
-    def files_open():
-        return len(os.listdir(f"/proc/{hosts._hosts[0]._worker._pid}/fd"))
-
-    try:
-        opened = []
-        for log, kind in zip([None, *logs, None], ["prints", "prints", "prints", "good", "prints"], strict=True):
-            hosts.log_to(log)
-            assert asyncio.run(play(hosts, kind)) == 1.0
-            opened.append(files_open())
-        hosts.log_to(logs[-1])
-    finally:
-        hosts.close()
-    assert opened == [opened[0], *[opened[0] + 1] * 3, opened[0]]
+    files_open = []
+    for log, kind in zip([None, *logs, None], ["prints", "prints", "prints", "good", "prints"], strict=True):
+        hosts.log_to(log)
+        assert asyncio.run(play(hosts, kind)) == 1.0
+        files_open.append(len(os.listdir(f"/proc/{hosts._hosts[0]._worker._pid}/fd")))
+    hosts.log_to(logs[-1])
+    hosts.close()
+    assert files_open == [files_open[0], *[files_open[0] + 1] * 3, files_open[0]]
     assert sorted(tmp_path.iterdir()) == logs[:2]  # in a.log and b.log what was printed then, and nothing later
     assert all(log.stat().st_size < (1 << 16) + 200 for log in logs[:2])
 
 
-def test_the_first_reset_of_a_worker_may_take_longer(opened):
-    async def run():
-        hosts = opened("SlowStart", call_seconds=0.3, start_seconds=30)
-        for _ in range(2):
-            await (await hosts.open({"messages": QUESTION}, seed=0)).respond("")
-        return hosts.started
+def test_each_call_has_its_limit_and_the_first_reset_of_a_worker_that_of_the_import(opened, monkeypatch):
+    run, limits = Worker.run, []
 
-    assert asyncio.run(run()) == 1
+    def noted(worker, job, arguments, seconds, *others):
+        limits.append((job, seconds))
+        return run(worker, job, arguments, seconds, *others)
 
-
-@pytest.mark.parametrize("how", ["idle", "fork server"])
-def test_processes_that_others_kill_are_replaced(opened, how):
-    hosts = opened("NoReset")
-
-    async def run():
-        first = await hosts.open({"messages": QUESTION}, seed=0)
-        worker, server = hosts._hosts[0]._worker, hosts._server._server
-        os.kill(worker._pid if how == "idle" else parent(worker._pid), signal.SIGKILL)
-        server._process.wait() if how != "idle" else time.sleep(0.1)
-        with pytest.raises(EnvironmentFailure, match="between two calls|its worker died|its worker ended"):
-            await first.respond("")
-        second = await hosts.open({"messages": QUESTION}, seed=0)
-        return await second.respond("")
-
-    assert asyncio.run(run()).messages[0]["content"] == "yes"
+    monkeypatch.setattr(Worker, "run", noted)
+    hosts = opened("hostile:Hostile", call_seconds=500.0, start_seconds=400.0)
+    assert [asyncio.run(play(hosts, "good")) for _ in range(2)] == [1.0, 1.0]
+    first = [(job, 400.0) for job in ("inspect", "load_environment", "open_environment")]
+    assert limits == [*first, *((job, 500.0) for job in ("respond", "end", "open_environment", "respond", "end"))]
 
 
-def test_what_loses_the_process_above_it_ends_when_it_is_replaced(opened):
+@pytest.mark.usefixtures("own_servers")
+@pytest.mark.parametrize("which", ["worker", "fork server", "process above it"])
+def test_processes_that_others_kill_are_replaced(opened, which):
     hosts = opened("NoReset", workers=2)
 
     async def run():
         first = await hosts.open({"messages": QUESTION}, seed=0)
-        above, worker = hosts._server._server._process, hosts._hosts[0]._worker._pid
-        left = {worker, parent(worker)}
-        os.kill(above.pid, signal.SIGKILL)
-        above.wait()
-        await hosts.open({"messages": QUESTION}, seed=0)  # in a worker that another process has started
+        above, server, worker = everyone = family(hosts._server._server._process.pid)
+        killed = {"worker": worker, "fork server": server, "process above it": above}[which]
+        os.kill(killed, signal.SIGKILL)
+        assert_all_end(everyone if which == "fork server" else [killed])
+        second = await hosts.open({"messages": QUESTION}, seed=0)
+        assert_all_end(everyone if which != "worker" else [])
         with pytest.raises(EnvironmentFailure, match="between two calls|its worker died|its worker ended"):
             await first.respond("")
-        return left
+        third = await hosts.open({"messages": QUESTION}, seed=0)
+        return [(await each.respond("")).messages[0]["content"] for each in (second, third)]
 
-    left = asyncio.run(run())
-    for _ in range(600):
-        if not left & everything().keys():
-            return
-        time.sleep(0.05)
-    raise AssertionError("the first worker, or what had started it, is left")
+    assert asyncio.run(run()) == ["yes", "yes"]
 
 
-def parent(pid):
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+@pytest.mark.usefixtures("own_servers")
+def test_close_ends_what_runs_and_what_it_has_started(opened):
+    hosts = opened("hostile:Hostile")
 
-
-def test_close_while_a_call_runs_and_after():
     async def run():
-        hosts = Hosts(spec("hostile:Hostile"), HostLimits(workers=1))
-        instance = await hosts.open({"messages": QUESTION, "kind": "hangs"}, seed=0)
-        call = asyncio.ensure_future(instance.respond(""))
-        waiting = asyncio.ensure_future(instance.respond(""))
-        await asyncio.sleep(0.2)
-        begun = time.monotonic()
+        instance = await hosts.open({"messages": QUESTION, "kind": "many forks"}, seed=0)
+        calls = [asyncio.ensure_future(instance.respond("")) for _ in range(2)]
+        while len(running := family(hosts._server._server._process.pid)) < 3 + CHILDREN:
+            await asyncio.sleep(0.01)
         hosts.close()
         hosts.close()
-        results = await asyncio.gather(call, waiting, return_exceptions=True)
+        results = await asyncio.gather(*calls, return_exceptions=True)
         with pytest.raises(EnvironmentFailure, match="closed"):
             await hosts.open({"messages": QUESTION}, seed=0)
-        return results, time.monotonic() - begun
+        return running, results
 
-    (called, waited), seconds = asyncio.run(run())
-    assert isinstance(called, EnvironmentFailure) and isinstance(waited, asyncio.CancelledError | EnvironmentFailure)
-    assert seconds < 10
+    running, (called, waited) = asyncio.run(run())
+    assert isinstance(called, EnvironmentFailure) and called.reason == "its worker ended"
+    assert isinstance(waited, asyncio.CancelledError | EnvironmentFailure)
+    assert_all_end(running)
 
 
 ORPHANS = """
-import asyncio, sys
+import asyncio
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 async def main():
     hosts = Hosts(EnvironmentSpec(kind="tests.environment.hostile:Hostile"), HostLimits(call_seconds=600))
     row = {"kind": "many forks", "messages": [{"role": "user", "content": "x"}]}
     instances = [await hosts.open(row, seed=0) for _ in range(2)]
-    asyncio.get_running_loop().call_later(0.5, lambda: print(hosts._server._server._process.pid, flush=True))
     await asyncio.gather(*(instance.respond("") for instance in instances))
 asyncio.run(main())
 """
 
 
 def test_no_process_outlives_the_run():
-    run = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
-    run.stdout.readline()
-    assert len(family(run.pid, "fork_server.py")) > 100
-    processes = everything()
-    mark = {pid for pid in processes if below(pid, run.pid, processes)}
-    run.kill()
-    run.communicate()
-    for _ in range(600):
-        if not mark & everything().keys():
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"still running: {mark & everything().keys()}")
+    """The run, the two above its two workers, and what these have forked."""
+    with subprocess.Popen([sys.executable, "-c", ORPHANS]) as run:
+        eventually(lambda: run.poll() is not None or len(family(run.pid)) >= 5 + 2 * CHILDREN)
+        running = family(run.pid)
+        run.kill()
+    assert len(running) >= 5 + 2 * CHILDREN
+    assert_all_end(running)
 
 
 @pytest.mark.parametrize("field", ["workers", "call_seconds", "start_seconds"])

@@ -11,6 +11,7 @@ from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentInterface, EnvironmentSpec, read_interface
 from tests.environment import bad_worlds
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 SCHEMALESS = "has the tool 'turn' without a schema: "
 BAD = {
     "NoTypes": f"{SCHEMALESS}Argument way is missing a type hint in function turn; give every parameter a type",
@@ -87,15 +88,15 @@ def test_a_complaint_comes_back_from_the_worker_whole():
 
 def test_an_import_that_ends_or_hangs_does_not_end_or_hang_the_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, body, message in [
-        ("exits", "import os; os._exit(0)", "can't be loaded: its worker ended"),
-        ("sleeps", "import time; time.sleep(600)", "can't be loaded: timed out after 1 s"),
-        ("broken", "1 +", "can't be imported: SyntaxError"),
-        ("absent", "import nothing_like_this", "there is no module 'nothing_like_this'"),
+    for name, body, seconds, message in [
+        ("exits", "import os; os._exit(0)", 600.0, "can't be loaded: its worker ended"),
+        ("sleeps", "import time; time.sleep(600)", 0.2, "can't be loaded: timed out after 0.2 s"),
+        ("broken", "1 +", 600.0, "can't be imported: SyntaxError"),
+        ("absent", "import nothing_like_this", 600.0, "there is no module 'nothing_like_this'"),
     ]:
         (tmp_path / f"{name}_world.py").write_text(body)
         with pytest.raises(FieldError, match=re.escape(message)):
-            Hosts(EnvironmentSpec(kind=f"{name}_world:World"), HostLimits(start_seconds=1.0))
+            Hosts(EnvironmentSpec(kind=f"{name}_world:World"), HostLimits(start_seconds=seconds))
 
 
 DIES = """
@@ -129,10 +130,21 @@ def test_what_dies_while_it_is_inspected_is_begun_again_once(server, tmp_path, m
         Hosts(EnvironmentSpec(kind="dies_2:World"), HostLimits())
 
 
-def test_a_server_that_does_not_start_is_one_line(monkeypatch):
-    monkeypatch.setattr("proxima.data.worker.START_SECONDS", 0.001)
-    with pytest.raises(FieldError, match="tools=.'a:b'. can't be loaded: .* did not answer within 0.001 s"):
-        Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.001))
+SILENT = """
+import socket, sys
+control = socket.socket(fileno=int(sys.argv[1]))
+while control.recv(4096):
+    pass
+"""
+
+
+@pytest.mark.usefixtures("own_servers")
+def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
+    (tmp_path / "silent.py").write_text(SILENT)
+    monkeypatch.setattr("proxima.data.fork_server.__file__", str(tmp_path / "silent.py"))
+    monkeypatch.setattr("proxima.data.worker.START_SECONDS", 0.1)
+    with pytest.raises(FieldError, match="tools=.'a:b'. can't be loaded: .* did not answer within 0.1 s"):
+        Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.1))
 
 
 TRL = '''

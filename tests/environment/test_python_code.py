@@ -1,7 +1,5 @@
 """Python as a tool: output, errors, limits."""
 
-import time
-
 import pytest
 
 from proxima.data import FieldError
@@ -22,25 +20,23 @@ from proxima.environment.python_code import PythonCode
         ("x = [0] * 10**9", "MemoryError"),
         ("import socket; socket.create_connection(('127.0.0.1', 9))", "PermissionError"),
         ("import subprocess; subprocess.run(['ls'])", "Error"),
-        ("print(open('/tmp/not-mine', 'w'))", "PermissionError: open is not allowed outside the folder"),
+        ("print(open('/no-such-folder/not-mine', 'w'))", "PermissionError: open is not allowed outside the folder"),
         ("print(input())", "EOFError"),
         ("print('\\ud800')", "UnicodeEncodeError"),
     ],
 )
 def test_what_a_program_prints(code, shown):
-    result = PythonCode(memory_mb=256).python(code)
+    result = PythonCode(seconds=600, memory_mb=512).python(code)
     assert shown in result and len(result) <= 2100
 
 
 def test_a_long_output_keeps_both_ends():
-    result = PythonCode(characters=100).python("print('a' * 5_000_000); print('b' * 5_000_000)")
+    result = PythonCode(seconds=600, characters=100).python("print('a' * 5_000_000); print('b' * 5_000_000)")
     assert result == "a" * 50 + "\n...\n" + "b" * 50
 
 
 def test_an_endless_program_ends():
-    begun = time.monotonic()
-    assert PythonCode(seconds=1).python("print(1, flush=True)\nwhile True: pass").endswith("timed out after 1 s")
-    assert time.monotonic() - begun < 30
+    assert PythonCode(seconds=1).python("import time\nwhile True: time.sleep(9)") == "error: timed out after 1 s"
 
 
 @pytest.mark.parametrize(("field", "value"), [("seconds", 0), ("memory_mb", 1), ("characters", 1)])

@@ -1,7 +1,6 @@
 """A database as a tool: reads, and does nothing else."""
 
 import sqlite3
-import time
 
 import pytest
 
@@ -62,10 +61,9 @@ def test_what_is_refused(script, sql, message):
 
 def test_an_endless_query_ends(script):
     endless = "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT count(*) FROM c"
-    begun, database = time.monotonic(), Sqlite(script=script, seconds=0.1)
+    database = Sqlite(script=script, seconds=0.1)
     with pytest.raises(ValueError, match="the query was ended after 0.1 s"):
         database.query(endless)
-    assert time.monotonic() - begun < 20
     assert database.query("SELECT 1 AS one") == "one\n1"
 
 

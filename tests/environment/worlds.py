@@ -3,14 +3,11 @@
 import asyncio
 import random
 import re
-import time
 from typing import Literal
 
 import numpy as np
 
 from proxima.environment import Environment, Reply
-
-started = []
 
 
 class Counter:
@@ -97,12 +94,3 @@ class Dice:
             pattern: of a dice
         """
         return re.search(pattern, "dice") is not None
-
-
-class SlowStart:
-    def reset(self):
-        if not started:
-            started.append(time.sleep(1.0))
-
-    def respond(self, text):
-        return "yes"

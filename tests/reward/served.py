@@ -12,6 +12,7 @@ from proxima.reward.server.fair_queue import FairQueue
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.reward.server.scorer_listener import Listener, open_socket
+from tests.reward.make import LONG
 
 MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 
@@ -29,7 +30,7 @@ def served(reward, token="", hosts=(), **limits):
         yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server)
     finally:
         server.should_exit = True
-        thread.join(timeout=60)
+        thread.join(timeout=LONG)
         assert not thread.is_alive()
 
 
@@ -37,7 +38,7 @@ def post(url, content, **headers):
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
     headers = {name.replace("_", "-"): value for name, value in headers.items()}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, body, headers, method="POST"), timeout=LONG) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)

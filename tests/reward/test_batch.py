@@ -11,7 +11,9 @@ import pytest
 from proxima.data import Group, Score
 from proxima.reward import Diversity, Exact, FunctionBatch, Length, Number, WeightedReward
 from proxima.reward.base import NOT_APPLICABLE
-from tests.reward.make import completions, prompt, runner
+from tests.reward.make import SHORT, completions, hurry, prompt, runner
+
+pytestmark = pytest.mark.usefixtures("lent_servers")
 
 
 def groups_of(made, *texts, answer="42"):
@@ -154,9 +156,9 @@ def test_failures_of_one_completion_and_of_the_call():
 
 
 def test_a_batch_reward_that_hangs_has_the_time_of_all_its_groups():
-    scored = batch([Length(), Rank()], ["hang"], ["a"], ["b"], timeout=0.5)
+    scored = batch([Length(), Rank()], ["hang"], ["a"], ["b"], timeout=0.1)
     GATE.set()
-    assert {score.error for group in scored for score in group.scores} == {"rank: timed out after 1.5 s"}
+    assert {score.error for group in scored for score in group.scores} == {"rank: timed out after 0.3 s"}
 
 
 def test_what_is_invalid_already_stays_so_and_keeps_both_reasons():
@@ -215,7 +217,7 @@ def rank(groups: tuple[Group, ...]):
     texts = [c.text for group in groups for c in group.completions]
     if "raise" in texts: raise KeyError("gone")
     if "die" in texts: os._exit(1)
-    if "hang" in texts: time.sleep(60)
+    if "hang" in texts: time.sleep(6000)
     if "few" in texts: return [[1.0]]
     best = max(map(len, texts))
     return [[float(len(c.text) == best) for c in group.completions] for group in groups]
@@ -246,14 +248,12 @@ def file(tmp_path_factory):
 
 
 def test_your_function_sees_the_whole_batch(file):
-    scored = batch(
-        [Number(), FunctionBatch(path=f"{file}:rank", weight=0.5)], ["42", "no"], ["the answer is 42"], timeout=20
-    )
+    scored = batch([Number(), FunctionBatch(path=f"{file}:rank", weight=0.5)], ["42", "no"], ["the answer is 42"])
     assert values(scored) == [[1.0, 0.0], [1.5]] and scored[1].scores[0].parts == {"number": 1.0, "rank": 1.0}
 
 
 def test_your_function_gets_groups_and_may_return_what_function_may(file):
-    scored = batch([Number(), FunctionBatch(path=f"{file}:facts")], ["1", "2"], ["42", "0"], timeout=20)
+    scored = batch([Number(), FunctionBatch(path=f"{file}:facts")], ["1", "2"], ["42", "0"])
     assert values(scored) == [[None, None], [1.5, 2.0]]
     assert [score.error for score in scored[0].scores] == [
         "facts: RuntimeError: no opinion",
@@ -267,18 +267,18 @@ def test_your_function_gets_groups_and_may_return_what_function_may(file):
 
 
 def test_one_odd_score_costs_itself_only(file):
-    scored = batch(
-        [FunctionBatch(path=f"{file}:odd")], ["a", "big", "endless"], ["decimal", "nan"], ["object", "b"], timeout=20
-    )
+    scored = batch([FunctionBatch(path=f"{file}:odd")], ["a", "big", "endless"], ["decimal", "nan"], ["object", "b"])
     assert values(scored) == [[1.0, None, None], [0.5, None], [None, 1.0]]
     assert scored[0].scores[1].error == "odd: ValueError: returned value=1" + "0" * 79 + ", expected a number"
     assert scored[1].scores[1].error.startswith("odd: ValueError: returned n=nan, expected a finite number")
 
 
-def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(file):
-    errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended", "hang": "timed out after 2 s"}
+def test_what_your_function_does_wrong_costs_the_step_and_the_next_continues(file, monkeypatch):
+    hurry(monkeypatch, "hang")
+    errors = {"raise": "KeyError: 'gone' (my_batch.py:8)", "die": "its worker ended"}
+    errors["hang"] = f"timed out after {2 * SHORT:g} s"  # of two groups
     errors["few"] = "ValueError: returned 1 lists with 1 scores, expected 2 lists with one score for each completion"
-    with runner(Length(), FunctionBatch(path=f"{file}:rank"), timeout=1.0) as made:
+    with runner(Length(), FunctionBatch(path=f"{file}:rank")) as made:
         for text, error in errors.items():
             scored = asyncio.run(made.score_batch(groups_of(made, [text, "a"], ["b"])))
             assert values(scored) == [[None, None], [None]], text

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from proxima.reward import Function, Number
-from tests.reward.make import completion, completions, prompt, runner
+from tests.processes import assert_all_end, family
+from tests.reward.make import SHORT, completion, completions, hurry, prompt, runner
+
+pytestmark = pytest.mark.usefixtures("lent_servers")
 
 SOURCE = """
 import asyncio, os, sys, time
@@ -46,7 +49,7 @@ def wild(prompt, completion):
     text = completion.text
     print("this goes nowhere")
     if text == "raise": raise KeyError("gone")
-    if text == "hang": time.sleep(60)
+    if text == "hang": time.sleep(6000)
     if text == "spin":
         while True: pass
     if text == "exit": sys.exit(1)
@@ -69,6 +72,7 @@ def forks(prompt, completion):
         pid = os.fork()
         if pid == 0: return 777.0  # the child should have ended by os._exit
         os.waitpid(pid, 0)
+    if completion.text == "deep": return forks(prompt, completion)
     return len(completion.text)
 
 def writes(prompt, completion):
@@ -78,10 +82,6 @@ def writes(prompt, completion):
         target = os.path.realpath(f"/proc/self/fd/{fd}").rpartition("/")[2]
         if completion.text in forged and target.startswith("socket:"):
             os.write(fd, forged[completion.text])
-    return len(completion.text)
-
-def deep(prompt, completion):
-    if completion.text == "deep": deep(prompt, completion)
     return len(completion.text)
 """
 
@@ -94,10 +94,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-def run(folder, functions, *texts, answer="42", timeout=20.0, **metadata):
+def run(folder, functions, *texts, **metadata):
     rewards = [Function(path=f"{folder}/my_reward.py:{name}") for name in functions]
-    with runner(*rewards, timeout=timeout) as made:
-        return asyncio.run(made.score(prompt(answer, **metadata), completions(*texts)))
+    with runner(*rewards) as made:
+        return asyncio.run(made.score(prompt("42", **metadata), completions(*texts)))
 
 
 def test_what_a_function_may_return(folder):
@@ -118,73 +118,52 @@ def test_what_a_function_may_return(folder):
     assert second.parts["length"] == 109 and second.correct is False
 
 
-def test_what_a_function_may_do_wrong_costs_one_completion_each(folder):
-    texts = (
-        "fine",
-        "raise",
-        "hang",
-        "spin",
-        "exit",
-        "die",
-        "nan",
-        "text",
-        "none",
-        "dict",
-        "invalid",
-        "correct",
-        "fine",
-    )
-    scores = run(folder, ["wild"], *texts, timeout=1.0)
-    assert [score.valid for score in scores] == [True] + [False] * 11 + [True]
+WRONG = {
+    "raise": "KeyError: 'gone' (my_reward.py:35)",
+    "hang": f"timed out after {SHORT:g} s",
+    "spin": f"timed out after {SHORT:g} s",
+    "exit": "SystemExit: 1",
+    "die": "its worker ended",
+    "nan": "ValueError: returned nan, expected a finite number",
+    "text": "ValueError: returned value='good', expected a number",
+    "none": "ValueError: returned value=None, expected a number",
+    "dict": "ValueError: returned a dict without 'value' (keys: reward)",
+    "invalid": "RuntimeError: no opinion",
+    "correct": "ValueError: returned correct='yes', expected true, false or nothing",
+    "huge": f"ValueError: returned value=1{'0' * 79}, expected a number",
+    "endless": "ValueError: returned value=a number of thousands of digits, expected a number",
+    "part": "ValueError: returned style=nan, expected a finite number; a part without a value is left out",
+    "object": "ValueError: returned style=<object object at ",
+}
+
+
+def test_what_a_function_may_do_wrong_costs_one_completion_each(folder, monkeypatch):
+    hurry(monkeypatch, "hang", "spin")
+    texts = ("fine", *WRONG, "decimal", "fine")
+    scores = run(folder, ["wild"], *texts)
+    assert [score.value for score in scores if score.valid] == [1.0, 0.5, 1.0]
     errors = {text: score.error for text, score in zip(texts, scores, strict=True) if not score.valid}
-    assert errors == {
-        "raise": "wild: KeyError: 'gone' (my_reward.py:35)",
-        "hang": "wild: timed out after 1 s",
-        "spin": "wild: timed out after 1 s",
-        "exit": "wild: SystemExit: 1",
-        "die": "wild: its worker ended",
-        "nan": "wild: ValueError: returned nan, expected a finite number",
-        "text": "wild: ValueError: returned value='good', expected a number",
-        "none": "wild: ValueError: returned value=None, expected a number",
-        "dict": "wild: ValueError: returned a dict without 'value' (keys: reward)",
-        "invalid": "wild: RuntimeError: no opinion",
-        "correct": "wild: ValueError: returned correct='yes', expected true, false or nothing",
-    }
+    errors["object"] = errors["object"].partition("0x")[0]
+    assert errors == {text: f"wild: {error}" for text, error in WRONG.items()}
 
 
-def test_a_number_that_no_float_holds_is_wrong_and_one_of_another_library_right(folder):
-    scores = run(folder, ["wild"], "huge", "endless", "decimal", "part", "object", "fine")
-    assert [score.value if score.valid else None for score in scores] == [None, None, 0.5, None, None, 1.0]
-    assert scores[0].error == "wild: ValueError: returned value=1" + "0" * 79 + ", expected a number"
-    assert scores[1].error == "wild: ValueError: returned value=a number of thousands of digits, expected a number"
-    assert (
-        scores[3].error
-        == "wild: ValueError: returned style=nan, expected a finite number; a part without a value is left out"
-    )
-    assert scores[4].error.startswith("wild: ValueError: returned style=<object object at")
-
-
-def test_a_child_that_returns_shifts_no_score(folder):
-    with runner(Function(path=f"{folder}/my_reward.py:forks"), timeout=20) as made:
-        texts = (["a", "bb", "fork", "ccc", "fork", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
+def test_a_child_that_returns_and_a_recursion_without_end_shift_no_score(folder):
+    with runner(Function(path=f"{folder}/my_reward.py:forks")) as made:
+        texts = (["a", "bb", "fork", "ccc", "fork", "deep", "eeeee"], ["a" * 10, "b" * 20], ["c" * 30])
         messages = [asyncio.run(made.score(prompt(), completions(*row))) for row in texts]
-    assert [[score.value for score in row] for row in messages] == [[1, 2, 4, 3, 4, 5], [10, 20], [30]]
+    values = [[score.value if score.valid else None for score in row] for row in messages]
+    assert values == [[1, 2, 4, 3, 4, None, 5], [10, 20], [30]]
+    assert messages[0][5].error.startswith("forks: RecursionError: maximum recursion depth exceeded")
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="finds the worker's socket as Linux names it")
 @pytest.mark.parametrize("how", ["forged", "half", "deep", "bytes"])
 def test_what_is_written_into_the_workers_socket_is_no_score(folder, how):
-    with runner(Function(path=f"{folder}/my_reward.py:writes"), timeout=20) as made:
+    with runner(Function(path=f"{folder}/my_reward.py:writes")) as made:
         messages = [asyncio.run(made.score(prompt(), completions("a", how, "ccc", "dddd")))]
         messages += [asyncio.run(made.score(prompt(), completions("a" * 10, "b" * 20)))]
     assert [[score.value if score.valid else None for score in row] for row in messages] == [[1, None, 3, 4], [10, 20]]
     assert messages[0][1].error.startswith("writes: something wrote into its worker's socket")
-
-
-def test_a_recursion_without_end_costs_itself_only(folder):
-    scores = run(folder, ["deep"], "a", "deep", "ccc", "deep", "eeeee")
-    assert [score.value if score.valid else None for score in scores] == [1, None, 3, None, 5]
-    assert scores[1].error.startswith("deep: RecursionError: maximum recursion depth exceeded")
 
 
 @pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="Linux only")
@@ -208,7 +187,7 @@ def test_a_relative_file_is_found_from_where_the_run_began(folder, monkeypatch):
 
 def test_a_module_on_the_path(monkeypatch, folder):
     monkeypatch.syspath_prepend(str(folder))
-    with runner(Function(path="my_reward:length"), Number(), timeout=20) as made:
+    with runner(Function(path="my_reward:length"), Number()) as made:
         (score,) = asyncio.run(made.score(prompt("42"), completions("42")))
     assert score.parts == {"length": 102.0, "number": 1.0}
 
@@ -238,60 +217,38 @@ import subprocess, sys
 def start(prompt, completion):
     process = subprocess.Popen(["sleep", "300"], start_new_session=completion.text == "session")
     if completion.text == "orphan":
+        process.kill()
+        process.wait()
         forks = "import os; os.fork() or os.execvp('sleep', ['sleep', '301'])"
         process = subprocess.Popen([sys.executable, "-c", forks])
+        process.wait()
     return process.pid
 """
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
-@pytest.mark.parametrize("how", ["child", "session", "orphan"])
-def test_what_a_reward_starts_ends_with_the_run(how, tmp_path):
-    (tmp_path / "mine.py").write_text(STARTS)
-    with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
-        (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
-        group = f"/proc/{int(score.value)}"
-        (pool,) = made._pools.values()
-        server = pool._fork_server._process
-        born = descendants(server.pid)
-        assert Path(group).exists() and len(born) >= 2, score
-    server.wait()
-    assert not [pid for pid in born if Path(f"/proc/{pid}").exists()]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="Linux only")
-@pytest.mark.parametrize("how", ["session", "orphan"])
-def test_what_a_reward_starts_ends_with_a_fork_server_that_is_killed(how, tmp_path):
+@pytest.mark.usefixtures("own_servers")
+@pytest.mark.parametrize(
+    ("how", "killed"), [("child", False), ("session", False), ("orphan", False), ("session", True), ("orphan", True)]
+)
+def test_what_a_reward_starts_ends_with_the_run_and_with_a_fork_server_that_is_killed(how, killed, tmp_path):
     (tmp_path / "mine.py").write_text(STARTS)
     with runner(Function(path=f"{tmp_path}/mine.py:start")) as made:
         (score,) = asyncio.run(made.score(prompt("42"), completions(how)))
         (pool,) = made._pools.values()
-        above = pool._fork_server._process
-        born = descendants(above.pid)
-        assert int(score.value) in born or how == "orphan"
-        os.kill(born[0], signal.SIGKILL)  # the fork server
-        above.wait(timeout=60)
-        assert len(born) >= 3 and not [pid for pid in born if Path(f"/proc/{pid}").exists()]
-
-
-def descendants(pid):
-    """The processes below one, at any depth."""
-    collected = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for word in (task / "children").read_text().split():
-            collected += [int(word), *descendants(int(word))]
-    return collected
+        above, fork_server, *others = family(pool._fork_server._process.pid)
+        assert len(others) == 2 and (how == "orphan") == (int(score.value) not in others), score
+        if killed:
+            os.kill(fork_server, signal.SIGKILL)
+            assert_all_end([above, fork_server, *others])
+    assert_all_end([above, fork_server, *others])
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux only")
 def test_the_memory_of_functions_is_limited(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def fill(prompt, completion):\n    return len(bytearray(int(completion.text) << 20)) >> 20\n"
-    )
-    with runner(Function(path=f"{tmp_path}/mine.py:fill"), memory_mb=256) as made:
-        scores = asyncio.run(made.score(prompt("42"), completions("8", "4096", "16")))
-    assert [score.value if score.valid else None for score in scores] == [8, None, 16]
-    assert scores[1].error == "fill: MemoryError: above the worker's limit (mine.py:2)"
-    with runner(Function(path=f"{tmp_path}/mine.py:fill")) as made:
-        (score,) = asyncio.run(made.score(prompt("42"), completions("1024")))
-    assert score.value == 1024
+    (tmp_path / "mine.py").write_text("def fill(p, c):\n    return len(bytes(int(c.text) << 20)) >> 20\n")
+    for limit, values in ((512, [8, None, 16]), (0, [8, 1024, 16])):
+        with runner(Function(path=f"{tmp_path}/mine.py:fill"), memory_mb=limit) as made:
+            scores = asyncio.run(made.score(prompt("42"), completions("8", "1024", "16")))
+        assert [score.value if score.valid else None for score in scores] == values
+        assert scores[1].error == ("fill: MemoryError: above the worker's limit (mine.py:2)" if limit else None)

@@ -1,17 +1,18 @@
 """A scorer behind HTTP, against a real server that is slow, wrong, or gone."""
 
 import asyncio
+import itertools
 import socket
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 
 import pytest
 
 from proxima.reward import Http, Number, http
 from tests.ports import kept_port
-from tests.reward.make import completion, completions, prompt, runner
+from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
 
@@ -21,7 +22,7 @@ def run(reward, *texts, answer="42", others=()):
 
 
 def quick(url, **fields):
-    return Http(**{"url": url, "seconds": 5.0, "backoff": 0.01, **fields})
+    return Http(**{"url": url, "seconds": LONG, "backoff": 0.001, **fields})
 
 
 def nobody() -> str:
@@ -45,42 +46,47 @@ def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():
     assert server.headers[0]["Content-Type"] == "application/json" and "Authorization" not in server.headers[0]
 
 
+NOT_FINITE = "ValueError: returned {}, expected a finite number"
+LEFT_OUT = "ValueError: returned x={}, expected a finite number; a part without a value is left out"
+SAID = {  # of a completion, in JSON → its value, or why it has none
+    "1": 1.0,
+    "0.5": 0.5,
+    '{"value": 2.0, "correct": true, "parts": {"style": 0.25}}': 2.0,
+    '{"value": -1, "correct": false}': -1.0,
+    '{"value": 3, "parts": null, "error": null}': 3.0,
+    '{"error": "the judge\\nrefused"}': "the judge refused",
+    "null": "the server has no score for it",
+    "NaN": NOT_FINITE.format("nan"),
+    "9" * 400: NOT_FINITE.format("inf"),
+    "9" * 5000: "ValueError: ",
+    "-1e999": NOT_FINITE.format("-inf"),
+    '"good"': "ValueError: returned value='good', expected a number",
+    '{"reward": 1}': "ValueError: a score without 'value' (keys: reward)",
+    '{"value": 1, "correct": "yes"}': "ValueError: returned correct='yes', expected true, false or null",
+    '{"value": 1, "parts": [1]}': "ValueError: ",
+    "[1]": "ValueError: ",
+    "true": "ValueError: ",
+    '{"value": 1, "correct": 1}': "ValueError: ",
+    '{"value": 1, "parts": {"style": false}}': "ValueError: ",
+    '{"value": "1"}': "ValueError: ",
+    '{"value":1,"parts":{"x":NaN}}': LEFT_OUT.format("nan"),
+    '{"value":1,"parts":{"x":1e999}}': LEFT_OUT.format("inf"),
+    f'{{"value":1,"parts":{{"x":{"9" * 5000}}}}}': "ValueError: ",
+    "[" * 50 + "]" * 50: "ValueError: ",
+    "4": 4.0,
+}
+
+
 def test_what_a_server_may_say_of_each_completion():
-    said = [
-        1,
-        0.5,
-        {"value": 2.0, "correct": True, "parts": {"style": 0.25}},
-        {"value": -1, "correct": False},
-        {"value": 3, "parts": None, "error": None},
-        {"error": "the judge\nrefused"},
-        None,
-        float("nan"),
-        "good",
-        {"reward": 1},
-        {"value": 1, "correct": "yes"},
-        {"value": 1, "parts": [1]},
-        [1],
-        True,
-        {"value": 1, "correct": 1},
-        {"value": 1, "parts": {"style": False}},
-        {"value": "1"},
-    ]
-    with scorer(lambda request, n: {"scores": said}) as server:
-        scores = run(quick(server.url), *map(str, range(len(said))))
-    assert [score.value if score.valid else None for score in scores] == [1.0, 0.5, 2.0, -1.0, 3.0] + [None] * 12
-    assert (
-        scores[2].correct is True
-        and scores[2].parts == {"http": 2.0, "http/style": 0.25}
-        and scores[3].correct is False
-    )
-    assert [score.error for score in scores[5:11]] == [
-        "http: the judge refused",
-        "http: the server has no score for it",
-        "http: ValueError: returned nan, expected a finite number",
-        "http: ValueError: returned value='good', expected a number",
-        "http: ValueError: a score without 'value' (keys: reward)",
-        "http: ValueError: returned correct='yes', expected true, false or null",
-    ]
+    with scorer(lambda request, n: f'{{"scores": [{", ".join(SAID)}]}}'.encode()) as server:
+        scores = run(quick(server.url), *map(str, range(len(SAID))))
+    for score, (said, expected) in zip(scores, SAID.items(), strict=True):
+        if isinstance(expected, float):
+            assert score.value == expected, said
+        else:
+            assert not score.valid and score.error.startswith(f"http: {expected}"), said
+    assert scores[2].correct is True and scores[2].parts == {"http": 2.0, "http/style": 0.25}
+    assert scores[3].correct is False
 
 
 @pytest.mark.parametrize(
@@ -94,7 +100,12 @@ def test_what_a_server_may_say_of_each_completion():
         (b'{"scores": 1}', "the answer has no list 'scores'"),
         (b'{"scores": [1]}', "the answer has 1 scores for 2 completions"),
         (b'{"scores": [1, 2, 3]}', "the answer has 3 scores for 2 completions"),
+        (b"[" * 100_000, "the answer has more than 64 levels of objects and lists"),
+        (b'{"scores": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "the answer has more than 64 levels"),
+        (b'{"scores": [' + b"[]," * 300_000 + b"1]}", "the answer has more than 200,000 objects and lists"),
+        ('{"scores": [1, 2]}'.encode("utf-16"), "the answer is not JSON: 'utf-8' codec can't decode"),
     ],
+    ids=itertools.count(),
 )
 def test_a_broken_answer_costs_the_request_and_is_not_asked_for_again(body, error):
     with scorer(lambda request, n: body) as server:
@@ -164,72 +175,45 @@ def test_a_server_that_dies_during_the_run_makes_scores_invalid_and_is_asked_aga
     assert "closed the connection" in messages[1].error
 
 
-def test_a_server_that_hangs_or_drips_is_given_up():
-    gate = threading.Event()
-
-    def answer(request, n):
-        gate.wait(600)
-        return lengths(request, n)
-
-    with scorer(answer) as server:
-        (score,) = run(quick(server.url, seconds=0.2, retries=1), "abc")
-        gate.set()
-    assert score.error == f"http: PostFailed: {server.url} has not answered after 0.2 s, 2 times"
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        ended = threading.Event()
-
-        def drip():
-            connection, _ = listening.accept()
-            connection.recv(65536)
-            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
-            while not ended.wait(0.05):
-                try:
-                    connection.sendall(b" ")
-                except OSError:
-                    return
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        (score,) = run(quick(url, seconds=0.3, retries=0), "abc")
-        ended.set()
-        thread.join()
-    assert score.error == f"http: PostFailed: {url} has not answered after 0.3 s"
-
-
-def dripping(first, drop, seconds):
-    """A server that says `first`, then `drop` again and again; what a reward that waits `seconds` says, and how often
-    it asked."""
+@contextmanager
+def dripping(first, drop):
+    """The address of a server that says `first`, then `drop` again and again, and the connections that it got."""
     ended, asked = threading.Event(), []
 
     def drip(connection):
         with connection, suppress(OSError):
             connection.recv(65536)
             connection.sendall(first)
-            while not ended.wait(0.05):
+            while not ended.wait(0.02):
                 connection.sendall(drop)
 
+    def accept():
+        with suppress(OSError):
+            while True:
+                asked.append(listening.accept()[0])
+                threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
+
     with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def accept():
-            with suppress(OSError):
-                while True:
-                    asked.append(listening.accept()[0])
-                    threading.Thread(target=drip, args=(asked[-1],), daemon=True).start()
-
         threading.Thread(target=accept, daemon=True).start()
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        (score,) = run(quick(url, seconds=seconds, retries=1), "abc")
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/", asked
         ended.set()
         listening.shutdown(socket.SHUT_RDWR)
-    return score.error.replace(url, "it"), len(asked)
 
 
 @pytest.mark.parametrize(
-    "first", [b"", b"HTTP/1.1 200 OK\r\nX-A: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n"]
+    ("first", "drop"),
+    [
+        (b"", b""),
+        (b"", b"1"),
+        (b"HTTP/1.1 200 OK\r\nX-A: ", b"1"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b"1"),
+    ],
+    ids=["nothing", "status", "headers", "body"],
 )
-def test_the_time_of_an_attempt_ends_while_status_headers_or_body_drip(first):
-    assert dripping(first, b"1", 0.3) == ("http: PostFailed: it has not answered after 0.3 s, 2 times", 2)
+def test_the_time_of_an_attempt_ends_while_the_server_hangs_or_drips(first, drop):
+    with dripping(first, drop) as (url, asked):
+        (score,) = run(quick(url, seconds=SHORT, retries=1), "abc")
+    assert score.error == f"http: PostFailed: {url} has not answered after {SHORT:g} s, 2 times" and len(asked) == 2
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -250,43 +234,28 @@ def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_comple
     )
 
 
-def test_a_number_that_is_none_costs_its_completion_alone():
-    odd = [
-        b"9" * 400,
-        b"9" * 5000,
-        b"-1e999",
-        b'{"value":1,"parts":{"x":NaN}}',
-        b'{"value":1,"parts":{"x":1e999}}',
-        b"[" * 50 + b"]" * 50,
-    ]
-    odd.append(b'{"value":1,"parts":{"x":' + b"9" * 5000 + b"}}")
-    with scorer(lambda request, n: b'{"scores": [1, ' + b", ".join(odd) + b", 3]}") as server:
-        scores = run(quick(server.url), *"abcdefghi")
-    assert [score.value if score.valid else None for score in scores] == [1.0] + [None] * 7 + [3.0]
-    part = "http: ValueError: returned x={}, expected a finite number; a part without a value is left out"
-    assert [scores[at].error for at in (1, 4, 5)] == [
-        "http: ValueError: returned inf, expected a finite number",
-        part.format("nan"),
-        part.format("inf"),
-    ]
-
-
 def test_requests_at_once_are_bounded_however_many_groups_wait():
-    with scorer(lambda request, n: (time.sleep(0.02), lengths(request, n))[1]) as server:
+    three = threading.Barrier(3)  # the first three are there together
+
+    def answer(request, n):
+        if n < 3:
+            three.wait(LONG)
+        return lengths(request, n)
+
+    with scorer(answer) as server:
 
         async def main(made):
             groups = [[completion("x" * i, sample=j) for j in range(4)] for i in range(60)]
             return await asyncio.gather(*(made.score(prompt(), group) for group in groups))
 
-        before = threading.active_count()
+        before = set(threading.enumerate())
         with runner(quick(server.url, max_concurrent=3)) as made:
             results = asyncio.run(main(made))
-            mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
-        assert [score.value for scores in results for score in scores] == [
-            float(i) for i in range(60) for _ in range(4)
-        ]
-        assert len(server.requests) == 60 and 2 <= server.most <= 3
-        assert len(mine) <= 3 and threading.active_count() <= before + 8
+            started = {thread.name for thread in set(threading.enumerate()) - before}
+        values = [score.value for scores in results for score in scores]
+        assert values == [float(i) for i in range(60) for _ in range(4)]
+        assert len(server.requests) == 60 and server.most == 3
+        assert len([name for name in started if "process_request" not in name]) <= 8  # of the server
 
 
 def test_a_group_may_be_asked_for_in_pieces_that_fail_alone():

@@ -4,10 +4,12 @@ import asyncio
 
 import pytest
 
+from proxima.data.worker import Worker
 from proxima.reward import Math
 from proxima.reward.math.numeric_answer import parse_number, same_number
 from proxima.reward.math.symbolic import unevaluable
-from tests.reward.make import completions, prompt, runner, scored
+from tests.lent_servers import lent_servers
+from tests.reward.make import LONG, SHORT, completions, prompt, rows, runner
 
 pytest.importorskip("math_verify")
 pytestmark = pytest.mark.usefixtures("shared_math_workers")
@@ -49,188 +51,54 @@ TEN = [
     ("I can't solve this.", "42", False),
     ("", "42", False),
 ]
-
-# The question said again, or nothing finished: (row's answer, texts), all wrong.
-RESTATED = [
-    (
-        "61",
-        [
-            "What is 54 + 7",
-            "What is 54 + 7? 54 + 7 = ?",
-            "Answer: 54+7",
-            "The answer is 54 + 7.",
-            "<answer>54+7</answer>",
-            "$54 + 7$",
-        ],
-    ),
-    (
-        "61",
-        [
-            r"\boxed{54+7}",
-            r"\boxed{60=61}",
-            r"\boxed{x=60=61}",
-            r"\boxed{\int_0^{61} 1 dx}",
-            r"\boxed{54+8=61}",
-            "<answer>60=61</answer>",
-        ],
-    ),
-    (
-        "61",
-        [
-            r"\boxed{\frac{122}{2}}",
-            r"\boxed{122/2}",
-            "It is 122/2.",
-            r"\boxed{\sqrt{3721}}",
-            r"\boxed{x+1=61}",
-            r"\boxed{\pm 61}",
-        ],
-    ),
-    (
-        "61",
-        [
-            r"\boxed{60, 61}",
-            r"\boxed{61 \text{ or } 62}",
-            r"\boxed{61x}",
-            r"\boxed{61 million}",
-            r"\boxed{x < 61}",
-            r"\boxed{61!}",
-        ],
-    ),
-    (
-        "87",
-        [
-            "12 * 7 + 3 apples",
-            "What is 12 * 7 + 3",
-            "12 times 7 plus 3",
-            r"\boxed{12 \cdot 7 + 3}",
-            r"$12 \times 7 + 3$",
-        ],
-    ),
-    ("3", ["12 * 7 + 3 apples", "84 divided by 28 plus 3", "2 - 3", "It is 5 - 3"]),
-    ("1024", ["We compute $2^{10}$ and then", r"\boxed{2^{10}}", "<answer>2**10</answer>", "2^10", "2^{10}"]),
-    (
-        "24",
-        [
-            r"\boxed{4!}",
-            r"\boxed{\binom{24}{1}}",
-            r"\boxed{\sum_{i=1}^{24} 1}",
-            r"\boxed{\prod_{i=2}^{4} i}",
-            r"\boxed{\lim_{x\to 24} x}",
-        ],
-    ),
-    ("-6", [r"\boxed{4-10}", r"\boxed{-(6)(1)}", r"\boxed{\log_2 \frac{1}{64}}", r"\boxed{6}"]),
-    (
-        "0.5",
-        [
-            r"\boxed{\frac{1}{4}+\frac{1}{4}}",
-            r"\boxed{1 \cdot \frac{1}{2}}",
-            r"\boxed{\cos 60^\circ}",
-            r"\boxed{2^{-1}}",
-        ],
-    ),
-    ("1" * 400 + "9", [r"\boxed{" + "1" * 401 + "}", "1" * 401, "1" * 400 + "8", "1" * 399 + "9"]),
-    ("x=61", [r"\boxed{y=61}", r"\boxed{x=54+7}"]),
-]
-FINAL = [
-    (
-        "61",
-        [
-            "61",
-            r"\boxed{61.0}",
-            "<answer>61 dollars</answer>",
-            "<answer>$61</answer>",
-            "<answer>So it is $61.</answer>",
-            "x = 61",
-            "$x=61$",
-        ],
-    ),
-    (
-        "61",
-        [
-            "So 54 + 7 = 61 apples.",
-            r"\boxed{54+7=61}",
-            r"$$54 + 7 = 61.$$",
-            r"\[ x = 54 + 7 = 61 \]",
-            "The answer is 61!",
-            "**Answer:** 61",
-        ],
-    ),
-    (
-        "61",
-        [
-            "The answer is 61, because 3 and 58 are.",
-            r"\boxed{61\text{ cm}^2}",
-            r"\boxed{61^\circ}",
-            r"\boxed{\textbf{61}}",
-            r"\boxed{{61}}",
-        ],
-    ),
-    (
-        "61",
-        [
-            r"\boxed{\text{Area} = 61}",
-            r"\boxed{f(2) = 61}",
-            r"\boxed{\approx 61}",
-            "<answer>61 miles per hour</answer>",
-            "Answer:\n\n61",
-        ],
-    ),
-    (
-        "1000",
-        [
-            r"\boxed{(1,000)}",
-            r"\boxed{1{,}000}",
-            r"\boxed{1\,000}",
-            r"\boxed{10^{3} = 1000}",
-            "It costs $1,000.",
-            r"\boxed{1\times 10^3}",
-        ],
-    ),
-    ("300000", [r"\boxed{3\times 10^5}", r"\boxed{3 \cdot 10^{5}}", "<answer>3e5</answer>", "300,000"]),
-    (
-        "3.5",
-        [
-            r"\boxed{3\frac{1}{2}}",
-            "It is 3 1/2",
-            r"\boxed{\frac72}",
-            r"\boxed{\frac{14}{4}}",
-            r"\boxed{\left(\dfrac{7}{2}\right)}",
-            "7/2",
-        ],
-    ),
-    ("-2", ["10 is more, -2", r"\boxed{-2}", r"\boxed{−2}", "<answer>-$2</answer>", r"\boxed{-2.}", "so $-2$"]),
-    (
-        r"\frac{1}{3}",
-        [
-            r"\boxed{0.\overline{3}}",
-            r"\boxed{0.333333}",
-            "0." + "3" * 1500,
-            r"\boxed{-\frac{-1}{3}}",
-            r"$\frac{2}{6}$",
-            r"\frac{1}{3}",
-        ],
-    ),
-    (r"50\%", [r"\boxed{50\%}", "50%", r"\boxed{0.5}", r"\boxed{50}", "<answer>50 percent</answer>"]),
-    ("1" * 400 + "9", [r"\boxed{" + "1" * 400 + "9}", "1" * 400 + "9", "<answer>0" + "1" * 400 + "9</answer>"]),
-    ("x=61", [r"\boxed{61}", r"\boxed{x = 61}"]),
-    ("15 miles", [r"\boxed{15}", "15"]),
-    ("4/2", [r"\boxed{2}", r"\boxed{4/2}"]),
-]
+ONES = "1" * 400
+# The question said again, or nothing finished: all wrong.
+RESTATED = rows(r"""
+61: What is 54 + 7 | What is 54 + 7? 54 + 7 = ? | Answer: 54+7 | The answer is 54 + 7. | <answer>54+7</answer>
+61: $54 + 7$
+61: \boxed{54+7} | \boxed{60=61} | \boxed{x=60=61} | \boxed{\int_0^{61} 1 dx} | \boxed{54+8=61}
+61: <answer>60=61</answer>
+61: \boxed{\frac{122}{2}} | \boxed{122/2} | It is 122/2. | \boxed{\sqrt{3721}} | \boxed{x+1=61} | \boxed{\pm 61}
+61: \boxed{60, 61} | \boxed{61 \text{ or } 62} | \boxed{61x} | \boxed{61 million} | \boxed{x < 61} | \boxed{61!}
+87: 12 * 7 + 3 apples | What is 12 * 7 + 3 | 12 times 7 plus 3 | \boxed{12 \cdot 7 + 3} | $12 \times 7 + 3$
+3: 12 * 7 + 3 apples | 84 divided by 28 plus 3 | 2 - 3 | It is 5 - 3
+1024: We compute $2^{10}$ and then | \boxed{2^{10}} | <answer>2**10</answer> | 2^10 | 2^{10}
+24: \boxed{4!} | \boxed{\binom{24}{1}} | \boxed{\sum_{i=1}^{24} 1} | \boxed{\prod_{i=2}^{4} i}
+24: \boxed{\lim_{x\to 24} x}
+-6: \boxed{4-10} | \boxed{-(6)(1)} | \boxed{\log_2 \frac{1}{64}} | \boxed{6}
+0.5: \boxed{\frac{1}{4}+\frac{1}{4}} | \boxed{1 \cdot \frac{1}{2}} | \boxed{\cos 60^\circ} | \boxed{2^{-1}}
+x=61: \boxed{y=61} | \boxed{x=54+7}
+61: So it is $54 + $7 | **54 + 7** | 6.1 x 10 | 54 plus 7 | She has 60 = 61.
+7: 54 plus 7 | 54 + 7 | $54 + $7 | 54 x 7
+""")
+RESTATED += [(ONES + "9", [rf"\boxed{{{ONES}1}}", ONES + "1", ONES + "8", "1" * 399 + "9"])]
+FINAL = rows(r"""
+61: 61 | \boxed{61.0} | <answer>61 dollars</answer> | <answer>$61</answer> | <answer>So it is $61.</answer> | x = 61
+61: $x=61$
+61: So 54 + 7 = 61 apples. | \boxed{54+7=61} | $$54 + 7 = 61.$$ | \[ x = 54 + 7 = 61 \] | The answer is 61!
+61: **Answer:** 61
+61: The answer is 61, because 3 and 58 are. | \boxed{61\text{ cm}^2} | \boxed{61^\circ} | \boxed{\textbf{61}}
+61: \boxed{{61}}
+61: \boxed{\text{Area} = 61} | \boxed{f(2) = 61} | \boxed{\approx 61} | <answer>61 miles per hour</answer>
+61: Answer:\n\n61
+1000: \boxed{(1,000)} | \boxed{1{,}000} | \boxed{1\,000} | \boxed{10^{3} = 1000} | It costs $1,000.
+1000: \boxed{1\times 10^3}
+300000: \boxed{3\times 10^5} | \boxed{3 \cdot 10^{5}} | <answer>3e5</answer> | 300,000
+3.5: \boxed{3\frac{1}{2}} | It is 3 1/2 | \boxed{\frac72} | \boxed{\frac{14}{4}} | \boxed{\left(\dfrac{7}{2}\right)}
+3.5: 7/2
+-2: 10 is more, -2 | \boxed{-2} | \boxed{−2} | <answer>-$2</answer> | \boxed{-2.} | so $-2$
+50\%: \boxed{50\%} | 50% | \boxed{0.5} | \boxed{50} | <answer>50 percent</answer>
+x=61: \boxed{61} | \boxed{x = 61}
+15 miles: \boxed{15} | 15
+4/2: \boxed{2} | \boxed{4/2}
+694: Therefore it was $204 + $160 + $330 = $694. | It is **694**. | $520-$480 = $40, and so **$694** a week
+694: It earns $694/year.
+300: She can drive 300 miles, because 12 x 25 = 300. | 12 × 25 = 300 | 4200 / 14 = 300 times.
+\frac{1}{3}: \boxed{0.\overline{3}} | \boxed{0.333333} | \boxed{-\frac{-1}{3}} | $\frac{2}{6}$ | \frac{1}{3}
+""")
 FINAL += [
-    (
-        "694",
-        [
-            "Therefore it was $204 + $160 + $330 = $694.",
-            "It is **694**.",
-            "$520-$480 = $40, and so **$694** a week",
-            "It earns $694/year.",
-        ],
-    ),
-    ("300", ["She can drive 300 miles, because 12 x 25 = 300.", "12 × 25 = 300", "4200 / 14 = 300 times."]),
-]
-RESTATED += [
-    ("61", ["So it is $54 + $7", "**54 + 7**", "6.1 x 10", "54 plus 7", "She has 60 = 61."]),
-    ("7", ["54 plus 7", "54 + 7", "$54 + $7", "54 x 7"]),
+    (ONES + "9", [rf"\boxed{{{ONES}9}}", ONES + "9", f"<answer>0{ONES}9</answer>"]),
+    (r"\frac{1}{3}", ["0." + "3" * 1500]),
 ]
 WORDS = [
     (
@@ -283,7 +151,7 @@ UNREADABLE = [
 
 @pytest.fixture(scope="module")
 def judged():
-    with runner(Math(), workers=2) as made:
+    with lent_servers(["math"]), runner(Math(), workers=2) as made:
         yield lambda answer, *texts: asyncio.run(made.score(prompt(answer), completions(*texts)))
 
 
@@ -368,22 +236,28 @@ def test_unreadable_text_is_wrong(judged, text):
     assert (score.valid, score.value, score.correct) == (True, 0.0, False)
 
 
-def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced():
+def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkeypatch):
+    """The first one ends by its CPU limit, the second by the clock."""
+    run, limits = Worker.run, set()
+
+    def hurried(worker, job, arguments, seconds, cpu_seconds):
+        limits.add((seconds, cpu_seconds))
+        cpu_seconds = SHORT if "900" in repr(arguments) else cpu_seconds
+        return run(worker, job, arguments, SHORT if "901" in repr(arguments) else seconds, cpu_seconds)
+
+    monkeypatch.setattr(Worker, "run", hurried)
     texts = [r"\boxed{\sqrt{8}}", RUNS_ON[0], r"The answer is $\sqrt{8}$.", RUNS_ON[1], r"so $x=\frac{4}{\sqrt{2}}$"]
-    with runner(Math(cpu_seconds=0.3), workers=1) as made:
+    with runner(Math(cpu_seconds=500.0), workers=1) as made:
         scores = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(*texts)))
         again = asyncio.run(made.score(prompt(r"2\sqrt{2}"), completions(r"so $\sqrt8$")))
         pool = made._pools["text"]
     assert [score.correct for score in scores] == [True, None, True, None, True]
-    assert [score.error for score in scores if not score.valid] == ["math: timed out after 0.3 s of CPU time"] * 2
+    assert [score.error for score in scores if not score.valid] == [
+        f"math: timed out after {SHORT:g} s of CPU time",
+        f"math: timed out after {SHORT:g} s",
+    ]
     assert again[0].correct is True
-    assert pool.started == 3
-
-
-def test_the_clock_holds_where_the_cpu_limit_does_not():
-    (bad, good) = scored([Math(cpu_seconds=60)], r"2\sqrt{2}", RUNS_ON[0], r"$\sqrt{8}$", timeout=2.0)
-    assert bad.error == "math: timed out after 2 s"
-    assert good.correct is True
+    assert pool.started == 3 and limits == {(LONG, 500.0)}
 
 
 def test_an_answer_that_is_no_mathematics_is_an_error(judged):
@@ -417,48 +291,26 @@ def test_ordinary_formulas_are_evaluated(formula):
     assert unevaluable(formula) is None
 
 
-PLAIN = [
-    "1",
-    "-1",
-    "7",
-    "007",
-    "12",
-    "1/2",
-    "2/4",
-    "-3/6",
-    r"\frac{1}{2}",
-    r"\dfrac{4}{2}",
-    r"-\frac{1}{2}",
-    "100/4",
-    "25",
-    "0.5",
-    "12.0",
-]
-PLAIN += [
-    r"25\%",
-    "0.25",
-    r"2\frac{1}{2}",
-    "0.333333",
-    r"\frac{1}{3}",
-    "1,200",
-    "1{,}200",
-    "x = 25",
-    r"25\text{ cm}",
-    r"25^\circ",
-    r"\$25",
-]
+PLAIN = (
+    r"""
+1  -1  7  007  12  1/2  2/4  -3/6  \frac{1}{2}  \dfrac{4}{2}  -\frac{1}{2}  100/4  25  0.5  12.0  25\%  0.25
+2\frac{1}{2}  0.333333  \frac{1}{3}  1,200  1{,}200  x = 25  25\text{ cm}  25^\circ  \$25
+""".strip()
+    .replace("\n", "  ")
+    .split("  ")
+)
 
 
 def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
-    differ = []
-    for written in PLAIN:
-        for answer in PLAIN:
-            if verify(parse(f"${answer}$"), parse(f"\\boxed{{{written}}}")) != same_number(
-                parse_number(answer), parse_number(written)
-            ):
-                differ.append((answer, written))
+    answers, boxed = ({text: parse(form.format(text)) for text in PLAIN} for form in ("${}$", "\\boxed{{{}}}"))
+    differ = [
+        (answer, written)
+        for written in PLAIN
+        for answer in PLAIN
+        if verify(answers[answer], boxed[written]) != same_number(parse_number(answer), parse_number(written))
+    ]
     assert differ == []
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 import yaml
 
 from proxima.data import Group, Score
@@ -15,6 +16,7 @@ from proxima.reward import REWARDS, Function, FunctionBatch, Http, RewardRunner
 from proxima.reward.http import _score
 from tests.reward.make import completion, completions, prompt, runner
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 

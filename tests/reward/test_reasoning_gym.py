@@ -6,8 +6,10 @@ from dataclasses import replace
 import pytest
 
 from proxima.reward import ReasoningGymReward
+from proxima.reward.workers.graders import EVAL_TASKS
 from proxima.task import ReasoningGymTask as Task
 from proxima.task import to_prompt
+from tests.lent_servers import lent_servers
 from tests.reward.make import completions, prompt, runner
 from tests.tiny import tiny_tokenizer
 
@@ -23,7 +25,7 @@ NEEDS_CONFIG = {"composite"}
 
 @pytest.fixture(scope="module")
 def judged():
-    with runner(ReasoningGymReward(), workers=1, timeout=60) as made:
+    with lent_servers(), runner(ReasoningGymReward(), workers=1) as made:
         yield lambda row, *texts: asyncio.run(made.score(row, completions(*texts)))
 
 
@@ -31,7 +33,15 @@ def row_of(task, index=0, **config):
     return to_prompt(Task(task=task, size=2, config=config).rows(seed=3)[index], index, tiny_tokenizer())
 
 
-@pytest.mark.parametrize("task", sorted(set(DATASETS) - NEEDS_CONFIG))
+SMALL = "tests/reward/test_reasoning_gym.py::test_every_task_scores_its_own_answer[chain_sum]"
+FIRST = WITHOUT_ANSWER | TAKES_ANYTHING | {*EVAL_TASKS, "chain_sum", "countdown", "gsm_symbolic", "prime_factorization"}
+
+
+def campaign_of(task):
+    return pytest.param(task, marks=() if task in FIRST else pytest.mark.campaign(SMALL))
+
+
+@pytest.mark.parametrize("task", map(campaign_of, sorted(set(DATASETS) - NEEDS_CONFIG)))
 def test_every_task_scores_its_own_answer(judged, task):
     row = row_of(task)
     answer = "nothing of the kind" if row.answer is None else row.answer

@@ -16,7 +16,7 @@ from proxima.data import Prompt
 from proxima.model import load_scalar_model, save
 from proxima.reward import Http, ModelReward
 from proxima.reward.server.scorer_listener import open_socket
-from tests.reward.make import completions, runner
+from tests.reward.make import LONG, completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served
 from tests.warm import WarmPopen
 
@@ -119,7 +119,7 @@ def test_what_is_not_understood_is_refused_by_its_field(url, path, content, why)
 def test_other_paths_and_methods_are_told_where_to_post(url):
     assert post(f"{url}/other", {}) == (404, {"error": "POST '/other' is not served; POST to /score or /batch"})
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"{url}/score", timeout=60)
+        urllib.request.urlopen(f"{url}/score", timeout=LONG)
     assert caught.value.code == 405 and "POST to /score" in json.load(caught.value)["error"]
 
 
@@ -133,7 +133,7 @@ def test_the_command(folder, monkeypatch):
         place = line.split(" on ")[1].split()[0].rstrip(",")
         answers = [post(place, request_of("4"), **headers) for headers in ({}, {"Authorization": "Bearer secret"})]
         server.send_signal(signal.SIGTERM)
-        assert server.wait(timeout=120) == 0
+        assert server.wait() == 0
         log = server.stderr.read()
     assert [status for status, _ in answers] == [401, 200]
     assert isinstance(answers[1][1]["scores"][0]["value"], float)

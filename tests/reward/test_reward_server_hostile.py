@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 import threading
-import time
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -14,8 +13,10 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Http
+from proxima.reward.server import scorer_listener
 from proxima.reward.server.score_requests import SLICE_COMPLETIONS
-from tests.reward.make import completions, prompt, runner
+from tests.processes import eventually
+from tests.reward.make import LONG, SHORT, completions, prompt, runner
 from tests.reward.served import post, request_of, served
 
 
@@ -29,7 +30,7 @@ class Judge:
     def score(self, prompt, completions):
         self.calls.append(len(completions))
         self.entered.set()
-        assert self.gate.wait(60)
+        assert self.gate.wait(LONG)
         if any(completion.text == "broken" for completion in completions):
             raise RuntimeError("the model\nis broken")
         return [Score(value=float(len(completion.text))) for completion in completions]
@@ -46,13 +47,13 @@ def judge():
 
 @pytest.fixture(scope="module")
 def shared(judge):
-    with served(judge, hosts=("scorer.lan",), body_mb=1, characters=1000, completions=300) as caught:
+    with served(judge, hosts=("scorer.lan",), body_mb=1, characters=1000, completions=300, read_seconds=LONG) as caught:
         yield caught
 
 
 def connected(url):
     place = urlsplit(url)
-    return socket.create_connection((place.hostname, place.port), timeout=60)
+    return socket.create_connection((place.hostname, place.port), timeout=LONG)
 
 
 def in_thread(call, *arguments):
@@ -61,13 +62,6 @@ def in_thread(call, *arguments):
     made.thread = threading.Thread(target=lambda: setattr(made, "result", call(*arguments)), daemon=True)
     made.thread.start()
     return made
-
-
-def eventually(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_a_token_is_required_where_there_is_one(judge, monkeypatch):
@@ -151,18 +145,30 @@ def test_what_is_no_http_is_answered_in_json(shared):
     assert head.startswith(b"HTTP/1.1 400") and json.loads(body) == {"error": "Invalid HTTP request received."}
 
 
-def test_half_sent_requests_hold_no_thread_delay_nobody_and_end(judge):
-    with served(judge, read_seconds=1.0) as scorer, contextlib.ExitStack() as open_ones:
+def half_sent(url, count):
+    """Connections with a part of a request: every second of them has sent its headers and the first byte."""
+    head = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+    for number in range(count):
+        client = connected(url)
+        client.sendall(head + b"\r\n{" if number % 2 else head[: number % 40])
+        yield client
+
+
+def test_half_sent_requests_hold_no_thread_and_delay_nobody(judge):
+    with served(judge, read_seconds=LONG) as scorer, contextlib.ExitStack() as open_ones:
         threads = threading.active_count()
-        halves, head = [], b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
-        for number in range(300):
-            halves.append(open_ones.enter_context(connected(scorer.url)))
-            halves[-1].sendall(head + b"\r\n{" if number % 2 else head[: number % 40])
+        for client in half_sent(scorer.url, 300):
+            open_ones.enter_context(client)
         assert post(f"{scorer.url}/score", request_of("abc")) == (200, {"scores": [{"value": 3.0}]})
         assert threading.active_count() <= threads
+
+
+def test_half_sent_requests_end(judge):
+    with served(judge, read_seconds=SHORT) as scorer, contextlib.ExitStack() as open_ones:
+        halves = [open_ones.enter_context(client) for client in half_sent(scorer.url, 20)]
         for number, client in enumerate(halves):
             said = b"".join(iter(lambda client=client: _received(client), b""))
-            answered = b"408" in said and b"was not complete after 1 s" in said
+            answered = b"408" in said and f"was not complete after {SHORT:g} s".encode() in said
             assert answered if number % 2 else said == b"", (number, said)
 
 
@@ -185,7 +191,7 @@ def test_a_large_request_delays_a_small_one_by_a_slice(shared, judge):
     judge.calls.clear()
     judge.hold()
     large = in_thread(post, f"{shared.url}/score", request_of(*["ab"] * 300))
-    assert judge.entered.wait(60)
+    assert judge.entered.wait(LONG)
     small = in_thread(post, f"{shared.url}/score", request_of("abc"))
     eventually(lambda: shared.server.app.waiting == 2)
     judge.gate.set()
@@ -203,7 +209,7 @@ def test_a_client_that_leaves_takes_its_work_with_it(shared, judge, capfd):
     body = json.dumps(request_of(*["ab"] * 300)).encode()
     with connected(shared.url) as client:
         client.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-        assert judge.entered.wait(60)
+        assert judge.entered.wait(LONG)
     eventually(lambda: shared.server.app.waiting == 0)
     judge.gate.set()
     assert post(f"{shared.url}/score", request_of("a"))[0] == 200
@@ -226,20 +232,29 @@ def test_a_model_that_fails_costs_its_request_alone(shared, capfd):
     assert "Traceback" not in capfd.readouterr().err
 
 
-def test_more_than_can_wait_and_longer_than_may_be_waited_is_told(judge):
-    with served(judge, requests=1, seconds=0.3) as scorer:
+def test_more_than_can_wait_is_told(judge):
+    with served(judge, requests=1, seconds=LONG) as scorer:
         judge.hold()
         first = in_thread(post, f"{scorer.url}/score", request_of("a"))
-        assert judge.entered.wait(60)
+        assert judge.entered.wait(LONG)
         status, answer = post(f"{scorer.url}/score", request_of("b"))
         assert status == 503 and answer["error"] == "1 requests wait; the limit is --max-requests"
-        first.thread.join()
         judge.gate.set()
-        assert first.result[0] == 503 and "not scored within 0.3 s" in first.result[1]["error"]
-        assert post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]})
+        first.thread.join()
+        assert first.result == post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]})
 
 
-def test_an_end_refuses_those_that_wait(judge):
+def test_longer_than_may_be_waited_is_told(judge):
+    with served(judge, seconds=SHORT) as scorer:
+        judge.hold()
+        status, answer = post(f"{scorer.url}/score", request_of("a"))
+        assert status == 503 and f"not scored within {SHORT:g} s" in answer["error"]
+        judge.gate.set()
+        eventually(lambda: post(f"{scorer.url}/score", request_of("c")) == (200, {"scores": [{"value": 1.0}]}))
+
+
+def test_an_end_refuses_those_that_wait(judge, monkeypatch):
+    monkeypatch.setattr(scorer_listener, "GRACE_SECONDS", int(LONG))
     judge.hold()
     with served(judge) as scorer:
         waiting = [in_thread(post, f"{scorer.url}/score", request_of("a")) for _ in range(3)]

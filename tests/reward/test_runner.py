@@ -11,8 +11,9 @@ import pytest
 
 from proxima.data import Score
 from proxima.reward import Exact, Format, Function, Gsm8kReward, Length, Number, RewardRunner, WeightedReward
-from tests.reward.make import completion, completions, prompt, runner, scored
+from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner, scored
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
 
 
@@ -95,26 +96,31 @@ class Best(WeightedReward):
         return [Score(value=float(len(c.text) == longest)) for c in completions]
 
 
+class Hurried(RewardRunner):
+    """Gives calls that hang a short limit."""
+
+    async def _run_in_thread(self, i, call, timeout):
+        hangs = call.args[2][0].text == "hang"
+        return await super()._run_in_thread(i, call, SHORT if hangs else timeout)
+
+
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
-    texts = ("1", "hang", "2", "raise", "nan", "exit", "3", "hang", "4")
-    scores = scored([Plain()], "3", *texts, timeout=1.0)
+    wrong = {
+        "hang": f"timed out after {SHORT:g} s",
+        "raise": "LookupError: two lines",
+        "nan": "ValueError: returned nan, expected a finite number",
+        "exit": "SystemExit: 3",
+    }
+    made = Hurried([Plain()], timeout=LONG)
+    scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
     GATE.set()
-    assert [score.value if score.valid else None for score in scores] == [
-        1.0,
-        None,
-        2.0,
-        None,
-        None,
-        None,
-        3.0,
-        None,
-        4.0,
+    made.close()
+    assert [score.value for score in scores if score.valid] == [1.0, 3.0, 4.0]
+    assert [score.error for score in scores] == [
+        *(None, *(f"plain: {error}" for error in wrong.values())),
+        *(None, f"plain: {wrong['hang']}", None),
     ]
-    assert scores[1].error == scores[7].error == "plain: timed out after 1 s"
-    assert scores[3].error == "plain: LookupError: two lines"
-    assert scores[4].error == "plain: ValueError: returned nan, expected a finite number"
-    assert scores[5].error == "plain: SystemExit: 3"
-    assert [score.correct for score in scores] == [False, None, False, None, None, None, True, None, False]
+    assert [score.correct for score in scores] == [False, *[None] * 4, True, None, False]
 
 
 @dataclass(frozen=True)
@@ -240,22 +246,25 @@ def test_a_hung_thread_does_not_keep_the_process_alive():
 
 
 def test_a_group_of_thousands_opens_no_more_threads_than_workers():
-    at_once, most, lock = [0], [0], threading.Lock()
+    gate, entered = threading.Event(), []
 
-    class Counts:
+    class Waits:
         def score(self, prompt, completions):
-            with lock:
-                at_once[0] += 1
-                most[0] = max(most[0], at_once[0])
-            with lock:
-                at_once[0] -= 1
+            entered.append(completions)
+            gate.wait()
             return [Score(value=float(c.sample)) for c in completions]
 
-    with runner(Counts(), workers=3) as made:
-        scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(2000)]))
-        mine = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
-    assert [score.value for score in scores] == [float(i) for i in range(2000)]
-    assert most[0] <= 3 and len(mine) <= 3
+    async def scored_group(made):
+        before = set(threading.enumerate())
+        scoring = asyncio.ensure_future(made.score(prompt(), [completion("x", sample=i) for i in range(2000)]))
+        while len(entered) < 3:
+            await asyncio.sleep(0.001)
+        started = set(threading.enumerate()) - before
+        gate.set()
+        return len(started), [score.value for score in await scoring]
+
+    with runner(Waits(), workers=3) as made:
+        assert asyncio.run(scored_group(made)) == (3, [float(i) for i in range(2000)])
 
 
 def test_a_scorer_that_always_hangs_does_not_take_all_threads():
@@ -266,9 +275,10 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
             gate.wait()
             return [Score(value=1.0) for _ in completions]
 
+    before = set(threading.enumerate())
     made = RewardRunner([Hangs()], timeout=0.005, workers=8)
     scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(1000)]))
-    hanging = [thread for thread in threading.enumerate() if thread.name == "reward-thread"]
+    hanging = set(threading.enumerate()) - before
     errors = [score.error for score in scores]
     assert len(hanging) <= 108 and not any(score.valid for score in scores)
     assert errors.count("hangs: timed out after 0.005 s") <= 108
@@ -277,8 +287,8 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     }
     gate.set()
     for thread in hanging:
-        thread.join(300)
-    made.timeout = 300.0
+        thread.join(LONG)
+    made.timeout = LONG
     (again,) = asyncio.run(made.score(prompt(), [completion("x")]))
     made.close()
     assert again.value == 1.0

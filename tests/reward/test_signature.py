@@ -12,6 +12,8 @@ from proxima.reward import Function, Length
 from proxima.reward.signature import CallShape, messages_of
 from tests.reward.make import completion, completions, prompt, runner
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
+
 SOURCE = """
 from __future__ import annotations
 import numpy as np
@@ -108,7 +110,7 @@ def run(file, name, *texts, answer="2", chat=None, **columns):
 
 
 def in_workers(file, name, *texts, rewards=(), chat=None, **columns):
-    with runner(Function(path=f"{file}:{name}", chat=chat), *rewards, timeout=20.0) as made:
+    with runner(Function(path=f"{file}:{name}", chat=chat), *rewards) as made:
         return asyncio.run(made.score(prompt("2", **columns), completions(*texts)))
 
 
@@ -183,7 +185,7 @@ def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
     played = replace(episode_of("first", "more", "last"), sample=1)
     both = [completion("alone"), played]
     for name, expected in {"by_role": [1.0, 3.0], "verl_episode": [5 + 1, 4 + 3], "trl_episode": [15.0, 34.0]}.items():
-        with runner(Function(path=f"{file}:{name}"), timeout=20.0) as made:
+        with runner(Function(path=f"{file}:{name}")) as made:
             assert values(asyncio.run(made.score(prompt("2"), both))) == expected
     assert values(Function(path=f"{file}:trl_episode", chat=True).score(prompt("2"), both)) == [11.0, 33.0]
     call = CallShape.of(lambda episode: 0.0)
@@ -276,7 +278,7 @@ def test_a_column_may_have_any_name(file, name):
     columns = {column: 10**place for place, column in enumerate(names)}
     reward = Function(path=f"{file}:{name}")
     row = replace(prompt(), metadata=columns)
-    with runner(reward, timeout=20.0) as made:
+    with runner(reward) as made:
         assert values(asyncio.run(made.score(row, completions("a")))) == [1111111.0]
 
 

@@ -19,7 +19,7 @@ from proxima.reward import (
     Repetition,
 )
 from proxima.reward.math.extract import as_fraction, last_boxed, last_tagged
-from tests.reward.make import completion, completions, corrects, prompt
+from tests.reward.make import completion, completions, corrects, prompt, rows
 
 THOUGHT = "<think>17 + 25 is 42</think>\n<answer>42</answer>"
 
@@ -133,66 +133,56 @@ def test_length(mode, tokens, value):
 TAGGED = "<think>let me see</think>\n<answer>{}</answer>"
 
 
-@pytest.mark.parametrize(
-    ("text", "answer", "value"),
-    [
-        (TAGGED.format("18"), "18", 2.0),
-        (TAGGED.format(" 18\n"), "18", 2.0),
-        (TAGGED.format("18"), 18, 2.0),
-        (TAGGED.format("18"), "9 * 2 = 18\n#### 18", 2.0),
-        (TAGGED.format(r"\frac{1}{2}"), r"\frac{1}{2}", 2.0),
-        (TAGGED.format("x + 1"), "x + 1", 2.0),
-        ("<answer>1</answer>, no: <answer>18</answer>", "18", 2.0),
-        (TAGGED.format("18.0"), "18", 1.5),
-        (TAGGED.format("$18"), "18", 1.5),
-        (TAGGED.format("18."), "18", 1.5),
-        (TAGGED.format("1,000"), "1000", 1.5),
-        (TAGGED.format("1000"), "1,000", 1.5),
-        (TAGGED.format("18 dollars"), "18", 1.5),
-        (TAGGED.format("x = 18"), "18", 1.5),
-        (TAGGED.format("-3.50"), "-3.5", 1.5),
-        (TAGGED.format("3/6"), "1/2", 1.5),
-        (TAGGED.format(r"\frac{2}{4}"), "0.5", 1.5),
-        (TAGGED.format("18"), "17", 0.0),
-        (TAGGED.format("9 and 18"), "18", 0.0),
-        (TAGGED.format("9 * 2 = 18"), "18", 0.0),
-        (TAGGED.format("eighteen"), "18", 0.0),
-        (TAGGED.format("x + 1"), "1", 0.0),
-        (TAGGED.format("2x"), "2", 0.0),
-        (TAGGED.format(r"\sqrt{2}"), "2", 0.0),
-        (TAGGED.format("2 million"), "2", 0.0),
-        (TAGGED.format("18 and a half"), "18", 0.0),
-        (TAGGED.format("2 dozens"), "2", 0.0),
-        (TAGGED.format("2 Millions of dollars"), "2", 0.0),
-        (TAGGED.format("2 plus three"), "2", 0.0),
-        (TAGGED.format("3 fifths"), "3", 0.0),
-        (TAGGED.format("5 squared"), "5", 0.0),
-        (TAGGED.format("6 factorial"), "6", 0.0),
-        (TAGGED.format("5 percent"), "5", 0.0),
-        (TAGGED.format("2 x"), "2", 0.0),
-        (TAGGED.format("1 k"), "1", 0.0),
-        (TAGGED.format("4 less than x"), "4", 0.0),
-        (TAGGED.format("--18"), "-18", 0.0),
-        (TAGGED.format("-$-18"), "-18", 0.0),
-        (TAGGED.format("+\u221218"), "-18", 0.0),
-        (TAGGED.format("-$18"), "-18", 1.5),
-        (TAGGED.format("$-18"), "-18", 1.5),
-        (TAGGED.format("18 months"), "18", 1.5),
-        (TAGGED.format("3 times a week"), "3", 1.5),
-        (TAGGED.format("3 apples left over."), "3", 1.5),
-        (TAGGED.format("12 dollars and no cents"), "12", 1.5),
-        (TAGGED.format("1/0"), "0", 0.0),
-        (TAGGED.format("9" * 5000), "9", 0.0),
-        (TAGGED.format("x+1"), "x + 1", 0.0),
-        (TAGGED.format(""), "18", 0.0),
-        (TAGGED.format(""), "", 0.0),
-        ("18", "18", 0.0),
-        ("<answer>18", "18", 0.0),
-        ("", "18", 0.0),
-    ],
-)
-def test_accuracy_in_two_grades(text, answer, value):
-    assert Accuracy152().score(prompt(answer), completions(text)) == [Score(value=value, correct=value > 0)]
+IN_TAGS = {  # grade → answers and texts
+    2.0: r"""
+18: 18
+\frac{1}{2}: \frac{1}{2}
+x + 1: x + 1
+""",
+    1.5: r"""
+18: 18.0 | $18 | 18. | 18 dollars | x = 18 | 18 months
+-18: -$18 | $-18
+1000: 1,000
+1,000: 1000
+-3.5: -3.50
+1/2: 3/6
+0.5: \frac{2}{4}
+3: 3 times a week | 3 apples left over.
+12: 12 dollars and no cents
+""",
+    0.0: r"""
+17: 18
+18: 9 and 18 | 9 * 2 = 18 | eighteen | 18 and a half
+-18: --18 | -$-18 | +−18
+1: x + 1 | 1 k
+2: 2x | \sqrt{2} | 2 million | 2 dozens | 2 Millions of dollars | 2 plus three | 2 x
+3: 3 fifths
+4: 4 less than x
+5: 5 squared | 5 percent
+6: 6 factorial
+0: 1/0
+x + 1: x+1
+""",
+}
+GRADED = [
+    (answer, [TAGGED.format(text) for text in texts], grade)
+    for grade, table in IN_TAGS.items()
+    for answer, texts in rows(table)
+]
+GRADED += [
+    ("18", [TAGGED.format(" 18\n"), "<answer>1</answer>, no: <answer>18</answer>"], 2.0),
+    (18, [TAGGED.format("18")], 2.0),
+    ("9 * 2 = 18\n#### 18", [TAGGED.format("18")], 2.0),
+    ("9", [TAGGED.format("9" * 5000)], 0.0),
+    ("18", [TAGGED.format(""), "18", "<answer>18", ""], 0.0),
+    ("", [TAGGED.format("")], 0.0),
+]
+
+
+@pytest.mark.parametrize(("answer", "texts", "grade"), GRADED)
+def test_accuracy_in_two_grades(answer, texts, grade):
+    scores = Accuracy152().score(prompt(answer), completions(*texts))
+    assert dict(zip(texts, scores, strict=True)) == dict.fromkeys(texts, Score(value=grade, correct=grade > 0))
 
 
 def test_accuracy_of_a_whole_text():
@@ -242,14 +232,8 @@ def test_missing_eos_is_a_penalty_for_what_was_cut_off(text, finish_reason, valu
 
 def test_overlong_may_begin_with_the_first_token():
     reward = Overlong(max_tokens=4, buffer_tokens=4)
-    assert [reward.score(prompt(), [completion("", tokens=n)])[0].value for n in range(6)] == [
-        0,
-        -0.25,
-        -0.5,
-        -0.75,
-        -1,
-        -1,
-    ]
+    values = [reward.score(prompt(), [completion("", tokens=n)])[0].value for n in range(6)]
+    assert values == [0, -0.25, -0.5, -0.75, -1, -1]
 
 
 @pytest.mark.parametrize(
@@ -299,15 +283,8 @@ def test_boxed_answers_with_nested_braces():
 def test_tagged_and_fractions():
     assert last_tagged("<a>1</a><a>2</a><a>3", "a") == "2"
     assert last_tagged("</a>1<a>", "a") is None
-    assert [as_fraction(text) for text in ("1/2", r"\frac{2}{4}", r"-\dfrac{1}{2}", "3", "1/0", "0.5", "x")] == [
-        0.5,
-        0.5,
-        -0.5,
-        3,
-        None,
-        None,
-        None,
-    ]
+    read = [as_fraction(text) for text in ("1/2", r"\frac{2}{4}", r"-\dfrac{1}{2}", "3", "1/0", "0.5", "x")]
+    assert read == [0.5, 0.5, -0.5, 3, None, None, None]
 
 
 @pytest.mark.parametrize("reward", [Format, Regex])

@@ -14,15 +14,16 @@ from proxima.check.reward_laws import readable_answer
 from proxima.data import Episode, Group, Score
 from proxima.model import load_scalar_model, save
 from proxima.reward import REWARDS, WeightedReward
-from tests.reward.make import completion, completions, prompt, runner, scored
+from tests.reward.make import SHORT, completion, completions, prompt, runner, scored
 from tests.reward.server import lengths, scorer
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 OUTSIDE = {  # what the tests themselves provide: functions, while they run a server in a thread and a folder, and haste
     "function": {"path": "tests.reward.make:any_text"},
     "function_batch": {"path": "tests.reward.make:every_text"},
     "http": {"url": "http://127.0.0.1:9/"},
     "model": {"path": "/"},
-    "unit_tests": {"seconds": 1.0},  # `9**9**9` takes all of them
+    "unit_tests": {"seconds": SHORT},  # `9**9**9` takes all of them
 }
 COMPARING = sorted(kind for kind, reward in REWARDS.items() if reward.needs_answer)
 HOSTILE = [
@@ -32,8 +33,8 @@ HOSTILE = [
     "(" * 3000,
     "\ud800",
     "1" * 50_000,
-    "<answer>" * 5000,
-    "</think>\n<answer>" * 2000,
+    "<answer>" * 2000,
+    "</think>\n<answer>" * 1000,
     "\\boxed{" * 2000,
     "####" * 5000,
 ]
@@ -114,25 +115,23 @@ def _scores(kind):
         (group,) = await made.score_batch([Group(prompt=row, completions=several, scores=tuple(scores))])
         return list(group.scores)
 
-    with runner(make(kind), timeout=20) as made:
+    with runner(make(kind)) as made:
         return asyncio.run(both(made))
 
 
+IMPORTS = """
+import sys, threading, proxima.reward, proxima.reward.workers.user_function
+print("torch" in sys.modules)
+import proxima.task
+print(sorted({"sympy", "math_verify", "reasoning_gym", "datasets", "pyarrow", "transformers"} & set(sys.modules)))
+print(threading.active_count())
+"""
+
+
 def test_importing_the_room_loads_no_algebra_and_starts_nothing():
-    code = (
-        "import sys, threading, proxima.reward, proxima.task;"
-        "loaded = {'sympy', 'math_verify', 'reasoning_gym', 'datasets', 'pyarrow', 'transformers'} & set(sys.modules);"
-        "print(sorted(loaded), threading.active_count())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[] 1"
-
-
-def test_a_worker_may_import_the_room_without_torch():
-    """A restricted worker may load no shared library."""
-    code = "import sys, proxima.reward, proxima.reward.workers.user_function; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
+    """Nor torch: a restricted worker, which imports the room too, may load no shared library."""
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n") == ["False", "[]", "1", ""]
 
 
 @pytest.mark.parametrize("kind", COMPARING)

@@ -9,6 +9,8 @@ from proxima.reward import Function, FunctionBatch
 from proxima.reward.base import unscored
 from tests.reward.make import completions, prompt, runner
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
+
 VALUE = """
 import os
 def f(prompt, completion: str):
@@ -35,21 +37,21 @@ def importable(tmp_path, monkeypatch):
 def test_an_edit_in_the_middle_of_a_run_changes_nothing(tmp_path):
     file = tmp_path / "rw.py"
     file.write_text(VALUE.replace("VALUE", "1"))
-    with runner(Function(path=f"{file}:f"), timeout=20.0) as made:
+    with runner(Function(path=f"{file}:f")) as made:
         assert scored(made, "a") == [1.0]
         file.write_text(VALUE.replace("VALUE", "1000"))
         assert scored(made, "a", "exit", "b") == [1.0, "f: its worker ended", 1.0]
         file.unlink()
         assert scored(made, "exit", "b") == ["f: its worker ended", 1.0]
     file.write_text(VALUE.replace("VALUE", "1000"))
-    with runner(Function(path=f"{file}:f"), timeout=20.0) as made:
+    with runner(Function(path=f"{file}:f")) as made:
         assert scored(made, "a") == [1000.0]
 
 
 def test_an_edited_module_is_not_run(importable):
     file = importable / "my_edited_rewards.py"
     file.write_text(VALUE.replace("VALUE", "1"))
-    with runner(Function(path="my_edited_rewards:f"), timeout=20.0) as made:
+    with runner(Function(path="my_edited_rewards:f")) as made:
         assert scored(made, "a") == [1.0]
         file.write_text(VALUE.replace("VALUE", "1000"))
         first, two = scored(made, "exit", "b")
@@ -83,7 +85,7 @@ def test_a_file_imports_from_its_own_folder(folders, file):
     rewards = [Function(path=f"{folders}/{name}/{file}:f", name=name) for name in "abab"]
     in_process = [values(reward.score(prompt(), completions("x"))) for reward in rewards]
     assert in_process == [[1.0], [2.0], [1.0], [2.0]] and not any(str(folders) in path for path in sys.path)
-    with runner(*rewards[:2], timeout=20.0) as made:
+    with runner(*rewards[:2]) as made:
         for score in asyncio.run(made.score(prompt(), completions("x", "y"))):
             assert score.parts == {"a": 1.0, "b": 2.0}
 

@@ -265,6 +265,7 @@ class Run:
         assert len(consumed) == schedule.steps == self.journal.step
         assert len({*used, *dropped}) == len(used) + len(dropped)
         assert self.most <= schedule.concurrent
+        assert all(self._chance("reject", uid) >= schedule.rejected for uid in used)
         partial = bool(schedule.rejected and schedule.gen_batches)
         if not partial:  # each rejected and each evicted group was replaced by exactly one
             assert all(len(uids) == schedule.prompts for uids in consumed)

@@ -43,6 +43,7 @@ def test_any_schedule(schedule):
     Run(schedule).go().assert_whole()
 
 
+@pytest.mark.campaign("tests/rollout/test_async_collector.py::test_any_schedule")
 @given(SCHEDULES)
 @settings(max_examples=1_000, deadline=None)
 def test_a_thousand_schedules(schedule):
@@ -113,7 +114,7 @@ def test_the_run_ends_when_the_retries_are_spent():
     run.schedule = replace(run.schedule, retries=0)
     with pytest.raises(ConnectionError, match="the server is gone"):
         broken(run, ConnectionError("the server is gone")).go()
-    assert run.journal.counts().get("consumed") is None
+    assert run.journal.counts().get("consumed") is None and set(run.engine.calls.values()) == {1}
 
 
 @pytest.mark.parametrize("error", [UserError("too long"), NotFiniteError("NaN")])

@@ -3,19 +3,27 @@
 import asyncio
 import json
 import re
+from importlib.util import find_spec
 
 import pytest
 
 from proxima.data import FieldError
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
+from tests.lent_servers import lent_servers
 
 
-def play(world, row, seed, says):
-    """The opening, the answers and the reward of an episode; `says` makes a message of the dialogue so far."""
-    hosts = Hosts(EnvironmentSpec(kind=world.pop("kind"), arguments=world), HostLimits(workers=1))
+@pytest.fixture(autouse=True)
+def servers():
+    with lent_servers(imports=[name for name in ("reasoning_gym", "textarena", "skyrl_gym") if find_spec(name)]):
+        yield
 
-    async def run():
+
+def play(world, row, seed, *players):
+    """The opening, the answers and the reward of an episode of each player, who says what follows the dialogue."""
+    hosts = Hosts(EnvironmentSpec(kind=world["kind"], arguments=arguments(world)), HostLimits(workers=1))
+
+    async def run(says):
         instance = await hosts.open(row, seed)
         opening = instance.opening or row["messages"]
         seen, answers = [opening[-1]["content"]], []
@@ -27,9 +35,13 @@ def play(world, row, seed, says):
         return opening, answers, await instance.end()
 
     try:
-        return asyncio.run(run())
+        return [asyncio.run(run(says)) for says in players]
     finally:
         hosts.close()
+
+
+def arguments(world):
+    return {name: value for name, value in world.items() if name != "kind"}
 
 
 EMPTY = {"messages": [{"role": "user", "content": ""}], "answer": None, "number": 0}
@@ -46,13 +58,12 @@ def halves(seen):
 def test_textarena_is_won_and_lost():
     pytest.importorskip("textarena")
     world = {"kind": "textarena", "game": "GuessTheNumber-v0"}
-    opening, answers, _ = play(dict(world), EMPTY, 5, halves)
+    first, again, (_, lost, _) = play(world, EMPTY, 5, halves, halves, lambda seen: "no move")
+    opening, answers, _ = first
     assert "between 1 and 20" in opening[0]["content"] and answers[-1].done and len(answers) <= 5
     assert [a.reward for a in answers] == [0.0] * (len(answers) - 1) + [1.0]
     assert all("The target number is" in a.messages[0]["content"] for a in answers[:-1])
-    again = play(dict(world), EMPTY, 5, halves)
-    assert again == (opening, answers, None)
-    _, lost, _ = play(dict(world), EMPTY, 5, lambda seen: "no move")
+    assert again == first == (opening, answers, None)
     assert len(lost) == 2 and "invalid move" in lost[0].messages[0]["content"] and lost[1].reward < 1
 
 
@@ -84,19 +95,17 @@ def test_reasoning_gym_scores_by_the_puzzles_verifier():
 
         return says
 
-    for attempt, count, rewards in ((1, 1, [1.0]), (2, 2, [0.0, 1.0])):
-        opening, answers, _ = play(dict(world), EMPTY, 7, right_at(attempt))
-        assert opening[0]["content"].endswith("</answer>.") and len(answers) == count
-        assert [a.reward for a in answers] == rewards
-    _, answers, _ = play(dict(world), EMPTY, 7, right_at(3))
-    assert len(answers) == 2 and answers[-1].reward < 0.1
+    *won, (_, lost, _) = play(world, EMPTY, 7, *map(right_at, (1, 2, 3)))
+    for (opening, answers, _), rewards in zip(won, ([1.0], [0.0, 1.0]), strict=True):
+        assert opening[0]["content"].endswith("</answer>.") and [a.reward for a in answers] == rewards
+    assert len(lost) == 2 and lost[-1].reward < 0.1
 
 
 def test_skyrl_gym_gives_rewards_of_turns():
     pytest.importorskip("skyrl_gym")
     world = {"kind": "skyrl_gym", "env": "gsm8k_multi_turn", "extras": {"max_turns": 3}}
     row = {"messages": [{"role": "user", "content": "2 + 2?"}], "answer": "4"}
-    opening, answers, _ = play(dict(world), row, 0, lambda seen: "#### 5" if len(seen) == 1 else "#### 4")
+    ((opening, answers, _),) = play(world, row, 0, lambda seen: "#### 5" if len(seen) == 1 else "#### 4")
     assert [m["content"] for m in opening] == ["2 + 2?"]
     assert [a.done for a in answers] == [False, True] and answers[1].reward == 1.0
     assert answers[0].reward == pytest.approx(0.2 / 3) and "####" in answers[0].messages[0]["content"]
@@ -114,7 +123,7 @@ def test_skyrl_gym_gives_rewards_of_turns():
 )
 def test_what_is_wrong_in_a_recipe_is_one_line(package, world, says):
     pytest.importorskip(package)
-    spec = EnvironmentSpec(kind=world["kind"], arguments={k: v for k, v in world.items() if k != "kind"})
+    spec = EnvironmentSpec(kind=world["kind"], arguments=arguments(world))
     with pytest.raises(FieldError) as error:
         Hosts(spec, HostLimits(workers=1))
     assert says in str(error.value) and "\n" not in str(error.value)

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +10,9 @@ import pytest
 from proxima.data import FieldError, ToolCall
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
+from tests.processes import assert_all_end, family
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 COMMAND = [sys.executable, str(Path(__file__).with_name("mcp_server.py"))]
 ROW = {"messages": [{"role": "user", "content": "2 + 2?"}]}
 TEN_LINES = """
@@ -30,7 +31,7 @@ def spec(**arguments):
 
 
 def play(given, *calls):
-    """The texts that answered the calls, of two episodes at once."""
+    """The tools, and the texts that answered the calls, of two episodes at once."""
     hosts = Hosts(given, HostLimits(workers=1))
 
     async def run():
@@ -63,11 +64,18 @@ def test_a_server_that_ends_fails_its_episode():
         play(spec(), ("leave", {}))
 
 
-def test_no_server_is_left(tmp_path):
-    name = f"proxima-test-{os.getpid()}"
-    play(spec(command=[*COMMAND, name]), ("count", {}))
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert not [line for line in running.splitlines() if name in line]
+@pytest.mark.usefixtures("own_servers")
+def test_no_server_is_left():
+    hosts = Hosts(spec(), HostLimits(workers=1))
+
+    async def opened():
+        return [await hosts.open(ROW, seed) for seed in range(2)]
+
+    episodes = asyncio.run(opened())
+    running = family(hosts._server._server._process.pid)
+    hosts.close()
+    assert len(running) >= 3 + len(episodes)
+    assert_all_end(running)
 
 
 @pytest.mark.parametrize(

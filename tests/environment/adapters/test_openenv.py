@@ -4,13 +4,14 @@ import asyncio
 import os
 import socket
 import subprocess
-import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
+from tests.ports import kept_port
+from tests.processes import eventually
 
 PYTHON = os.environ.get("PROXIMA_OPENENV_PYTHON")
 pytestmark = pytest.mark.skipif(
@@ -55,18 +56,17 @@ def serving(folder):
     """The address of a server."""
     file = folder / "server.py"
     file.write_text(SERVER)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = kept_port()
     server = subprocess.Popen([PYTHON, str(file), str(port)])
+
+    def listens():
+        assert server.poll() is None
+        with suppress(OSError):
+            socket.create_connection(("127.0.0.1", port)).close()
+            return True
+
     try:
-        for _ in range(1200):
-            time.sleep(0.1)
-            assert server.poll() is None
-            try:
-                socket.create_connection(("127.0.0.1", port)).close()
-                break
-            except OSError:
-                continue
+        eventually(listens)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.kill()
@@ -81,7 +81,7 @@ def url(tmp_path_factory):
 
 def hosts_of(**arguments):
     spec = EnvironmentSpec(kind="openenv", arguments={"python": PYTHON, **arguments})
-    return Hosts(spec, HostLimits(workers=1, call_seconds=120))
+    return Hosts(spec, HostLimits(workers=1, call_seconds=600))
 
 
 def test_two_sessions_at_once(url):

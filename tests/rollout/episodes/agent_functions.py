@@ -1,8 +1,11 @@
 """Agents for tests: functions that play an episode with an OpenAI client, in a process of their own."""
 
+import asyncio
+import inspect
 import json
 import os
 import time
+from functools import partial
 
 TOOL = {
     "type": "function",
@@ -69,6 +72,28 @@ def asks_a_helper(row, base_url, api_key, model):
     return 0.5
 
 
+def asks_forever(row, base_url, api_key, model):
+    policy, messages = client(base_url, api_key), list(row["messages"])
+    while True:
+        answer = policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
+        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
+
+
+def prints(row, base_url, api_key, model):
+    print("{}\n" * 100, flush=True)
+    return asks_once(row, base_url, api_key, model)
+
+
+ASKING = {function.__name__: function for function in (asks_once, uses_tools, asks_a_helper, asks_forever, prints)}
+
+
+async def named_by_its_row(row, base_url, api_key, model):
+    """Any of those that ask, in one process: importing their client takes a second."""
+    function = ASKING[row["agent"]]
+    played = function if inspect.iscoroutinefunction(function) else partial(asyncio.to_thread, function)
+    return await played(row, base_url, api_key, model)
+
+
 def raises(row):
     raise ValueError("no\nway")
 
@@ -91,15 +116,3 @@ def hangs(row):
 
 def never_asks(row):
     return 1.0
-
-
-def asks_forever(row, base_url, api_key, model):
-    policy, messages = client(base_url, api_key), list(row["messages"])
-    while True:
-        answer = policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
-
-
-def prints(row, base_url, api_key, model):
-    print("{}\n" * 100, flush=True)
-    return asks_once(row, base_url, api_key, model)

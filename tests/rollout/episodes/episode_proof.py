@@ -1,21 +1,15 @@
 """Plays random episodes through a `Conversation` and compares it with what it should be, told by other means.
 
-    python -m tests.rollout.episodes.episode_proof 10000 [models/smollm2-135m-instruct]
-
 The oracle renders the whole chat as text, with `apply_chat_template`, and knows nothing of stand-ins, nodes or token
 ids: a fork is where that text does not begin with the text that the model saw."""
 
 import random
-import sys
-from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
-from tests.rollout.episodes.chat_families import FAMILIES, Family, family_tokenizer
+from tests.rollout.episodes.chat_families import Family
 
 TOOLS = [
     {
@@ -153,15 +147,6 @@ def play(seed: int, family: Family, tokenizer, forks: str = "train") -> None:
         if not played.forks:
             assert control_tokens(conversation, played, tokenizer) == written(tokenizer, history, tools, played, family)
     compare(conversation, played)
-    totals[family.name] += Counter(
-        episodes=1,
-        turns=len(played.turns),
-        tokens=sum(map(len, played.turns)),
-        forks=played.forks,
-        plain=played.plain,
-        empty=sum(not turn for turn in played.turns),
-        broken=sum("\ufffd" in tokenizer.decode(turn) for turn in played.turns),
-    )
 
 
 def encoded(tokenizer, text: str) -> list[int]:
@@ -207,22 +192,3 @@ def compare(conversation: Conversation, played: Played) -> None:
             assert mask.tolist() == [span.sampled] * span.tokens
             start = stop
     assert turns == list(range(len(played.turns)))
-
-
-totals: dict[str, Counter] = {family.name: Counter() for family in FAMILIES}
-
-
-def main(count: int, folder: str | None) -> None:
-    per_family = -(-count // (len(FAMILIES) - 1))  # xml and none are one
-    for family in FAMILIES:
-        base = Tokenizer.from_file(str(Path(folder) / "tokenizer.json")) if folder else None
-        tokenizer = family_tokenizer(family, base)
-        half = family.name in ("xml", "none")
-        for seed in range(per_family // 2 if half else per_family):
-            play(seed, family, tokenizer, "refuse" if seed % 10 == 9 else "train")
-        print(f"{family.name:<12}", dict(totals[family.name]), flush=True)
-    print("all         ", dict(sum(totals.values(), Counter())))
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), *sys.argv[2:3] or [None])

@@ -16,10 +16,12 @@ from proxima.rollout.episodes.played import with_group_prompt
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.turn_template import TurnTemplate
 from tests.engine.helpers import engine, trainer_log_prob
+from tests.rollout.episodes import agent_functions
 from tests.rollout.episodes.test_player import Watched
 from tests.tiny import tiny_tokenizer
 
 HERE = "tests.rollout.episodes.agent_functions"
+ASKING = AgentSpec(run=f"{HERE}:named_by_its_row").build()
 TOKENIZER = tiny_tokenizer()
 
 
@@ -51,24 +53,37 @@ def prompt(text="begin", uid=3):
     return Prompt(uid=uid, messages=messages, tokens=prompt_tokens(messages, TOKENIZER), answer="4")
 
 
-def play(policy, spec, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
+@pytest.fixture(scope="module", autouse=True)
+def asking_agents_end():
+    yield
+    ASKING.close()
+
+
+def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
+    """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
+    if agent in agent_functions.ASKING:
+        agents, given = ASKING, replace(prompt(), metadata={"agent": agent})
+    else:
+        agents = (agent if isinstance(agent, AgentSpec) else AgentSpec(run=f"{HERE}:{agent}")).build()
+        given = prompt()
+
     async def run():
-        agents = spec.build() if isinstance(spec, AgentSpec) else AgentSpec(run=f"{HERE}:{spec}").build()
         episodes = AgentEpisodes(
             policy,
             agents,
             lambda tools: TurnTemplate(TOKENIZER, {}, tools),
-            EpisodeSettings(**{"retries": 0, "call_seconds": 1, "seconds": 60} | settings),
+            EpisodeSettings(**{"retries": 0, "seconds": 600} | settings),
             context,
             tool_format,
         )
         if isinstance(policy, Watched):
             policy.episodes = episodes
-        asked = [Request(prompt=prompt(), sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
+        asked = [Request(prompt=given, sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
         try:
             return sorted([c async for c in episodes.generate(asked)], key=lambda c: c.key)
         finally:
-            agents.close()
+            if agents is not ASKING:
+                agents.close()
 
     return asyncio.run(run())
 
@@ -156,12 +171,13 @@ def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
         ("reads_another_column", "the agent failed: KeyError: 'prompt; the row has messages, answer'"),
         ("returns_a_text", "the agent failed: ValueError: could not convert string to float: 'much'"),
         ("exits", "the agent's process ended with exit code 7"),
-        ("hangs", "its agent took longer than 2 s (episode.seconds)"),
+        ("hangs", "its agent took longer than 0.2 s (episode.seconds)"),
         ("never_asks", "its agent never asked the policy"),
     ],
 )
 def test_a_failure_is_an_episode_without_a_score(agent, failure):
-    (completion,) = play(Scripted(lambda context, request: "x"), agent, seconds=2, retries=1)
+    limits = {"call_seconds": 0.2, "seconds": 0.2} if agent == "hangs" else {}
+    (completion,) = play(Scripted(lambda context, request: "x"), agent, retries=1, **limits)
     assert completion.episode.failure.startswith(failure) and completion.episode.attempts == 2
     assert not len(completion.tokens) and completion.episode.reward is None
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -8,6 +10,7 @@ from proxima.rollout.episodes.conversation import Conversation, ForkRefused, Tur
 from tests.rollout.episodes.chat_families import CHATML, FAMILIES, family_tokenizer
 from tests.rollout.episodes.episode_proof import TOOLS, play
 
+SMALL = "tests/rollout/episodes/test_conversation.py"
 OPENING = [{"role": "user", "content": "Guess"}]
 LOWER = [{"role": "user", "content": "lower"}]
 FAMILY = {family.name: family for family in FAMILIES}
@@ -51,6 +54,17 @@ def shown(tokenizer, conversation):
 def test_tokens_trained_are_those_sampled_and_forks_are_those_of_a_whole_rendering(family):
     tokenizer = family_tokenizer(family)
     for seed in range(30):
+        play(seed, family, tokenizer, "refuse" if seed % 10 == 9 else "train")
+
+
+@pytest.mark.campaign(f"{SMALL}::test_tokens_trained_are_those_sampled_and_forks_are_those_of_a_whole_rendering")
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+@pytest.mark.parametrize("vocabulary", [None, Path("models/smollm2-135m-instruct/tokenizer.json")], ids=str)
+def test_thousands_of_episodes(family, vocabulary):
+    if vocabulary and not vocabulary.exists():
+        pytest.skip("SmolLM2 is not here")
+    tokenizer = family_tokenizer(family, vocabulary and Tokenizer.from_file(str(vocabulary)))
+    for seed in range(30, 1000):
         play(seed, family, tokenizer, "refuse" if seed % 10 == 9 else "train")
 
 
