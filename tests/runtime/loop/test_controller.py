@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from proxima.config import resolve
 from proxima.core import ADVANTAGES, Reinforce, TokenMean
 from proxima.core.advantage import needs_baseline
 from proxima.core.correction import MismatchGuard
@@ -19,6 +20,7 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector, Refill
 from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.runtime.launch.build import make_plan
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.folder import RunFolder
@@ -248,7 +250,10 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
 
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
-    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=True, evaluation=True, evaluate_every=1)
+    placement = "placement={kind: ray, ranks: 2, engines: 1, colocate: true}"
+    shares = make_plan(resolve("quickstart", [placement, "engine=vllm"]).config, 2).shares_devices
+    assert not make_plan(resolve("quickstart").config, 2).shares_devices
+    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=shares, evaluation=True, evaluate_every=1)
     inner, release = world.stack.update, world.stack.release
     world.stack.update = lambda *a, **k: world.engine.calls.append("update") or inner(*a, **k)
     world.stack.release = lambda: world.engine.calls.append("release") or release()

@@ -1,5 +1,7 @@
 """Ranks that do not run the same thing are refused by one line."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,13 +73,14 @@ def test_files_are_compared_between_nodes() -> None:
         compare_files({FIRST: ours, OTHER: {"task: its rows": "a" * 64}})
 
 
-def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch, tiny_model: Callable[..., Path]) -> None:
     from proxima.api.run_config import resolve_run
     from proxima.config.schema import RunConfig
 
+    words = ["seed=7", "placement=torchrun", f"model.path={tiny_model()}"]  # the recipe's own model would be downloaded
     for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
-    own = rank_facts(resolve_run("quickstart", ["seed=7", "placement=torchrun"], root=RunConfig).config, "cpu")
+    own = rank_facts(resolve_run("quickstart", words, root=RunConfig).config, "cpu")
     assert (own["ranks"], own["ranks_of_node"], own["first_of_node"]) == (4, 2, False)
     assert own["config"]["seed"] == 7
     assert "folder" not in own["config"]
