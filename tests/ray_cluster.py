@@ -1,10 +1,12 @@
-"""One Ray cluster of one node for all tests of a process that need one: started at the first, it ends with the process.
+"""One Ray cluster of one node for all tests of a process that need one: it starts at the first, and ends with the
+process.
 
-Each test connects by itself, as a driver with `RAY_ADDRESS`, and disconnects.
+Who calls `ray.init` itself connects with `address()`, as `RAY_ADDRESS` or `placement.address`, and disconnects.
 """
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,7 +14,7 @@ from functools import cache
 import pytest
 
 CPUS = 8  # that its node says it has
-QUIET = {  # of the cluster's processes, which read these when they start
+QUIET = {  # read by the processes of the cluster when they start
     "RAY_AUTH_MODE": "disabled",
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
@@ -28,13 +30,18 @@ def address() -> str:
 
     node = {"num_cpus": CPUS, "include_dashboard": False, "object_store_memory": 80 << 20}
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in QUIET.items():
+        for name, value in (QUIET | {"RAY_TMPDIR": folder()}).items():
             patch.setenv(name, value)
         _CLUSTERS.append(Cluster(initialize_head=True, head_node_args=node))
     return str(_CLUSTERS[-1].address)
 
 
 _CLUSTERS = list[object]()  # kept: a cluster that nobody holds ends
+
+
+def folder() -> str:
+    """For the files of a cluster, with a path that leaves room for the names of its sockets."""
+    return tempfile.mkdtemp(prefix="r", dir=None if len(tempfile.gettempdir()) < 31 else "/tmp")
 
 
 @contextmanager

@@ -5,6 +5,7 @@ that is asserted.
 """
 
 import math
+import re
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,21 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.recipes.smaller import smaller
 from tests.recipes.talker import questions, talker
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
-FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
+STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts that have tests of their own
+    "quickstart": r"cpu/(cppo|dppo|drpo|grpo|gspo)|grpo_cppo-.*",
+    "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo",
+    "cpu/sdp": "gsm8k_grpo_sdp",
+    "cpu/top_p_replay": "cpu/top_p",
+    "classic/ppo": "cpu/ppo_critic",
+    "gsm8k_cppo": "gsm8k|classic/questions",
+    "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*",
+    "prune_math-none": r"prune_math.*",
+    "qwen3_30b_cppo": r"qwen3_.*",
+}
 ELSEWHERE = {"search"}  # its questions are made: tests/examples/test_search_corpus.py trains on them
 NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
@@ -63,15 +74,34 @@ def essence(config):
     return algorithm, rewards, sampling, training, model, config.data, replace(config.engine, slots=1)
 
 
-@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
-def test_two_steps(case, root, tmp_path):
+def resolved_small(case, root, folder):
     recipe, overrides = CASES[case]
     published = resolve(recipe, overrides).config
     sizes = ("train.", "eval.", "checkpoint.")  # of a cell, too
     cell = [text for text in overrides if not text.startswith(sizes)]
-    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={tmp_path / 'run'}"])
+    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={folder}"])
+    assert essence(resolved.config) == essence(published)
+    return resolved
+
+
+def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
+    for case in CASES:
+        resolved_small(case, root, tmp_path / "run")
+
+
+def tiers():
+    """The cases; one that another stands for is a campaign."""
+    for case in CASES:
+        stand_in = next((name for name, others in STAND_INS.items() if re.fullmatch(others, case)), None)
+        small = f"tests/recipes/test_two_steps.py::test_two_steps[{stand_in}]"
+        campaign = stand_in is not None and case not in STAND_INS
+        yield pytest.param(case, marks=pytest.mark.campaign(small)) if campaign else case
+
+
+@pytest.mark.parametrize("case", tiers())
+def test_two_steps(case, root, tmp_path):
+    resolved = resolved_small(case, root, tmp_path / "run")
     config = resolved.config
-    assert essence(config) == essence(published)
     assert train(config, resolved=resolved).status == "done"
 
     folder = RunFolder(tmp_path / "run")
@@ -122,20 +152,15 @@ def made_episodes(root):
 @pytest.mark.parametrize("name", OFFLINE)
 def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     published = resolve(OFFLINE[name], root=None).config
-    values = {
-        "model.path": talker(published.model.path, root),
-        "model.device": "cpu",
-        "train.steps": 2,
-        "train.examples_per_step": 4,
-        "train.warmup_ratio": 0,
-        "eval.limit": 3,
-        "eval.every": 1,
-        "checkpoint.every": 0,
-        "runtime.threads": 1,
-        "folder": tmp_path / "run",
-    }
-    for slot, kind in zip(("task", "eval.task"), OFFLINE_DATA.get(name, ()), strict=False):
-        values[f"{slot}.path"] = made_episodes(root) if kind == "episodes" else questions(root)[kind]
+    values = {"model.path": talker(published.model.path, root), "model.device": "cpu", "folder": tmp_path / "run"}
+    values |= {"train.steps": 2, "train.examples_per_step": 4, "train.warmup_ratio": 0, "runtime.threads": 1}
+    values |= {"eval.limit": 3, "eval.every": 1, "checkpoint.every": 0}
+    kinds = dict(zip(("task", "eval.task"), OFFLINE_DATA.get(name, ()), strict=False))
+    for slot, task in (("task", published.task), ("eval.task", published.eval.task)):
+        if slot in kinds:
+            values[f"{slot}.path"] = made_episodes(root) if kinds[slot] == "episodes" else questions(root)[kinds[slot]]
+        elif hasattr(task, "size"):
+            values[f"{slot}.size"] = 16
     if command_of(published) == "dpo":
         values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)

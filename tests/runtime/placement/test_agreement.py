@@ -12,43 +12,33 @@ from proxima.runtime.placement.agreement import compare_facts, compare_files, ra
 FIRST, OTHER = "rank 0 on a", "rank 3 on b"
 
 
-def facts(**changed: Any) -> dict[str, Any]:
-    versions = {"proxima": "1", "torch": "2.13.0", "transformers": "5", "python": "3.11.7"}
-    whole = {
-        "versions": versions,
-        "ranks": 4,
-        "ranks_of_node": 2,
-        "first_of_node": True,
-        "device": "cuda",
-        "shared_memory": 2**30,
-        "disk": 2**30,
-        "config": {"seed": 1, "placement.sharding.kind": "full"},
-    }
-    return whole | changed
+VERSIONS = {"proxima": "1", "torch": "2.13.0", "transformers": "5", "python": "3.11.7"}
+NODE = {"ranks": 4, "ranks_of_node": 2, "first_of_node": True, "device": "cuda", "shared_memory": 2**30, "disk": 2**30}
 
 
-@pytest.mark.parametrize(
-    ("changed", "line"),
-    [
-        (
-            {"versions": facts()["versions"] | {"torch": "2.12.0"}},
-            "rank 3 on b differs from rank 0 on a in torch: 2.12.0 there, 2.13.0 here; install the same version on "
-            "all nodes",
-        ),
-        (
-            {"config": {"seed": 2, "placement.sharding.kind": "full"}},
-            "rank 3 on b differs from rank 0 on a in seed: 2 there, 1 here; start every rank with one command line, "
-            "and one recipe",
-        ),
-        ({"ranks": 3}, "rank 3 on b differs from rank 0 on a in WORLD_SIZE: 3 there, 4 here; start all ranks with one"),
-        ({"device": "cpu"}, "rank 3 on b differs from rank 0 on a in device: cpu there, cuda here; give every rank a"),
-        (
-            {"shared_memory": 2**20},
-            "rank 3 on b: /dev/shm has 1.0 MiB free, and its node needs 64; start its container with a larger one",
-        ),
-        ({"disk": 0}, "rank 3 on b: /"),
-    ],
-)
+def facts(sharding: str = "full", seed: int = 1, **changed: Any) -> dict[str, Any]:
+    config = {"seed": seed, "placement.sharding.kind": sharding}
+    return NODE | {"versions": VERSIONS, "config": config} | changed
+
+
+DIFFERS = "rank 3 on b differs from rank 0 on a in"
+DIFFERENCES = [
+    (
+        {"versions": VERSIONS | {"torch": "2.12.0"}},
+        f"{DIFFERS} torch: 2.12.0 there, 2.13.0 here; install the same version on all nodes",
+    ),
+    ({"seed": 2}, f"{DIFFERS} seed: 2 there, 1 here; start every rank with one command line, and one recipe"),
+    ({"ranks": 3}, f"{DIFFERS} WORLD_SIZE: 3 there, 4 here; start all ranks with one"),
+    ({"device": "cpu"}, f"{DIFFERS} device: cpu there, cuda here; give every rank a"),
+    (
+        {"shared_memory": 2**20},
+        "rank 3 on b: /dev/shm has 1.0 MiB free, and its node needs 64; start its container with a larger one",
+    ),
+    ({"disk": 0}, "rank 3 on b: /"),
+]
+
+
+@pytest.mark.parametrize(("changed", "line"), DIFFERENCES)
 def test_the_first_difference_is_named(changed: dict[str, Any], line: str) -> None:
     compare_facts({FIRST: facts(), OTHER: facts()})
     with pytest.raises(UserError) as refused:
@@ -58,10 +48,9 @@ def test_the_first_difference_is_named(changed: dict[str, Any], line: str) -> No
 
 
 def test_hybrid_sharding_needs_equal_nodes() -> None:
-    config = {"seed": 1, "placement.sharding.kind": "hybrid"}
     compare_facts({FIRST: facts(), OTHER: facts(ranks_of_node=1)})  # full sharding does not
     with pytest.raises(UserError, match=r"in ranks on its node: 1 there, 2 here; placement\.sharding=hybrid needs"):
-        compare_facts({FIRST: facts(config=config), OTHER: facts(config=config, ranks_of_node=1)})
+        compare_facts({FIRST: facts("hybrid"), OTHER: facts("hybrid", ranks_of_node=1)})
 
 
 def test_files_are_compared_between_nodes() -> None:

@@ -146,7 +146,8 @@ def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_
     words += [f"placement={{kind: ray, ranks: 2, engines: 2, colocate: true, restarts: 0, {fractions}}}"]
     command = [sys.executable, "-m", "proxima.cli.main", "train", *words, f"folder={tmp_path}/run"]
     with log.open("wb") as stream:
-        run = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
+        environment = os.environ | {"RAY_TMPDIR": ray_cluster.folder()}
+        run = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, env=environment)
 
     def replicas() -> list[int]:
         assert run.poll() is None, log.read_text()[-6000:]

@@ -14,26 +14,14 @@ from proxima.runtime.placement.meeting import slurm_variables
 from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
 from tests.ports import kept_port
 
-SRUN = {
-    "SLURM_JOB_ID": "40123",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "MASTER_ADDR": "node1",
-}
+PLACE = {"SLURM_JOB_ID": "40123", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
+STEP = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+SRUN = PLACE | STEP | {"MASTER_ADDR": "node1"}
 
 
 def test_a_task_of_srun_is_a_rank() -> None:
-    assert slurm_variables(SRUN) == {
-        "RANK": "5",
-        "WORLD_SIZE": "7",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "2",
-        "MASTER_PORT": "20123",
-    }
+    place = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2"}
+    assert slurm_variables(SRUN) == place | {"MASTER_PORT": "20123"}
     assert slurm_variables(SRUN | {"MASTER_PORT": "29500"})["MASTER_PORT"] == "29500"
     assert slurm_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
 
@@ -81,9 +69,8 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     port = kept_port()
     as_rank(monkeypatch, 1, port)
-    with pytest.raises(
-        UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
-    ):
+    line = rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
+    with pytest.raises(UserError, match=line):
         meeting._store(1)
 
 
@@ -93,7 +80,7 @@ def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meeting, "_store", lambda seconds: (SimpleNamespace(set=lambda key, value: None), "key"))
     monkeypatch.setattr(rank_watch, "RankWatch", lambda *facts: watches.append(make(*facts)) or watches[0])
     config = SimpleNamespace(placement=TorchrunPlacement(timeout=1.0, heartbeat=0.5))
-    line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: see its "
+    line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: "
     with pytest.raises(UserError, match=line), meeting.first_rank(config):
         pass
     watches[0].close()

@@ -25,17 +25,9 @@ def test_ranks_are_numbered_node_by_node_from_this_one():
 def test_the_variables_of_torchrun():
     places = [place("1", ("4",)), place("1", ("2",)), place("2", ("0",))]
     first, second, third = rank_variables(places, 5000)
-    assert first == {
-        "RANK": "0",
-        "WORLD_SIZE": "3",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "10.0.0.1",
-        "MASTER_PORT": "5000",
-        "PROXIMA_RANKS_STARTED_BY": "ray",
-        "CUDA_VISIBLE_DEVICES": "4,2",
-    }
+    numbers = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"}
+    meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "5000", "PROXIMA_RANKS_STARTED_BY": "ray"}
+    assert first == numbers | meeting | {"CUDA_VISIBLE_DEVICES": "4,2"}
     assert second == first | {"RANK": "1", "LOCAL_RANK": "1"}
     other = {"RANK": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1", "CUDA_VISIBLE_DEVICES": "0"}
     assert third == first | other

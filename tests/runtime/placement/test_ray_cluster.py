@@ -6,37 +6,24 @@ from proxima.runtime.placement.ray_cluster import check_devices, connected, firs
 
 pytest.importorskip("ray")
 CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
-NODES = [{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}]
+SHARED = {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}
+ROOM = "and the cluster has 7 CPU on 2 nodes, room for"
+PLACEMENTS = [  # and what is said of it on these nodes
+    (CPUS, None),
+    (CPUS | {"strategy": "STRICT_PACK"}, f"ranks=3 asks for 2 CPU each, with STRICT_PACK, {ROOM}"),
+    (CPUS | {"strategy": "STRICT_SPREAD"}, "room for 2; lower it, or add nodes"),
+    (CPUS | {"strategy": "STRICT_SPREAD", "ranks": 2}, None),
+    (CPUS | {"ranks": 4}, f"ranks=4 asks for 2 CPU each, with PACK, {ROOM} 3"),
+    ({"ranks": 2}, "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes"),
+    (SHARED | {"strategy": "STRICT_PACK"}, f"engines=2 asks for 3 CPU each, with STRICT_PACK, {ROOM} 1"),
+    (SHARED, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        (CPUS, None),
-        (
-            CPUS | {"strategy": "STRICT_PACK"},
-            "ranks=3 asks for 2 CPU each, with STRICT_PACK, and the cluster has 7 CPU",
-        ),
-        (CPUS | {"strategy": "STRICT_SPREAD"}, "room for 2; lower it, or add nodes"),
-        (CPUS | {"strategy": "STRICT_SPREAD", "ranks": 2}, None),
-        (
-            CPUS | {"ranks": 4},
-            "ranks=4 asks for 2 CPU each, with PACK, and the cluster has 7 CPU on 2 nodes, room for 3",
-        ),
-        (
-            {"ranks": 2},
-            "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes",
-        ),
-        (
-            {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0, "strategy": "STRICT_PACK"},
-            "engines=2 asks for 3 CPU each, with STRICT_PACK, and the cluster has 7 CPU on 2 nodes, room for 1",
-        ),
-        ({"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), PLACEMENTS)
 def test_devices(monkeypatch, fields, line):
-    nodes = [{"Alive": True, "Resources": node} for node in NODES] + [{"Alive": False, "Resources": {"CPU": 99.0}}]
-    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}}]
+    monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
     if line is None:
         check_devices(RayPlacement(**fields))
         return
@@ -53,10 +40,8 @@ def test_a_cluster_without_gpus(monkeypatch):
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:x", ":1"])
 def test_an_address_that_is_none(address):
-    with (
-        pytest.raises(FieldError, match="is HOST:PORT of the cluster's head"),
-        connected(RayPlacement(address=address)),
-    ):
+    no_address = pytest.raises(FieldError, match="is HOST:PORT of the cluster's head")
+    with no_address, connected(RayPlacement(address=address)):
         pass
 
 

@@ -154,12 +154,11 @@ def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch):
 def test_a_cluster_of_its_own_ends_with_its_driver(how, tmp_path):
     psutil = pytest.importorskip("psutil")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"  # that Ray's agents look for a dead head; else 60
     acts = [{"0": 0, "1": 0}] if how == "ends" else [{}]
     driver = subprocess.Popen(
         [sys.executable, "-m", FUNCTIONS, str(tmp_path), json.dumps(acts)],
-        env=environment
-        | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        | {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"},  # that Ray's agents look for a dead head; 60 without it
+        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_TMPDIR": ray_cluster.folder()},
         start_new_session=True,
     )
     below = wait_for(lambda: psutil.Process(driver.pid).children(recursive=True))
@@ -183,6 +182,7 @@ def test_nodes_of_a_cluster(tmp_path, monkeypatch):
     from ray.cluster_utils import Cluster
 
     monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    monkeypatch.setenv("RAY_TMPDIR", ray_cluster.folder())
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(3):
