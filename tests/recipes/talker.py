@@ -10,7 +10,7 @@ import pyarrow
 import torch
 from pyarrow import parquet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from proxima.model import load_scalar_model, save
@@ -37,7 +37,7 @@ def talker(path: str, root: Path) -> Path:
     folder = root / kind
     if not folder.exists():
         logging.disable_progress_bar()
-        cls, config = _moe() if kind == "qwen3_moe" else tiny_config(kind)
+        cls, config = tiny_config(kind)
         config.vocab_size, config.max_position_embeddings = len(VOCABULARY), CONTEXT
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -56,14 +56,6 @@ def scorer(root: Path) -> Path:
         loaded = load_scalar_model(str(talker("smollm2", root)), device="cpu", new_head=0.25, seed=1)
         save(loaded.model, loaded.tokenizer, folder)
     return folder
-
-
-def _moe() -> tuple[Any, Any]:
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 16, "num_hidden_layers": 2}
-    heads = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    experts = {"num_experts": 4, "num_experts_per_tok": 2}
-    return Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **heads, **ends, **experts, initializer_range=0.25)
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

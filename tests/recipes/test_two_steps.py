@@ -37,7 +37,6 @@ STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts 
     "classic/ppo": "cpu/ppo_critic",
     "gsm8k_cppo": "gsm8k|classic/questions",
     "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*",
-    "prune_math-none": r"prune_math.*",
     "qwen3_30b_cppo": r"qwen3_.*",
 }
 ELSEWHERE = {"search"}  # its questions are made: tests/examples/test_search_corpus.py trains on them

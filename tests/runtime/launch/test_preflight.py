@@ -12,6 +12,7 @@ from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, Rewar
 from proxima.runtime.launch.preflight import ReferenceAnswers, unreadable, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
+from tests.ports import kept_port
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
 
@@ -187,11 +188,10 @@ def test_rows_are_not_read_where_no_reward_compares():
 
 def test_a_scorer_that_is_not_there_is_said_before_any_row_is_read():
     with scorer(lengths) as server:
-        url = server.url
-        assert survey("1", rewards=(Http(url=url),)) == ([], [])
+        assert survey("1", rewards=(Http(url=server.url),)) == ([], [])
     refused = "reward 'http': .* can't be reached: Connection refused; start the scorer before the run"
     with pytest.raises(ValueError, match=refused):
-        survey("1", rewards=(Http(url=url, retries=0),))
+        survey("1", rewards=(Http(url=f"http://127.0.0.1:{kept_port()}", retries=0),))
 
 
 def _rows(tmp_path, *answers, more=()):

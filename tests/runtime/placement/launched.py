@@ -17,7 +17,7 @@ from tests.warm import LAUNCHER, WarmPopen
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 240.0  # of a run, on a machine with other work
-PATIENCE = 5  # seconds after which torchrun kills a rank that a SIGTERM did not end; 30 by default
+PATIENCE = 30  # seconds after which torchrun kills a rank that a SIGTERM did not end
 PROXIMA = "proxima.cli.main"
 
 

@@ -128,6 +128,7 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
 def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())
     monkeypatch.setattr(ray_supervisor, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(ray_supervisor, "LEAST_SILENCE", 600.0)
     folder, acts = tmp_path / "run", [{"1": "actor"}, {"0": "interrupt"}]
     code, out, err = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"})
     host = os.uname().nodename

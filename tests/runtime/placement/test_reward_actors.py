@@ -8,6 +8,7 @@ import pytest
 
 from proxima.reward import Format
 from proxima.reward.workers.pool import WorkerPool
+from proxima.runtime.placement import reward_actors
 from proxima.runtime.placement.reward_actors import ActorPool
 from tests import ray_cluster
 from tests.reward.make import scored
@@ -22,6 +23,13 @@ pytestmark = pytest.mark.waits
 def driver():
     with ray_cluster.driver():
         yield
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    """An actor may be slow."""
+    monkeypatch.setattr(reward_actors, "PING_SECONDS", 600.0)
+    monkeypatch.setattr(reward_actors, "START_SECONDS", 600.0)
 
 
 def results(pool, jobs):
@@ -62,6 +70,6 @@ def test_an_actor_that_is_killed_costs_its_job_and_is_replaced(tmp_path):
 def test_a_score_that_was_lost_is_invalid_and_never_0(monkeypatch):
     (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
     assert score.valid and score.value == 1.0
-    monkeypatch.setattr("proxima.runtime.placement.reward_actors.START_SECONDS", 1e-6)  # no actor is ready so soon
+    monkeypatch.setattr(reward_actors, "START_SECONDS", 1e-6)  # no actor is ready so soon
     (score,) = scored([Format()], None, THOUGHT, pool=ActorPool)
     assert not score.valid
