@@ -80,4 +80,5 @@ if __name__ == "__main__":  # a supervisor: FOLDER ACTS
     from proxima.runtime.placement.ray_supervisor import supervise
 
     spec = RayPlacement(ranks=2, gpus_per_rank=0, cpus_per_rank=0.5)
-    sys.exit(supervise(play, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))
+    function = "tests.runtime.placement.rank_functions:play"
+    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))

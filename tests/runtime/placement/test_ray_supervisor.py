@@ -162,17 +162,19 @@ def test_a_cluster_of_its_own_ends_with_its_driver(how, tmp_path):
         env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_TMPDIR": ray_cluster.folder()},
         start_new_session=True,
     )
-    below = wait_for(lambda: psutil.Process(driver.pid).children(recursive=True))
-    wait_for(lambda: len(records(tmp_path)) == 2)
-    if how == "ends":
-        assert driver.wait() == 0
-    else:
-        below = psutil.Process(driver.pid).children(recursive=True)
-        assert {rank["pid"] for rank in records(tmp_path)} <= {process.pid for process in below}
+    try:
+        below = wait_for(lambda: psutil.Process(driver.pid).children(recursive=True))
+        wait_for(lambda: len(records(tmp_path)) == 2 or driver.poll())
+        if how == "ends":
+            assert driver.wait() == 0
+        else:
+            below = psutil.Process(driver.pid).children(recursive=True)
+            assert {rank["pid"] for rank in records(tmp_path)} <= {process.pid for process in below}
+    finally:
         driver.kill()
         driver.wait()
     pids = [*(process.pid for process in below), *(rank["pid"] for rank in records(tmp_path))]
-    wait_for(lambda: not any(map(is_running, pids)))
+    wait_for(lambda: len(pids) > 2 and not any(map(is_running, pids)))
 
 
 @pytest.mark.campaign("tests/runtime/placement/test_ray_supervisor.py::test_an_actor_that_is_killed_and_then_ctrl_c")
