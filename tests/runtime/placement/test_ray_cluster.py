@@ -1,7 +1,7 @@
 import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.runtime.placement.ray_cluster import check_devices, connected, first_line_of
 
 pytest.importorskip("ray")
@@ -49,6 +49,34 @@ def test_nothing_listens_there(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     line = "placement.address='127.0.0.1:1' has no cluster: Connection refused; start the cluster, or correct"
     with pytest.raises(FieldError, match=line), connected(RayPlacement()):
+        pass
+
+
+def test_a_cluster_of_this_machine_ends_with_the_block(monkeypatch):
+    calls = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", lambda **options: calls.append((options["address"], options["include_dashboard"])))
+    monkeypatch.setattr("ray.shutdown", lambda: calls.append("shutdown"))
+    with pytest.raises(KeyError), connected(RayPlacement()):
+        assert calls == [("local", False)]
+        raise KeyError
+    assert calls[1:] == ["shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "line"),
+    [
+        (None, UserError, "no Ray cluster could be started on this machine: no token$"),
+        ("auto", FieldError, "placement.address='auto' refuses this process: no token; all its nodes need one token"),
+    ],
+)
+def test_a_cluster_that_refuses(address, error, line, monkeypatch):
+    def refuse(**options):
+        raise RuntimeError("no token.\nand much more")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(error, match=line), connected(RayPlacement(address=address)):
         pass
 
 
