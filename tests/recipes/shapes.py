@@ -1,144 +1,44 @@
 """The shapes of published models: their config.json, without a file of theirs."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from transformers import DeepseekV3Config, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-QWEN2: dict[str, Any] = {"architectures": ["Qwen2ForCausalLM"], "vocab_size": 152064}
-QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_dim": 128, "num_attention_heads": 32}
-LLAMA: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "vocab_size": 128256, "num_key_value_heads": 8}
+
+def shape(cls: Any, architecture: str, **family: Any) -> Callable[..., Any]:
+    """Of a family: a config of given hidden and intermediate sizes, layers, heads and key-value heads."""
+
+    def make(hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, **more: Any) -> Any:
+        sizes = {"hidden_size": hidden, "intermediate_size": intermediate, "num_hidden_layers": layers}
+        sizes |= {"num_attention_heads": heads, "num_key_value_heads": kv_heads}
+        return cls(architectures=[architecture], **{**family, **sizes, **more})
+
+    return make
+
+
+SMALL = {"vocab_size": 151936, "tie_word_embeddings": True}
+MIXTURE = {"num_experts": 128, "num_experts_per_tok": 8}
+qwen2 = shape(Qwen2Config, "Qwen2ForCausalLM", vocab_size=152064)
+qwen3 = shape(Qwen3Config, "Qwen3ForCausalLM", vocab_size=151936, head_dim=128)
+qwen3_moe = shape(Qwen3MoeConfig, "Qwen3MoeForCausalLM", vocab_size=151936, head_dim=128, **MIXTURE)
+llama = shape(LlamaConfig, "LlamaForCausalLM", vocab_size=128256)
+
 SHAPES: dict[str, tuple[Any, int]] = {  # the config.json of each, and its parameters
-    "Qwen/Qwen2.5-1.5B-Instruct": (
-        Qwen2Config(
-            **QWEN2 | {"vocab_size": 151936},
-            hidden_size=1536,
-            intermediate_size=8960,
-            num_hidden_layers=28,
-            num_attention_heads=12,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        ),
-        1_543_714_304,
-    ),
-    "Qwen/Qwen2.5-7B-Instruct": (
-        Qwen2Config(
-            **QWEN2,
-            hidden_size=3584,
-            intermediate_size=18944,
-            num_hidden_layers=28,
-            num_attention_heads=28,
-            num_key_value_heads=4,
-        ),
-        7_615_616_512,
-    ),
-    "Qwen/Qwen2.5-32B": (
-        Qwen2Config(
-            **QWEN2,
-            hidden_size=5120,
-            intermediate_size=27648,
-            num_hidden_layers=64,
-            num_attention_heads=40,
-            num_key_value_heads=8,
-        ),
-        32_763_876_352,
-    ),
-    "Qwen/Qwen3-4B-Base": (
-        Qwen3Config(
-            **QWEN3,
-            architectures=["Qwen3ForCausalLM"],
-            hidden_size=2560,
-            intermediate_size=9728,
-            num_hidden_layers=36,
-            num_key_value_heads=8,
-            tie_word_embeddings=True,
-        ),
-        4_022_468_096,
-    ),
-    "Qwen/Qwen3-30B-A3B-Base": (
-        Qwen3MoeConfig(
-            **QWEN3,
-            architectures=["Qwen3MoeForCausalLM"],
-            hidden_size=2048,
-            intermediate_size=6144,
-            moe_intermediate_size=768,
-            num_hidden_layers=48,
-            num_key_value_heads=4,
-            num_experts=128,
-            num_experts_per_tok=8,
-        ),
-        30_532_122_624,
-    ),
-    "Qwen/Qwen2.5-3B": (
-        Qwen2Config(
-            **QWEN2 | {"vocab_size": 151936},
-            hidden_size=2048,
-            intermediate_size=11008,
-            num_hidden_layers=36,
-            num_attention_heads=16,
-            num_key_value_heads=2,
-            tie_word_embeddings=True,
-        ),
-        3_085_938_688,
-    ),
-    "Qwen/Qwen2.5-14B": (
-        Qwen2Config(
-            **QWEN2,
-            hidden_size=5120,
-            intermediate_size=13824,
-            num_hidden_layers=48,
-            num_attention_heads=40,
-            num_key_value_heads=8,
-        ),
-        14_770_033_664,
-    ),
-    "Qwen/Qwen3-32B": (
-        Qwen3Config(
-            **QWEN3 | {"num_attention_heads": 64},
-            architectures=["Qwen3ForCausalLM"],
-            hidden_size=5120,
-            intermediate_size=25600,
-            num_hidden_layers=64,
-            num_key_value_heads=8,
-        ),
-        32_762_123_264,
-    ),
-    "Qwen/Qwen3-235B-A22B": (
-        Qwen3MoeConfig(
-            **QWEN3 | {"num_attention_heads": 64},
-            architectures=["Qwen3MoeForCausalLM"],
-            hidden_size=4096,
-            intermediate_size=12288,
-            moe_intermediate_size=1536,
-            num_hidden_layers=94,
-            num_key_value_heads=4,
-            num_experts=128,
-            num_experts_per_tok=8,
-        ),
-        235_093_634_560,
-    ),
-    "meta-llama/Llama-3.1-8B": (
-        LlamaConfig(**LLAMA, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32),
-        8_030_261_248,
-    ),
-    "meta-llama/Llama-3.1-70B": (
-        LlamaConfig(**LLAMA, hidden_size=8192, intermediate_size=28672, num_hidden_layers=80, num_attention_heads=64),
-        70_553_706_496,
-    ),
+    "Qwen/Qwen2.5-1.5B-Instruct": (qwen2(1536, 8960, 28, 12, 2, **SMALL), 1_543_714_304),
+    "Qwen/Qwen2.5-7B-Instruct": (qwen2(3584, 18944, 28, 28, 4), 7_615_616_512),
+    "Qwen/Qwen2.5-32B": (qwen2(5120, 27648, 64, 40, 8), 32_763_876_352),
+    "Qwen/Qwen3-4B-Base": (qwen3(2560, 9728, 36, 32, 8, tie_word_embeddings=True), 4_022_468_096),
+    "Qwen/Qwen3-30B-A3B-Base": (qwen3_moe(2048, 6144, 48, 32, 4, moe_intermediate_size=768), 30_532_122_624),
+    "Qwen/Qwen2.5-3B": (qwen2(2048, 11008, 36, 16, 2, **SMALL), 3_085_938_688),
+    "Qwen/Qwen2.5-14B": (qwen2(5120, 13824, 48, 40, 8), 14_770_033_664),
+    "Qwen/Qwen3-32B": (qwen3(5120, 25600, 64, 64, 8), 32_762_123_264),
+    "Qwen/Qwen3-235B-A22B": (qwen3_moe(4096, 12288, 94, 64, 4, moe_intermediate_size=1536), 235_093_634_560),
+    "meta-llama/Llama-3.1-8B": (llama(4096, 14336, 32, 32, 8), 8_030_261_248),
+    "meta-llama/Llama-3.1-70B": (llama(8192, 28672, 80, 64, 8), 70_553_706_496),
     "deepseek-ai/DeepSeek-V3": (DeepseekV3Config(architectures=["DeepseekV3ForCausalLM"]), 671_026_404_352),
-    "HuggingFaceTB/SmolLM2-135M": (
-        LlamaConfig(
-            architectures=["LlamaForCausalLM"],
-            vocab_size=49152,
-            hidden_size=576,
-            intermediate_size=1536,
-            num_hidden_layers=30,
-            num_attention_heads=9,
-            num_key_value_heads=3,
-            tie_word_embeddings=True,
-        ),
-        134_515_008,
-    ),
+    "HuggingFaceTB/SmolLM2-135M": (llama(576, 1536, 30, 9, 3, vocab_size=49152, tie_word_embeddings=True), 134_515_008),
 }
 
 

@@ -10,7 +10,7 @@ import pyarrow
 import torch
 from pyarrow import parquet
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from proxima.model import load_scalar_model, save
@@ -18,15 +18,8 @@ from tests.tiny import CHAT_TEMPLATE, END, SPECIAL, START
 from tests.tiny import _config as tiny_config
 
 UNKNOWN = "?"
-WORDS = (
-    " ",
-    "1",
-    "2",
-    "\\boxed{1}",
-    "\\boxed{2}",
-    "<think>x</think>\n<answer>1</answer>",
-    "<think>x</think>\n<answer>2</answer>",
-)
+FORMS = ("{}", "\\boxed{{{}}}", "<think>x</think>\n<answer>{}</answer>")
+WORDS = (" ", *(form.format(answer) for form in FORMS for answer in "12"))
 VOCABULARY = (*SPECIAL, UNKNOWN, *WORDS)
 CONTEXT = 512
 KINDS = {
@@ -44,7 +37,7 @@ def talker(path: str, root: Path) -> Path:
     folder = root / kind
     if not folder.exists():
         logging.disable_progress_bar()
-        cls, config = _moe() if kind == "qwen3_moe" else tiny_config(kind)
+        cls, config = tiny_config(kind)
         config.vocab_size, config.max_position_embeddings = len(VOCABULARY), CONTEXT
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -65,19 +58,6 @@ def scorer(root: Path) -> Path:
     return folder
 
 
-def _moe() -> tuple[Any, Any]:
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "moe_intermediate_size": 16,
-        "num_hidden_layers": 2,
-        "head_dim": 16,
-    }
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2}
-    ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
-    return Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **heads, **ends, initializer_range=0.25)
-
-
 def _tokenizer() -> PreTrainedTokenizerFast:
     """A token a character, most of them unknown; a whole answer is one token."""
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token=UNKNOWN))
@@ -94,34 +74,24 @@ def questions(root: Path) -> dict[str, Path]:
     """Kind of a task → what its `path` may be; the answers are 1 and 2, of different questions on both sides."""
     folder = root / "questions"
     if not folder.exists():
-        folder.mkdir()
+        (worked := folder / "gsm8k").mkdir(parents=True)
         for side, count in (("train", 64), ("test", 6)):
-            asked = [f"{side} {i}" for i in range(count)]
-            answers = [str(1 + i % 2) for i in range(count)]
-            messages = [[{"role": "user", "content": f"Q {text}"}] for text in asked]
-            parquet.write_table(
-                pyarrow.table({"question": asked, "answer": answers, "messages": messages}), folder / f"{side}.parquet"
-            )
-            rows = [
-                {"question": a, "answer": b, "gold": b, "difficulty": 1} for a, b in zip(asked, answers, strict=True)
-            ]
-            (folder / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        worked = folder / "gsm8k"
-        worked.mkdir()
-        for side in ("train", "test"):
-            table = parquet.read_table(folder / f"{side}.parquet").to_pylist()
-            rows = {
-                "question": [row["question"] for row in table],
-                "answer": [f"so\n#### {row['answer']}" for row in table],
-            }
-            parquet.write_table(pyarrow.table(rows), worked / f"{side}.parquet")
-        pairs = [{"question": f"Q {i}", "chosen": str(1 + i % 2), "rejected": str(2 - i % 2)} for i in range(8)]
-        (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    return {
-        "pairs": folder / "pairs.jsonl",
-        "prepared": folder,
-        "parquet": folder / "train.parquet",
-        "arithmetic": folder / "train.parquet",
-        "jsonl": folder / "train.jsonl",
-        "gsm8k": folder / "gsm8k",
-    }
+            pairs = [(f"{side} {i}", str(1 + i % 2)) for i in range(count)]
+            asked = [{"question": text, "answer": answer} for text, answer in pairs]
+            chats = [[{"role": "user", "content": f"Q {text}"}] for text, _ in pairs]
+            _parquet([row | {"messages": chat} for row, chat in zip(asked, chats, strict=True)], folder / side)
+            _parquet([row | {"answer": f"so\n#### {row['answer']}"} for row in asked], worked / side)
+            _lines([row | {"gold": row["answer"], "difficulty": 1} for row in asked], folder / side)
+        preferred = [{"question": f"Q {i}", "chosen": str(1 + i % 2), "rejected": str(2 - i % 2)} for i in range(8)]
+        _lines(preferred, folder / "pairs")
+    train = folder / "train.parquet"
+    lines = {"pairs": folder / "pairs.jsonl", "jsonl": folder / "train.jsonl"}
+    return lines | {"prepared": folder, "parquet": train, "arithmetic": train, "gsm8k": folder / "gsm8k"}
+
+
+def _parquet(rows: list[dict[str, Any]], place: Path) -> None:
+    parquet.write_table(pyarrow.Table.from_pylist(rows), place.with_suffix(".parquet"))
+
+
+def _lines(rows: list[dict[str, Any]], place: Path) -> None:
+    place.with_suffix(".jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -19,6 +19,8 @@ GROUPS = {  # a recipe in a layout → its groups of ranks
     ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
     ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},
 }  # `python -m benchmarks.layouts --run` has the others
+SMALL = "tests/recipes/test_layouts.py::test_two_steps_on_four_ranks[qwen3_30b_cppo-qwen3_30b_128xH800]"
+FIRST, *OTHERS = GROUPS
 
 
 def test_explain_reckons_what_rehearsals_counted(tmp_path):
@@ -34,8 +36,9 @@ def test_explain_reckons_what_rehearsals_counted(tmp_path):
             assert row["rehearsal"]["fits"] and row["fits"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("recipe", "layout"), GROUPS)
+@pytest.mark.parametrize(
+    ("recipe", "layout"), [FIRST, *(pytest.param(*other, marks=pytest.mark.campaign(SMALL)) for other in OTHERS)]
+)
 def test_two_steps_on_four_ranks(recipe, layout, tmp_path):
     out = tmp_path / "run"
     words = [*on_four_ranks(recipe, f"layouts/{layout}", tmp_path), f"folder={out}"]

@@ -4,8 +4,10 @@ Model, data and sizes are other ones; algorithm, rewards, selection, sampling an
 that is asserted.
 """
 
-import dataclasses
 import math
+import re
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,11 +25,20 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.recipes.smaller import smaller
 from tests.recipes.talker import questions, talker
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})
-FAST = {"quickstart", "cpu/dapo_tis", "qwen3_30b_cppo"}  # plain; with refill and a correction; with math-verify
+STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts that have tests of their own
+    "quickstart": r"cpu/(cppo|dppo|drpo|grpo|gspo)|grpo_cppo-.*",
+    "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo",
+    "cpu/sdp": "gsm8k_grpo_sdp",
+    "cpu/top_p_replay": "cpu/top_p",
+    "classic/ppo": "cpu/ppo_critic",
+    "gsm8k_cppo": "gsm8k|classic/questions",
+    "prune_gsm8k-p50": r"(cpu/cppo_)?prune.*",
+    "qwen3_30b_cppo": r"qwen3_.*",
+}
 ELSEWHERE = {"search"}  # its questions are made: tests/examples/test_search_corpus.py trains on them
 NAMES = {name: path for path in RECIPES if (name := str(path.relative_to(FOLDER).with_suffix(""))) not in ELSEWHERE}
 OFFLINE = {name: path for name, path in NAMES.items() if family_of(read_recipe(path)) is not TRAIN}
@@ -37,6 +48,9 @@ for sweep in map(read_sweep, SWEEPS):
     CASES |= {f"{sweep.file.stem}-{cell.name}": (sweep.recipe, cell.overrides) for cell in sweep.cells}
 
 
+CHOSEN = ("trained", "skipped_zero_advantage")  # outcomes
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     return tmp_path_factory.mktemp("recipes")
@@ -44,50 +58,56 @@ def root(tmp_path_factory):
 
 def essence(config):
     """What the overrides may not touch."""
-    aggregate, distillation = config.algorithm.aggregate, config.algorithm.distillation
-    algorithm = dataclasses.replace(
-        config.algorithm,
-        distillation=distillation
-        and dataclasses.replace(
-            distillation, path="", divergence=dataclasses.replace(distillation.divergence, top_k=1)
-        ),
-        aggregate=dataclasses.replace(aggregate, horizon=1.0) if hasattr(aggregate, "horizon") else aggregate,
-    )
-    rewards = [
-        dataclasses.replace(entry, max_tokens=2, buffer_tokens=1)
-        if isinstance(entry, Overlong)
-        else dataclasses.replace(entry, path="elsewhere")
-        if isinstance(entry, ModelReward)
-        else entry
-        for entry in config.reward
-    ]
-    sampling = [dataclasses.replace(entry, max_tokens=1) for entry in (config.sampling, config.eval.sampling)]
+    algorithm, distillation = config.algorithm, config.algorithm.distillation
+    if distillation:
+        divergence = replace(distillation.divergence, top_k=1)
+        algorithm = replace(algorithm, distillation=replace(distillation, path="", divergence=divergence))
+    if hasattr(algorithm.aggregate, "horizon"):
+        algorithm = replace(algorithm, aggregate=replace(algorithm.aggregate, horizon=1.0))
+    sizes = {Overlong: {"max_tokens": 2, "buffer_tokens": 1}, ModelReward: {"path": "elsewhere"}}
+    rewards = [replace(entry, **sizes.get(type(entry), {})) for entry in config.reward]
+    sampling = [replace(entry, max_tokens=1) for entry in (config.sampling, config.eval.sampling)]
     kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
     training = [getattr(config.train, name) for name in kept]
-    model = dataclasses.replace(config.model, path="", device="auto", max_length=None)
-    return algorithm, rewards, sampling, training, model, config.data, dataclasses.replace(config.engine, slots=1)
+    model = replace(config.model, path="", device="auto", max_length=None)
+    return algorithm, rewards, sampling, training, model, config.data, replace(config.engine, slots=1)
 
 
-@pytest.mark.parametrize("case", [c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
-def test_two_steps(case, root, tmp_path):
+def resolved_small(case, root, folder):
     recipe, overrides = CASES[case]
     published = resolve(recipe, overrides).config
-    cell = [
-        text for text in overrides if not text.startswith(("train.", "eval.", "checkpoint."))
-    ]  # those are sizes too
-    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={tmp_path / 'run'}"])
+    sizes = ("train.", "eval.", "checkpoint.")  # of a cell, too
+    cell = [text for text in overrides if not text.startswith(sizes)]
+    resolved = resolve(recipe, [*cell, *smaller(published, root), f"folder={folder}"])
+    assert essence(resolved.config) == essence(published)
+    return resolved
+
+
+def test_every_recipe_resolves_and_can_be_made_small(root, tmp_path):
+    for case in CASES:
+        resolved_small(case, root, tmp_path / "run")
+
+
+def tiers():
+    """The cases; one that another stands for is a campaign."""
+    for case in CASES:
+        stand_in = next((name for name, others in STAND_INS.items() if re.fullmatch(others, case)), None)
+        small = f"tests/recipes/test_two_steps.py::test_two_steps[{stand_in}]"
+        campaign = stand_in is not None and case not in STAND_INS
+        yield pytest.param(case, marks=pytest.mark.campaign(small)) if campaign else case
+
+
+@pytest.mark.parametrize("case", tiers())
+def test_two_steps(case, root, tmp_path):
+    resolved = resolved_small(case, root, tmp_path / "run")
     config = resolved.config
-    assert essence(config) == essence(published)
     assert train(config, resolved=resolved).status == "done"
 
     folder = RunFolder(tmp_path / "run")
     records = [record for record in folder.read_metrics() if record["kind"] == "train"]
     assert [record["step"] for record in records] == [1, 2]
-    size, kept, prompts = (
-        config.train.completions_per_prompt,
-        config.train.completions_per_prompt,
-        config.train.prompts_per_step,
-    )
+    size, prompts = config.train.completions_per_prompt, config.train.prompts_per_step
+    kept = size
     for spec in config.algorithm.selection:
         if isinstance(spec, Prune):
             kept, prompts = spec.kept(size), prompts * spec.prompts_factor(size)
@@ -96,21 +116,17 @@ def test_two_steps(case, root, tmp_path):
         assert all(math.isfinite(value) for value in record.values() if isinstance(value, float))
         assert record["reward/invalid"] == 0
         assert {f"reward/part/{reward.label}" for reward in config.reward} <= set(record)
-        rows = read_rows(folder.rollout_file(record["step"]))
-        groups = {row["prompt_uid"]: [r for r in rows if r["prompt_uid"] == row["prompt_uid"]] for row in rows}
-        assert all(len(group) == size for group in groups.values())
-        used = [
-            group
-            for group in groups.values()
-            if any(r["outcome"] in ("trained", "skipped_zero_advantage") for r in group)
-        ]
+        groups = defaultdict(list)
+        for row in read_rows(folder.rollout_file(record["step"])):
+            groups[row["prompt_uid"]].append(row)
+        assert {len(group) for group in groups.values()} == {size}
         if paired:  # a prompt without a best and a worst completion is left out
-            kept, prompts = 2, len({uid for uid, group in groups.items() if len({r["reward"] for r in group}) > 1})
-        assert len(used) == prompts
-        for group in used:
-            assert sum(row["outcome"] in ("trained", "skipped_zero_advantage") for row in group) == kept
-            if config.algorithm.dynamic_sampling is not None:
-                assert {row["correct"] for row in group} == {True, False}
+            kept, prompts = 2, sum(len({row["reward"] for row in group}) > 1 for group in groups.values())
+        chosen = {uid: sum(row["outcome"] in CHOSEN for row in group) for uid, group in groups.items()}
+        used = [uid for uid, count in chosen.items() if count]
+        assert len(used) == prompts and all(chosen[uid] == kept for uid in used)
+        if config.algorithm.dynamic_sampling is not None:
+            assert all({row["correct"] for row in groups[uid]} == {True, False} for uid in used)
     assert any(record["grad_norm"] > 0 for record in records)
     assert any(0 < record.get("accuracy", record["reward/mean"]) < 1 for record in records)
     assert all(("episode/turns/mean" in record) == is_played(config.task) for record in records)
@@ -135,20 +151,15 @@ def made_episodes(root):
 @pytest.mark.parametrize("name", OFFLINE)
 def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
     published = resolve(OFFLINE[name], root=None).config
-    values = {
-        "model.path": talker(published.model.path, root),
-        "model.device": "cpu",
-        "train.steps": 2,
-        "train.examples_per_step": 4,
-        "train.warmup_ratio": 0,
-        "eval.limit": 3,
-        "eval.every": 1,
-        "checkpoint.every": 0,
-        "runtime.threads": 1,
-        "folder": tmp_path / "run",
-    }
-    for slot, kind in zip(("task", "eval.task"), OFFLINE_DATA.get(name, ()), strict=False):
-        values[f"{slot}.path"] = made_episodes(root) if kind == "episodes" else questions(root)[kind]
+    values = {"model.path": talker(published.model.path, root), "model.device": "cpu", "folder": tmp_path / "run"}
+    values |= {"train.steps": 2, "train.examples_per_step": 4, "train.warmup_ratio": 0, "runtime.threads": 1}
+    values |= {"eval.limit": 3, "eval.every": 1, "checkpoint.every": 0}
+    kinds = dict(zip(("task", "eval.task"), OFFLINE_DATA.get(name, ()), strict=False))
+    for slot, task in (("task", published.task), ("eval.task", published.eval.task)):
+        if slot in kinds:
+            values[f"{slot}.path"] = made_episodes(root) if kinds[slot] == "episodes" else questions(root)[kinds[slot]]
+        elif hasattr(task, "size"):
+            values[f"{slot}.size"] = 16
     if command_of(published) == "dpo":
         values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)

@@ -3,11 +3,12 @@ hangs."""
 
 import asyncio
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, partialmethod
 
 import pytest
 import torch
 
+from proxima.config import resolve
 from proxima.core import ADVANTAGES, Reinforce, TokenMean
 from proxima.core.advantage import needs_baseline
 from proxima.core.correction import MismatchGuard
@@ -19,6 +20,7 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector, Refill
 from proxima.rollout.generator import GroupGenerator, GroupSpec
+from proxima.runtime.launch.build import make_plan
 from proxima.runtime.loop.controller import Controller
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.folder import RunFolder
@@ -109,17 +111,11 @@ class FakeEngine:
     def capabilities(self):
         return Capabilities(weight_updates=frozenset({"module"}), sleeps=self.sleeps)
 
-    async def sleep(self):
-        self.calls.append("sleep")
+    async def _note(self, call):
+        self.calls.append(call)
 
-    async def wake(self):
-        self.calls.append("wake")
-
-    async def pause(self):
-        self.calls.append("pause")
-
-    async def resume(self):
-        self.calls.append("resume")
+    sleep, wake = partialmethod(_note, "sleep"), partialmethod(_note, "wake")
+    pause, resume = partialmethod(_note, "pause"), partialmethod(_note, "resume")
 
 
 class FakeRewards:
@@ -248,7 +244,10 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
 
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
-    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=True, evaluation=True, evaluate_every=1)
+    placement = "placement={kind: ray, ranks: 2, engines: 1, colocate: true}"
+    shares = make_plan(resolve("quickstart", [placement, "engine=vllm"]).config, 2).shares_devices
+    assert not make_plan(resolve("quickstart").config, 2).shares_devices
+    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=shares, evaluation=True, evaluate_every=1)
     inner, release = world.stack.update, world.stack.release
     world.stack.update = lambda *a, **k: world.engine.calls.append("update") or inner(*a, **k)
     world.stack.release = lambda: world.engine.calls.append("release") or release()
@@ -272,17 +271,10 @@ def test_times_are_of_the_injected_clock(tmp_path):
     world.stack.update = lambda *a, **k: world.clock.advance(4.0) or inner(*a, **k)
     world.run()
     for i, r in enumerate(world.records(), start=1):
-        assert (r["time/generate"], r["time/train"], r["time/publish"], r["time/step"], r["time"]) == (
-            2.0,
-            4.0,
-            0.5,
-            6.5,
-            6.5 * i,
-        )
-        assert (
-            r["tokens_per_second/generate"] == r["tokens/generated"] / 2
-            and r["tokens_per_second/train"] == r["tokens/trained"] / 4
-        )
+        times = [r[f"time/{stage}"] for stage in ("generate", "train", "publish", "step")]
+        assert times == [2.0, 4.0, 0.5, 6.5] and r["time"] == 6.5 * i
+        assert r["tokens_per_second/generate"] == r["tokens/generated"] / 2
+        assert r["tokens_per_second/train"] == r["tokens/trained"] / 4
     assert world.controller.now() == 13.0
 
 
@@ -305,10 +297,8 @@ def test_a_failed_score_costs_one_completion(tmp_path):
     assert rows[1, 2]["outcome"] == "invalid" and rows[1, 2]["advantage"] is None and rows[1, 2]["reward"] is None
     assert [rows[1, s]["advantage"] for s in (0, 1, 3)] == pytest.approx([-2 / 3, 1 / 3, 1 / 3])
     # the engine's made-up log-probs are far from the trainer's, which has warnings of its own
-    assert [text for text in world.observer.warnings if "no score" in text] == [
-        "1 of 12 completions have no score (timed out after 30 s); they count in no mean; see `error` in "
-        "rollouts/000001.parquet"
-    ]
+    lost = "1 of 12 completions have no score (timed out after 30 s); they count in no mean; see `error` in rollouts/"
+    assert [text for text in world.observer.warnings if "no score" in text] == [f"{lost}000001.parquet"]
     assert world.journal.prompt(1).invalid == 1 and world.journal.prompt(1).reward == pytest.approx(2 / 3)
 
 
@@ -355,31 +345,26 @@ def test_a_stop_during_the_first_update_ends_after_that_step(tmp_path):
     assert checkpoints(world.folder.checkpoints)[0].facts["cursor"] == {"drawn": 3} and world.records("eval") == []
 
 
-def test_when_evaluations_and_checkpoints_are_made(tmp_path):
-    world = World(tmp_path / "run", steps=5, evaluation=True, evaluate_every=2, checkpoint_every=3, keep_last=0)
+NEITHER = {"evaluate_before": False, "evaluate_after": False}
+BOTH = [(0, "before"), (2, "step"), (4, "step"), (5, "after")]
+SCHEDULES = [  # the plan; its evaluations, its checkpoints
+    ({"steps": 5, "evaluate_every": 2, "checkpoint_every": 3, "keep_last": 0}, BOTH, [3, 5]),
+    ({"steps": 4, "evaluate_every": 4} | NEITHER, [(4, "after")], [4]),
+    ({"steps": 1} | NEITHER, [], [1]),
+]
+
+
+@pytest.mark.parametrize(("plan", "evaluations", "saved"), SCHEDULES)
+def test_when_evaluations_and_checkpoints_are_made(plan, evaluations, saved, tmp_path):
+    world = World(tmp_path / "run", evaluation=True, **plan)
     world.run()
-    assert [(r["step"], r["label"]) for r in world.records("eval")] == [
-        (0, "before"),
-        (2, "step"),
-        (4, "step"),
-        (5, "after"),
-    ]
+    assert [(r["step"], r["label"]) for r in world.records("eval")] == evaluations
     assert all(r["accuracy"] == 0.0 and r["questions"] == 3 for r in world.records("eval"))
-    assert [c.step for c in checkpoints(world.folder.checkpoints)] == [3, 5]
-    quiet = World(
-        tmp_path / "quiet", steps=4, evaluation=True, evaluate_every=4, evaluate_before=False, evaluate_after=False
-    )
-    quiet.run()
-    assert [(r["step"], r["label"]) for r in quiet.records("eval")] == [(4, "after")]
-    none = World(tmp_path / "none", steps=1, evaluation=True, evaluate_before=False, evaluate_after=False)
-    none.run()
-    assert none.records("eval") == []
+    assert [c.step for c in checkpoints(world.folder.checkpoints)] == saved
 
 
 def test_a_sample_of_each_step_is_shown(tmp_path):
     shown = []
-    world = World(
-        tmp_path / "run", observer=Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None)
-    )
-    world.run()
+    watcher = Watcher(lambda event, *facts: shown.append(facts[1]) if event == "step" else None)
+    World(tmp_path / "run", observer=watcher).run()
     assert [s.text for s in shown] == ["1.0", "5.0"] and [s.reward for s in shown] == [0, 0]

@@ -1,4 +1,4 @@
-"""A surrogate that fails in one rank, at one of its calls."""
+"""A surrogate that warns in one rank, and fails there at one of its calls."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ class Faulty(Surrogate):
     """-A r; in the call of that number something happens in a rank."""
 
     rank: int = 1
-    call: int = 3
+    call: int = 1
     how: Literal["raise", "kill", "stop", "sleep", "warn"] = "raise"
     zero_advantage_inert: ClassVar[bool] = False
 
@@ -26,12 +26,11 @@ class Faulty(Surrogate):
         global calls
         calls += 1
         if os.environ.get("RANK") == str(self.rank) and calls == self.call:
+            warnings.warn("a rank warns", stacklevel=1)
             if self.how == "raise":
                 raise MemoryError("this rank has no memory left")
             if self.how == "sleep":
                 time.sleep(600)
-            if self.how == "warn":
-                warnings.warn("a rank warns", stacklevel=1)
-            else:
+            if self.how in ("kill", "stop"):
                 os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.how])
         return TokenLoss(-b.masked("advantage") * masked_ratio(b), b.loss_mask, {})

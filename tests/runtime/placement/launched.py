@@ -3,24 +3,22 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tests.ports import kept_port
 from tests.runtime.tiny_run import changed, recipe
 from tests.warm import LAUNCHER, WarmPopen
 
 ROOT = Path(__file__).parents[3]
 SECONDS = 240.0  # of a run, on a machine with other work
-PATIENCE = (
-    5  # seconds after which torchrun kills a rank that a SIGTERM did not end, as one that is stopped; 30 by default
-)
-COMMAND = ("-m", "proxima.cli.main", "train")
+PATIENCE = 30  # seconds after which torchrun kills a rank that a SIGTERM did not end
+PROXIMA = "proxima.cli.main"
 
 
 def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
@@ -32,24 +30,28 @@ def ranked(model: Path, folder: Path, **changes: Any) -> list[str]:
 
 
 @contextmanager
-def started(words: list[str], *, ranks: int = 2, output: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def started(
+    words: list[str], *, ranks: int = 2, output: Path, module: str = PROXIMA
+) -> Iterator["subprocess.Popen[bytes]"]:
     """`torchrun` of the command; everything that it started is gone afterwards."""
-    run = [*LAUNCHER, "--nproc-per-node", str(ranks), "--master-port", str(free_port())]
+    run = [*LAUNCHER, "--nproc-per-node", str(ranks), "--master-port", str(kept_port())]
     run += ["--shutdown-timeout", str(PATIENCE)]
     with output.open("wb") as file:
-        process = WarmPopen([*run, *COMMAND, *words], cwd=ROOT, env=environment(), stdout=file, stderr=file)
+        process = WarmPopen(
+            [*run, "-m", module, "train", *words], cwd=ROOT, env=environment(), stdout=file, stderr=file
+        )
     try:
         yield process
     finally:
         end(words)
-        process.wait(30)
+        process.wait(SECONDS)
 
 
-def launched(words: list[str], *, ranks: int = 2, output: Path) -> tuple[int, str]:
+def launched(words: list[str], *, ranks: int = 2, output: Path, module: str = PROXIMA) -> tuple[int, str]:
     """Exit code of torchrun, and what was printed before it said anything itself. No process is left."""
-    with started(words, ranks=ranks, output=output) as process:
+    with started(words, ranks=ranks, output=output, module=module) as process:
         code = process.wait(SECONDS)
-        assert not processes(words)
+        until(lambda: not processes(words), output)
     return code, ours(output)
 
 
@@ -65,13 +67,13 @@ def one_by_one(
 ) -> list[tuple[int, str, str]]:
     """Ranks that no launcher has started, each with words and environment of its own, as on nodes of their own: exit
     code, output and error output of each."""
-    port = str(free_port())
+    port = str(kept_port())
     common = {"WORLD_SIZE": str(len(commands)), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     common |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
     running: list[subprocess.Popen[str]] = []
     for rank, (words, own) in enumerate(commands):
         env = environment() | common | {"RANK": str(rank), "GROUP_RANK": str(rank), **own}
-        arguments = [sys.executable, *COMMAND, *words]
+        arguments = [sys.executable, "-m", PROXIMA, "train", *words]
         pipe = subprocess.PIPE
         running.append(WarmPopen(arguments, cwd=ROOT, env=env, stdout=pipe, stderr=pipe, text=True))
     try:
@@ -83,12 +85,6 @@ def one_by_one(
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 def processes(words: list[str]) -> list[int]:
@@ -107,9 +103,9 @@ def end(words: list[str]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def until_printed(output: Path, text: str) -> None:
-    """Wait until it stands in the output."""
+def until(condition: Callable[[], object], output: Path) -> None:
+    """Wait for it; what was printed says why it never came."""
     deadline = time.monotonic() + SECONDS
-    while text not in output.read_text():
+    while not condition():
         assert time.monotonic() < deadline, output.read_text()
         time.sleep(0.05)

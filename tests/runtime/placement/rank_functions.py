@@ -2,58 +2,69 @@
 
 import json
 import os
+import signal
+import socket
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
 
-
-def add_up(folder: str, resume: bool = False) -> int:
-    """The sum of all ranks over gloo, as a line of rank 0 and a file for each."""
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("gloo")
-    total = torch.tensor([float(dist.get_rank() + 1)])
-    dist.all_reduce(total)
-    note(folder, sum=total.item(), resume=resume)
-    print(f"sum {total.item():g}" if dist.get_rank() == 0 else "follows")
-    print("to the error stream", file=sys.stderr)
-    dist.destroy_process_group()
-    return 0
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA")
 
 
-def wait(folder: str, resume: bool = False, victim: int = -1, code: int = 0) -> int:
-    """Rank `victim` ends itself, -9 by a signal, else by a code; all others wait until a resume."""
+def play(folder: str, acts: list[dict[str, str | int]], supervisor: int = 0, resume: bool = False) -> int:
+    """Meet the other ranks, and do what `acts` says of this start and this rank; else wait.
 
-    rank = int(os.environ["RANK"])
-    note(folder, resume=resume)
-    if resume:
-        print(f"resumed {rank}")
-        return 0
-    print(f"waits {rank}")
-    if rank == victim:
-        time.sleep(1)
-        if code < 0:
-            os.kill(os.getpid(), -code)
-        if code == 70:
-            raise RuntimeError("a bad day")
-        return code
+    Args:
+        acts: of each start, rank → its exit code, or what happens to it: `kill`, of itself or of its parent (`actor`),
+            an exception (`raise`), or Ctrl-C of the process `supervisor` (`interrupt`).
+    """
+    rank = os.environ["RANK"]
+    start = len(list(Path(folder).glob(f"{rank}.*.json")))
+    act = acts[start].get(rank) if start < len(acts) else None
     try:
-        time.sleep(300)
+        print(f"waits {rank}")
+        note(folder, resume=resume)
+        if "WORLD_SIZE" in os.environ:
+            meet(int(rank), int(os.environ["WORLD_SIZE"]) - 1)
+        if isinstance(act, int):
+            return act
+        if act == "raise":
+            raise RuntimeError("a bad day")
+        if act is not None:
+            pid = {"kill": os.getpid(), "actor": os.getppid(), "interrupt": supervisor}[act]
+            os.kill(pid, signal.SIGINT if act == "interrupt" else signal.SIGKILL)
+        time.sleep(600)
     except KeyboardInterrupt:
         print("writes a checkpoint")
         return 130
     return 0
 
 
+def meet(rank: int, others: int) -> None:
+    """Return when all ranks have called: the others call rank 0, where the variables say that it is."""
+    place = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    if rank == 0:
+        with socket.create_server(place) as server:
+            for channel in [server.accept()[0] for _ in range(others)]:
+                channel.sendall(b".")
+        return
+    while True:
+        with suppress(ConnectionRefusedError), socket.create_connection(place) as channel:
+            assert channel.recv(1)
+            return
+        time.sleep(0.02)
+
+
 def note(folder: str, **values: Any) -> None:
     """Write a file of this rank with its variables."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA")
-    record = {name: os.environ.get(name) for name in names} | values | {"pid": os.getpid(), "python": sys.executable}
-    Path(folder, f"{os.environ['RANK']}.{os.getpid()}.json").write_text(json.dumps(record))
+    record = {name: os.environ.get(name) for name in NAMES} | values | {"pid": os.getpid(), "python": sys.executable}
+    file = Path(folder, f"{os.environ['RANK']}.{os.getpid()}.json")
+    file.with_suffix(".part").write_text(json.dumps(record))
+    file.with_suffix(".part").rename(file)
 
 
 def refuse(reason: str) -> int:
@@ -64,11 +75,10 @@ def interrupted() -> int:
     raise KeyboardInterrupt
 
 
-if __name__ == "__main__":  # a supervisor: FUNCTION FOLDER FIELDS ARGUMENTS
+if __name__ == "__main__":  # a supervisor: FOLDER ACTS
     from proxima.config.sections.ranks_section import RayPlacement
     from proxima.runtime.placement.ray_supervisor import supervise
 
-    spec = RayPlacement(gpus_per_rank=0, cpus_per_rank=0.5, **json.loads(sys.argv[3]))
-    named = f"tests.runtime.placement.rank_functions:{sys.argv[1]}"
-    call = {"folder": sys.argv[2], **json.loads(sys.argv[4])}
-    sys.exit(supervise(named, spec, call, log=Path(sys.argv[2], "run.log")))
+    spec = RayPlacement(ranks=2, gpus_per_rank=0, cpus_per_rank=0.5)
+    function = "tests.runtime.placement.rank_functions:play"
+    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))

@@ -1,46 +1,68 @@
-"""Servers as actors on a real Ray cluster of this machine, below a run of two ranks: one is killed, and comes back."""
+"""Servers as actors on a real Ray cluster of this machine: one is killed, and comes back."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from proxima.config import resolve
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.engine.http import Vllm
-from proxima.runtime.placement.engine_group import EngineGroup, PlacedEngine, engine_plan
-from proxima.runtime.placement.engine_host import EnginePlace
+from proxima.engine.serve import Serve
+from proxima.runtime.placement.engine_group import EngineGroup, PlacedEngine, engine_plan, engines_on
+from proxima.runtime.placement.engine_host import EnginePlace, EnginePlan
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
+from tests import ray_cluster
 from tests.engine.http.ranked_run import until
 from tests.engine.http.test_ranked_run import recipe
+from tests.processes import is_running
 
 psutil = pytest.importorskip("psutil")
+SERVER = f"""#!{sys.executable} -IS
+import http.server, os, pathlib, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        known = self.headers["Authorization"] == "Bearer " + os.environ["VLLM_API_KEY"]
+        self.send_response(200 if known else 401)
+        self.end_headers()
+
+port = sys.argv[sys.argv.index("--port") + 1]
+server = http.server.HTTPServer(("127.0.0.1", int(port)), Handler)
+pathlib.Path(__file__).with_name(f"{{port}}.{{os.getpid()}}").touch()
+server.serve_forever()
+"""
 
 
 def test_what_the_servers_are_started_with(tmp_path):
-    def config(*words):
-        placement = "placement={kind: ray, ranks: 2, engines: 2}"
-        return resolve("quickstart", [placement, *words]).config
+    def plan_of(engine, placement="{kind: ray, ranks: 2, engines: 2}"):
+        return engine_plan(resolve("quickstart", [f"placement={placement}", f"engine={engine}"]).config, tmp_path)
 
-    def plan_of(config):
-        return engine_plan(config, tmp_path)
-
-    plan = plan_of(config("engine=vllm"))
+    plan = plan_of("vllm")
     assert plan is not None and plan.kind == "vllm" and plan.log == tmp_path / "engine.log"
-    assert not plan.routed_experts and plan_of(config("engine={kind: vllm, routed_experts: true}")).routed_experts
-    assert plan_of(resolve("quickstart", ["placement=ray", "engine=vllm"]).config) is None
-    with pytest.raises(FieldError, match=r"placement\.engines=2.*engine\.kind"):
-        plan_of(config("engine=local"))
-    with pytest.raises(FieldError, match=r"engine\.url.*leave it out"):
-        plan_of(config("engine={kind: vllm, url: http://127.0.0.1:1}"))
-    with pytest.raises(FieldError, match=r"engine\.serve\.replicas=2.*must be 1"):
-        plan_of(config("engine={kind: vllm, serve: {replicas: 2}}"))
+    assert not plan.routed_experts and plan_of("{kind: vllm, routed_experts: true}").routed_experts
+    assert plan_of("vllm", "ray") is None
+    for engine, message in (
+        ("local", r"placement\.engines=2.*engine\.kind"),
+        ("{kind: vllm, url: http://127.0.0.1:1}", r"engine\.url.*leave it out"),
+        ("{kind: vllm, serve: {replicas: 2}}", r"engine\.serve\.replicas=2.*must be 1"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            plan_of(engine)
+    colocated = plan_of("vllm", "{kind: ray, ranks: 4, engines: 2, colocate: true}")
+    assert "--enable-sleep-mode" in colocated.serve.arguments
+    on_a_cpu = plan_of("vllm", "{kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}")
+    assert not on_a_cpu.serve.arguments  # vLLM has no sleep mode there
 
 
 def test_how_rank_0_finds_them(monkeypatch):
@@ -55,119 +77,110 @@ def test_how_rank_0_finds_them(monkeypatch):
     assert placed_engine(other) is other
 
 
-@pytest.mark.waits
-@pytest.mark.slow
-def test_a_server_whose_actor_is_killed_costs_no_step(tiny_model, tmp_path):
-    program = tmp_path / "vllm"
-    paths = os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)
-    variables = f"PYTHONPATH={paths} OMP_NUM_THREADS=1"
-    program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m tests.engine.http.model_server "$@"\n')
-    program.chmod(0o755)
-    log = tmp_path / "supervisor.log"
-    fractions = "gpus_per_rank: 0, cpus_per_rank: 0.25, gpus_per_engine: 0, cpus_per_engine: 0.25"
-    engine = f"{{kind: vllm, health_seconds: 0.3, interrupt: finish, serve: {{executable: {program}}}}}"
-    words = [*recipe(tiny_model("llama"), engine), f"folder={tmp_path}/run"]
-    words += [f"placement={{kind: ray, ranks: 2, engines: 2, restarts: 0, {fractions}}}"]
-    with log.open("wb") as stream:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "proxima.cli.main", "train", *words],
-            stdout=stream,
-            stderr=stream,
-            start_new_session=True,
-        )
-
-    def replicas() -> list[int]:
-        assert supervisor.poll() is None, log.read_text()[-6000:]
-        file = tmp_path / "run" / "metrics.jsonl"
-        lines = file.read_text().splitlines() if file.exists() else []
-        return [int(row["sync/replicas"]) for row in map(json.loads, lines) if "sync/replicas" in row]
-
-    try:
-        until(lambda: len(replicas()) >= 2, log)
-        children = psutil.Process(supervisor.pid).children(recursive=True)
-        actors = [child for child in children if "EngineHost" in " ".join(child.cmdline())]
-        assert len(actors) == 2, [child.cmdline() for child in children]
-        actors[0].kill()
-        until(lambda: replicas()[-1] == 1, log)
-        until(lambda: replicas()[-1] == 2, log)
-        proven = replicas()
-        servers = [child for child in psutil.process_iter() if str(program) in _words(child)]
-        supervisor.send_signal(signal.SIGINT)
-        supervisor.wait(90)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(supervisor.pid, signal.SIGKILL)
-    assert proven[:2] == [2, 2] and 1 in proven, proven
-    assert "engine 0 died" in log.read_text() or "engine 1 died" in log.read_text()
-    assert servers and not any(_computes(server) for server in servers)
-
-
-def test_colocated_servers_take_turns_with_the_ranks(tmp_path):
-    config = resolve(
-        "quickstart", ["placement={kind: ray, ranks: 4, engines: 2, colocate: true}", "engine=vllm"]
-    ).config
-    plan = engine_plan(config, tmp_path)
-    assert plan is not None and "--enable-sleep-mode" in plan.serve.arguments
-    assert bundle_of(config.placement) == {"CPU": 3.0, "GPU": 2.0} and config.placement.bundles == 2
-    cpus = resolve("quickstart", ["placement={kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}", "engine=vllm"])
-    plan = engine_plan(cpus.config, tmp_path)  # vLLM has no sleep mode on a CPU
-    assert plan is not None and not plan.serve.arguments
-
-
 def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
     group = object.__new__(EngineGroup)
     group.spec = RayPlacement(ranks=4, engines=2, colocate=True)
+    assert bundle_of(group.spec) == {"CPU": 3.0, "GPU": 2.0} and group.spec.bundles == 2
     group.engines = [PlacedEngine(number) for number in range(2)]
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
         engine.place = EnginePlace(node="n", host="h", address="a", port=1, gpus=gpus)
     assert group.devices(lambda: None) == [("4",), ("5",), ("0",), ("1",)]
 
 
+class Doors:
+    """The actor of rank 0, in this process."""
+
+    def __init__(self, references: Callable[[Any], Any]) -> None:
+        self.led = list[tuple[int, tuple[str, int] | None]]()
+        self.open_doors = SimpleNamespace(remote=lambda count: references([5001, 5002][:count]))
+        self.lead = SimpleNamespace(remote=lambda *place: self.led.append(place))
+
+
 @pytest.mark.waits
-@pytest.mark.slow
-def test_servers_sleep_during_each_update_of_a_run_that_shares_its_devices(tiny_model, tmp_path):
-    program, calls = tmp_path / "vllm", tmp_path / "calls"
+def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path):
+    ray = pytest.importorskip("ray")
+    program, said = tmp_path / "vllm", list[str]()
+    program.write_text(SERVER)
+    program.chmod(0o755)
+    spec = RayPlacement(ranks=2, engines=2, gpus_per_rank=0, gpus_per_engine=0, cpus_per_engine=0.25)
+    plan = EnginePlan(kind="vllm", serve=Serve(executable=str(program)), model="none", log=tmp_path / "engine.log")
+    with ray_cluster.driver(), engines_on(spec, plan, said.append, lambda: None) as group:
+        with pytest.raises(UserError, match=r"engine 0 is on .*, where no rank writes weights for it"):
+            group.attach(None, set())
+        places, doors = [engine.place for engine in group.engines], Doors(ray.put)
+        variables = group.attach(doors, {place.node for place in places})
+        assert variables == {URLS: "http://127.0.0.1:5001,http://127.0.0.1:5002", KEY: group.key}
+        (first,) = tmp_path.glob(f"{places[0].port}.*")
+        above = psutil.Process(int(first.suffix[1:])).parents()
+        next(process for process in above if "EngineHost" in " ".join(process.cmdline())).kill()
+        while sum("answers at" in line for line in said) < 3:
+            group.poll()
+            time.sleep(0.05)
+        again = group.engines[0].place
+        assert group.engines[1].place is places[1]
+    started = [(place.address, place.port) for place in (*places, again)]
+    assert doors.led == [(0, started[0]), (1, started[1]), (0, None), (0, started[2])]
+    assert said[2].startswith("engine 0 died: ") and said[2].endswith("; restarting in 1 s") and len(said) == 4
+    assert {file.name for file in tmp_path.glob("engine*")} == {"engine.log", "engine.1.log"}
+    pids = [int(file.suffix[1:]) for file in tmp_path.glob("[0-9]*.*")]
+    assert len(pids) == 3
+    while any(map(is_running, pids)):
+        time.sleep(0.05)
+
+
+@pytest.mark.campaign(
+    "tests/runtime/placement/test_engine_group.py::test_a_server_whose_actor_is_killed_comes_back_at_the_same_door"
+)
+@pytest.mark.waits
+def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_model, tmp_path):
+    """The death costs no step, and the servers sleep during each update."""
+    program, calls, log = tmp_path / "vllm", tmp_path / "calls", tmp_path / "log"
     calls.mkdir()
     paths = os.pathsep.join(os.path.abspath(path or ".") for path in sys.path)
     variables = f"PYTHONPATH={paths} OMP_NUM_THREADS=1 MODEL_SERVER_CALLS={calls}"
     program.write_text(f'#!/bin/sh\n{variables} exec {sys.executable} -m tests.engine.http.model_server "$@"\n')
     program.chmod(0o755)
     serve = f"{{executable: {program}, arguments: [--enable-sleep-mode]}}"
-    words = recipe(tiny_model("llama"), f"{{kind: vllm, interrupt: finish, serve: {serve}}}")
-    words = ["train.steps=3" if word.startswith("train.steps") else word for word in words] + [f"folder={tmp_path}/run"]
+    words = recipe(tiny_model("llama"), f"{{kind: vllm, health_seconds: 0.3, interrupt: finish, serve: {serve}}}")
     fractions = "gpus_per_rank: 0, cpus_per_rank: 0.25, cpus_per_engine: 0.25"
-    words += [f"placement={{kind: ray, ranks: 2, engines: 1, colocate: true, restarts: 0, {fractions}}}"]
-    log = tmp_path / "log"
+    words += [f"placement={{kind: ray, ranks: 2, engines: 2, colocate: true, restarts: 0, {fractions}}}"]
+    command = [sys.executable, "-m", "proxima.cli.main", "train", *words, f"folder={tmp_path}/run"]
     with log.open("wb") as stream:
-        command = [sys.executable, "-m", "proxima.cli.main", "train", *words]
-        run = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True)
-        try:
-            code = run.wait(240)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(run.pid, signal.SIGKILL)
-    assert code == 0, log.read_text()[-6000:]
-    [file] = calls.iterdir()
+        environment = os.environ | {"RAY_TMPDIR": ray_cluster.folder()}
+        run = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, env=environment)
+
+    def replicas() -> list[int]:
+        assert run.poll() is None, log.read_text()[-6000:]
+        file = tmp_path / "run" / "metrics.jsonl"
+        rows = map(json.loads, file.read_text().splitlines() if file.exists() else [])
+        return [int(row["sync/replicas"]) for row in rows if "sync/replicas" in row]
+
+    try:
+        until(lambda: len(replicas()) >= 2, log)
+        children = psutil.Process(run.pid).children(recursive=True)
+        actors = [child for child in children if "EngineHost" in " ".join(child.cmdline())]
+        assert len(actors) == 2, [child.cmdline() for child in children]
+        actors[0].kill()
+        until(lambda: replicas()[-1] == 1, log)
+        until(lambda: replicas()[-1] == 2, log)
+        proven = replicas()
+        run.send_signal(signal.SIGINT)
+        run.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+    assert proven[:2] == [2, 2] and 1 in proven, proven
+    assert "engine 0 died" in log.read_text() or "engine 1 died" in log.read_text()
+    assert len(list(calls.iterdir())) == 3
+    until(lambda: not any(is_running(int(file.name)) for file in calls.iterdir()), log)
     names = {"/sleep": "sleep", "/wake_up": "wake", "/finish_weight_update": "load", "/inference/v1/generate": "use"}
     order = list[str]()
-    for path, query in (line.split(" ", 1) for line in file.read_text().splitlines()):
+    survivor = max(calls.iterdir(), key=lambda file: file.stat().st_size)
+    for path, query in (line.split(" ", 1) for line in survivor.read_text().splitlines()):
         name = names.get(path, "") + (query.strip().removeprefix("tags=").join("()") if path == "/wake_up" else "")
         if name and order[-1:] != [name]:
             order.append(name)
     step = ["sleep", "wake(weights)", "wake(kv_cache)", "load", "use"]  # the last use is the probe of the weights
-    assert order[order.index("sleep") :] == step * 3, order
-    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["sync/replicas"] for row in rows if row["kind"] == "train"] == [1.0] * 3
-
-
-def _computes(process) -> bool:
-    """Whether it has not ended; one that nobody has waited for yet has."""
-    with suppress(psutil.Error):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
-
-
-def _words(process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""
+    steps = order[order.index("sleep") :]
+    assert steps == (step * len(steps))[: len(steps)] and len(steps) > 10, order

@@ -4,29 +4,29 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.kills.ranks import campaign
-from tests.runtime.placement.launched import ROOT, launched, one_by_one, ours, processes, ranked, started, until_printed
+from benchmarks.kills.ranks import campaign, weights
+from proxima.cli.main import main
+from tests.runtime.placement.launched import launched, one_by_one, ours, processes, ranked, started, until
 
 FAULTY = "tests.runtime.placement.faulty_loss:Faulty"
+HOST = os.uname().nodename
 Tiny = Callable[..., Path]
 
 
-def faulty(how: str, rank: int = 1) -> dict[str, object]:
-    return {"algorithm": {"preset": "grpo", "surrogate": {"kind": FAULTY, "how": how, "rank": rank}}}
-
-
-def errors(text: str) -> list[str]:
-    return [line for line in text.splitlines() if "error" in line.lower()]
+def short(model: Path, folder: Path, how: str = "warn", rank: int = 1, **changes: Any) -> list[str]:
+    """The words of a run of two steps, in whose first update something happens to a rank."""
+    loss = {"preset": "grpo", "surrogate": {"kind": FAULTY, "how": how, "rank": rank}}
+    small = {"train__steps": 2, "train__prompts_per_step": 2, "eval__task": None, "eval__every": 0}
+    return ranked(model, folder, algorithm=loss, **small | changes)
 
 
 def test_an_exception_of_one_rank_is_the_line_of_the_run(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run", **faulty("raise"))
-    code, printed = launched(words, output=tmp_path / "out")
-    host = os.uname().nodename
-    line = f"rank 1 on {host}: MemoryError: this rank has no memory left"
+    code, printed = launched(short(tiny_model(), tmp_path / "run", "raise"), output=tmp_path / "out")
+    line = f"rank 1 on {HOST}: MemoryError: this rank has no memory left"
     assert code == 1
     assert f"error: {line}; its traceback is in log.txt; resume with --resume\n" in printed
     assert (tmp_path / "out").read_text().count(f"error: {line}") == 1
@@ -36,40 +36,42 @@ def test_an_exception_of_one_rank_is_the_line_of_the_run(tiny_model: Tiny, tmp_p
 
 
 def test_a_rank_that_is_killed_is_named_before_torchrun_says_anything(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run", **faulty("kill"))
-    code, _ = launched(words, output=tmp_path / "out")
+    code, _ = launched(short(tiny_model(), tmp_path / "run", "kill"), output=tmp_path / "out")
     text = (tmp_path / "out").read_text()
-    start = f"error: rank 1 on {os.uname().nodename} died during update of policy, update "
+    start = f"error: rank 1 on {HOST} died during update of policy, update "
     assert code == 1
     assert text.count(start) == 1
     assert text.index(start) < text.index("Root Cause")
     assert '"status": "failed"' in (tmp_path / "run" / "summary.json").read_text()
 
 
+WATCH = "tests/runtime/placement/test_rank_watch.py::"
+
+
 @pytest.mark.waits
-@pytest.mark.parametrize(("how", "words"), [("stop", "has not responded for"), ("sleep", "made no progress for")])
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        pytest.param(how, words, marks=pytest.mark.campaign(WATCH + sibling))
+        for how, words, sibling in (
+            ("stop", "has not responded for", "test_a_silent_rank_is_named_and_then_given_up"),
+            ("sleep", "made no progress for", "test_the_rank_that_differs"),
+        )
+    ],
+)
 def test_a_rank_that_hangs_is_named_and_ends_the_run(tiny_model: Tiny, tmp_path: Path, how: str, words: str) -> None:
-    placement = {"placement__timeout": 8.0}
-    command = ranked(tiny_model(), tmp_path / "run", **faulty(how), **placement)
-    _, printed = launched(command, output=tmp_path / "out")
-    name = f"rank 1 on {os.uname().nodename}"
-    assert f"WARNING {name} {words}" in printed
-    assert f"error: {name} {words}" in printed
-    assert "longer than placement.timeout=8; if it is only slow, raise placement.timeout; resume with" in printed
+    command = short(tiny_model(), tmp_path / "run", how, placement__timeout=20.0)
+    module = "tests.runtime.placement.patient_run"
+    _, printed = launched(command, output=tmp_path / "out", module=module)
+    assert f"WARNING rank 1 on {HOST} {words}" in printed
+    assert f"error: rank 1 on {HOST} {words}" in printed
+    assert "longer than placement.timeout=20; if it is only slow, raise placement.timeout; resume with" in printed
 
 
 def test_the_other_ranks_end_when_rank_0_is_killed(tiny_model: Tiny, tmp_path: Path) -> None:
-    code, printed = launched(ranked(tiny_model(), tmp_path / "run", **faulty("kill", 0)), output=tmp_path / "out")
+    code, printed = launched(short(tiny_model(), tmp_path / "run", "kill", 0), output=tmp_path / "out")
     assert code == 1
-    assert errors(printed) == []  # quietly
-
-
-def test_warnings_of_a_rank_are_in_the_log_alone(tiny_model: Tiny, tmp_path: Path) -> None:
-    code, printed = launched(ranked(tiny_model(), tmp_path / "run", **faulty("warn")), output=tmp_path / "out")
-    assert code == 0
-    assert "a rank warns" not in printed
-    assert printed.count("loading model") == 1
-    assert "UserWarning: a rank warns" in (tmp_path / "run" / "log.txt").read_text()
+    assert "error" not in printed.lower()  # quietly
 
 
 def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -> None:
@@ -86,63 +88,58 @@ def test_a_mistake_in_the_recipe_is_one_line(tiny_model: Tiny, tmp_path: Path) -
 
 def test_ranks_with_other_recipes_are_refused_before_a_model_loads(tiny_model: Tiny, tmp_path: Path) -> None:
     words = ranked(tiny_model(), tmp_path / "run")
-    ends = one_by_one([(words, {}), ([words[0], "seed=4", *words[1:]], {})])
-    host = os.uname().nodename
-    assert ends[0][:2] == (
-        2,
-        f"error: rank 1 on {host} differs from rank 0 on {host} in seed: 4 there, 3 here; start every rank with one "
-        "command line, and one recipe\n",
-    )
-    assert (ends[1][0], ends[1][1], ends[1][2]) == (1, "", "")
+    first, second = one_by_one([(words, {}), ([words[0], "seed=4", *words[1:]], {})])
+    line = f"error: rank 1 on {HOST} differs from rank 0 on {HOST} in seed: 4 there, 3 here; start every rank with "
+    assert first[:2] == (2, f"{line}one command line, and one recipe\n")
+    assert second == (1, "", "")
     assert not (tmp_path / "run").exists()
 
 
 def test_an_error_that_one_node_has_is_told_by_rank_0(tiny_model: Tiny, tmp_path: Path) -> None:
     words = ranked(tiny_model(), tmp_path / "run")
-    ends = one_by_one([(words, {}), ([str(tmp_path / "absent.yaml"), *words[1:]], {})])
-    assert ends[0][0] == 2
-    assert ends[0][1].startswith(f"error: rank 1 on {os.uname().nodename}: ")
-    assert "absent.yaml" in ends[0][1]
-    assert ends[1][1:] == ("", "")
+    first, second = one_by_one([(words, {}), ([str(tmp_path / "absent.yaml"), *words[1:]], {})])
+    assert first[0] == 2
+    assert first[1].startswith(f"error: rank 1 on {HOST}: ")
+    assert "absent.yaml" in first[1]
+    assert second[1:] == ("", "")
 
 
-@pytest.mark.waits
-def test_a_rank_that_never_comes(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run", placement__timeout=3.0)
-    [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "3"})])
-    assert code == 2
-    assert error.startswith("error: ranks 1-2 of 3 did not call port ")
-    assert error.endswith("within 3 s; its node has left or can't reach this one: see its own messages, then start all "
-                          "ranks again\n")  # fmt: skip
+def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["train", *ranked(tiny_model(), tmp_path / "run"), "placement=local"]) == 2
+    line = "runs one process, but a launcher has started 2; set placement=torchrun"
+    assert capsys.readouterr().err == f"error: placement.kind=local (command line): {line}\n"
 
 
-def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = [*ranked(tiny_model(), tmp_path / "run"), "placement=local"]
-    [(code, error, _)] = one_by_one([(words, {"WORLD_SIZE": "2"})])
-    assert code == 2
-    assert error.startswith("error: placement.kind=local (command line): ")
-    assert error.endswith("runs one process, but a launcher has started 2; set placement=torchrun\n")
-    assert len(error.splitlines()) == 1
-
-
-def test_ctrl_c_writes_a_checkpoint_and_the_resume_goes_on(tiny_model: Tiny, tmp_path: Path) -> None:
-    words = ranked(tiny_model(), tmp_path / "run", train__steps=400, eval__every=0, checkpoint__every=0)
+def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_model: Tiny, tmp_path: Path) -> None:
+    """In the unbroken one a rank warns."""
+    hold, held = tmp_path / "hold", tmp_path / "hold.held"
+    reward = [{"kind": "tests.runtime.tiny_run:Even", "hold": str(hold)}]
     output = tmp_path / "out"
+    code, printed = launched(short(tiny_model(), tmp_path / "whole", reward=reward), output=output)
+    assert code == 0 and "a rank warns" not in printed and printed.count("loading model") == 1
+    assert "UserWarning: a rank warns" in (tmp_path / "whole" / "log.txt").read_text()
+
+    words = short(tiny_model(), tmp_path / "run", reward=reward)
+    hold.write_text("2")  # a prompt of the second step
     with started(words, output=output) as process:
-        until_printed(output, "step   2/400")
+        until(held.exists, output)
         process.send_signal(signal.SIGINT)
-        process.wait(60)
-        assert not processes(words)
+        until(lambda: output.read_text().count("closing signal SIGINT") == 2, output)  # rank 0 has it: it is the first
+        hold.unlink()
+        process.wait()
+        until(lambda: not processes(words), output)
     text = output.read_text()
-    assert "stopping: a checkpoint is written first" in text
-    assert "stopped: " in text
-    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 1
-    assert "error" not in ours(output)
+    assert "stopping: a checkpoint is written first" in text and "stopped: " in text and "error" not in ours(output)
+    assert [place.name for place in (tmp_path / "run" / "checkpoints").iterdir()] == ["000001"]
+    assert launched([words[0], "--resume", *words[1:]], output=output)[0] == 0, output.read_text()
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-def test_the_words_find_their_processes() -> None:
-    assert os.getpid() not in processes([str(ROOT / "no such word")])
-
-
+@pytest.mark.campaign(
+    "tests/runtime/placement/test_failing_ranks.py::"
+    "test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one"
+)
 def test_kills_of_ranks_lose_and_double_nothing(tmp_path: Path) -> None:
     campaign(kills=1, ranks=2, seed=1, root=tmp_path)

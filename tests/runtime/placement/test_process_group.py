@@ -2,35 +2,26 @@
 
 import os
 import socket
+from types import SimpleNamespace
 
 import pytest
 
 from proxima.cli.main import main
+from proxima.config.sections.ranks_section import TorchrunPlacement
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement import meeting
+from proxima.runtime.placement import meeting, rank_watch
 from proxima.runtime.placement.meeting import slurm_variables
 from proxima.runtime.placement.process_group import adopt_launcher, is_first, is_rank
+from tests.ports import kept_port
 
-SRUN = {
-    "SLURM_JOB_ID": "40123",
-    "SLURM_PROCID": "5",
-    "SLURM_LOCALID": "1",
-    "SLURM_NODEID": "2",
-    "SLURM_STEP_NUM_TASKS": "7",
-    "SLURM_STEP_TASKS_PER_NODE": "2(x3),1",
-    "MASTER_ADDR": "node1",
-}
+PLACE = {"SLURM_JOB_ID": "40123", "SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NODEID": "2"}
+STEP = {"SLURM_STEP_NUM_TASKS": "7", "SLURM_STEP_TASKS_PER_NODE": "2(x3),1"}
+SRUN = PLACE | STEP | {"MASTER_ADDR": "node1"}
 
 
 def test_a_task_of_srun_is_a_rank() -> None:
-    assert slurm_variables(SRUN) == {
-        "RANK": "5",
-        "WORLD_SIZE": "7",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "GROUP_RANK": "2",
-        "MASTER_PORT": "20123",
-    }
+    place = {"RANK": "5", "WORLD_SIZE": "7", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "2"}
+    assert slurm_variables(SRUN) == place | {"MASTER_PORT": "20123"}
     assert slurm_variables(SRUN | {"MASTER_PORT": "29500"})["MASTER_PORT"] == "29500"
     assert slurm_variables(SRUN | {"SLURM_NODEID": "3"})["LOCAL_WORLD_SIZE"] == "1"
 
@@ -58,8 +49,8 @@ def test_a_command_line_adopts_them_at_its_start(monkeypatch: pytest.MonkeyPatch
     assert is_rank() and os.environ["RANK"] == "5"
 
 
-def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int) -> None:
-    rest = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+def as_rank(monkeypatch: pytest.MonkeyPatch, rank: int, port: int, size: int = 2) -> None:
+    rest = {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for name, value in rest.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
@@ -76,10 +67,20 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rank_0_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.create_server(("", 0)) as other:
-        port = other.getsockname()[1]
+    port = kept_port()
     as_rank(monkeypatch, 1, port)
-    with pytest.raises(
-        UserError, match=rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
-    ):
+    line = rf"^rank 1: rank 0 \(127\.0\.0\.1:{port}\) could not be reached within 1 s; see its"
+    with pytest.raises(UserError, match=line):
         meeting._store(1)
+
+
+def test_ranks_that_never_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    watches, make = [], rank_watch.RankWatch
+    as_rank(monkeypatch, 0, 0, size=3)
+    monkeypatch.setattr(meeting, "_store", lambda seconds: (SimpleNamespace(set=lambda key, value: None), "key"))
+    monkeypatch.setattr(rank_watch, "RankWatch", lambda *facts: watches.append(make(*facts)) or watches[0])
+    config = SimpleNamespace(placement=TorchrunPlacement(timeout=1.0, heartbeat=0.5))
+    line = r"^ranks 1-2 of 3 did not call port \d+ of .* within 1 s; its node has left or can't reach this one: "
+    with pytest.raises(UserError, match=line), meeting.first_rank(config):
+        pass
+    watches[0].close()

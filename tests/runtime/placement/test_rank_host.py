@@ -1,23 +1,26 @@
 """The actor of a rank, without Ray: it is a class like any other."""
 
 import asyncio
-import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from proxima.runtime.placement.rank_host import RankHost
+from tests.processes import is_running
 
-FUNCTIONS = "tests.runtime.placement.rank_functions"
 
-
-def started(folder: Path, **arguments: object) -> tuple[str, dict[str, object], dict[str, str], str, str]:
-    environment = {"RANK": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    return f"{FUNCTIONS}:wait", {"folder": str(folder), **arguments}, environment, sys.executable, str(folder)
+async def started(folder: Path, act: str | int | None = None) -> RankHost:
+    """An actor, when its process has noted that it runs."""
+    host, environment = RankHost(), {"RANK": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    arguments = {"folder": str(folder), "acts": [{} if act is None else {"1": act}]}
+    function = "tests.runtime.placement.rank_functions:play"
+    await host.start(function, arguments, environment, sys.executable, str(folder))
+    while not list(folder.glob("1.*.json")):
+        await asyncio.sleep(0.02)
+    return host
 
 
 async def finished(host: RankHost) -> tuple[list[tuple[int, str]], int]:
@@ -29,51 +32,36 @@ async def finished(host: RankHost) -> tuple[list[tuple[int, str]], int]:
             return lines, report.exit_code
 
 
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(("code", "last"), [(2, "waits 1"), (70, "RuntimeError: a bad day"), (-9, "waits 1")])
-def test_lines_and_exit_code(tmp_path, code, last):
+ENDS = {  # how it ends → exit code, last line
+    "by itself": (2, "waits 1"),
+    "an exception": (70, "RuntimeError: a bad day"),
+    "a signal": (-signal.SIGKILL, "waits 1"),
+    "interrupt": (130, "writes a checkpoint"),
+    "kill": (-signal.SIGKILL, "waits 1"),
+}
+ACTS = {"by itself": 2, "an exception": "raise", "a signal": "kill"}
+
+
+@pytest.mark.parametrize("how", ENDS)
+def test_lines_and_exit_code(tmp_path, how):
     async def run() -> None:
-        host = RankHost()
-        await host.start(*started(tmp_path, victim=1, code=code))
+        host = await started(tmp_path, ACTS.get(how))
+        if how not in ACTS:
+            await getattr(host, how)()
         lines, exit_code = await finished(host)
-        assert exit_code == code and lines[0] == (1, "waits 1") and lines[-1][1] == last
+        assert lines[0] == (1, "waits 1") and (exit_code, lines[-1][1]) == ENDS[how]
         await host.kill()  # of a process that has ended
 
     asyncio.run(run())
 
 
-@pytest.mark.timeout(120)
-def test_interrupt_and_kill(tmp_path):
-    async def run() -> None:
-        for end, code in (("interrupt", 130), ("kill", -signal.SIGKILL)):
-            host = RankHost()
-            await host.start(*started(tmp_path))
-            while not list(tmp_path.glob("1.*.json")):
-                await asyncio.sleep(0.05)
-            await asyncio.sleep(0.5)
-            await getattr(host, end)()
-            lines, exit_code = await finished(host)
-            assert exit_code == code
-            assert ((1, "writes a checkpoint") in lines) == (end == "interrupt")
-            for file in tmp_path.glob("1.*.json"):
-                file.unlink()
-
-    asyncio.run(run())
-
-
-@pytest.mark.timeout(120)
 def test_the_process_ends_with_its_actor(tmp_path):
     async def run() -> int:
-        host = RankHost()
-        await host.start(*started(tmp_path))
-        while not (files := list(tmp_path.glob("1.*.json"))):
-            await asyncio.sleep(0.05)
+        host = await started(tmp_path)
         assert host.channel is not None and host.process is not None
-        pid = int(json.loads(files[0].read_text())["pid"])
-        assert pid == host.process.pid
         host.channel.close()
-        return pid if await asyncio.wait_for(host.process.wait(), 30) == 0 else 0
+        assert await host.process.wait() == 0
+        return host.process.pid
 
     pid = asyncio.run(run())
-    time.sleep(0.1)
-    assert pid and not Path(f"/proc/{pid}").exists()
+    assert [file.name for file in tmp_path.iterdir()] == [f"1.{pid}.json"] and not is_running(pid)

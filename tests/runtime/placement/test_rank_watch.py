@@ -1,6 +1,8 @@
 """Rank 0 hears the others over sockets; here, this test is the others."""
 
+import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +13,7 @@ import pytest
 
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
+from proxima.runtime.placement import rank_watch
 from proxima.runtime.placement.rank_messages import Channel, follows_from_loss, span_of, told_error
 from proxima.runtime.placement.rank_watch import RankFailure, RankWatch, last_line
 from proxima.view.log_lines import closing_line
@@ -20,28 +23,41 @@ IDLE = {"call": "", "part": "", "collective": "", "waits": False, "issued": 4, "
 
 @contextmanager
 def watching(
-    size: int, *, own: dict[str, Any] = IDLE, in_call: bool = False, heartbeat: float = 0.0, timeout: float = 60.0
+    size: int, *, own: dict[str, Any] = IDLE, in_call: bool = False, heartbeat: float = 0.0
 ) -> Iterator[RankWatch]:
-    watch = RankWatch(size, lambda: own, lambda: in_call, heartbeat, timeout)
+    """A watch whose thread has ended after the block, and with it all that it writes."""
+    before = threading.enumerate()
+    watch = RankWatch(size, lambda: own, lambda: in_call, heartbeat, 600.0)
+    (thread,) = (each for each in threading.enumerate() if each not in before)
     try:
         yield watch
     finally:
         watch.take()  # the watch would end this process
         watch.close()
+        thread.join()
+
+
+@contextmanager
+def met(size: int, **options: Any) -> Iterator[tuple[RankWatch, list[Channel]]]:
+    """A watch that has met all other ranks, and the ends of these."""
+    with watching(size, **options) as watch:
+        channels = [call(watch, rank) for rank in range(1, size)]
+        watch.meet(600)
+        yield watch, channels
 
 
 def call(watch: RankWatch, rank: int, **changed: Any) -> Channel:
-    channel = Channel(socket.create_connection(("127.0.0.1", watch.port), timeout=5))
+    channel = Channel(socket.create_connection(("127.0.0.1", watch.port)))
     hello = {"hello": rank, "token": watch.token, "host": "node", "pid": 1, "facts": {"n": rank}}
     channel.send(**hello | changed)
     return channel
 
 
-def until(true: Callable[[], object], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
+def until(true: Callable[[], object]) -> None:
+    end = time.monotonic() + 300
     while not true():
         assert time.monotonic() < end
-        time.sleep(0.02)
+        time.sleep(0.01)
 
 
 def failure(watch: RankWatch) -> RankFailure:
@@ -51,28 +67,25 @@ def failure(watch: RankWatch) -> RankFailure:
 
 
 def test_all_ranks_meet() -> None:
-    with watching(3) as watch:
-        channels = [call(watch, rank) for rank in (2, 1)]
-        peers = watch.meet(10)
-        assert {rank: (peer.name, peer.facts["n"]) for rank, peer in peers.items()} == {
-            1: ("rank 1 on node", 1),
-            2: ("rank 2 on node", 2),
-        }
-        assert len(channels) == 2
+    with met(3) as (watch, _):
+        met_ranks = {rank: (peer.name, peer.facts["n"]) for rank, peer in watch.peers.items()}
+    assert met_ranks == {1: ("rank 1 on node", 1), 2: ("rank 2 on node", 2)}
 
 
 def test_the_missing_ranks_are_named_and_a_stranger_is_none() -> None:
     with watching(5) as watch:
-        channels = [call(watch, 2), call(watch, 3, token="guessed"), call(watch, 4, hello={"x": [1]}, token=0)]
+        strangers = [call(watch, 3, token="guessed"), call(watch, 4, hello={"x": [1]}, token=0)]
+        known = call(watch, 2)
+        until(lambda: 2 in watch.peers and all(stranger.receive() is None for stranger in strangers))  # hung up on
         with pytest.raises(UserError, match=r"^ranks 1, 3-4 of 5 did not call port .* start all ranks again$"):
-            watch.meet(0.5)
-        assert channels[1].receive() is None  # it was hung up on
+            watch.meet(0.01)
+        known.connection.close()
 
 
-def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it() -> None:
-    with watching(3, own=IDLE | {"call": "update of policy", "part": "micro-batch 2 of 3"}, in_call=True) as watch:
-        first, second = call(watch, 1), call(watch, 2)
-        watch.meet(10)
+def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "SETTLE", 600.0)
+    own = IDLE | {"call": "update of policy", "part": "micro-batch 2 of 3"}
+    with met(3, own=own, in_call=True) as (watch, (first, second)):
         lost = RuntimeError("[…/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:52")
         first.send(error=told_error(lost), at=IDLE)
         until(lambda: watch.losing)
@@ -86,46 +99,43 @@ def test_what_a_supervisor_starts_again_is_not_to_be_resumed(monkeypatch: pytest
     for variable, follows in (("", "resume with --resume"), ("ray", "all ranks restart, if placement.restarts allows")):
         if variable:
             monkeypatch.setenv(STARTED_BY, variable)
-        with watching(2) as watch:
-            channel = call(watch, 1)
-            watch.meet(10)
+        with met(2) as (watch, (channel,)):
             channel.connection.close()
             assert last_line(failure(watch)) == f"{hint}; {follows}"
             ending = {"status": "failed", "steps": 1, "seconds": 3.0, "error": failure(watch).text}
             assert ("resume: " in closing_line(ending, None)) == (not variable)
 
 
-def test_what_follows_from_an_error_of_rank_0_is_not_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    for own in (False, True):
-        with watching(2) as watch:
-            channel = call(watch, 1)
-            watch.meet(10)
-            if own:
-                watch.own_error()
-            channel.send(error=told_error(RuntimeError("Connection was likely closed")), at=IDLE)
-            assert "likely closed" in failure(watch).text
-            time.sleep(0.2)  # it is printed just after
-        assert ("likely closed" in capfd.readouterr().err) == (not own)
+@pytest.mark.parametrize("own", [False, True])
+def test_what_follows_from_an_error_of_rank_0_is_not_printed(
+    own: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rank_watch, "SETTLE", 0.0)
+    with met(2) as (watch, (channel,)):
+        if own:
+            watch.own_error()
+        channel.send(error=told_error(RuntimeError("Connection was likely closed")), at=IDLE)
+        assert "likely closed" in failure(watch).text
+    assert ("likely closed" in capfd.readouterr().err) == (not own)
 
 
 def test_a_rank_that_says_good_bye_has_not_died() -> None:
-    with watching(2) as watch:
-        channel = call(watch, 1)
-        watch.meet(10)
+    with met(2) as (watch, (channel,)):
         channel.send(bye=True)
         channel.connection.close()
-        time.sleep(0.5)
-        assert watch.failure is None
+        until(lambda: len(watch._selector.get_map()) == 1)  # it has read the end
         assert watch.cause(ValueError("of rank 0's own")) is None
+    assert watch.failure is None
 
 
 def test_an_error_of_a_rank_is_told_with_its_traceback_in_the_log(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cancelled: list[int] = []
-    with watching(2) as watch, watch.attached(tmp_path / "log.txt", lambda text: None, lambda: cancelled.append(1)):
-        channel = call(watch, 1)
-        watch.meet(10)
+    with (
+        met(2) as (watch, (channel,)),
+        watch.attached(tmp_path / "log.txt", lambda text: None, lambda: cancelled.append(1)),
+    ):
         try:
             raise MemoryError("out of memory:\n 3 GiB")
         except MemoryError as error:
@@ -137,85 +147,76 @@ def test_an_error_of_a_rank_is_told_with_its_traceback_in_the_log(
     assert '[rank 1]     raise MemoryError("out of memory' in (tmp_path / "log.txt").read_text()
 
 
-def test_what_a_node_lacks_is_refused() -> None:
-    with watching(2) as watch:
-        channel = call(watch, 1)
-        channel.send(error=told_error(UserError("data.jsonl: no such file", remedy="copy it")), at=IDLE)
-        assert last_line(failure(watch)) == "rank 1 on node: data.jsonl: no such file; copy it"
-        assert watch.failure is not None and watch.failure.refused
+@pytest.mark.parametrize("refused", [True, False])
+def test_a_rank_0_that_hangs_is_ended(
+    refused: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    missing = UserError("data.jsonl: no such file", remedy="copy it")  # what a node lacks
+    with met(2) as (watch, (channel,)):
+        channel.send(error=told_error(missing if refused else MemoryError("none left")), at=IDLE)
+        assert failure(watch).refused == refused
+        assert not refused or last_line(failure(watch)) == "rank 1 on node: data.jsonl: no such file; copy it"
+        watch._judge(time.monotonic())
+        assert codes == []
+        watch._judge(time.monotonic() + rank_watch.CLOSING + 1)
+        assert codes == [2 if refused else 1]
+    assert capsys.readouterr().err.count("error: rank 1 on node: ") == 1
 
 
-def test_equal_lines_of_ranks_are_folded(tmp_path: Path) -> None:
-    with watching(4) as watch, watch.attached(tmp_path / "log.txt", print, lambda: None):
-        channels = [call(watch, rank) for rank in (1, 2, 3)]
-        watch.meet(10)
+def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_watch, "FOLD", 600.0)
+    log = tmp_path / "log.txt"
+    with met(4) as (watch, channels), watch.attached(log, print, lambda: None):
         for channel in channels:
             channel.send(lines=["a warning"])
         channels[1].send(lines=["of one rank", "of one rank"])
-        log = tmp_path / "log.txt"
+        until(lambda: sum(len(line.ranks) for line in list(watch.log.waiting.values())) == 5)
+        watch.log.flush()
+        assert not log.exists()  # another rank may say it too
+        monkeypatch.setattr(rank_watch, "FOLD", 0.0)
         until(log.exists)
-        until(lambda: len(log.read_text().splitlines()) == 2)
-        assert log.read_text().splitlines() == ["[ranks 1-3] a warning", "[rank 2] of one rank (× 2)"]
+    assert sorted(log.read_text().splitlines()) == ["[rank 2] of one rank (× 2)", "[ranks 1-3] a warning"]
 
 
 def test_a_silent_rank_is_named_and_then_given_up() -> None:
+    """It is told what time it is: in reality, no beat is late here."""
     warnings: list[str] = []
-    with (
-        watching(3, heartbeat=0.2, timeout=2.0) as watch,
-        watch.attached(Path("/nowhere/log.txt"), warnings.append, lambda: None),
-    ):
-        silent, lively = call(watch, 1), call(watch, 2)
-        watch.meet(10)
+    log = Path("/nowhere/log.txt")
+    with met(3, heartbeat=100.0) as (watch, (silent, lively)), watch.attached(log, warnings.append, lambda: None):
         silent.send(beat=IDLE | {"call": "update of policy", "collective": "gather"})
-        while watch.failure is None:
-            lively.send(beat=IDLE)
-            time.sleep(0.1)
-        assert warnings[0].startswith("rank 1 on node has not responded for 1 s; it was last in update of")
-        assert "after gather (collective 4)" in warnings[0]
-        assert "longer than placement.timeout=2; if it is only slow, raise placement.timeout" in watch.failure.text
+        lively.send(beat=IDLE)
+        until(lambda: all(peer.beat is not None for peer in watch.peers.values()))
+        since = watch.peers[1].heard
+        watch.peers[2].heard = since + 400
+        for seconds in (299, 301, 599):
+            watch._look(since + seconds)
+        (warning,) = warnings
+        assert warning.startswith("rank 1 on node has not responded for 301 s; it was last in update of")
+        assert "after gather (collective 4)" in warning and watch.failure is None
+        watch._look(since + 601)
+        assert "longer than placement.timeout=600; if it is only slow, raise placement.timeout" in failure(watch).text
 
 
-def beats(watch: RankWatch, channel: Channel, **beat: Any) -> tuple[float, str] | None:
-    channel.send(beat=IDLE | beat)
-    until(lambda: watch.peers[1].beat is not None)
-    return watch.late(time.monotonic())
+FIRST_BEHIND = "rank 0 on .* made no progress for 40 s in gather of policy; the others wait in no"
+BEATS = [  # collectives that rank 1 has issued, seconds without progress, in a call; what is said when rank 0 issued 4
+    (3, 50.0, True, "rank 1 on node made no progress .* in update of policy;"),
+    (5, 50.0, True, FIRST_BEHIND),
+    (3, 5.0, True, None),  # it moves
+    (4, 50.0, True, None),  # all do the same
+    (3, 900.0, False, None),  # it waits for generation
+]
 
 
-@pytest.mark.parametrize(
-    ("beat", "sentence"),
-    [
-        (
-            {"issued": 3, "still": 50.0, "call": "update of policy"},
-            r"^rank 1 on node made no progress .* in update of policy;",
-        ),
-        (
-            {"issued": 5, "still": 50.0},
-            r"^rank 0 on .* made no progress for 40 s in gather of policy; the others wait in no",
-        ),
-        ({"issued": 3, "still": 5.0}, None),  # it moves
-        ({"issued": 4, "still": 50.0}, None),  # all do the same
-    ],
-)
-def test_the_rank_that_differs(beat: dict[str, Any], sentence: str | None) -> None:
+@pytest.mark.parametrize(("issued", "still", "in_call", "sentence"), BEATS)
+def test_the_rank_that_differs(issued: int, still: float, in_call: bool, sentence: str | None) -> None:
     own = IDLE | {"call": "gather of policy", "still": 40.0}
-    with watching(2, own=own, in_call=True, heartbeat=10.0, timeout=600.0) as watch:
-        channel = call(watch, 1)
-        watch.meet(10)
-        late = beats(watch, channel, **beat)
-        if sentence is None:
-            assert late is None
-        else:
-            import re
-
-            assert late is not None
-            assert re.search(sentence, late[1])
-
-
-def test_a_rank_that_waits_for_generation_is_not_late() -> None:
-    with watching(2, own=IDLE | {"still": 900.0}, heartbeat=10.0, timeout=600.0) as watch:
-        channel = call(watch, 1)
-        watch.meet(10)
-        assert beats(watch, channel, issued=3, still=900.0) is None
+    with met(2, own=own, in_call=in_call, heartbeat=10.0) as (watch, (channel,)):
+        channel.send(beat=IDLE | {"issued": issued, "still": still, "call": "update of policy" * (issued < 4)})
+        until(lambda: watch.peers[1].beat is not None)
+        late = watch.late(watch.peers[1].heard)
+    assert late is None if sentence is None else late is not None and re.match(sentence, late[1])
 
 
 def test_names_of_ranks() -> None:

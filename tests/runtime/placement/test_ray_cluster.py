@@ -1,42 +1,29 @@
 import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.runtime.placement.ray_cluster import check_devices, connected, first_line_of
 
 pytest.importorskip("ray")
 CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
-NODES = [{"CPU": 4.0}, {"CPU": 3.0, "GPU": 1.0}]
+SHARED = {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}
+ROOM = "and the cluster has 7 CPU on 2 nodes, room for"
+PLACEMENTS = [  # and what is said of it on these nodes
+    (CPUS, None),
+    (CPUS | {"strategy": "STRICT_PACK"}, f"ranks=3 asks for 2 CPU each, with STRICT_PACK, {ROOM}"),
+    (CPUS | {"strategy": "STRICT_SPREAD"}, "room for 2; lower it, or add nodes"),
+    (CPUS | {"strategy": "STRICT_SPREAD", "ranks": 2}, None),
+    (CPUS | {"ranks": 4}, f"ranks=4 asks for 2 CPU each, with PACK, {ROOM} 3"),
+    ({"ranks": 2}, "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes"),
+    (SHARED | {"strategy": "STRICT_PACK"}, f"engines=2 asks for 3 CPU each, with STRICT_PACK, {ROOM} 1"),
+    (SHARED, None),
+]
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        (CPUS, None),
-        (
-            CPUS | {"strategy": "STRICT_PACK"},
-            "ranks=3 asks for 2 CPU each, with STRICT_PACK, and the cluster has 7 CPU",
-        ),
-        (CPUS | {"strategy": "STRICT_SPREAD"}, "room for 2; lower it, or add nodes"),
-        (CPUS | {"strategy": "STRICT_SPREAD", "ranks": 2}, None),
-        (
-            CPUS | {"ranks": 4},
-            "ranks=4 asks for 2 CPU each, with PACK, and the cluster has 7 CPU on 2 nodes, room for 3",
-        ),
-        (
-            {"ranks": 2},
-            "ranks=2 asks for 1 CPU and 1 GPU each, with PACK, and the cluster has 7 CPU and 1 GPU on 2 nodes",
-        ),
-        (
-            {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0, "strategy": "STRICT_PACK"},
-            "engines=2 asks for 3 CPU each, with STRICT_PACK, and the cluster has 7 CPU on 2 nodes, room for 1",
-        ),
-        ({"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}, None),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), PLACEMENTS)
 def test_devices(monkeypatch, fields, line):
-    nodes = [{"Alive": True, "Resources": node} for node in NODES] + [{"Alive": False, "Resources": {"CPU": 99.0}}]
-    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}}]
+    monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
     if line is None:
         check_devices(RayPlacement(**fields))
         return
@@ -53,10 +40,8 @@ def test_a_cluster_without_gpus(monkeypatch):
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:x", ":1"])
 def test_an_address_that_is_none(address):
-    with (
-        pytest.raises(FieldError, match="is HOST:PORT of the cluster's head"),
-        connected(RayPlacement(address=address)),
-    ):
+    no_address = pytest.raises(FieldError, match="is HOST:PORT of the cluster's head")
+    with no_address, connected(RayPlacement(address=address)):
         pass
 
 
@@ -64,6 +49,34 @@ def test_nothing_listens_there(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     line = "placement.address='127.0.0.1:1' has no cluster: Connection refused; start the cluster, or correct"
     with pytest.raises(FieldError, match=line), connected(RayPlacement()):
+        pass
+
+
+def test_a_cluster_of_this_machine_ends_with_the_block(monkeypatch):
+    calls = []
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", lambda **options: calls.append((options["address"], options["include_dashboard"])))
+    monkeypatch.setattr("ray.shutdown", lambda: calls.append("shutdown"))
+    with pytest.raises(KeyError), connected(RayPlacement()):
+        assert calls == [("local", False)]
+        raise KeyError
+    assert calls[1:] == ["shutdown"]
+
+
+@pytest.mark.parametrize(
+    ("address", "error", "line"),
+    [
+        (None, UserError, "no Ray cluster could be started on this machine: no token$"),
+        ("auto", FieldError, "placement.address='auto' refuses this process: no token; all its nodes need one token"),
+    ],
+)
+def test_a_cluster_that_refuses(address, error, line, monkeypatch):
+    def refuse(**options):
+        raise RuntimeError("no token.\nand much more")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("ray.init", refuse)
+    with pytest.raises(error, match=line), connected(RayPlacement(address=address)):
         pass
 
 

@@ -1,16 +1,15 @@
-"""Ranks on real Ray clusters of this machine: started, killed, lost, interrupted. Nothing is left behind."""
+"""Ranks on a Ray cluster: started, killed, lost, interrupted. Nothing is left behind."""
 
 import contextlib
 import io
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,20 @@ import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
+from proxima.runtime.placement import ray_supervisor
+from proxima.runtime.placement.rank_group import RankGroup
+from proxima.runtime.placement.rank_host import RankPlace
 from proxima.runtime.placement.ray_supervisor import RankEnd, first_cause, is_over, supervise
+from tests import ray_cluster
+from tests.processes import is_running
 
-psutil = pytest.importorskip("psutil")
+pytest.importorskip("ray")
 FUNCTIONS = "tests.runtime.placement.rank_functions"
-SECONDS = 240
-AGENTS = (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])
-RECONNECT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "5"}  # that Ray's agents look for a dead head; 60 without it
+PLACE = {"ranks": 2, "gpus_per_rank": 0.0, "cpus_per_rank": 0.5}
 
 
 def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
-    return RankEnd(rank=rank, exit_code=code, at=at)
+    return RankEnd(rank=rank, exit_code=code, at=at, reason="its actor was killed")
 
 
 @pytest.mark.parametrize(
@@ -56,12 +58,65 @@ def test_when_a_run_is_over():
     assert not is_over({1: end(1, -9)}, 3, 2.0) and is_over({1: end(1, -9)}, 3, 4.0)
 
 
+KILLED = "rank 1 on b died: killed by signal 9 (SIGKILL)"
+ENDS_OF_STARTS = {
+    "killed": ([[end(1, -9)], [end(0, 0)]], 1, 0, [f"{KILLED}; all ranks restart from the last checkpoint, restart 1"]),
+    "again": ([[end(1, -9)]] * 2, 1, 1, ["", f"error: {KILLED}; after 1 restarts (placement.restarts): the run ends"]),
+    "no restarts": ([[end(1, -9)]], 0, 1, [f"error: {KILLED}; placement.restarts is 0: the run ends, --resume"]),
+    "lost": ([[end(1, None)], [end(0, 0)]], 1, 0, ["rank 1 on b died: its node was lost; all ranks restart"]),
+    "actor": ([[end(0, None)], [end(0, 0)]], 1, 0, ["rank 0 on a died: its actor was killed; all ranks restart"]),
+    "raised": ([[end(1, 70)]], 2, 70, ["error: rank 1 on b ended with exit code 70: the run ends, --resume"]),
+    "rank 0 raised": ([[end(0, 70)]], 2, 70, []),
+    "refused": ([[end(0, 2), end(1, -6)]], 2, 2, []),
+    "failed": ([[end(0, 1)]], 2, 1, []),
+    "interrupted": ([[end(0, 130), end(1, -9)]], 2, 130, []),
+}
+
+
+@pytest.mark.parametrize("case", ENDS_OF_STARTS)
+def test_what_restarts_and_what_ends_a_run(case, monkeypatch):
+    """Of two ranks on two nodes, of which the second is gone now; how they ended in each start is given."""
+    starts, restarts, code, said = ENDS_OF_STARTS[case]
+    begun, stopped, err = [], [], io.StringIO()
+
+    class Group(RankGroup):
+        def stop(self):
+            stopped.append(self)
+
+    def start_group(spec, call, look, placed):
+        begun.append(call.arguments)
+        group = Group(None, [])
+        group.places = [RankPlace(node=name, address=name, host=name, gpus=(), version="1") for name in "ab"]
+        return group
+
+    monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
+    monkeypatch.setattr(ray_supervisor, "check_devices", lambda spec: None)
+    monkeypatch.setattr(ray_supervisor, "start_group", start_group)
+    monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
+    monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])
+    assert supervise("a:b", RayPlacement(**PLACE, restarts=restarts), {"x": 1}, err=err) == code
+    assert begun == [{"x": 1}, {"x": 1, "resume": True}][: len(starts)] and len(stopped) == len(begun)
+    lines = [line for line in err.getvalue().splitlines() if not line.startswith("all 2 ranks run again; ")]
+    assert len(lines) == len(said) and all(map(str.startswith, lines, said)), lines
+    assert ("s were lost, and the work since the checkpoint" in err.getvalue()) == (len(starts) > 1)
+
+
+def supervised(folder: Path, acts: list[dict[str, str | int]], **fields: Any) -> tuple[int, str, str]:
+    """Exit code, output and error output of two ranks that play."""
+    folder.mkdir()
+    out, err, arguments = io.StringIO(), io.StringIO(), {"folder": str(folder), "acts": acts, "supervisor": os.getpid()}
+    code = supervise(
+        f"{FUNCTIONS}:play", RayPlacement(**PLACE | fields), arguments, log=folder / "run.log", out=out, err=err
+    )
+    return code, out.getvalue(), err.getvalue()
+
+
 def records(folder: Path) -> list[dict[str, Any]]:
     """What the ranks noted, by rank and process."""
     return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
+def wait_for(condition: Callable[[], Any], seconds: float = 300.0) -> Any:
     until = time.monotonic() + seconds
     while not (value := condition()):
         assert time.monotonic() < until, "waited in vain"
@@ -69,161 +124,97 @@ def wait_for(condition: Callable[[], Any], seconds: float = 120.0) -> Any:
     return value
 
 
-def alive(pids: list[int]) -> list[str]:
-    """Those that still run, in words."""
-    running = []
-    for pid in pids:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(pid)
-            if process.status() != psutil.STATUS_ZOMBIE:
-                running.append(f"{pid} below {process.ppid()}: {' '.join(process.cmdline())}")
-    return running
-
-
-def require_gone(pids: list[int], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while (left := alive(pids)) and time.monotonic() < until:
-        time.sleep(0.2)
-    assert left == []
-
-
-@pytest.fixture(scope="session")
-def last_to_go() -> Iterator[list[int]]:
-    """Processes that must be gone when all tests are done: an agent of Ray's whose raylet is killed tries for a minute,
-    which no variable shortens, to tell the head."""
-    pids = list[int]()
-    yield pids
-    require_gone(pids, 180)
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts a process that supervises two ranks on a cluster of its own."""
-    pytest.importorskip("ray")
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(function: str, fields: dict[str, Any] | None = None, **arguments: Any) -> "subprocess.Popen[str]":
-        words = [function, str(tmp_path), json.dumps({"ranks": 2, **(fields or {})}), json.dumps(arguments)]
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        process = subprocess.Popen(
-            [sys.executable, "-m", FUNCTIONS, *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment | RECONNECT | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            start_new_session=True,
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
 @pytest.mark.waits
-@pytest.mark.timeout(SECONDS)
-def test_a_cluster_of_its_own(driver, tmp_path):
-    process = driver("add_up", {"env": {"EXTRA": "yes"}})
-    below = wait_for(lambda: [child.pid for child in psutil.Process(process.pid).children(recursive=True)])
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 0, err
-    assert out == "sum 3\n"
-    assert sorted(err.splitlines()) == ["[rank 1] follows", "[rank 1] to the error stream", "to the error stream"]
-    first, second = records(tmp_path)
-    assert [rank["sum"] for rank in (first, second)] == [3.0, 3.0]
-    assert (first["RANK"], first["LOCAL_RANK"], second["RANK"], second["LOCAL_RANK"]) == ("0", "0", "1", "1")
-    assert {rank["EXTRA"] for rank in (first, second)} == {"yes"}
-    assert {rank["python"] for rank in (first, second)} == {sys.executable}
-    log = (tmp_path / "run.log").read_text().splitlines()
-    assert {"[rank 0] sum 3", "[rank 1] follows"} < set(log) and len(log) == 4
-    require_gone([*below, first["pid"], second["pid"]])
+def test_an_actor_that_is_killed_and_then_ctrl_c(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", ray_cluster.address())
+    monkeypatch.setattr(ray_supervisor, "GRACE_SECONDS", 0.2)
+    monkeypatch.setattr(ray_supervisor, "LEAST_SILENCE", 600.0)
+    folder, acts = tmp_path / "run", [{"1": "actor"}, {"0": "interrupt"}]
+    code, out, err = supervised(folder, acts, restarts=1, env={"EXTRA": "yes"})
+    host = os.uname().nodename
+    assert code == 130 and out.splitlines()[-2:] == ["waits 0", "writes a checkpoint"], err
+    died = f"^rank 1 on {host} died: its (actor was killed|node does not answer); all ranks restart .* 1 of at most 1$"
+    assert re.search(died, err, re.MULTILINE) and "all 2 ranks run again; " in err
+    assert "stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks\n" in err
+    assert "[rank 1] waits 1\n" in err and "[rank 1] writes" not in err and err.count(" died") == 1
+    log = (folder / "run.log").read_text().splitlines()
+    assert {"[rank 0] waits 0", "[rank 1] waits 1", "[rank 0] writes a checkpoint"} < set(log)
+    noted = records(folder)
+    assert sorted((rank["RANK"], rank["resume"]) for rank in noted) == [
+        (rank, again) for rank in "01" for again in (False, True)
+    ]
+    for rank in noted:
+        assert (rank["WORLD_SIZE"], rank["LOCAL_RANK"], rank["LOCAL_WORLD_SIZE"]) == ("2", rank["RANK"], "2")
+        assert (rank["GROUP_RANK"], rank["EXTRA"], rank["python"]) == ("0", "yes", sys.executable)
+    wait_for(lambda: not any(is_running(rank["pid"]) for rank in noted))
 
 
+@pytest.mark.campaign("tests/runtime/placement/test_rank_host.py::test_the_process_ends_with_its_actor")
 @pytest.mark.waits
-@pytest.mark.timeout(2 * SECONDS)
-def test_ctrl_c_and_a_driver_that_is_killed(driver, tmp_path, last_to_go):
-    process = driver("wait")
-    wait_for(lambda: len(records(tmp_path)) == 2)
-    time.sleep(1)  # until they sleep
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130 and out.splitlines() == ["waits 0", "writes a checkpoint"], err
-    assert "stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks" in err
-    assert "died" not in err and "[rank 1] writes" not in err
-    require_gone([rank["pid"] for rank in records(tmp_path)])
+@pytest.mark.parametrize("how", ["ends", "is killed"])
+def test_a_cluster_of_its_own_ends_with_its_driver(how, tmp_path):
+    psutil = pytest.importorskip("psutil")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment["RAY_gcs_rpc_server_reconnect_timeout_s"] = "5"  # that Ray's agents look for a dead head; else 60
+    acts = [{"0": 0, "1": 0}] if how == "ends" else [{}]
+    driver = subprocess.Popen(
+        [sys.executable, "-m", FUNCTIONS, str(tmp_path), json.dumps(acts)],
+        env=environment | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "RAY_TMPDIR": ray_cluster.folder()},
+        start_new_session=True,
+    )
+    try:
+        below = wait_for(lambda: psutil.Process(driver.pid).children(recursive=True))
+        wait_for(lambda: len(records(tmp_path)) == 2 or driver.poll())
+        if how == "ends":
+            assert driver.wait() == 0
+        else:
+            below = psutil.Process(driver.pid).children(recursive=True)
+            assert {rank["pid"] for rank in records(tmp_path)} <= {process.pid for process in below}
+    finally:
+        driver.kill()
+        driver.wait()
+    pids = [*(process.pid for process in below), *(rank["pid"] for rank in records(tmp_path))]
+    wait_for(lambda: len(pids) > 2 and not any(map(is_running, pids)))
 
-    for file in tmp_path.glob("*.json"):
-        file.unlink()
-    process = driver("wait")
-    pids = [rank["pid"] for rank in wait_for(lambda: records(tmp_path) if len(records(tmp_path)) == 2 else None)]
-    below = psutil.Process(process.pid).children(recursive=True)
-    agents = {
-        child.pid for child in below if child.cmdline()[:1] in (["ray::DashboardAgent"], ["ray::RuntimeEnvAgent"])
-    }
-    assert len(alive(pids)) == len(agents) == 2
-    process.kill()
-    require_gone([*{child.pid for child in below} - agents, *pids], 30)
-    last_to_go += agents
 
-
+@pytest.mark.campaign("tests/runtime/placement/test_ray_supervisor.py::test_an_actor_that_is_killed_and_then_ctrl_c")
 @pytest.mark.waits
-@pytest.mark.timeout(2 * SECONDS)
 def test_nodes_of_a_cluster(tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
-    pytest.importorskip("ray")
+    psutil = pytest.importorskip("psutil")
     import ray
     from ray.cluster_utils import Cluster
 
+    monkeypatch.setenv("RAY_DEDUP_LOGS_SKIP_REGEX", ".*")
+    monkeypatch.setenv("RAY_TMPDIR", ray_cluster.folder())
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     try:
         for _ in range(3):
             cluster.add_node(num_cpus=1)
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
-        spread = {"ranks": 2, "gpus_per_rank": 0.0, "strategy": "STRICT_SPREAD"}
-
+        spread = {"cpus_per_rank": 1.0, "strategy": "STRICT_SPREAD", "restarts": 2}
         with pytest.raises(FieldError, match="asks for 1 CPU each, with PACK, and the cluster has 3 CPU on 4 nodes"):
-            supervise("no.such:thing", RayPlacement(ranks=4, gpus_per_rank=0.0), {})
+            supervised(tmp_path / "none", [], cpus_per_rank=1.0, ranks=4)
         assert not ray.is_initialized()
-
-        code, _, err = _supervised(tmp_path / "none", RayPlacement(**spread, restarts=2), victim=1, code=70)
-        last = "ended with exit code 70; its last line: RuntimeError: a bad day: the run ends, --resume continues it"
-        assert code == 70 and f"error: rank 1 on {os.uname().nodename}" in err and last in err
-
-        code, out, err = _supervised(tmp_path / "killed", RayPlacement(**spread, restarts=1), victim=1, code=-9)
-        assert code == 0 and out.splitlines() == ["waits 0", "resumed 0"]
-        assert "died: killed by signal 9 (SIGKILL); all ranks restart" in err and "restart 1 of at most 1" in err
-        assert "all 2 ranks run again; " in err and "s were lost" in err and "[rank 1] resumed 1" in err
-        first = records(tmp_path / "killed")
-        assert [rank["resume"] for rank in first].count(True) == 2
-        assert {rank["GROUP_RANK"] for rank in first} == {"0", "1"} and {rank["LOCAL_RANK"] for rank in first} == {"0"}
 
         def lose_a_node() -> None:
             folder = tmp_path / "lost"
-            wait_for(lambda: folder.is_dir() and len(records(folder)) == 2)
-            rank = psutil.Process(records(folder)[1]["pid"])
-            raylet = next(process for process in rank.parents() if "raylet" in process.name())
+            wait_for(lambda: len(records(folder)) == 4)
+            (lost,) = (rank for rank in records(folder) if rank["RANK"] == "1" and rank["resume"])
+            raylet = next(process for process in psutil.Process(lost["pid"]).parents() if "raylet" in process.name())
             raylet.kill()
 
         threading.Thread(target=lose_a_node, daemon=True).start()
-        code, out, err = _supervised(tmp_path / "lost", RayPlacement(**spread, restarts=1))
-        assert code == 0 and out.splitlines() == ["waits 0", "resumed 0"], err
-        assert re.search("died: its node (was lost|does not answer); all ranks restart", err), err
+        code, out, err = supervised(tmp_path / "lost", [{"1": "kill"}, {}, {"0": 0, "1": 0}], **spread)
+        assert code == 0 and out.splitlines()[-1] == "waits 0", err
+        assert "died: killed by signal 9 (SIGKILL)" in err and "restart 1 of at most 2" in err
+        assert re.search("died: its node (was lost|does not answer); .* restart 2 of at most 2", err), err
         assert "connection error" not in err and "raylet" not in err
-
+        noted = records(tmp_path / "lost")
+        assert len(noted) == 6 and all(rank["GROUP_RANK"] == rank["RANK"] for rank in noted)
+        assert {rank["LOCAL_RANK"] for rank in noted} == {"0"}
         with pytest.raises(UserError, match="start_timeout=5 was not enough|asks for 1 CPU each"):
-            _supervised(tmp_path / "late", RayPlacement(**spread | {"ranks": 3}, start_timeout=5))
-        pids = [rank["pid"] for folder in tmp_path.iterdir() for rank in records(folder)]
-        assert len(pids) == 10
-        require_gone(pids)
+            supervised(tmp_path / "late", [], **spread | {"ranks": 3, "start_timeout": 5})
+        wait_for(lambda: not any(is_running(rank["pid"]) for rank in noted))
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def _supervised(folder: Path, spec: RayPlacement, **arguments: Any) -> tuple[int, str, str]:
-    folder.mkdir()
-    out, err = io.StringIO(), io.StringIO()
-    code = supervise(f"{FUNCTIONS}:wait", spec, {"folder": str(folder), **arguments}, out=out, err=err)
-    return code, out.getvalue(), err.getvalue()

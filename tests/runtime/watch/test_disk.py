@@ -60,15 +60,15 @@ def fill(place: Path) -> Path:
     return filler
 
 
-def failing(monkeypatch, target, times):
-    """Every `times`-th call succeeds; the others raise, before they change anything."""
+def failing(monkeypatch, target):
+    """Every third call succeeds; the others raise, before they change anything. The list counts them."""
     calls, (place, _, name) = [0], target.rpartition(".")
     owner = resolve_name(place)
     inner = getattr(owner, name)
 
     def call(*arguments, **options):
         calls[0] += 1
-        if calls[0] % times:
+        if calls[0] % 3:
             raise OSError(*FULL.args)
         return inner(*arguments, **options)
 
@@ -88,21 +88,18 @@ def whole(tree, tmp_path_factory):
     return traces(folder)
 
 
-@pytest.mark.parametrize("target", WRITES, ids=lambda target: target.rpartition(".")[2])
-def test_a_write_that_finds_no_space_is_made_again(target, tree, whole, tmp_path, monkeypatch):
+def test_a_write_that_finds_no_space_is_made_again(tree, whole, tmp_path, monkeypatch):
     monkeypatch.setattr("proxima.runtime.watch.disk.RETRY_SECONDS", 0.001)
-    calls, watcher = failing(monkeypatch, target, times=3), Watcher()
+    calls, watcher = {target: failing(monkeypatch, target) for target in WRITES}, Watcher()
     assert go(tmp_path / "run", tree, observer=watcher).status == "done"
     monkeypatch.undo()
     assert_same(traces(tmp_path / "run"), whole)
-    assert calls[0] % 3 == 0 and calls[0] > 0
+    assert all(count > 0 and count % 3 == 0 for (count,) in calls.values()), calls
     warnings = [text for text in watcher.warnings if "No space left" in text or "space again" in text]
-    assert (
-        warnings
-        and "MiB free): the run waits, and tries again" in warnings[0]
-        and warnings[-1].startswith("there is space")
-    )
-    assert len(warnings) <= 2 * calls[0] // 3  # once a pause, not once an attempt
+    assert "MiB free): the run waits, and tries again" in warnings[0]
+    assert warnings[-1].startswith("there is space")
+    pauses = sum(count for (count,) in calls.values()) // 3
+    assert len(warnings) <= 2 * pauses  # once a pause, not once an attempt
 
 
 def test_all_of_them_on_a_disk_that_is_really_full(tree, whole, small, monkeypatch):
@@ -135,9 +132,8 @@ def test_ctrl_c_ends_a_run_that_waits(tree, whole, tmp_path, monkeypatch):
         watcher = Watcher(lambda event, *facts: event == "warning" and "run waits" in facts[0] and interrupt())
         summary = go(tmp_path / "run", tree, observer=watcher, resume=True)
         assert (summary.status, summary.steps) == ("stopped", 1)
-        assert watcher.warnings[-1].endswith(
-            "without another checkpoint; --resume continues from the checkpoint of step 1"
-        )
+        end = "without another checkpoint; --resume continues from the checkpoint of step 1"
+        assert watcher.warnings[-1].endswith(end)
     monkeypatch.undo()
     assert go(tmp_path / "run", tree, resume=True).status == "done"
     assert_same(traces(tmp_path / "run"), whole)
@@ -204,9 +200,8 @@ def test_another_error_is_raised_and_does_not_come_again(tmp_path):
 
 def test_a_full_disk_is_recognised_whoever_reports_it(small):
     assert is_disk_full(OSError(errno.EDQUOT, "")) and not is_disk_full(OSError(errno.EIO, ""))
-    error = as_disk_full(
-        Exception("Error while serializing: I/O error: No space left on device (os error 28)"), small / "x"
-    )
+    raised = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    error = as_disk_full(raised, small / "x")
     assert error.errno == errno.ENOSPC and error.filename == str(small / "x")
     assert as_disk_full(RuntimeError("disk I/O error"), small / "x") is None
     filler = fill(small)

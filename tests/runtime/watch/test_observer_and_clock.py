@@ -7,13 +7,6 @@ import pytest
 
 from proxima.runtime.watch.clock import SystemClock
 from proxima.runtime.watch.observer import Observer, Tee
-from tests.manual_clock import ManualClock
-
-
-def test_the_manual_clock_moves_when_it_is_told_to():
-    clock = ManualClock("2026-09-02T12:00:00+00:00")
-    clock.advance(3.5)
-    assert (clock.now(), clock.wall()) == (3.5, "2026-09-02T12:00:03.500+00:00")
 
 
 def test_system_clock():

@@ -1,6 +1,7 @@
 """A run that stands still says what waits for whom, after virtual minutes."""
 
 import asyncio
+from contextlib import ExitStack
 
 import pytest
 
@@ -39,7 +40,7 @@ class Rewards:
 
 
 class Scene:
-    """A watch over an activity, for so many virtual seconds; `at` maps times to what happens then."""
+    """A watch over an activity, for so many virtual minutes."""
 
     def __init__(self, tmp_path, seconds=10 * MINUTE, **facts):
         self.clock, self.rewards, self.told, self.heard = VirtualClock(), Rewards(), [], []
@@ -47,26 +48,35 @@ class Scene:
         self.generator = GroupGenerator(Engine(self.clock, **facts), self.rewards, GroupSpec(sampling=None), None)
         self.seconds = seconds
 
-    def play(self, seconds, at=(), *, generator=True):
+    def play(self, minutes, stages="step 7, generate", at=()):
+        """What is told, and after how many minutes.
+
+        Args:
+            stages: names of the running ones, with their step.
+            at: pairs of a minute and what happens then.
+        """
+
         async def scene():
             warn = lambda text: self.told.append((self.clock.now() / MINUTE, text))  # noqa: E731
-            generating = self.generator if generator else None
-            watch = StallWatch(self.seconds, self.activity, warn, generating, self.heard.append)
+            watch = StallWatch(self.seconds, self.activity, warn, self.generator, self.heard.append)
             watching = asyncio.create_task(watch.run())
-            for time, act in [*at, (seconds, lambda: None)]:
-                await asyncio.sleep(time - self.clock.now())
+            for minute, act in [*at, (minutes, lambda: None)]:
+                await asyncio.sleep(minute * MINUTE - self.clock.now())
                 act()
             watching.cancel()
 
-        run_virtually(scene(), self.clock)
+        with ExitStack() as stack:
+            for stage in filter(None, stages.split(", ")):
+                name, _, step = stage.partition(" ")
+                stack.enter_context(self.activity.stage(name, **({"step": int(step)} if step else {})))
+            run_virtually(scene(), self.clock)
         return self.told
 
 
 def test_prompts_in_an_engine_that_samples_no_token(tmp_path):
     scene = Scene(tmp_path)
     scene.activity.admitted([41, 42, 45])
-    with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        reports = scene.play(75 * MINUTE)
+    reports = scene.play(75)
     assert [at for at, _ in reports] == [10, 20, 40]  # the waits double
     assert reports[0][1] == (
         "no token and no finished stage for 10 min: step 7 waits for 3 prompts (41, 42, 45) in the engine (process "
@@ -77,25 +87,27 @@ def test_prompts_in_an_engine_that_samples_no_token(tmp_path):
 def test_tokens_are_signs_of_life_and_start_again(tmp_path):
     scene = Scene(tmp_path, stands_at=30 * MINUTE)
     scene.activity.admitted([1])
-    with scene.activity.stage("step", step=1), scene.activity.stage("generate"):
-        reports = scene.play(100 * MINUTE, [(62 * MINUTE, lambda: scene.activity.generated(1))])
+    reports = scene.play(100, at=[(62, lambda: scene.activity.generated(1))])
     assert [at for at, _ in reports] == [40, 50, 72, 82]
     assert "prompt 1 in the engine" in reports[0][1]
     assert [health.tokens for health in scene.heard[:4]] == [1, 2, 3, 4]  # a tenth of the time between two looks
 
 
-def test_an_engine_that_does_not_answer(tmp_path):
-    scene = Scene(tmp_path, silent_at=4 * MINUTE)
-    with scene.activity.stage("step", step=7), scene.activity.stage("publish"):
-        reports = scene.play(12 * MINUTE)
-    assert reports[0][1].endswith("step 7 waits for the engine (process 123, no answer to a health check for 8 min)")
-    scene = Scene(tmp_path, silent_at=0)
-    with scene.activity.stage("evaluate", step=4):
-        reports = scene.play(12 * MINUTE)
-    assert reports[0][1] == (
-        "no finished stage for 11 min: the evaluation after step 4 waits for the engine (no answer to a health check "
-        "for 11 min)"
-    )
+@pytest.mark.parametrize(
+    ("silent_at", "stages", "sentence"),
+    [
+        (4, "step 7, publish", "step 7 waits for the engine (process 123, no answer to a health check for 8 min)"),
+        (
+            0,
+            "evaluate 4",
+            "no finished stage for 11 min: the evaluation after step 4 waits for the engine (no answer to a health "
+            "check for 11 min)",
+        ),
+    ],
+)
+def test_an_engine_that_does_not_answer(silent_at, stages, sentence, tmp_path):
+    ((_, told),) = Scene(tmp_path, silent_at=silent_at * MINUTE).play(12, stages)
+    assert told.endswith(sentence)
 
 
 def test_processes_that_die_one_after_the_other_are_no_sign_of_life(tmp_path):
@@ -108,8 +120,7 @@ def test_processes_that_die_one_after_the_other_are_no_sign_of_life(tmp_path):
 
     scene.generator.engine.health = health
     scene.activity.admitted([1])
-    with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        reports = scene.play(25 * MINUTE)
+    reports = scene.play(25)
     assert [at for at, _ in reports] == [13, 23]  # the new process counts from 0 again: that is another figure, once
 
 
@@ -117,10 +128,7 @@ def test_a_reward_that_does_not_answer(tmp_path):
     scene = Scene(tmp_path, counts=False)
     scene.activity.admitted([41, 42])
     scene.rewards.awaited["code"] = [41]
-    with scene.activity.stage("step", step=7), scene.activity.stage("generate"):
-        reports = scene.play(
-            14 * MINUTE, [(MINUTE, lambda: scene.activity.generated(41)), (MINUTE, lambda: scene.activity.scored(42))]
-        )
+    reports = scene.play(14, at=[(1, lambda: scene.activity.generated(41)), (1, lambda: scene.activity.scored(42))])
     assert [text for _, text in reports] == [
         "no finished stage for 10 min: step 7 waits for the reward `code` of prompt 41 since 10 min"
     ]
@@ -128,9 +136,7 @@ def test_a_reward_that_does_not_answer(tmp_path):
 
 def test_work_of_this_process(tmp_path):
     scene = Scene(tmp_path)
-    with scene.activity.stage("step", step=3), scene.activity.stage("train"):
-        reports = scene.play(13 * MINUTE, [(2 * MINUTE, lambda: scene.activity.advanced(3000, 8000, "tokens"))])
-    assert reports == [
+    assert scene.play(13, "step 3, train", [(2, lambda: scene.activity.advanced(3000, 8000, "tokens"))]) == [
         (
             12,
             "no token and no finished stage for 10 min: step 3 waits for its stage `train`, started 12 min ago, which "
@@ -138,9 +144,9 @@ def test_work_of_this_process(tmp_path):
         )
     ]
     scene = Scene(tmp_path)
-    with scene.activity.stage("checkpoint", step=3):
-        reports = scene.play(11 * MINUTE, generator=False)
-    assert reports[0][1] == (
+    scene.generator = None
+    ((_, told),) = scene.play(11, "checkpoint 3")
+    assert told == (
         "no finished stage for 10 min: the checkpoint of step 3 waits for its stage `checkpoint`, started 10 min ago, "
         "which does not say how far it is"
     )
@@ -166,7 +172,7 @@ def test_an_engine_that_does_not_start(tmp_path):
 
 
 def test_off(tmp_path):
-    assert Scene(tmp_path, seconds=0).play(1000 * MINUTE) == []
+    assert Scene(tmp_path, seconds=0).play(1000, stages="") == []
 
 
 def test_a_run_whose_reward_hangs(tmp_path):
@@ -201,7 +207,9 @@ def test_the_local_engine_counts_its_tokens():
 
 @pytest.mark.parametrize("value", [-1, 1e-9, float("nan"), float("inf")])
 def test_bad_settings(value, tiny_model, tmp_path):
-    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be finite and >= 1; 0 never warns"):
-        resolve(recipe(tiny_model("llama"), runtime__stall_seconds=value))
-    with pytest.raises(ConfigError, match="runtime.stall_seconds.* must be finite and >= 1; 0 never warns"):
-        resolve(tiny_sft.recipe(tiny_model("llama"), tmp_path, runtime__stall_seconds=value), root=SftConfig)
+    change, model = {"runtime__stall_seconds": value}, tiny_model("llama")
+    bad = pytest.raises(ConfigError, match="runtime.stall_seconds.* must be finite and >= 1; 0 never warns")
+    with bad:
+        resolve(recipe(model, **change))
+    with bad:
+        resolve(tiny_sft.recipe(model, tmp_path, **change), root=SftConfig)

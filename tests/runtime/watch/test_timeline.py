@@ -24,11 +24,8 @@ def events(path, *, closed=True):
 
 
 def spans(timeline, lane=None, name=""):
-    return [
-        e
-        for e in timeline
-        if e["ph"] == "X" and (lane is None or (e["pid"], e["tid"]) == lane) and e["name"].startswith(name)
-    ]
+    whole = (e for e in timeline if e["ph"] == "X" and e["name"].startswith(name))
+    return [e for e in whole if lane is None or (e["pid"], e["tid"]) == lane]
 
 
 def assert_nested(timeline):
@@ -55,20 +52,11 @@ def test_the_stages_of_each_step_and_the_life_of_each_prompt(tmp_path):
     timeline = events(world.folder.timeline)
     assert_nested(timeline)
     second = 1_000_000
-    shown = [(e["name"], e["ts"] / second, e["dur"] / second) for e in spans(timeline, TRAINER) if e["dur"]]
-    assert shown == [
-        ("evaluate", 0, 2),
-        ("generate", 2, 2),
-        ("publish", 4, 0.5),
-        ("step", 2, 2.5),
-        ("generate", 4.5, 2),
-        ("publish", 6.5, 0.5),
-        ("step", 4.5, 2.5),
-        ("evaluate", 7, 2),
-    ]
-    assert steps(timeline) == [1, 2] and {"train", "write", "checkpoint"} <= {
-        e["name"] for e in spans(timeline, TRAINER)
-    }
+    shown = [f"{e['name']} {e['ts'] / second:g}+{e['dur'] / second:g}" for e in spans(timeline, TRAINER) if e["dur"]]
+    first = ["evaluate 0+2", "generate 2+2", "publish 4+0.5", "step 2+2.5"]
+    assert shown == [*first, "generate 4.5+2", "publish 6.5+0.5", "step 4.5+2.5", "evaluate 7+2"]
+    names = {e["name"] for e in spans(timeline, TRAINER)}
+    assert steps(timeline) == [1, 2] and {"train", "write", "checkpoint"} <= names
     assert [(e["ts"] / second, e["dur"] / second) for e in spans(timeline, ENGINE)] == [(2, 2), (4.5, 2)]
     for uid in range(6):
         outer, *parts = [e for e in spans(timeline) if e.get("args", {}).get("prompt") == uid]
@@ -185,9 +173,8 @@ def test_a_long_run_leaves_out_single_prompts_and_says_so(tmp_path, monkeypatch)
     assert steps(timeline) == [1, 2, 3, 4]
     written = {e["args"]["prompt"] for e in spans(timeline, name="prompt ")}
     assert 3 <= len(written) < 12 and written == set(range(len(written)))
-    assert [e["name"] for e in timeline if e["ph"] == "i" and "left out" in e["name"]] == [
-        "prompts are left out from here on"
-    ]
+    left_out = [e["name"] for e in timeline if e["ph"] == "i" and "left out" in e["name"]]
+    assert left_out == ["prompts are left out from here on"]
     assert sum("leaves out single prompts" in text for text in world.observer.warnings) == 1
 
 
