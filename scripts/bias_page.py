@@ -12,12 +12,13 @@ from statistics import mean
 from typing import Any
 
 import torch
+from agent_world import AgentWorld
 from torch import Tensor
 
 from proxima.check.enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound
 from proxima.check.turn_world import TurnWorld
 from proxima.core import AGGREGATES
-from proxima.core.advantage import ADVANTAGES
+from proxima.core.advantage import ADVANTAGES, Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import CORRECTIONS
 from proxima.core.loss import Correction, policy_loss
@@ -241,7 +242,7 @@ def page() -> str:
         worlds=WORLDS,
         variations=", ".join(f"{variation(d):.3f}" for d in DISTANCES),
     )
-    parts = on_policy_part(), off_policy_part(), in_flight_part(), group_part(), turn_part(), bound_part()
+    parts = on_policy_part(), off_policy_part(), in_flight_part(), group_part(), turn_part(), agent_part(), bound_part()
     return "\n".join([head, *(line for part in parts for line in part)])
 
 
@@ -365,9 +366,29 @@ TURN_ADVANTAGES: Sequence[tuple[str, str, dict[str, Any]]] = (
 STEPS, RATE = 400, 5.0
 
 
-def credited(advantage: Any) -> list[str]:
+def agent_part() -> Iterator[str]:
+    yield """
+## Agents with several conversations
+
+At most three turns, and a score at the end. One agent writes its memory anew before each turn, so that each is a
+conversation of its own; the other asks a helper between its two turns. The paths go through the batch builder as in a
+run, and the tokens of an episode are its time steps in the order of its turns. `gae` has the values of an untrained
+critic; a group of two, on policy, aggregate `sequence_mean_token_sum`.
+"""
+    kinds = [("`rloo`", ADVANTAGES["rloo"]()), ("`turn_returns`", ADVANTAGES["turn_returns"]())]
+    kinds += [("`gae`, `gamma: 1`, `lam: 1`", Gae(gamma=1.0, lam=1.0, whiten=False))]
+    agents = ("rewrites", "rewrites its memory"), ("helper", "asks a helper")
+    rows = [
+        [name, advantage, *credited(spec, partial(AgentWorld, agent=agent))]
+        for agent, name in agents
+        for advantage, spec in kinds
+    ]
+    yield plain_table(["agent", "advantage", "bias", "angle", "length", "spread"], rows)
+
+
+def credited(advantage: Any, kind: Callable[..., EnumerableWorld] = TurnWorld) -> list[str]:
     figures, loss = [], Case("", SURROGATES["reinforce"]()).loss
-    for world in (TurnWorld(seed=seed) for seed in range(WORLDS)):
+    for world in (kind(seed=seed) for seed in range(WORLDS)):
         policy = world.policy(0)
         behavior = world.log_prob(policy)
         moments = world.moments(policy, behavior, loss, advantage=advantage, group_size=2)

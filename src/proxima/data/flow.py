@@ -79,8 +79,9 @@ class Completion(Columns):
             it wrote all of them.
         episode: the messages of an episode and how it ended; None for a single answer. `text` is then the model's last
             message, and `turn` is the number of the first turn that is sampled in this path.
-        earlier: the other paths of the episode, oldest first; a new path begins when the template rewrites what the
-            model has seen. Each sampled token is marked `sampled` in exactly one of all these paths.
+        earlier: the other paths of the episode, in the order of their last turns; the episode's last turn is in this
+            one. A new path begins when the template rewrites what the model has seen, and with another conversation of
+            an agent. Each sampled token is marked `sampled` in exactly one of all these paths.
         opening: the prompt that this path begins with, if it is another one: written by an environment in place of the
             row's, rewritten by the template after a turn, or of an agent's other conversation. None: the prompt of the
             request (in a `Group`, that of the group), which is what the first turn saw.

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
-from proxima.data import Group, NotFiniteError, Outcomes, PackedBatch, Trajectory, UserError, pack
+from proxima.data import Group, NotFiniteError, Outcomes, Trajectory, UserError, pack
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -245,11 +245,11 @@ class BatchBuilder:
             if self.reward_kl is not None:
                 outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
             if self.reward_kl is not None or tokens.paid_by_turn is not None:
-                scored = _with_column(scored, "reward", reward, tokens.batch)
+                scored = _with_column(scored, "reward", reward, tokens)
             if per_token:
                 columns, of_values = self._token_advantage(reward, scored, tokens)
                 for name, column in columns.items():
-                    scored = _with_column(scored, name, column, tokens.batch)
+                    scored = _with_column(scored, name, column, tokens)
                 metrics |= of_values
             paths: dict[int, list[Trajectory]] = {}
             for row, item in zip(rows, scored, strict=True):
@@ -289,17 +289,18 @@ class BatchBuilder:
         return items if complete else [replace(item, behavior_log_prob=None) for item in items]
 
     def _shaped(self, score: Tensor, tokens: "EpisodeTokens") -> tuple[Tensor, Tensor, dict[str, float]]:
-        """The rewards of tokens [N] and of completions [S], and metrics: the score is paid at the last loss token,
-        except for the rewards of turns."""
-        batch, edges = tokens.batch, tokens.cu_seqlens
+        """The rewards of tokens [N], in time, and of completions [S], and metrics: the score is paid at the last loss
+        token, except for the rewards of turns."""
+        batch, mask, edges = tokens.batch, tokens.loss_mask, tokens.cu_seqlens
         if self.reward_kl is None:
             from proxima.core.advantage.token import place_scores
 
-            reward, total, metrics = place_scores(score, batch.loss_mask, edges), score, dict[str, float]()
+            reward, total, metrics = place_scores(score, mask, edges), score, dict[str, float]()
         else:
             policy = batch.behavior_log_prob if batch.proximal_log_prob is None else batch.proximal_log_prob
             assert policy is not None and batch.reference_log_prob is not None
-            shaped = self.reward_kl(score, policy, batch.reference_log_prob, batch.loss_mask, edges, self.beta)
+            log_probs = tokens.in_time(policy), tokens.in_time(batch.reference_log_prob)
+            shaped = self.reward_kl(score, *log_probs, mask, edges, self.beta)
             reward, total = shaped.reward, shaped.total
             metrics = {KL: shaped.mean_kl, "reward_kl/coefficient": self.beta}
             metrics["reward_kl/paid"] = float(shaped.paid.mean())
@@ -309,8 +310,8 @@ class BatchBuilder:
     def _token_advantage(
         self, reward: Tensor, filled: Sequence[Trajectory], tokens: "EpisodeTokens"
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Columns [N]: `advantage` and, where it reads values, `returns`; and metrics of the values. A completion
-        without a `bootstrap` from a stage ends in a terminal state."""
+        """Columns [N] in time: `advantage` and, where it reads values, `returns`; and metrics of the values. A
+        completion without a `bootstrap` from a stage ends in a terminal state."""
         needs = self.advantage.needs
         if "value" not in needs:
             return {"advantage": self.advantage(tokens.rewards(reward, needs))}, {}
@@ -377,9 +378,9 @@ def _absent(item: Trajectory, column: Floats) -> Bools:
     return absent if item.sampled is None else absent & item.sampled
 
 
-def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, batch: PackedBatch) -> list[Trajectory]:
-    """The trajectories with a column of `values` [N], in the order of the batch."""
-    columns = np.split(values.numpy(), batch.cu_seqlens[1:-1].tolist())
+def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, tokens: "EpisodeTokens") -> list[Trajectory]:
+    """The trajectories with a column of `values` [N], which are in time."""
+    columns = np.split(tokens.in_paths(values).numpy(), tokens.batch.cu_seqlens[1:-1].tolist())
     filled: list[dict[str, Any]] = [{name: column} for column in columns]
     return [replace(item, **column) for item, column in zip(items, filled, strict=True)]
 

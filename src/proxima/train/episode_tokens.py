@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from proxima.core.advantage import TokenRewards
+from proxima.core.segment import segment_index
 from proxima.data import Completion, PackedBatch
 
 
@@ -29,7 +30,8 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
     """The trained turns of a path; a completion without an episode is one turn.
 
     The state before a turn is `Span.state`, or else the path's tokens between the model's previous message and the
-    turn: the last observation, which is empty before the first turn.
+    turn: the last observation, which is empty before the first turn. A path that begins with another prompt than the
+    group's has that in the state of a turn that no message of the model precedes.
 
     Raises:
         ValueError: the spans do not add up to the tokens of the path.
@@ -43,7 +45,9 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
     for span in path.episode.spans:
         end = start + span.tokens
         if span.sampled:
-            state = path.tokens[seen:start].tobytes() if span.state is None else span.state
+            state: Hashable = path.tokens[seen:start].tobytes() if span.state is None else span.state
+            if span.state is None and not seen and path.opening is not None:
+                state = path.opening.tokens.tobytes(), state
             yield TrainedTurn(span.turn, span.reward, start + sampled[start:end].nonzero()[0], state)
         if span.role == "assistant":
             seen = end
@@ -56,7 +60,12 @@ def turns_of(path: Completion) -> Iterator[TrainedTurn]:
 @dataclass(frozen=True, eq=False)
 class EpisodeTokens:
     """The packed paths of S episodes, those of an episode one after the other. The sampled tokens of its paths are the
-    time steps of an episode: each is sampled in exactly one path, and the paths are in chronological order.
+    time steps of an episode, in the order of its turns: each is sampled in exactly one path.
+
+    The conversations of an agent may overlap in time (a helper answers between two turns of the main one), and then no
+    order of whole paths is that of the turns. So a column has two orders: that of the paths, in `batch`, and that of
+    time, in which rewards, advantages and returns are computed. `in_time` and `in_paths` convert; for all other
+    episodes they return the column itself.
 
     Args:
         batch: the paths.
@@ -86,7 +95,18 @@ class EpisodeTokens:
 
     @cached_property
     def turns(self) -> list[tuple[int, TrainedTurn]]:
-        """The turns of all paths, each with the number of its episode; their `places` are on the axis of the tokens."""
+        """The turns of all episodes in the order of time, each with the number of its episode; their `places` are those
+        of a column in time."""
+        if self._time_order is None:
+            return self._turns_of_paths
+        position = self._time_order.argsort().numpy()
+        turns = [(i, turn._replace(places=position[turn.places])) for i, turn in self._turns_of_paths]
+        return sorted(turns, key=lambda pair: (pair[0], pair[1].number))
+
+    @cached_property
+    def _turns_of_paths(self) -> list[tuple[int, TrainedTurn]]:
+        """The turns of all paths, each with the number of its episode; their `places` are those of a column of
+        `batch`."""
         edges, path = self.batch.cu_seqlens.tolist(), 0
         out: list[tuple[int, TrainedTurn]] = []
         for i, episode in enumerate(self.episodes):
@@ -96,10 +116,36 @@ class EpisodeTokens:
         return out
 
     @cached_property
+    def _time_order(self) -> Tensor | None:
+        """[N] the index in `batch` of each token in time; None if the paths are in that order already. What the model
+        did not write comes first in its episode: nothing reads it."""
+        numbers = [(i, turn.number) for i, turn in self._turns_of_paths if len(turn.places)]
+        if numbers == sorted(numbers):
+            return None
+        number = torch.full((len(self.batch.loss_mask),), -1)
+        for _, turn in self._turns_of_paths:
+            number[turn.places] = turn.number
+        episode = segment_index(self.cu_seqlens, len(number))
+        return (episode * (int(number.max()) + 2) + number).argsort(stable=True)
+
+    def in_time(self, column: Tensor) -> Tensor:
+        """A column [N] of `batch` in the order of time."""
+        return column if self._time_order is None else column[self._time_order]
+
+    def in_paths(self, column: Tensor) -> Tensor:
+        """A column [N] in the order of time in that of `batch`."""
+        return column if self._time_order is None else torch.empty_like(column).scatter_(0, self._time_order, column)
+
+    @property
+    def loss_mask(self) -> Tensor:
+        """[N] bool, in time."""
+        return self.in_time(self.batch.loss_mask)
+
+    @cached_property
     def paid_by_turn(self) -> Tensor | None:
-        """[N] float64, reward units, paid before the end: a turn's weighted reward at its last token, and minus their
-        sum at the episode's last loss token, because the score already contains it. So the rewards of an episode's
-        tokens add up to its score. A turn without a token is paid at the end. None: no turn has a reward."""
+        """[N] float64 in time, reward units, paid before the end: a turn's weighted reward at its last token, and minus
+        their sum at the episode's last loss token, because the score already contains it. So the rewards of an
+        episode's tokens add up to its score. A turn without a token is paid at the end. None: no turn has a reward."""
         last = {(i, turn.number): turn for i, turn in self.turns if len(turn.places)}
         if not any(self.turn_weight * turn.reward for turn in last.values()):
             return None
@@ -111,23 +157,25 @@ class EpisodeTokens:
         return paid
 
     def rewards(self, reward: Tensor, needs: Set[str], bootstrap: Sequence[float] | None = None) -> TokenRewards:
-        """The input of a token advantage that has these `needs`.
+        """The input of a token advantage that has these `needs`, in time.
 
         Args:
-            reward: [N] reward units.
+            reward: [N] reward units, in time.
             needs: of the advantage.
-            bootstrap: of each path; an episode has that of its last path.
+            bootstrap: of each path; an episode has that of its last path, in which its last turn is sampled.
         """
-        batch, ends = self.batch, self.ends
-        more: dict[str, Any] = {name: getattr(batch, name) for name in needs - {"turn", "state"}}
+        ends = self.ends
+        more: dict[str, Any] = {
+            name: self.in_time(getattr(self.batch, name)) for name in needs - {"turn", "state", "group"}
+        }
         more |= {name: column for name, column in self._turn_columns().items() if name in needs}
         if bootstrap is not None:
             more["bootstrap"] = torch.tensor([bootstrap[end - 1] for end in ends[1:]], dtype=reward.dtype)
-        facts = {"reward": reward, "loss_mask": batch.loss_mask, "cu_seqlens": self.cu_seqlens}
+        facts = {"reward": reward, "loss_mask": self.loss_mask, "cu_seqlens": self.cu_seqlens}
         return TokenRewards(**facts | more | {"group": torch.tensor(self.group)})
 
     def _turn_columns(self) -> dict[str, Tensor]:
-        """`turn` and `state`, [N] int64."""
+        """`turn` and `state`, [N] int64, in time."""
         group = self.group
         numbers: dict[Hashable, int] = {}
         columns = {name: torch.full((len(self.batch.loss_mask),), -1) for name in ("turn", "state")}

@@ -84,7 +84,41 @@ def prints(row, base_url, api_key, model):
     return asks_once(row, base_url, api_key, model)
 
 
-ASKING = {function.__name__: function for function in (asks_once, uses_tools, asks_a_helper, asks_forever, prints)}
+def rewrites_its_memory(row, base_url, api_key, model):
+    """Three turns, each a chat of its own that holds what was said before."""
+    policy, said = client(base_url, api_key), []
+    for _ in range(3):
+        messages = [{"role": "user", "content": f"so far: {said}"}] if said else row["messages"]
+        answer = policy.chat.completions.create(model=model, messages=messages)
+        said.append(answer.choices[0].message.content)
+    return 1.0
+
+
+def asks_between_turns(row, base_url, api_key, model):
+    """Two turns of one conversation, and one of a helper between them."""
+    policy, own = client(base_url, api_key), list(row["messages"])
+
+    def ask(messages):
+        return policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
+
+    own.append({"role": "assistant", "content": ask(own)})
+    own.append({"role": "user", "content": ask([{"role": "user", "content": "help"}])})
+    ask(own)
+    return 1.0
+
+
+ASKING = {
+    function.__name__: function
+    for function in (
+        asks_once,
+        uses_tools,
+        asks_a_helper,
+        asks_forever,
+        prints,
+        rewrites_its_memory,
+        asks_between_turns,
+    )
+}
 
 
 async def named_by_its_row(row, base_url, api_key, model):

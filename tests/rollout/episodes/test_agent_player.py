@@ -143,25 +143,26 @@ def test_tools_in_json_and_streamed():
 def test_other_conversations_are_paths_of_their_own():
     policy = Scripted(lambda context, request: f"answer {request.turn}")
     (completion,) = play(policy, "asks_a_helper")
-    assert [path.turn for path in completion.paths] == [1, 3, 0] and completion.episode.forks == 2
-    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[1], [3], [0, 2]]
+    assert [path.turn for path in completion.paths] == [1, 0, 3] and completion.episode.forks == 2
+    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[1], [0, 2], [3]]
+    assert [path.episode.reward for path in completion.paths] == [None, None, 0.5]
     assert completion.text == "answer 3" and completion.episode.reward == 0.5
     paths_are_what_the_policy_saw(policy, completion)
 
 
 def test_a_first_conversation_whose_opening_is_rewritten(monkeypatch):
-    """The main path begins with another prompt than the group's, which is what the first turn saw."""
+    """A path of it begins with another prompt than the group's, which is what the first turn saw."""
     begins = TOKENIZER.chat_template.replace("assistant\n'", "assistant\n<think>\n'")
     assert begins != TOKENIZER.chat_template
     monkeypatch.setattr(TOKENIZER, "chat_template", begins)
     policy = Scripted(lambda context, request: f"answer {request.turn}")
     (completion,) = play(policy, "asks_a_helper")
-    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[0], [1], [3], [2]]
+    assert [[span.turn for span in path.episode.turns] for path in completion.paths] == [[0], [1], [2], [3]]
     paths_are_what_the_policy_saw(policy, completion)
     group, (of_group,) = with_group_prompt(prompt(), [completion])
     assert group.tokens.tolist() == prompt().tokens.tolist()
     assert [path.opening is None for path in of_group.paths] == [True, False, False, False]
-    assert TOKENIZER.decode(of_group.opening.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
+    assert TOKENIZER.decode(of_group.paths[2].opening.tokens) + "<think>\n" == TOKENIZER.decode(group.tokens)
 
 
 @pytest.mark.parametrize(

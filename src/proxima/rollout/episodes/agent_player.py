@@ -222,7 +222,8 @@ class AgentEpisodes:
         reward: float | None,
         attempts: int,
     ) -> Completion:
-        """Join the paths of all conversations; the main path is the last one of the first conversation."""
+        """Join the paths of all conversations in the order of their last turns; the completion is the last path, which
+        has the episode's last turn."""
         assert episode.last is not None
         opening = openings.setdefault(episode.request.prompt.uid, talks[0].played.opening)
         if not np.array_equal(opening.tokens, talks[0].played.opening.tokens):
@@ -230,20 +231,19 @@ class AgentEpisodes:
             raise EnvironmentFailure(f"{what}: everything random must come from the row")
         text = episode.last.played.turns[-1].completion.text
         made = [talk.played.completion(cut=episode.cut, reward=reward, attempts=attempts) for talk in talks]
-        paths = [
-            _numbered(path, talk.numbers)
-            for talk, whole in zip(talks, made, strict=True)
-            for path in (whole.earlier if talk is talks[0] else whole.paths)
+        numbered = [
+            _numbered(path, talk.numbers) for talk, whole in zip(talks, made, strict=True) for path in whole.paths
         ]
-        main, forks = _numbered(made[0], talks[0].numbers), len(paths)
-        assert main.episode is not None
-        earlier = [
-            replace(path, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
-            for path in paths
-            if path.episode is not None
-        ]
-        whole = replace(main.episode, forks=forks)
-        return replace(main, text=text, earlier=tuple(earlier), episode=whole)
+        *earlier, last = sorted(numbered, key=_last_turn)
+        forks = len(earlier)
+
+        def older(path: Completion) -> Completion:
+            assert path.episode is not None
+            return replace(path, finish_reason="stop", episode=replace(path.episode, forks=forks, reward=None, cut=""))
+
+        assert last.episode is not None
+        episode_of_all = replace(last.episode, forks=forks)
+        return replace(last, text=text, earlier=tuple(map(older, earlier)), episode=episode_of_all)
 
     # ---- a turn ------------------------------------------------------------------------------------------------------
 
@@ -351,6 +351,11 @@ def _numbered(path: Completion, numbers: Sequence[int]) -> Completion:
     assert path.episode is not None
     spans = tuple(replace(span, turn=numbers[span.turn]) for span in path.episode.spans)
     return replace(path, turn=numbers[path.turn], earlier=(), episode=replace(path.episode, spans=spans))
+
+
+def _last_turn(path: Completion) -> int:
+    assert path.episode is not None
+    return path.episode.turns[-1].turn
 
 
 def _alike(recorded: ChatMessage, given: ChatMessage) -> bool:

@@ -1,0 +1,143 @@
+"""Credit over the turns of an agent: its conversations overlap in time, and the rewards of its tokens do not care."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from proxima.check.turn_world import TurnWorld
+from proxima.core import ADVANTAGES, SURROGATES
+from proxima.core.advantage import Gae
+from proxima.core.aggregate import SequenceMeanTokenSum
+from proxima.core.loss import policy_loss
+from proxima.data import pack
+from proxima.train.batch_builder import BatchBuilder
+from proxima.train.episode_tokens import EpisodeTokens
+from tests.rollout.episodes.test_agent_player import Scripted, play
+from tests.train.episodes import group_of
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+try:
+    from agent_world import AgentWorld
+finally:
+    sys.path.pop(0)
+
+AGENTS = {"rewrites": "rewrites_its_memory", "helper": "asks_between_turns"}
+UNBIASED = {
+    "rloo": ADVANTAGES["rloo"](),
+    "turn_returns": ADVANTAGES["turn_returns"](),
+    "gae": Gae(gamma=1.0, lam=1.0, whiten=False),
+}
+
+
+def loss(batch):
+    return policy_loss(batch, surrogate=SURROGATES["reinforce"](), aggregate=SequenceMeanTokenSum()).value
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("advantage", UNBIASED)
+def test_the_expected_gradient_is_that_of_the_return(agent, advantage):
+    """E[g] = ∇J over all pairs of episodes, whatever an untrained critic says."""
+    world = AgentWorld(agent=agent)
+    policy = world.policy(0)
+    moments = world.moments(policy, world.log_prob(policy), loss, advantage=UNBIASED[advantage], group_size=2)
+    torch.testing.assert_close(moments.mean, world.gradient(policy), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_world_s_episodes_are_those_of_a_real_agent(agent):
+    """The paths of a conversation, their turns and their order."""
+    (completion,) = play(Scripted(lambda context, request: f"answer {request.turn}"), AGENTS[agent])
+    turns = [[span.turn for span in path.episode.turns] for path in completion.paths]
+    expected = AgentWorld(agent=agent).episode((1, 1, 1))
+    assert turns == [[span.turn for span in path.episode.turns] for path in expected.paths]
+    assert completion.episode.reward == 1.0 and completion.text == "answer 2"
+
+
+def turns_of(column, completion):
+    """The values of the sampled tokens of an episode by the numbers of their turns."""
+    numbers = [span.turn for path in completion.paths for span in path.episode.turns]
+    return [value for _, value in sorted(zip(numbers, column, strict=True))]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_the_score_is_discounted_towards_the_first_turn(agent):
+    completion = AgentWorld(agent=agent).episode((1, 1, 1))
+    advantage = ADVANTAGES["turn_returns"](gamma=0.5)
+    other = AgentWorld(agent=agent).episode((1, 1, 1))
+    items = (
+        BatchBuilder(advantage=advantage, selection=())
+        .step_batch([group_of(0, [completion, other], [1.0, 0.0])], 1)
+        .completions
+    )
+    values = [float(item.advantage[i]) for item in items if not item.sample for i in item.loss_mask.nonzero()[0]]
+    assert turns_of(values, completion) == [0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_gae_goes_from_turn_to_turn(agent):
+    """Three steps of one token: V is .25, .5, 1; the score 2 comes last, and a limit cut the episode, V after it 4."""
+    completion = AgentWorld(agent=agent).episode((1, 1, 1))
+    value = [0.25, 0.5, 1.0]
+
+    def fill(items, needs):
+        """The bootstrap of a path that is not the last means nothing."""
+        paths = [
+            (item, [span.turn for span in path.episode.turns])
+            for item, path in zip(items, completion.paths, strict=True)
+        ]
+        return [
+            replace(
+                item,
+                bootstrap=4.0 if 2 in turns else 99.0,
+                value=[value[turns[sum(item.loss_mask[:i])]] if own else 1e30 for i, own in enumerate(item.loss_mask)],
+            )
+            for item, turns in paths
+        ]
+
+    gae = BatchBuilder(advantage=Gae(gamma=0.5, lam=0.5, whiten=False), selection=(), fill=fill)
+    items = gae.step_batch([group_of(0, [completion], [2.0])], 1).completions
+    values = [float(item.advantage[i]) for item in items for i in item.loss_mask.nonzero()[0]]
+    last = 2.0 + 0.5 * 4.0 - 1.0
+    second = 0.5 * 1.0 - 0.5 + 0.25 * last
+    assert turns_of(values, completion) == [0.5 * 0.5 - 0.25 + 0.25 * second, second, last]
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_turns_that_saw_other_prompts_are_in_other_states(agent):
+    world = AgentWorld(agent=agent)
+    episodes = [world.episode((1, 2, 1), 0), world.episode((2, 2, 1), 1)]
+    group = group_of(0, episodes, [1.0, 0.0])
+    items = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch([group], 1).completions
+    tokens = EpisodeTokens(pack(items), group.completions)
+    rewards = tokens.rewards(torch.zeros(len(tokens.batch.loss_mask)), {"group", "turn", "state"})
+    states = {}
+    for i, begin in enumerate(rewards.cu_seqlens[:-1].tolist()):
+        for at in range(begin, rewards.cu_seqlens[i + 1]):
+            states[i, int(rewards.turn[at])] = int(rewards.state[at])
+    assert states[0, 0] == states[1, 0] and states[0, 1] != states[1, 1]
+    assert len({states[0, turn] for turn in range(3)}) == 3
+    assert (states[0, 2] == states[1, 2]) == (agent == "helper")  # both have seen that the helper said 2
+
+
+def test_columns_return_to_their_paths():
+    completion = AgentWorld(agent="helper").episode((1, 2, 3))
+    items = (
+        BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
+        .step_batch([group_of(0, [completion], [1.0])], 1)
+        .completions
+    )
+    tokens = EpisodeTokens(pack(items), [completion])
+    column = torch.arange(4.0)  # the helper's turn, turn 0, an observation, turn 2
+    assert tokens.in_time(column)[tokens.loss_mask].tolist() == [1.0, 0.0, 3.0]
+    assert tokens.in_paths(tokens.in_time(column)).tolist() == column.tolist()
+
+
+def test_a_world_of_one_conversation_is_unbiased_by_the_same_loss():
+    """Of the measure itself: the world of turns without an agent."""
+    world = TurnWorld()
+    policy = world.policy(0)
+    moments = world.moments(policy, world.log_prob(policy), loss, advantage=UNBIASED["turn_returns"], group_size=2)
+    torch.testing.assert_close(moments.mean, world.gradient(policy))
