@@ -103,7 +103,7 @@ void log_prob(const bf16 *logits, const float *temperature, const int64_t *targe
         float value;
         memcpy(&value, &chosen, sizeof value);
         log_z[row] = top + log_mass;
-        out[row] = value * inverse - log_z[row];
+        out[row] = (value * inverse - top) - log_mass;  // not - log_z: that is rounded at the size of top
         if (entropy) entropy[row] = log_mass - sum(weighted) / mass;
     }
 }

@@ -123,28 +123,29 @@ class _TokenLogProb(torch.autograd.Function):
                 blocks = (log_z[own], log_prob[own], near[own, None], entropy[own], kept_z[own])
                 for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
                     block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
-                    chosen = logits.gather(1, block_target).squeeze(1)
-                    if far is not None:
-                        more[own][rows] = logits.gather(1, far[own][rows])
-                    left = None if kept is None else kept.of(logits, at + rows.start)
                     top = logits.amax(dim=1)
-                    logits.sub_(top[:, None])
+                    logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
+                    left = None if kept is None else kept.of(logits, at + rows.start)
                     p = logits.exp()
                     total = p.sum(dim=1)
-                    block_z.copy_(top + total.log())
+                    log_total = total.log()
+                    kept_total = log_total if left is None else left.logsumexp(log_total)
+                    block_z.copy_(top + log_total)
                     if left is not None:
-                        block_kept_z.copy_(left.logsumexp(block_z))
-                    block_log_prob.copy_(chosen - block_kept_z)
+                        block_kept_z.copy_(top + kept_total)
+                    block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - kept_total)
+                    if far is not None:
+                        shift = top if part is not None else -log_total
+                        more[own][rows] = logits.gather(1, far[own][rows]) + shift[:, None]
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
                         mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
-                        block_entropy.copy_(total.log() - mean_logit)
+                        block_entropy.copy_(log_total - mean_logit)
                     del logits, p
             if part is not None:
                 own_z = log_z
                 log_z, kept_z, log_prob = part.log_prob(log_z, kept_z, log_prob, target)
                 entropy = part.entropy(entropy, own_z, log_z) if want_entropy else entropy
-                more = more if others is None else part.values_of(others, more)
-        more.sub_(log_z[:, None])
+                more = more if others is None else part.values_of(others, more) - log_z[:, None]
         ctx.mark_non_differentiable(*[entropy] * (not entropy_gradient), *[more] * (not others_gradient))
         read = entropy if entropy_gradient else log_z.new_zeros(0)
         ids = others if others_gradient else None

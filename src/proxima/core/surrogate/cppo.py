@@ -121,7 +121,7 @@ class Cppo(Surrogate):
         if block.inside is not None:
             far = torch.where(block.inside, far, 0.0)
         before = torch.arange(block.width, dtype=far.dtype, device=far.device)
-        slope = ((1 - self.w_min) / (block.count - 1).clamp(min=1)).to(far.dtype)[:, None]
+        slope = (1 - self.w_min) / (block.count - 1).clamp(min=1).to(far.dtype)[:, None]
         even = block.inside is None  # rows of one length share their weights
         slope = slope[:1] if even else slope
         weight = 1 - slope * before
