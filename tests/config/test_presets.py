@@ -7,12 +7,12 @@ import pytest
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
 from proxima.config.validate import check, warnings
-from proxima.core.advantage import Grpo
+from proxima.core.advantage import Gpg, Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import CapFloor
 from proxima.core.penalty import K3
 from proxima.core.selection import DropUniformGroups, Prune
-from proxima.core.surrogate import PpoClip
+from proxima.core.surrogate import PpoClip, Reinforce
 
 
 def algorithm(recipe, name):
@@ -25,6 +25,12 @@ def test_dapo_is_the_paper(recipe):
     assert (preset.advantage.scale, preset.aggregate, preset.reference_kl) == ("group", TokenMean(), None)
     assert preset.selection == (DropUniformGroups(metric="accuracy"),)
     assert preset.dynamic_sampling.max_num_gen_batches == 10
+
+
+def test_gpg_is_the_paper(recipe):
+    preset = algorithm(recipe, "gpg")
+    assert (preset.advantage, preset.surrogate, preset.aggregate) == (Gpg(), Reinforce(), TokenMean())
+    assert (preset.reference_kl, preset.selection, preset.correction) == (None, (), ())
 
 
 def test_dapo_without_dynamic_sampling_is_dapo_without_dynamic_sampling(recipe):

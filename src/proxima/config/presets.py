@@ -102,6 +102,9 @@ ALGORITHMS: dict[str, Preset] = {
     # AReaL, segment-wise decoupled PPO: `decoupled` with the weight of each token towards the version right after the
     # one that sampled it. Published at max_head_offpolicyness 2: runtime.max_lag=2.
     "sdp": decoupled_ppo("next", "next"),
+    # arXiv 2504.02546: centred rewards, scaled up where few completions of a batch are rewarded; no trust region and no
+    # KL: one update on fresh data.
+    "gpg": preset("reinforce", advantage={"kind": "gpg"}),
     # arXiv 2507.20673: the geometric mean of a sequence's clipped ratios.
     "gmpo": preset("geo_mean", "group", SEQUENCE_MEAN, epsilon_low=0.4, epsilon_high=0.4),
     # arXiv 2402.03300. The paper's KL (k3, coefficient 0.04) is off, as is usual today; reference_kl={kind: k3,

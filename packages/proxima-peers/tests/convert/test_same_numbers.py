@@ -162,6 +162,16 @@ def test_verl_first_generation(specs, level, mode, applied):
     assert spec.correction == (Importance(level, mode, 3.0, 0.4, veto=1e-4, apply=applied),)
 
 
+@pytest.mark.parametrize(
+    ("written", "veto"), [({}, 1e-4), ({"veto_threshold": None}, None), ({"veto_threshold": 0.01}, 0.01)]
+)
+def test_verl_first_generation_has_a_veto_unless_it_is_null(specs, written, veto):
+    options = {"rollout_is": True, "rollout_is_threshold": 2.0, "adv_estimator": "grpo"}
+    options |= {f"rollout_is_{name}": value for name, value in written.items()}
+    spec = specs("verl", {f"algorithm.{key}": value for key, value in options.items()})
+    assert spec.correction == (Importance("token", "truncate", 2.0, veto=veto),)
+
+
 @pytest.mark.parametrize("record", records("unirl_losses.json"), ids=ids)
 def test_unirl_surrogates(specs, record):
     names = (

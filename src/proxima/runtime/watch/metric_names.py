@@ -62,6 +62,9 @@ METRIC_ALIASES: dict[str, str] = {
     "mismatch_kl/mean": "mismatch/k3_kl",
     "train/train_rollout_logprob_abs_diff": "mismatch/log_prob_absdiff_mean",
     # what a correction applied, as verl names it
+    "mismatch/rollout_is_veto_fraction": "correction/rollout_is_veto_fraction",
+    "mismatch/rollout_is_clipped_fraction": "correction/rollout_is_clipped_fraction",
+    "mismatch/rollout_is_seq_clipped_fraction": "correction/rollout_is_seq_clipped_fraction",
     "rollout_corr/rollout_is_veto_fraction": "correction/rollout_is_veto_fraction",
     "rollout_corr/rollout_is_batch_norm_factor": "correction/rollout_is_batch_norm_factor",
     "rollout_corr/rollout_is_ratio_fraction_high": "correction/rollout_is_ratio_fraction_high",
@@ -76,6 +79,7 @@ METRIC_ALIASES: dict[str, str] = {
 def canonical_metric(name: str) -> str:
     """Our name of a metric, from ours or another framework's; a name that no table has comes back as it is."""
     name = name.removeprefix("actor/") if name.startswith("actor/rollout_corr/") else name
+    name = name.removeprefix("grpo_actor/")  # AReaL's
     if name in METRIC_ALIASES:
         return METRIC_ALIASES[name]
     for prefix in MISMATCH_PREFIXES:

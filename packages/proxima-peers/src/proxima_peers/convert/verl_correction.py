@@ -13,6 +13,7 @@ CAP = "actor_rollout_ref.actor.tis_imp_ratio_cap"
 FIRST = "algorithm.rollout_is"  # of PR 3694 and 0.6
 LEVELS = {"token": ("token", "mean"), "sequence": ("sequence", "sum"), "geometric": ("sequence", "mean")}
 BOUNDS = {"truncate": "truncate", "clip": "clip", "mask": "clip"}
+VETO = 1e-4  # the default of PR 3694 and 0.6; later generations have none
 NEARLY = 1e-4  # nats: verl's own 0.999_1.001 counts as symmetric
 
 
@@ -68,9 +69,11 @@ def first_generation(d: Draft, o: Options) -> None:
         "bound": (bound, o.origin(FIRST + "_mode")),
         "upper": (upper, o.origin(FIRST + "_threshold")),
     }
-    for name, field in (("_threshold_lower", "lower"), ("_veto_threshold", "veto")):
-        if (value := o.number(FIRST + name)) is not None:
-            fields[field] = (value, o.origin(FIRST + name))
+    if (lower := o.number(FIRST + "_threshold_lower")) is not None:
+        fields["lower"] = (lower, o.origin(FIRST + "_threshold_lower"))
+    veto = FIRST + "_veto_threshold"
+    if (value := o.number(veto, default=None if veto in o.flat else VETO)) is not None:  # null switches it off
+        fields["veto"] = (value, o.origin(veto))
     applied = o.flag(FIRST)
     fields["apply"] = (applied, o.origin(FIRST))
     d.append(LIST, "importance", o.origin(FIRST + "_threshold"), "" if applied else "metrics only", **fields)
