@@ -1,0 +1,46 @@
+"""Means of corrections are over the loss tokens: neither all sampled ones nor only those that are kept."""
+
+import math
+
+import pytest
+import torch
+
+from proxima.core.correction import Importance
+from proxima.core.correction.rejection import Rejection
+from proxima.core.surrogate import Reinforce
+from proxima.core.token_reasons import TokenReasons
+from proxima.data import PolicyBatch
+
+RATIOS = torch.tensor([[2.0, 0.5, 4.0, 9.0]]).log()
+
+
+def batch(mask):
+    """Ratios 2, 1/2, 4 and 9 of the proximal to the behavior policy; all four tokens were sampled."""
+    mask = torch.tensor([mask])
+    log_prob = torch.full((1, 4), -1.0)
+    return PolicyBatch.from_padded(
+        mask,
+        sampled=torch.ones_like(mask),
+        log_prob=log_prob,
+        proximal_log_prob=log_prob,
+        behavior_log_prob=log_prob - RATIOS,
+        advantage=torch.tensor([1.0]),
+    )
+
+
+def test_a_geometric_weight_is_the_mean_over_loss_tokens():
+    weight = Importance(level="geometric", bound="none")(batch([1, 1, 1, 0])).weight
+    assert weight.tolist() == pytest.approx([math.cbrt(4.0)] * 3 + [0.0])
+
+
+def test_weights_are_normalised_by_their_mean_over_loss_tokens_rejected_ones_too():
+    weight = Importance(bound="clip", upper=5.0, lower=1.0, normalise=True)(batch([1, 1, 1, 0])).weight
+    assert weight.tolist() == pytest.approx([1.0, 0.0, 2.0, 0.0])  # 2, 0, 4 by their mean, 2
+
+
+def test_the_weights_of_corrections_multiply():
+    pair = (Importance(upper=3.0), Importance(bound="clip", upper=5.0, lower=1.0))
+    reasons = TokenReasons(batch=batch([1, 1, 1, 1]), surrogate=Reinforce(), corrections=pair)
+    assert reasons.weight.tolist() == pytest.approx([2.0 * 2.0, 0.0, 3.0 * 4.0, 0.0])
+    one = TokenReasons(batch=batch([1, 1, 1, 1]), surrogate=Reinforce(), corrections=(pair[0], Rejection(upper=5.0)))
+    assert one.weight.tolist() == pytest.approx([2.0, 0.5, 3.0, 0.0])
