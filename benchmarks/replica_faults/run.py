@@ -57,8 +57,8 @@ class Figures:
 async def measure(engine: Any, servers: Sequence[Any], prompts: int, callers: int, dies: bool) -> Figures:
     from tests.engine.http.plain_dialect import expected, requests, update
 
-    figures, todo, weights = Figures(), iter(range(prompts)), {1: 0.8}
-    await engine.publish(update(1, weights[1]))
+    figures, todo = Figures(), iter(range(prompts))
+    await engine.publish(update(1))
 
     async def caller() -> None:
         for uid in todo:
@@ -68,7 +68,7 @@ async def measure(engine: Any, servers: Sequence[Any], prompts: int, callers: in
                 figures.seconds.append(time.monotonic() - start)
                 figures.lengths.append(len(completion.tokens))
                 keys.append(completion.key[:2])
-                right = expected(asked[keys[-1]], completion, weights)
+                right = expected(asked[keys[-1]], completion)
                 figures.wrong += not np.allclose(completion.sampled_log_prob, right, atol=1e-5)
             figures.doubled += len(keys) - len(set(keys))
             figures.missing += len(set(asked) - set(keys))

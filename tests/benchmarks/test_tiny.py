@@ -73,6 +73,8 @@ TINY = {  # the options of each
     "view": ["--shape", "8x20", "--long", "40", "--seconds", "1", "--steps", "1"],
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }
+LONG = {"rank_memory", "math_reward", "startup", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"}
+LONG |= {"nan_campaign", "decode_vs_hf", "kills"}  # each takes seconds, in processes of its own
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
 
@@ -176,6 +178,18 @@ def own_side_of_vllm(module, model, out):
 
 
 @pytest.mark.parametrize("claim", TINY)
+def test_it_can_be_imported(claim):
+    assert callable(importlib.import_module(f"benchmarks.{claim}.run").main)
+
+
+def later(claim):
+    return pytest.mark.campaign(f"tests/benchmarks/test_tiny.py::test_it_can_be_imported[{claim}]")
+
+
+RESUMED = "tests/runtime/test_resumed_runs.py::test_a_resumed_run_equals_an_unbroken_one"
+
+
+@pytest.mark.parametrize("claim", [pytest.param(c, marks=later(c)) if c in LONG else c for c in TINY])
 def test_it_runs(claim, measured):
     result = measured(claim)
     assert result["machine"]["cores"] >= 1 and result["versions"]["proxima"]
@@ -189,6 +203,7 @@ def test_it_runs(claim, measured):
         assert result["claim"] == claim
 
 
+@pytest.mark.campaign(RESUMED)
 def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
     monkeypatch.setattr(episodes, "STEPS", 2)
     monkeypatch.setenv(MARK, "")  # all three are changed, for good
@@ -201,6 +216,7 @@ def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
     assert 2 <= result["runs"] == result["runs_as_expected"] == len(episodes.lines(file, "sync"))
 
 
+@pytest.mark.campaign(RESUMED)
 def test_kills_of_asynchronous_runs(measured, monkeypatch):
     monkeypatch.setattr(asynchronous, "STEPS", 3)
     monkeypatch.setattr(asynchronous, "COMPLETIONS", 1)

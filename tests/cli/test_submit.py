@@ -130,6 +130,7 @@ def test_a_connection_that_stays_broken(monkeypatch):
         submit_command.follow_job(FakeClient("RUNNING", None, breaks=9), "job", "how to follow")
 
 
+@pytest.mark.campaign("tests/cli/test_submit.py::test_following")
 @pytest.mark.waits
 @pytest.mark.timeout(SECONDS)
 def test_jobs_of_a_cluster(recipe, here, monkeypatch):

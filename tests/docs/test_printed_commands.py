@@ -13,6 +13,7 @@ import runpy
 import shlex
 import shutil
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -32,6 +33,7 @@ from tests.tiny import tiny, tiny_tokenizer
 
 pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
 PAGES = pages()
+FIRST = ("README.md", "CONTRIBUTING.md", "docs/first_run.md")  # what `make test` runs; of all others it reads them
 TRAINING = ("train", "sft", "reward", "dpo")
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine |proxima doctor --engine", "needs another program or a server that runs"),
@@ -96,6 +98,13 @@ FILES = {  # page → what else its reader has: a run of the quickstart, or a co
     "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
     "docs/simulate.md": {"runs/mine": "run"},
 }
+
+
+def later(page):
+    here = "tests/docs/test_printed_commands.py"
+    return pytest.mark.campaign(f"{here}::test_every_command_of_a_page_is_one[{page}]")
+
+
 TINY = {  # field of a recipe → its value where the recipe sets it; every answer is 0, which the model often says
     "second_low": 0, "second_high": 0,
     "size": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
@@ -237,7 +246,9 @@ class Shell:
                 reason = next((why for pattern, why in NOT_RUN if re.match(pattern, " ".join(words))), None)
                 self.look(rest) if look or reason else self.proxima(rest)
             elif program == "cat":
-                Path(rest[1]).write_text(command.body)
+                Path(rest[1]).write_text(command.body) if not look else None
+            elif program == "cd" and look:
+                continue
             elif program == "cd":
                 self.patch.chdir(rest[0] if Path(rest[0]).is_dir() else self.top)  # a clone, a temporary folder
             elif program == "make":
@@ -247,7 +258,7 @@ class Shell:
             elif program == "pip":
                 self.pip(rest)
             elif program == "tar":
-                assert Path(rest[-1]).is_dir(), rest
+                assert look or Path(rest[-1]).is_dir(), rest
             elif program == "export":
                 name, _, value = rest[0].partition("=")
                 self.patch.setenv(name, value.replace("…", "secret"))
@@ -281,7 +292,7 @@ class Shell:
 
     def make(self, words):
         targets = [word for word in words if "=" not in word]
-        assert set(targets) <= set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), targets
+        assert set(targets) <= set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)), targets
 
     def pip(self, words):
         for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
@@ -304,27 +315,49 @@ class Shell:
                 assert not end.code, end.code
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in FIRST])
+def test_every_command_of_a_page_is_one(page, checkout, monkeypatch, capsys, request):
+    """Its program, options and extras exist, and a recipe with its overrides resolves."""
+    top = request.getfixturevalue("here") if page in FENCES else checkout
+    monkeypatch.setenv("SCORER_TOKEN", "secret")
+    monkeypatch.chdir(top)
+    save_fences(page, top)
+    shell = Shell(top, monkeypatch)
+    for command in PAGES[page]:
+        with reported(page, command, capsys):
+            shell.run(command, look=True)
+
+
+@pytest.mark.parametrize("page", [page if page in FIRST else pytest.param(page, marks=later(page)) for page in PAGES])
 def test_every_command_of_a_page_runs(page, here, given, monkeypatch, capsys):
     shell = Shell(here, monkeypatch)
-    for name, words in FENCES.get(page, {}).items():
-        (here / name).parent.mkdir(exist_ok=True)
-        (here / name).write_text(fence(page, words))
-        shrink(here / name) if name.endswith(".yaml") else None
+    save_fences(page, here)
     for name, source in FILES.get(page, {}).items():
         place = (given if source.startswith("run") else ROOT) / source
         shutil.copytree(place, here / name) if place.is_dir() else shutil.copyfile(place, here / name)
     header = not page.endswith(".md") and not page.startswith("examples")
     for command in PAGES[page]:
         monkeypatch.chdir(here) if command.mention else None
-        try:
+        with reported(page, command, capsys):
             shell.run(command, look=header or command.mention)
-        except BaseException as error:
-            out, err = capsys.readouterr()
-            pytest.fail(
-                f"{page}:{command.line}: {command.text}\n{type(error).__name__}: {error}\n{out[-500:]}\n{err[-800:]}"
-            )
-        capsys.readouterr()
+
+
+def save_fences(page, top):
+    for name, words in FENCES.get(page, {}).items():
+        (top / name).parent.mkdir(exist_ok=True)
+        (top / name).write_text(fence(page, words))
+        shrink(top / name) if name.endswith(".yaml") else None
+
+
+@contextmanager
+def reported(page, command, capsys):
+    """A failure names the line of the page and shows what the command printed."""
+    try:
+        yield
+    except BaseException as error:
+        out, err = (text[-800:] for text in capsys.readouterr())
+        pytest.fail(f"{page}:{command.line}: {command.text}\n{type(error).__name__}: {error}\n{out}\n{err}")
+    capsys.readouterr()
 
 
 def test_what_is_not_run_is_printed_somewhere():

@@ -131,8 +131,7 @@ class _TokenLogProb(torch.autograd.Function):
                     log_total = total.log()
                     kept_total = log_total if left is None else left.logsumexp(log_total)
                     block_z.copy_(top + log_total)
-                    if left is not None:
-                        block_kept_z.copy_(top + kept_total)
+                    block_kept_z.copy_(top + kept_total)  # the same tensor where all tokens could be sampled
                     block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - kept_total)
                     if far is not None:
                         shift = top if part is not None else -log_total

@@ -60,10 +60,19 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
 
 HERE = "tests/lab/rehearsal/test_rehearsed_step.py::"
 SIBLINGS = {  # kinds with the waits of another one, which `make test` runs: the parts of a step are the same
-    "cppo": ("policy gradient", "loglinear", "importance sampling", "checkpointing, bf16", "padded", "mask", "entropy"),
-    "reference": ("recompute", "lora", "pruning"),
+    "cppo": (
+        "policy gradient",
+        "loglinear",
+        "importance sampling",
+        "checkpointing, bf16",
+        "padded",
+        "mask",
+        "entropy",
+        "sampling masks",
+    ),
+    "reference": ("recompute", "lora", "pruning", "next policy"),
     "value head": ("critic",),
-    "dpo over the whole batch": ("online dpo", "dpo"),
+    "dpo over the whole batch": ("online dpo", "dpo", "kto", "reward model"),
     "clip_cov": ("m2po", "second_moment", "dropping rejection"),
 }
 

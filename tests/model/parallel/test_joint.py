@@ -48,20 +48,20 @@ AGAIN = {"gradient_checkpointing": True}
 BOTH = {T: 2, C: 2}
 HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
 CASES = [
-    Case(model="llama", layout=BOTH),
-    Case(model="qwen2", layout={**BOTH, "offload": True}, settings=AGAIN),
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
-    Case(model="heads", layout=BOTH),
     Case(model="windows", layout=BOTH),
     Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
     Case(model="sparse", layout={C: 2, E: 4}, routes=True),
     Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
-    Case(model="sparse", layout={C: 2, E: 2, **HYBRID}, routes=True, settings=AGAIN),
-    Case(model="sparse", layout={C: 2, E: 2}, trains="critic"),
     Case(model="sparse", layout=BOTH, trains="reward"),
-    Case(model="sparse", layout={E: 4}, trains="sft"),
 ]
 BREADTH = (
+    Case(model="llama", layout=BOTH),
+    Case(model="qwen2", layout={**BOTH, "offload": True}, settings=AGAIN),
+    Case(model="heads", layout=BOTH),
+    Case(model="sparse", layout={C: 2, E: 2, **HYBRID}, routes=True, settings=AGAIN),
+    Case(model="sparse", layout={C: 2, E: 2}, trains="critic"),
+    Case(model="sparse", layout={E: 4}, trains="sft"),
     Case(model="experts", layout=BOTH, routes=True),
     Case(model="sparse", layout={C: 2, E: 2}, routes=True),
     Case(model="experts", layout={C: 2, E: 2}, routes=True, settings=AGAIN, trains="head"),

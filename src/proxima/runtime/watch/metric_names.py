@@ -6,6 +6,10 @@ from typing import Any
 # Prefixes under which verl writes its rollout correction, by generation; what follows is our name under `mismatch/`.
 MISMATCH_PREFIXES = ("rollout_corr/", "mismatch/mismatch_", "mismatch_")
 
+# What verl writes beside the mismatch, and ours is of a correction.
+APPLIED = ("veto_fraction", "clipped_fraction", "seq_clipped_fraction", "batch_norm_factor", "ratio_fraction_high",
+           "ratio_fraction_low", "seq_fraction_high", "seq_fraction_low")  # fmt: skip
+
 METRIC_ALIASES: dict[str, str] = {
     # verl
     "mismatch/log_ppl_abs_diff": "mismatch/log_ppl_diff_abs",
@@ -62,15 +66,8 @@ METRIC_ALIASES: dict[str, str] = {
     "mismatch_kl/mean": "mismatch/k3_kl",
     "train/train_rollout_logprob_abs_diff": "mismatch/log_prob_absdiff_mean",
     # what a correction applied, as verl names it
-    "mismatch/rollout_is_veto_fraction": "correction/rollout_is_veto_fraction",
-    "mismatch/rollout_is_clipped_fraction": "correction/rollout_is_clipped_fraction",
-    "mismatch/rollout_is_seq_clipped_fraction": "correction/rollout_is_seq_clipped_fraction",
-    "rollout_corr/rollout_is_veto_fraction": "correction/rollout_is_veto_fraction",
-    "rollout_corr/rollout_is_batch_norm_factor": "correction/rollout_is_batch_norm_factor",
-    "rollout_corr/rollout_is_ratio_fraction_high": "correction/rollout_is_ratio_fraction_high",
-    "rollout_corr/rollout_is_ratio_fraction_low": "correction/rollout_is_ratio_fraction_low",
-    "rollout_corr/rollout_is_seq_fraction_high": "correction/rollout_is_seq_fraction_high",
-    "rollout_corr/rollout_is_seq_fraction_low": "correction/rollout_is_seq_fraction_low",
+    **{f"rollout_corr/rollout_is_{name}": f"correction/rollout_is_{name}" for name in APPLIED},
+    **{f"mismatch/rollout_is_{name}": f"correction/rollout_is_{name}" for name in APPLIED if "fraction_" not in name},
     "rollout_corr/rollout_rs_masked_fraction": "correction/rejected_fraction",
     "rollout_corr/rollout_rs_seq_masked_fraction": "correction/rejected_seq_fraction",
 }
@@ -82,10 +79,8 @@ def canonical_metric(name: str) -> str:
     name = name.removeprefix("grpo_actor/")  # AReaL's
     if name in METRIC_ALIASES:
         return METRIC_ALIASES[name]
-    for prefix in MISMATCH_PREFIXES:
-        if name.startswith(prefix):
-            name = "mismatch/" + name.removeprefix(prefix)
-            break
+    prefix = next((prefix for prefix in MISMATCH_PREFIXES if name.startswith(prefix)), None)
+    name = name if prefix is None else "mismatch/" + name.removeprefix(prefix)
     return METRIC_ALIASES.get(name, name)
 
 
