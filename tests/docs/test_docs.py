@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from proxima.config import resolve
+from proxima.config.presets import ALGORITHMS
 from proxima.rollout.dynamic_sampling import DynamicSampling
 from tests.docs.printed import STARTS
 
@@ -62,6 +63,12 @@ def test_the_code_of_the_page_on_core_runs(capsys):
     assert len(blocks) >= 5
     exec(compile("\n".join(blocks), "docs/core.md", "exec"), {})
     assert "ratio " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/concepts.md"])
+def test_the_algorithm_that_a_page_writes_out_is_the_preset(page):
+    block = re.search(r"```yaml\n(algorithm:\n.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)[1]
+    assert yaml.safe_load(block)["algorithm"] == ALGORITHMS["cppo"]
 
 
 def test_a_kind_without_a_note_is_named(monkeypatch):
