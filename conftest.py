@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 SLOW = frozenset(
     (Path(__file__).parent / "tests" / "slow.txt").read_text().splitlines()
-)  # written by scripts/slow_tests.py
+)  # written by scripts/test_times.py
 
 
 def own_home(scratch: Path) -> None:

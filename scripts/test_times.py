@@ -253,7 +253,7 @@ def tables(rows: list[Row]) -> str:
 def write_tables(rows: list[Row]) -> None:
     """Put the tables in the place of those in tests/README.md."""
     text = PAGE.read_text(encoding="utf-8")
-    new = re.sub(r"(<!-- now -->\n).*?(\n<!-- end -->)", lambda m: m[1] + tables(rows) + m[2], text, flags=re.DOTALL)
+    new = re.sub(r"(<!-- now -->\n).*?(<!-- end -->)", lambda m: f"{m[1]}{tables(rows)}\n{m[2]}", text, flags=re.DOTALL)
     PAGE.write_text(new, encoding="utf-8")
 
 

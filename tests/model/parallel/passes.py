@@ -179,19 +179,20 @@ def holds_gradients(plain: PackedModel, sharded: PackedModel) -> None:
 
 
 def rounded(rank: int, folder: Path, name: str, layout: dict[str, Any]) -> None:
-    """bfloat16, by weights gathered in it or by autocast, is that of one process but for rounding; gradients are summed
-    in float32."""
+    """Weights gathered in bfloat16 compute what a bfloat16 model computes, but for rounding; matrices that are split,
+    what autocast computes. Gradients are summed in float32."""
     settings = {"path": str(folder / name), "compute_dtype": "bfloat16", "device": "cpu"}
-    plain, sharded = (ModelSource(**settings, sharding=sharding) for sharding in (None, Sharding(**layout)))
-    plain, sharded = (made.policy(made.load()) for made in (plain, sharded))
+    dtype, least = ("float32", 0.97) if "tensor_parallel" in layout else ("bfloat16", 0.99)
+    sources = ModelSource(**settings, dtype=dtype), ModelSource(**settings, sharding=Sharding(**layout))
+    plain, sharded = (source.policy(source.load()) for source in sources)
     expected = loss(plain, plain.pack(rows(*MIXED, temperature=(0.7, 1.3))), NEEDS)
     expected.backward()
     torch.testing.assert_close(backward(sharded, NEEDS), expected.detach(), rtol=0.02, atol=0.02)
     theirs = gradients(plain)
     for name, gradient in gradients(sharded).items():
         assert gradient.dtype == torch.float32
-        likeness = torch.cosine_similarity(gradient.flatten(), theirs[name].flatten(), dim=0)
-        assert likeness > 0.97, (name, likeness)
+        likeness = torch.cosine_similarity(gradient.flatten(), theirs[name].float().flatten(), dim=0)
+        assert likeness > least, (name, likeness)
 
 
 @dataclass(frozen=True, kw_only=True)
