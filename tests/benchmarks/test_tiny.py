@@ -44,7 +44,7 @@ TINY = {  # the options of each
     "replica_faults": ["--prompts", "8", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "layouts": ["--only", "qwen3_4b_grpo"],
-    "rank_memory": ["--ranks", "1", "--layouts", "LoRA", "--tokens", "60", "--length", "12"],
+    "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
     "rank_speed": [
         "--repeats",
         "1",

@@ -159,7 +159,7 @@ def test_a_strangers_reward(stranger, capsys):
     assert "so a completion has no score, or another's" in out
 
 
-@pytest.mark.parametrize("kind", ["grpo", "prune", "second_moment", "k3", "gsm8k"])
+@pytest.mark.parametrize("kind", ["ppo_clip", "grpo", "prune", "second_moment", "k3", "gsm8k"])
 def test_our_kinds(kind, capsys):
     assert main(["check", kind]) == 0
     assert "FAILED " not in capsys.readouterr().out.replace("0 FAILED", "")

@@ -19,7 +19,7 @@ NEXT = {"preset": "grpo", "proximal": "next", "correction": [{"kind": "importanc
 ASYNCHRONOUS = {
     "wait": {},
     "train": {"runtime__over_age": "train", "runtime__max_lag": 4},  # more than the run has: none is too old
-    "drop": {"runtime__over_age": "drop", "runtime__max_lag": 4},
+    "drop": {"runtime__over_age": "drop"},
     "the next policy": {"algorithm": NEXT},
     "an agent from outside": {f"{task}__environment": AGENT for task in ("task", "eval__task")},
 }
@@ -37,7 +37,8 @@ def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, 
     tree = episode_recipe(tiny_model("llama"), train__steps=4, checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 3")
     records = assert_whole(tmp_path / "run", prompts=2, lag=tree["runtime"]["max_lag"])
-    assert sum(record["async/evicted"] for record in records) == 0
+    if mode != "drop":  # how many are too old is the machine's
+        assert sum(record["async/evicted"] for record in records) == 0
     if "algorithm" in ASYNCHRONOUS[mode]:
         # how many episodes run at a publish is the machine's; tests/train/test_next_policy.py proves their log-probs
         assert all({"next/written", "next/missing_fraction"} <= record.keys() for record in records)

@@ -16,7 +16,17 @@ EVALUATING, EVALUATED_BEFORE, EVALUATED = (
 )
 GENERATING, TRAINING = "while generating step 2", "while training step 2"
 STEP_1, STEP_2, STEP_3, STEP_4 = (f"after step {step}" for step in range(1, 5))
-POLICY = [GENERATING, TRAINING, STEP_1, STEP_3, EVALUATING, EVALUATED, STEP_4]
+POLICY = [
+    "while generating step 1",
+    "while training step 1",
+    GENERATING,
+    TRAINING,
+    STEP_1,
+    STEP_3,
+    EVALUATING,
+    EVALUATED,
+    STEP_4,
+]
 OFFLINE = [
     "while training step 1",
     EVALUATING,
@@ -36,8 +46,8 @@ PRODUCTS = {  # run: its moments, ends, and intervals of checkpoints
     "carried groups": ([GENERATING, STEP_2, EVALUATED], BOTH, (1,)),
     "adapter": ([STEP_3, EVALUATING], ("died",), (1, 2)),
     "sft": (OFFLINE, BOTH, (0, 1, 2)),
-    "reward model": ([STEP_3, STEP_4, "after the evaluation at 4"], BOTH, (0, 1)),
-    "dpo": (["while training step 1", STEP_3, STEP_4], BOTH, (0, 1)),
+    "reward model": (OFFLINE, BOTH, (0, 1)),
+    "dpo": (OFFLINE, BOTH, (0, 1)),
 }
 SINGLE = {
     "adapter and critic": [(STEP_3, "died", 2)],
@@ -55,9 +65,9 @@ SINGLE = {
     "replay": [(STEP_3, "died", 2)],
     "plateau": [("after the evaluation at 1", "died", 1), (EVALUATED, "died", 1)],
     "plateau of sft": [(EVALUATED, "died", 1)],
-    "sft of an adapter": [(STEP_3, "died", 1)],
+    "sft of an adapter": [(STEP_3, "died", 1), (EVALUATED, "died", 1), ("while saving step 2", "died", 1)],
     "reward model of an adapter": [(STEP_3, "died", 2)],
-    "dpo without a cache": [(STEP_3, "stopped", 1)],
+    "dpo without a cache": [(STEP_1, "stopped", 0), (STEP_3, "stopped", 1), (STEP_4, "died", 0)],
     "dpo of an adapter": [(STEP_3, "died", 1)],
     "kto": [(STEP_3, "died", 1)],
     "kto without an anchor": [(STEP_3, "died", 1)],

@@ -64,7 +64,12 @@ def compared(folder, model, atol):
     return from_cache, interrupted, missing
 
 
-@pytest.mark.parametrize(("source", "engine"), [("engine", "local"), ("engine", "local_process"), ("trainer", "local")])
+PLACES = [("engine", "local"), ("engine", "local_process"), ("trainer", "local")]
+STEPS_READ = "tests/runtime/test_sdp_run.py::test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives"
+BOTH_CHANGED = pytest.param("trainer", "local_process", marks=pytest.mark.campaign(f"{STEPS_READ}[trainer-local]"))
+
+
+@pytest.mark.parametrize(("source", "engine"), [*PLACES, BOTH_CHANGED])
 def test_what_the_steps_read_is_what_a_replay_with_the_saved_weights_gives(
     source, engine, tiny_model, tmp_path, monkeypatch, warm_processes
 ):

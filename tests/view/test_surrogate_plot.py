@@ -19,6 +19,24 @@ def at(c, x):
     return float(c.x[i]), float(c.loss[i]), float(c.weight[i])
 
 
+def test_ppo_clip_over_the_ratio():
+    up, down = (curve(PpoClip(), "ratio", 0.3, sign, TokenSetting(advantage=2.0)) for sign in (1, -1))
+    r, loss, weight = at(up, 1.1)
+    assert loss == pytest.approx(-2 * r) and weight == pytest.approx(r)
+    assert at(up, 1.5)[1:] == (pytest.approx(-2.4), 0.0)  # clipped at 1.2
+    r, loss, weight = at(down, 2.0)
+    assert loss == pytest.approx(2 * r) and weight == pytest.approx(r)  # no clip for A < 0 and r > 1
+    assert at(down, 0.5)[1:] == (pytest.approx(1.6), 0.0)
+
+
+def test_at_the_behavior_policy_every_weight_but_a_pulls_is_one():
+    for kind, cls in SURROGATES.items():
+        for sign in (1, -1):
+            x, _, weight = at(curve(cls(), "ratio", 0.3, sign, TokenSetting()), 1.0)
+            assert x == 1.0, kind
+            assert weight == pytest.approx(1.0), kind
+
+
 def test_drpo_over_the_probability_is_its_docstrings_gradient():
     c = curve(Drpo(epsilon=0.2), "probability", 0.3, 1, TokenSetting())
     ratio = c.x / 0.3

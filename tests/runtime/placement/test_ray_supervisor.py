@@ -20,7 +20,8 @@ from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
 from proxima.runtime.placement.rank_group import RankGroup
 from proxima.runtime.placement.rank_host import RankPlace
-from proxima.runtime.placement.ray_supervisor import RankEnd, first_cause, is_over, supervise
+from proxima.runtime.placement.rank_lines import RankLines
+from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, is_over, supervise
 from tests import ray_cluster
 from tests.processes import is_running
 
@@ -31,6 +32,14 @@ PLACE = {"ranks": 2, "gpus_per_rank": 0.0, "cpus_per_rank": 0.5}
 
 def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
     return RankEnd(rank=rank, exit_code=code, at=at, reason="its actor was killed")
+
+
+def test_the_last_line_of_a_rank_is_told():
+    group, lines = RankGroup(None, []), RankLines(out=io.StringIO(), err=io.StringIO())
+    group.places = [RankPlace(node=name, address=name, host=name, gpus=(), version="1") for name in "ab"]
+    lines.add(1, 2, "RuntimeError: a bad day")
+    expected = "rank 1 on b ended with exit code 70; its last line: RuntimeError: a bad day"
+    assert describe_end(end(1, 70), group, lines) == expected
 
 
 @pytest.mark.parametrize(

@@ -192,6 +192,14 @@ def test_consume_wants_exactly_what_was_selected(journal):
         journal.select(1, [])
 
 
+def test_a_failed_prompt_is_dropped(journal):
+    journal.enqueue(prompts(1))
+    journal.generating([1])
+    assert journal.prompt(1).attempts == 1
+    journal.select(1, [], {1: "failed"})
+    assert journal.prompt(1).reason == "failed"
+
+
 def synchronous_steps(journal, last, batch=2):
     """What a synchronous loop writes: the cursor is the next uid."""
     while journal.step < last:

@@ -62,7 +62,7 @@ def test_a_replay_with_the_same_algorithm_is_the_same_run(name, runs, tmp_path):
 
 def test_dropped_groups_are_stored(runs):
     rows = (row for rows in runs.traces("carried groups")["rollouts"].values() for row in rows)
-    assert {"dropped_uniform_group", "dropped_pruned", "trained"} <= {row["outcome"] for row in rows}
+    assert {"dropped_uniform_group", "dropped_pruned", "trained", "invalid"} <= {row["outcome"] for row in rows}
 
 
 def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):

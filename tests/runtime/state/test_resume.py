@@ -46,7 +46,14 @@ def at_first_score_of(step, act, monkeypatch):
     monkeypatch.setattr("tests.runtime.tiny_run.HOOK", hook)
 
 
-@pytest.mark.parametrize("step", [1, 3])
+def test_what_a_kill_between_writing_and_deleting_left_goes(runs, tmp_path):
+    folder = shutil.copytree(runs.finished("policy"), tmp_path / "run") / "checkpoints"
+    (folder / ".000001.old.part").mkdir()
+    runs.go("policy", tmp_path / "run", resume=True, checkpoint__keep_last=1)
+    assert [place.name for place in folder.iterdir()] == ["000004"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
 def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, monkeypatch):
     """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
     config = runs.tree("policy", checkpoint__every=0)
