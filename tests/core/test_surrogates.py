@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from proxima.check.batches import make_batch
-from proxima.core import Cppo, Dppo, Drpo, PpoClip, Spo
+from proxima.core import Cispo, Cppo, Dppo, Drpo, PpoClip, Spo
 from proxima.core.divergence import divergence
 from proxima.data import PolicyBatch
 
@@ -24,7 +24,13 @@ def batch_of(pi: list[float], mu: list[float], advantage: float, **more: Any) ->
     )
 
 
-@pytest.mark.parametrize("seed", range(2))
+def test_cispo_has_no_lower_bound_from_one_on() -> None:
+    b = make_batch([6, 3], seed=1, spread=1.0)
+    one, ten = (Cispo(low, 0.2)(b) for low in (1.0, 10.0))
+    assert torch.equal(one.loss, ten.loss) and torch.equal(one.keep, ten.keep)
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_limits(seed: int) -> None:
     b = make_batch([6, 1, 0, 9, 3], seed=seed, spread=1.0)
     plain = PpoClip(epsilon_low=1.0, epsilon_high=math.inf)(b).loss

@@ -26,8 +26,9 @@ from proxima.engine.protocol import Engine, EngineSetup, ScoreRequest, WeightUpd
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from tests.engine.helpers import engine, in_loop, prompt, repetitive, requests, run, untruncated
-from tests.engine.test_interrupt import SEEDS, with_kept_kv
+from tests.engine.test_interrupt import SEEDS, teacher_forced, with_kept_kv
 from tests.engine.test_kept_prefixes import first_turns, next_turns
+from tests.engine.test_speculation import SAMPLINGS
 from tests.model.families import make
 from tests.model.rows import loaded
 from tests.processes import is_running
@@ -94,7 +95,7 @@ def within(seconds, condition):
 
 
 def test_completions_are_those_of_the_engine_in_this_process(shared):
-    asked = requests(5, 4, temperature=1.1, top_p=0.9, max_tokens=24)
+    asked = [replace(r, sampling=SAMPLINGS[i % len(SAMPLINGS)]) for i, r in enumerate(requests(5, 4))]
     plain = run(engine(slots=8), asked)
     assert run(shared, asked) == plain
     assert run(shared, asked[3:9]) == plain[3:9]  # from another event loop
@@ -168,7 +169,12 @@ async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     assert health.detail["speculation"]["accepted"] > 0 and health.detail["pid"]
 
 
-def test_weights_published_midway(warm_processes):
+KEEP = "tests/engine/test_local_process.py::test_weights_published_midway[keep]"
+OTHERS = [pytest.param(interrupt, marks=pytest.mark.campaign(KEEP)) for interrupt in ("recompute", "finish")]
+
+
+@pytest.mark.parametrize("interrupt", ["keep", *OTHERS])
+def test_weights_published_midway(interrupt, warm_processes):
     """Completions of several versions, with the KV that each version has computed."""
     asked = requests(4, 4, max_tokens=60, top_k=200)
 
@@ -183,13 +189,17 @@ def test_weights_published_midway(warm_processes):
             await engine.resume()
         return await task
 
-    with served(interrupt="keep") as engine:
+    with served(interrupt=interrupt) as engine:
         pid_of(engine)
         for _ in range(5):  # again, where this process was too slow to publish while anything ran
             made = asyncio.run(go(engine))
             pairs = [pair for pair in zip(asked, made, strict=True) if len(set(pair[1].policy_version)) > 1]
-            if pairs:
+            if pairs or interrupt == "finish":
                 break
+    assert bool(pairs) == (interrupt != "finish")
+    if interrupt != "keep":
+        torch.testing.assert_close(untruncated(made), teacher_forced(asked, made), rtol=0, atol=2e-5)
+        return
     some, mixed = zip(*pairs[:4], strict=True)
     torch.testing.assert_close(untruncated(mixed), with_kept_kv(some, mixed), rtol=0, atol=2e-5)
 

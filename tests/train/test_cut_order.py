@@ -89,12 +89,12 @@ def test_no_cuts_and_no_order_of_them_change_anything(case, lengths, monkeypatch
     if items_of is not list:  # an item may stand twice, if it is no trajectory
         items = [*items, items[3]]
     expected, plain = recorded(objective, items)
-    for seed, budget in enumerate((25, 12)):
+    for seed, budget in enumerate((25, 12, 1)):
         shuffled.draw = np.random.default_rng(seed)
         with monkeypatch.context() as patch:
             patch.setattr("proxima.train.stack.micro_batches", shuffled)
             gradient, result = recorded(objective, items, budget)
-        assert_close(gradient, expected, 5e-5)
+        assert_close(gradient, expected, 3e-5 if case in ("clip_cov", "loglinear", "top_entropy") else 5e-5)
         for name, value in plain.metrics.items():
             assert result.metrics[name] == pytest.approx(value, rel=2e-4, abs=1e-6, nan_ok=True), name
         assert result.token_statistics.keys() == plain.token_statistics.keys()

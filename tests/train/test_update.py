@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Cppo, Reinforce
+from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Reinforce
 from proxima.core.correction import CORRECTIONS, mismatch_metrics
 from proxima.data import NotFiniteError
 from proxima.model import Policy
@@ -87,13 +87,18 @@ def test_a_penalty_disables_the_skip(penalty):
     assert_close(gradients(t, items), naive_gradients("llama", items, penalty=spec), 3e-5)
 
 
-def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed():
+SMALL = "tests/train/test_update.py::test_weights_after_several_updates_do_not_depend_on_how_they_were_computed[cppo]"
+OTHERS = [pytest.param(kind, marks=pytest.mark.campaign(SMALL)) for kind in PLAIN if kind != "cppo"]
+
+
+@pytest.mark.parametrize("surrogate", ["cppo", *OTHERS])
+def test_weights_after_several_updates_do_not_depend_on_how_they_were_computed(surrogate):
     """Three steps of two updates each, AdamW with decay: the split, the sharing and the skipping change nothing but
     rounding."""
 
     def final(**settings):
         optimizer = AdamW(lr=1e-3, eps=1e-4, weight_decay=0.1)
-        t = trainer(surrogate=Cppo(), optimizer=optimizer, max_grad_norm=0.5, **settings)
+        t = trainer(surrogate=SURROGATES[surrogate](), optimizer=optimizer, max_grad_norm=0.5, **settings)
         for step in range(3):
             items = trajectories(advantages=ADVANTAGES[step:] + ADVANTAGES[:step])
             t.update([list(range(7)), list(range(7, 13))], items)

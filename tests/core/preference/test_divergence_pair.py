@@ -28,6 +28,12 @@ def test_discopop_is_finite_where_exp_overflows(dtype: torch.dtype) -> None:
     assert float(wide) == pytest.approx(math.log1p(math.e) / (1 + math.exp(-0.5)) + math.e / (1 + math.exp(0.5)))
 
 
+def test_sigmoid_smooths() -> None:
+    x = 0.1 * 2
+    smoothed = 0.9 * math.log1p(math.exp(-x)) + 0.1 * math.log1p(math.exp(x))
+    assert float(PREFERENCES["sigmoid"](label_smoothing=0.1)(pairs([-1.0], [-3.0]))) == pytest.approx(smoothed)
+
+
 def test_alpha_divergence_has_its_limit() -> None:
     p, spec = pairs([-1.0, -40.0], [-3.0, -2.0]), PREFERENCES["sigmoid"]
     reverse_kl = spec()(p)

@@ -93,7 +93,10 @@ def compare(
         expected = loss(plain, plain.pack(sequences), needs)
         expected.backward()
         total = backward(sharded, needs, parts=parts, busy=busy)
-        torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=1e-5)
+        close = (
+            1e-6 if tolerance > 2e-6 else 1e-5
+        )  # where matrices are split, gradients are rounded more, the loss is not
+        torch.testing.assert_close(total, expected.detach(), rtol=1e-5, atol=close)
         ours, theirs = gradients(sharded), gradients(plain)
         most = (tolerance if step == 0 else 1e-4) * max(float(g.abs().max()) for g in theirs.values())
         for name, gradient in theirs.items():
@@ -109,9 +112,8 @@ def compare(
         for optimizer in optimizers if updates else ():
             optimizer.step()
     weights, exact = ([(name, p.detach()) for name, p in model.named_parameters()] for model in (sharded, plain))
-    torch.testing.assert_close(
-        total_norm(p for _, p in weights).float(), nn.utils.get_total_norm(p for _, p in exact), rtol=1e-5, atol=0
-    )
+    norms = total_norm(p for _, p in weights).float(), nn.utils.get_total_norm(p for _, p in exact)
+    torch.testing.assert_close(*norms, **({"rtol": 1e-5, "atol": 0} if updates else {}))
     for (name, split), (_, weight) in zip(weights, exact, strict=True) if updates else ():
         torch.testing.assert_close(whole_tensor(split), weight, rtol=1e-4, atol=1e-5, msg=name)
 
@@ -193,6 +195,12 @@ def rounded(rank: int, folder: Path, name: str, layout: dict[str, Any]) -> None:
         assert gradient.dtype == torch.float32
         likeness = torch.cosine_similarity(gradient.flatten(), theirs[name].float().flatten(), dim=0)
         assert likeness > least, (name, likeness)
+    if "context_parallel" in layout and "param_dtype" not in layout:
+        source = ModelSource(**settings)
+        same = source.policy(source.load())
+        with torch.no_grad():
+            ours, exact = (model(model.pack(rows(*MIXED))).log_prob for model in (sharded, same))
+        torch.testing.assert_close(ours, exact, rtol=0, atol=0.02)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,6 +229,8 @@ class Case:
 def passes_of(rank: int, folder: Path, case: Case) -> None:
     sharding = Sharding(**case.layout)
     needs = {"policy": NEEDS, "head": NEEDS | {"value"}, "scalar": frozenset({"value"})}[case.trains]
+    if "tensor_parallel" in case.layout and case.trains != "scalar":
+        needs |= {"log_sum_square"}  # its collectives, also in the pass of a rank without a share
     if case.trains == "scalar":
         both = scalars(folder / case.model, sharding)
     else:

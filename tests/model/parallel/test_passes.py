@@ -76,7 +76,8 @@ CASES += [
     tensor("qwen2", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
     tensor("experts", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
     tensor("qwen3", T2 | {"offload": True}, 2, updates=2),
-    tensor("llama", T4),
+    tensor("llama", T4, updates=0, then=(same_files,)),
+    *(tensor(model, T2, 2, updates=0, then=(same_files,)) for model in ("qwen2", "experts")),
     tensor("qwen2", T2 | HYBRID, trains="head", passes=BOTH),
 ]
 BREADTH += [
