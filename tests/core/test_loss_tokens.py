@@ -1,10 +1,13 @@
-"""Means of corrections are over the loss tokens: neither all sampled ones nor only those that are kept."""
+"""Means of corrections are over the loss tokens, neither all sampled ones nor only those that are kept; and weights of
+positions."""
 
 import math
 
 import pytest
 import torch
 
+from proxima.check.batches import make_batch
+from proxima.core import Cppo
 from proxima.core.correction import Importance
 from proxima.core.correction.rejection import Rejection
 from proxima.core.surrogate import Reinforce
@@ -44,3 +47,14 @@ def test_the_weights_of_corrections_multiply():
     assert reasons.weight.tolist() == pytest.approx([2.0 * 2.0, 0.0, 3.0 * 4.0, 0.0])
     one = TokenReasons(batch=batch([1, 1, 1, 1]), surrogate=Reinforce(), corrections=(pair[0], Rejection(upper=5.0)))
     assert one.weight.tolist() == pytest.approx([2.0, 0.5, 3.0, 0.0])
+
+
+def test_weights_of_positions_do_not_depend_on_the_default_dtype():
+    b, spec = make_batch([6, 9], seed=1, spread=1.0), Cppo()
+    expected = spec.threshold(b)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        result = spec.threshold(b)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(result, expected, strict=True))

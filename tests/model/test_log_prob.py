@@ -296,3 +296,16 @@ def test_the_probability_that_two_draws_agree(bias, with_sets):
         agreement = log_sum_square(head.hidden, head.weight, temperature, bias=head.bias, kept=head.sets(), chunk=chunk)
         torch.testing.assert_close(agreement, expected)
         assert not agreement.requires_grad
+
+
+def test_large_logits_cost_no_digits():
+    """Of exact products at T = 1/16: the logits are 400 and less, where a float32 has steps of 3e-5."""
+    logits = 25 - torch.arange(24) / 64
+    weight = torch.zeros(24, 16)
+    weight[:, 0] = logits
+    hidden, target = torch.zeros(24, 16), torch.arange(24)
+    hidden[:, 0] = 1
+    exact = (16 * logits.double()).log_softmax(0)
+    result = token_log_prob(hidden, weight, target, 1 / 16, others=target[:, None])
+    torch.testing.assert_close(result.log_prob.double(), exact, rtol=0, atol=1e-6)
+    torch.testing.assert_close(result.others[:, 0].double(), exact, rtol=0, atol=1e-6)
