@@ -95,13 +95,12 @@ class EpisodeTokens:
 
     @cached_property
     def turns(self) -> list[tuple[int, TrainedTurn]]:
-        """The turns of all episodes in the order of time, each with the number of its episode; their `places` are those
-        of a column in time."""
+        """The turns of all episodes, each with the number of its episode, path by path: the last turn of an episode is
+        its last one here too. Their `places` are those of a column in time."""
         if self._time_order is None:
             return self._turns_of_paths
         position = self._time_order.argsort().numpy()
-        turns = [(i, turn._replace(places=position[turn.places])) for i, turn in self._turns_of_paths]
-        return sorted(turns, key=lambda pair: (pair[0], pair[1].number))
+        return [(i, turn._replace(places=position[turn.places])) for i, turn in self._turns_of_paths]
 
     @cached_property
     def _turns_of_paths(self) -> list[tuple[int, TrainedTurn]]:
