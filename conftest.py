@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
         scratch = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="proxima-tests-")
         tempfile.tempdir = None
-        own_home(Path(scratch))
+        isolate_home(Path(scratch))
         config.add_cleanup(lambda: shutil.rmtree(scratch, ignore_errors=True))
 
 
@@ -59,10 +59,10 @@ SLOW = frozenset(
 )  # written by scripts/test_times.py
 
 
-def own_home(scratch: Path) -> None:
-    """Give the tests a home of their own: the user's may be read-only, and what is in it is no business of theirs.
+def isolate_home(scratch: Path) -> None:
+    """Give the tests a separate home folder: the user's may be read-only, and its settings must not change a result.
 
-    Compiled kernels stay in the user's cache, if that can be written: to compile them takes a while.
+    Compiled kernels stay in the user's cache if it is writable, because compiling them takes seconds.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     place = next(folder for folder in (cache, *cache.parents) if folder.exists())

@@ -386,9 +386,9 @@ critic; a group of two, on policy, aggregate `sequence_mean_token_sum`.
     yield plain_table(["agent", "advantage", "bias", "angle", "length", "spread"], rows)
 
 
-def credited(advantage: Any, kind: Callable[..., EnumerableWorld] = TurnWorld) -> list[str]:
+def credited(advantage: Any, make_world: Callable[..., EnumerableWorld] = TurnWorld) -> list[str]:
     figures, loss = [], Case("", SURROGATES["reinforce"]()).loss
-    for world in (kind(seed=seed) for seed in range(WORLDS)):
+    for world in (make_world(seed=seed) for seed in range(WORLDS)):
         policy = world.policy(0)
         behavior = world.log_prob(policy)
         moments = world.moments(policy, behavior, loss, advantage=advantage, group_size=2)

@@ -57,7 +57,7 @@ def main() -> None:
             "runtime": {"threads": settings["threads"]},
         }
         if settings["method"] == "dpo":
-            recipe["preference"] = {**recipe.get("preference", {}), "cache": f"{folder}/reference"}
+            recipe["preference"] = {**recipe["preference"], "cache": f"{folder}/reference"}
         resolved = load_recipe(recipe, root=FAMILIES[settings["method"]].root)
         train(resolved.config, resolved=resolved, observer=Turn(channel))
 
