@@ -130,15 +130,6 @@ def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 @pytest.fixture
-def shared_math_workers() -> Iterator[None]:
-    """Share a fork server for `math` workers in a test process: filling its parser's tables takes two seconds."""
-    from tests.lent_servers import lent_servers
-
-    with lent_servers(["math"]):
-        yield
-
-
-@pytest.fixture
 def lent_servers() -> Iterator[None]:
     """Fork all workers of rewards and environments from servers that the tests of a process share."""
     from tests.lent_servers import lent_servers

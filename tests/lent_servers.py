@@ -51,16 +51,14 @@ class LentServer(ForkServer):
 
 
 @contextmanager
-def lent_servers(warm_ups: list[str] | None = None, imports: Sequence[str] = ()) -> Iterator[None]:
-    """Share fork servers, or only those with these `warm_ups`. A test that changes the folder, the path or the
+def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
+    """Share fork servers. A test that changes the folder, the path or the
     variables of this process has servers of its own, but for graders of `math`, which are the same everywhere.
 
     The shared ones of environments import what describes tools, and `imports`, before they fork."""
     at_first, own = surroundings(), dict[str, ForkServer]()
 
     def start(jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
-        if warm_ups not in (None, options["warm_ups"]):
-            return ForkServer(jobs, who, options)
         around = None if options["warm_ups"] == ["math"] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
             jobs, options = LENT_HOST, {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}

@@ -11,7 +11,7 @@ from proxima.data import Group, Score
 from tests.lab.runs import make_run, make_sweep, step
 from tests.reward.make import completion, prompt
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("lent_servers")
 
 
 def rows(*answers):

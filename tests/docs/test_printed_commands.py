@@ -31,7 +31,7 @@ from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
+pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
 PAGES = pages()
 FIRST = ("README.md", "CONTRIBUTING.md", "docs/first_run.md")  # what `make test` runs; of all others it reads them
 TRAINING = ("train", "sft", "reward", "dpo")

@@ -25,7 +25,7 @@ from proxima.runtime.state.rollouts import read_rows
 from tests.recipes.smaller import smaller
 from tests.recipes.talker import questions, talker
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers", "warm_processes")
+pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*")})

@@ -12,7 +12,7 @@ from tests.lent_servers import lent_servers
 from tests.reward.make import LONG, SHORT, completions, prompt, rows, runner
 
 pytest.importorskip("math_verify")
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("lent_servers")
 
 TEN = [
     (r"Therefore \boxed{\frac{1}{2}}.", "0.5", True),
@@ -151,7 +151,7 @@ UNREADABLE = [
 
 @pytest.fixture(scope="module")
 def judged():
-    with lent_servers(["math"]), runner(Math(), workers=2) as made:
+    with lent_servers(), runner(Math(), workers=2) as made:
         yield lambda answer, *texts: asyncio.run(made.score(prompt(answer), completions(*texts)))
 
 

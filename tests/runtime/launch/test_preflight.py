@@ -16,7 +16,7 @@ from tests.ports import kept_port
 from tests.reward.server import lengths, scorer
 from tests.runtime.tiny_run import Watcher, go, recipe
 
-pytestmark = pytest.mark.usefixtures("shared_math_workers")
+pytestmark = pytest.mark.usefixtures("lent_servers")
 
 
 @dataclass
