@@ -4,9 +4,9 @@
     python scripts/figures.py --check    writes nothing; exit 1 if a page says something else
 
 An entry of FIGURES is a page, words of it with `{}` in place of each number, and for each of these a benchmark, or a
-file below benchmarks/, the path of the number in it, and its format. Of a benchmark, the newest result of each kind of
-CPU counts, `results/DATE_2-cores.json`: the page shows the range of these, `5.2 to 8.6`. Results with other names
-(`…_ray.json`) are of other settings, or of a GPU.
+file below benchmarks/, the path of the number in it, and its format. Of a benchmark, every result counts,
+`results/DATE_2-cores.json`: the page shows the range of these, `5.2 to 8.6`. Results with other names (`…_ray.json`)
+are of other settings, or of a GPU. The paths `runs` and `machines` count them and their machines.
 """
 
 import argparse
@@ -14,12 +14,13 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 Number = tuple[str, str, str]
+Figure = tuple[str, str, tuple[Number, ...]]
 MUTANTS = "results/mutants/results.json"
 README, BENCHMARKS, RESULTS = "README.md", "benchmarks/README.md", "benchmarks/results/README.md"
 
@@ -27,18 +28,38 @@ STEP, BARE = ("step_vs_trl", "ratio", ".1f"), ("step_vs_trl", "ratio_nothing_ski
 DECODE, LONG = ("decode_vs_hf", "ratio", ".1f"), ("shared_prompt", "shapes/256x64/ratio", ".1f")
 VLLM = ("vllm_throughput/results/2026-11-23_2-cores.json", "ratios/local engine", ".1f")
 GRADED = ("math_reward", "per_second/0", ".0f")
+PRODUCTS = "limits/products"
 MASK, PRUNED = ("cppo_mask", "shapes/4096x256/ratio", ".0f"), ("pruned_update", "ratio/P=0.875", ".1f")
-FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
-    (README, "| a whole step of the demo | TRL 1.16 GRPOTrainer | {} ({} with nothing skipped) |", (STEP, BARE)),
-    (README, "| decode, 64 rows x 64 tokens | `generate` of transformers 5.23 | {} |", (DECODE,)),
-    (README, "| generation, 32 at once, one thread | a vLLM 0.32 server on the CPU | {} |", (VLLM,)),
-    (README, "| the prompt computed for each completion | {} |", (LONG,)),
-    (README, "| CPPO's mask, 4,096 x 256 tokens | a loop over sequences | {} |", (MASK,)),
-    (README, "| an update with 7 of 8 completions pruned | all completions | {} |", (PRUNED,)),
+
+
+def measured(words: str, *numbers: Number) -> Figure:
+    """Return a row of the README's table, which ends with the number of results and of machines."""
+    counts = ((numbers[0][0], "runs", ""), (numbers[0][0], "machines", ""))
+    return README, words + " {} on {} |", numbers + counts
+
+
+def share(*phases: str, least: str = "limit") -> Number:
+    """Return the limit on this machine, or another least time, as a share of the time of some phases."""
+    paths = (" plus ".join(f"phases/{phase}/{key}" for phase in phases) for key in (least, "seconds/0"))
+    return "where", " over ".join(paths), ".0%"
+
+
+FIGURES: tuple[Figure, ...] = (
+    measured("| a whole step of the demo | TRL 1.16 GRPOTrainer | {} ({} with nothing skipped) |", STEP, BARE),
+    measured("| decode, 64 rows x 64 tokens | `generate` of transformers 5.23 | {} |", DECODE),
+    measured("| generation, 32 at once, one thread | a vLLM 0.32 server on the CPU | {} |", VLLM),
+    measured("| the prompt computed for each completion | {} |", LONG),
+    measured("| CPPO's mask, 4,096 x 256 tokens | a loop over sequences | {} |", MASK),
+    measured("| an update with 7 of 8 completions pruned | all completions | {} |", PRUNED),
+    measured(
+        "| grading mathematics, {} answers a second on two workers | math-verify alone, in one process | {} |",
+        GRADED,
+        ("math_reward", "per_second/0 over alone/per_second/0", ".1f"),
+    ),
     (
         README,
-        "| grading mathematics, {} answers a second on two workers | math-verify alone, in one process | {} |",
-        (GRADED, ("math_reward", "per_second/0 over alone/per_second/0", ".1f")),
+        "take {} of the time of decoding and {} of that of an update",
+        (share("decode", least=PRODUCTS), share("forward", "backward", least=PRODUCTS)),
     ),
     (BENCHMARKS, "| {} × as fast, {} × with nothing skipped |", (STEP, BARE)),
     (
@@ -77,6 +98,11 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     (BENCHMARKS, "| {}; the goal of 5 % is out of reach |", (("step_overhead", "ratio", ".0%"),)),
     (BENCHMARKS, "5 times less | {} × and {} × | 2 |", (("pruned_update", "ratio/P=0.5", ".1f"), PRUNED)),
     (
+        BENCHMARKS,
+        "| the limit is {} of the time of decoding (long: {}), {} of an update's passes, {} of the optimizer |",
+        (share("decode"), share("decode, long"), share("forward", "backward"), share("optimizer")),
+    ),
+    (
         RESULTS,
         "what notices them: golden records and laws alone catch {} of {}, {} |",
         (
@@ -87,20 +113,6 @@ FIGURES: tuple[tuple[str, str, tuple[Number, ...]], ...] = (
     ),
 )
 
-
-def share(*phases: str) -> Number:
-    """Return the limit on this machine as a share of the time of some phases."""
-    paths = (" plus ".join(f"phases/{phase}/{key}" for phase in phases) for key in ("limit", "seconds/0"))
-    return "where", " over ".join(paths), ".0%"
-
-
-FIGURES += (
-    (
-        BENCHMARKS,
-        "| the limit is {} of the time of decoding (long: {}), {} of an update's passes, {} of the optimizer |",
-        (share("decode"), share("decode, long"), share("forward", "backward"), share("optimizer")),
-    ),
-)
 
 LAYOUTS = {  # recipe whose header has the figures → its layouts
     name: (f"{family}_{cluster}", f"{family}_8xH100")
@@ -113,7 +125,7 @@ LAYOUTS = {  # recipe whose header has the figures → its layouts
 }
 
 
-def layout_figures() -> Iterator[tuple[str, str, tuple[Number, ...]]]:
+def layout_figures() -> Iterator[Figure]:
     """Yield the figures of recipes in their layouts: a planned step, and the rehearsed memory of a rank."""
     for recipe, layouts in LAYOUTS.items():
         for layout, words in zip(layouts, (" {} s a step and {} GiB a rank", " {} s and {} GiB."), strict=True):
@@ -136,34 +148,31 @@ PLAIN = re.compile(
 
 @functools.cache
 def results(source: str) -> list[Any]:
-    """Return the result in a file, or those of a benchmark: the newest of each kind of machine, the newest first."""
+    """Return the result in a file, or all of a benchmark, the newest last."""
     if source.endswith(".json"):
         return [json.loads((ROOT / "benchmarks" / source).read_text())]
     files = sorted((ROOT / "benchmarks" / source / "results").glob("*.json"))
-    return newest([json.loads(file.read_text()) for file in files if PLAIN.fullmatch(file.name)])
-
-
-def newest(results: list[Any]) -> list[Any]:
-    """Return the last result of each kind of machine, the last first."""
-    by_kind: dict[str, Any] = {}
-    for each in results:
-        kind = re.sub(r" @ [\d.]+GHz", "", each["machine"]["processor"])  # hypervisors differ in whether they say it
-        by_kind.pop(kind, None)
-        by_kind[kind] = each
-    return list(by_kind.values())[::-1]
-
-
-def result(source: str) -> Any:
-    """Return the newest of `results`."""
-    return results(source)[0]
+    return [json.loads(file.read_text()) for file in files if PLAIN.fullmatch(file.name)]
 
 
 def figure(source: str, path: str, form: str) -> str:
-    """Return the number as the page shows it: `8.6`, or over several machines `5.2 to 8.6`."""
-    measured = [result(source)] if source in PLANNED else results(source)
+    """Return the number as the page shows it: `8.6`, or over several results `5.2 to 8.6`."""
+    measured = results(source)
+    if path in COUNTS:
+        return str(COUNTS[path](measured))
+    if source in PLANNED:
+        measured = measured[-1:]
     texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in measured)]
     span = texts[:1] if texts[0] == texts[-1] else [texts[0].removesuffix("%"), texts[-1]]
     return " to ".join(span).replace("%", " %")
+
+
+def machines(results: list[Any]) -> int:
+    """Return the number of machines, told apart by processor and system."""
+    return len({(each["machine"]["processor"], each["machine"]["system"]) for each in results})
+
+
+COUNTS: dict[str, Callable[[list[Any]], int]] = {"runs": len, "machines": machines}
 
 
 def number(result: Any, path: str) -> float:
