@@ -13,6 +13,7 @@ from proxima.cli.main import COMMANDS
 from proxima.config import RunConfig, check, dump, resolve
 from proxima.config.families import FAMILIES
 from proxima.config.validate import warnings
+from proxima.core.advantage import Gdpo
 from proxima.core.aggregate import SequenceMeanTokenMean, SequenceMeanTokenSumNorm, TokenMean
 from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, Gspo, PpoClip
@@ -29,6 +30,7 @@ LAYOUTS = sorted(FOLDER.glob("layouts/*.yaml"))  # to be laid over a recipe
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *LAYOUTS})
 SMALL = {"quickstart", "gsm8k", "gsm8k_cppo", "search"}
 PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
+METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {"lora": "cppo"}
 
 
 def name_of(path):
@@ -293,12 +295,15 @@ def test_segment_wise_decoupled_ppo_has_its_published_settings():
     assert (config.runtime.max_lag, config.runtime.max_concurrent_rollouts) == (2, 256)
     assert (weights.upper, weights.lower, weights.towards, weights.rejected) == (5.0, 0.2, "next", "count")
     assert config.algorithm.surrogate == PpoClip(epsilon_low=0.4, epsilon_high=0.4)
-    for section in ("model", "task", "reward", "sampling", "data"):
+    assert config.algorithm.advantage == Gdpo(scale="group", epsilon=1e-5, finish="tokens")
+    for section in ("model", "task", "sampling"):
         assert getattr(config, section) == getattr(base, section)
-    assert replace(config.train, steps=base.train.steps, prompts_per_step=8) == base.train
-    assert config.train.steps == 7473 // config.train.prompts_per_step
+    train = config.train
+    assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step) == (256, 4, 1)
+    assert (train.epochs_per_step, train.steps) == (1, 10 * (7473 // 256))
+    assert (train.optimizer.lr, train.optimizer.weight_decay) == (1.7e-5, 0.017)
     twin = published("cpu/sdp")
-    assert twin.algorithm == config.algorithm
+    assert replace(config.algorithm, advantage=twin.algorithm.advantage) == twin.algorithm
     assert (twin.runtime.max_lag, twin.runtime.max_concurrent_rollouts, twin.engine.threads) == (2, 32, 1)
 
 
@@ -331,7 +336,7 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
             config = replace(config, model=replace(config.model, lora=None), train=base.train)
         for section in ("model", "task", "sampling", "eval", "data", "engine"):
             assert getattr(config, section) == getattr(base, section), path.stem
-        method = {"lora": "cppo", "top_p": "grpo", "top_p_replay": "grpo"}.get(path.stem, path.stem)
+        method = METHODS.get(path.stem, path.stem)
         assert (config.algorithm.preset or "").startswith(method.removesuffix("_tis").removesuffix("_critic"))
         if path.stem not in ("cppo_prune", "distill"):
             assert config.train == base.train

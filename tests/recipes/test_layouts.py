@@ -10,7 +10,7 @@ from proxima.config.estimate import Estimates
 from proxima.config.memory_size import ENGINE, HANDED
 from proxima.config.training_memory import rank_share
 from proxima.runtime.state.folder import RunFolder
-from scripts.figures import result
+from scripts.figures import results
 from tests.recipes.shapes import write_shape
 from tests.recipes.smaller import RANKS, on_four_ranks
 from tests.runtime.placement.launched import launched
@@ -25,7 +25,7 @@ FIRST, *OTHERS = GROUPS
 
 def test_explain_reckons_what_rehearsals_counted(tmp_path):
     """Of a rank of each layout, in which groups split matrices, tokens or experts."""
-    rows = result("layouts")["rows"]
+    rows = results("layouts")[-1]["rows"]
     for recipe in ("qwen3_30b_cppo", "qwen3_4b_cppo", "dapo_32b"):
         model = write_shape(resolve(recipe).config.model.path, tmp_path)
         for layout, row in rows[recipe].items():

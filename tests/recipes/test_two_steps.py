@@ -32,6 +32,7 @@ RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *FOLDER.glob("layouts/*
 STAND_INS = {  # a recipe → those that differ from it in numbers, or in parts that have tests of their own
     "quickstart": r"cpu/(cppo|dppo|drpo|grpo|gspo)|grpo_cppo-.*",
     "cpu/dapo_tis": r"(cpu/)?dapo_.*|cpu/dapo",
+    "cpu/is_sequence": "cpu/is_.*",
     "cpu/sdp": "gsm8k_grpo_sdp",
     "cpu/top_p_replay": "cpu/top_p",
     "classic/ppo": "cpu/ppo_critic",

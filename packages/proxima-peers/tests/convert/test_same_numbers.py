@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from proxima.config import load_recipe
 from proxima.core.correction import CORRECTION_PRESETS, Importance, Rejection
 from proxima.data import PolicyBatch
 from proxima_peers.verify import areal, trl, unirl, verl
@@ -284,3 +285,20 @@ def test_the_weights_of_the_test_differ_from_one_another():
     """Else the test above could not fail."""
     weight = product([Importance("token", "none")], batch())
     assert (weight > 5).sum() > 5 and ((weight > 0) & (weight < 0.2)).sum() > 5
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options"),
+    [
+        ("is_token", {"": True, "_threshold": 2.0, "_level": "token", "_mode": "truncate"}),
+        ("is_sequence", {"": True, "_threshold": 5.0, "_level": "sequence", "_mode": "clip"}),
+        ("is_metrics", {"": False, "_threshold": 2.0, "_level": "token", "_mode": "truncate"}),
+    ],
+)
+def test_recipes_of_verls_first_examples(specs, recipe, options):
+    spec = specs(
+        "verl",
+        {"algorithm.adv_estimator": "grpo"} | {f"algorithm.rollout_is{name}": value for name, value in options.items()},
+    )
+    assert load_recipe(f"cpu/{recipe}").config.algorithm.correction == spec.correction
+    assert spec.proximal == "recompute"
