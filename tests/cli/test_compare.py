@@ -19,7 +19,7 @@ def sweep(here):
 @pytest.fixture
 def no_page(monkeypatch):
     """For what is printed: the charts of a page take a second."""
-    monkeypatch.setattr("proxima.view.comparison_page.write_comparison", lambda comparison, path, *, title: path)
+    monkeypatch.setattr("proxima.view.comparison_page.write_comparison", lambda comparison, path, **more: path)
 
 
 def test_a_sweep(proxima, sweep):

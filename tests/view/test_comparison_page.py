@@ -6,6 +6,7 @@ from unittest import mock
 
 import pytest
 
+from proxima.data import UserError
 from proxima.lab import compare_runs, find_runs, read_run
 from proxima.lab.cell_statistics import HELD_OUT, SeedBand
 from proxima.view import comparison_page
@@ -56,7 +57,7 @@ def values(two):
 
 @pytest.fixture(scope="module")
 def page(two, values, tmp_path_factory):
-    with mock.patch.object(comparison_page, "page_values", lambda comparison: values):
+    with mock.patch.object(comparison_page, "page_values", lambda comparison, over: values):
         return Page(write_comparison(two, tmp_path_factory.mktemp("page") / "c.html", title="mine"))
 
 
@@ -262,3 +263,17 @@ def test_values_in_a_line():
         "'a: b'",
         "[]",
     ]
+
+
+def test_what_cells_reach_and_take_over_a_field(tmp_path, monkeypatch):
+    def cell(size, end):
+        config = CONFIG.replace("1.0e-05", str(size))
+        return {s: (curve([0.1, end], seconds=60.0 * size), {"config": config}) for s in (1, 2)}
+
+    cells = comparison(make_sweep(tmp_path, {"g16": cell(16, 0.8), "g4": cell(4, 0.6)}))
+    monkeypatch.setattr(comparison_page, "line_chart", lambda series, **more: [s.points for s in series])
+    reached, clock = page_values(cells, "train.optimizer.lr")["over_charts"]
+    assert reached == {"title": "Held-out accuracy", "svg": [[(16.0, 0.8)], [(4.0, 0.6)]]}
+    assert clock == {"title": "Minutes", "svg": [[(16.0, 32.0)], [(4.0, 8.0)]]}
+    with pytest.raises(UserError, match="--over seed: must be a number in the recipe, and differ"):
+        page_values(cells, "seed")

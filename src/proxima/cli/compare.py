@@ -18,6 +18,7 @@ WIDTH = 100
 OUT = "the page; default: compare.html in the sweep's folder, else in the current one"
 TARGET = "also print the cost of reaching this held-out accuracy or reward"
 BASELINE = "the variant that the others are compared with; default: the first"
+OVER = "also draw what each variant reached and took over its value of this field of the recipe"
 METRIC = (
     "what is compared if evaluations have it (default: accuracy, or else the mean reward); its mean over the last "
     "tenth of the steps is printed too; any of its names, or a reward's name; repeatable"
@@ -30,6 +31,7 @@ def compare(
     out: Annotated[Path | None, Argument(OUT, "FILE")] = None,
     target: Annotated[float | None, Argument(TARGET, "VALUE")] = None,
     baseline: Annotated[str | None, Argument(BASELINE, "NAME")] = None,
+    over: Annotated[str | None, Argument(OVER, "FIELD")] = None,
     metric: Annotated[Sequence[str], Argument(METRIC, "NAME", words="append")] = (),
     as_json: Annotated[
         bool, Argument("print the numbers for programs; the page only with --out", flag="--json")
@@ -53,7 +55,7 @@ def compare(
     if page is not None:
         check_page("--out", page)
         title = Path(run[0]).resolve().name if len(run) == 1 else "Comparison"
-        write_comparison(comparison, page, title=title)
+        write_comparison(comparison, page, title=title, over=over)
     means: dict[str, dict[str, SeedMean]] = {}
     for name, key in keys.items():
         ends = {cell.name: cell.over_seeds(final_value(key)) for cell in comparison.cells}

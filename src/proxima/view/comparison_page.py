@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config.scalars import in_one_line
+from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import HELD_OUT, CellRuns, CellSummary, SeedBand, TargetCost
@@ -82,17 +83,22 @@ EXAMPLE_CHARTS = (  # for runs on fixed data sets
 )
 
 
-def write_comparison(comparison: RunComparison, path: Path | str, *, title: str = "Comparison") -> Path:
-    """Write the page and return its path.
+def write_comparison(
+    comparison: RunComparison, path: Path | str, *, title: str = "Comparison", over: str | None = None
+) -> Path:
+    """Write the page and return its path; `over` names a field of the config, see `over_field`.
 
-    Raises: OSError if the folder is missing or the disk is full; an earlier page stays intact.
+    Raises:
+        UserError: `over` is not a number that differs between the cells.
+        OSError: the folder is missing or the disk is full; an earlier page stays intact.
     """
     path = Path(path)
-    write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **page_values(comparison)))
+    values = page_values(comparison, over)
+    write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **values))
     return path
 
 
-def page_values(comparison: RunComparison) -> dict[str, Any]:
+def page_values(comparison: RunComparison, over: str | None = None) -> dict[str, Any]:
     """Return everything that the page shows, with formatted numbers."""
     rows = comparison.rows()
     axes = [axis for axis in AXES if axis in comparison.axes]
@@ -113,6 +119,8 @@ def page_values(comparison: RunComparison) -> dict[str, Any]:
         "axes": [{"key": axis, "name": AXES[axis].name, "description": titles[axis]} for axis in axes],
         "charts": [made for chart in shown if (made := chart_figure(comparison, scales, chart)) is not None],
         "intervals": interval_bars(rows, comparison.headline),
+        "over": over,
+        "over_charts": [] if over is None else over_field(comparison, rows, over),
         "head": table_head(comparison),
         "table": [glued(table_row(row, comparison)) for row in rows],
         "training": "Training figures" if comparison.offline else "Training reward",
@@ -215,6 +223,36 @@ def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -
     points = [(x / size, factor * y) for x, y in zip(band.x, band.mean, strict=True)]
     area = [(factor * a, factor * b) for a, b in zip(band.low, band.high, strict=True)]
     return Series(points=points, color=f"k{index % COLORS}", band=area, dash=dashes(index))
+
+
+def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: str) -> list[dict[str, Any]]:
+    """Return what each cell reached and what it cost, over the value that it has in a field: the held-out figure after
+    training, or the best one if no run was evaluated at its end, and the training clock."""
+    if not is_number(places := comparison.differing.get(field, ())):
+        fields = [path for path, values in comparison.differing.items() if is_number(values)]
+        problem = f"--over {field}: must be a number in the recipe, and differ between the cells"
+        raise UserError(problem, remedy=f"such are: {', '.join(fields)}" if fields else None)
+    ends = "after" if any(row.after for row in rows) else "best"
+    charts = []
+    for title, key, factor in (("Held-out " + comparison.headline.title, ends, 1.0), ("Minutes", "clock", 1 / 60)):
+        means = [getattr(row, key) for row in rows]
+        series = [
+            Series(
+                points=[(float(x), factor * mean.mean)],
+                spread=[(factor * mean.low, factor * mean.high)],
+                color=f"k{i % COLORS}",
+            )
+            for i, (x, mean) in enumerate(zip(places, means, strict=True))
+            if mean is not None
+        ]
+        if series:
+            svg = line_chart(series, label=f"{title} over {field}", size=(440, 230))
+            charts.append({"title": title, "svg": svg})
+    return charts
+
+
+def is_number(values: Sequence[Any]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, Any] | None:
