@@ -98,6 +98,15 @@ def test_the_cache_of_the_hub(tmp_path):
     assert locate_files(PARTS["gsm8k"], "openai/gsm8k") == origin
 
 
+def test_the_newest_contest(tmp_path):
+    cached(
+        tmp_path,
+        "math-ai/aime26",
+        lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "7"}]),
+    )
+    assert locate_files(PARTS["aime26"]).name == "math-ai/aime26"
+
+
 def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
     cached(
         tmp_path,

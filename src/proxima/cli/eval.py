@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the options in `--help`
 OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"
-TASK = "aime24, aime25, amc23, gsm8k, math500; several with commas between them"
+TASK = "aime24, aime25, aime26, amc23, gsm8k, math500; several with commas between them"
 DATA = "folder of the sets, as FOLDER/NAME/test.parquet (default: data)"
 SAMPLES = "completions per question; 1 (default): greedy"
 TEMPERATURE = "default: 0 for one sample, 1 for several"

@@ -128,6 +128,7 @@ _SUITES = (
     # American Invitational Mathematics Examination I and II, Mathematical Association of America: 30 questions each
     Suite(name="aime24", hub="HuggingFaceH4/aime_2024", split="train", question="problem", max_tokens=8192),
     Suite(name="aime25", hub="math-ai/aime25", question="problem", max_tokens=8192),
+    Suite(name="aime26", hub="math-ai/aime26", question="problem", max_tokens=8192),
     # American Mathematics Competitions 12A and 12B of 2023, without the choices: 40 questions
     Suite(name="amc23", hub="math-ai/amc23"),
     # Cobbe et al., arXiv 2110.14168; MIT licence: 1,319 questions

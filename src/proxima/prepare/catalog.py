@@ -106,6 +106,7 @@ SOURCES: dict[str, tuple[Part, ...]] = {
             Hub("MathArena/aime_2025"),
             Hub("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II")),
         ),
+        _aime(2026, Hub("math-ai/aime26"), Hub("MathArena/aime_2026")),
     ),
     "amc23": (
         Part(

@@ -10,7 +10,7 @@ from proxima.task.protocol import MappedRows, PlayedTask, Row, Rows, user_messag
 from proxima.task.template import fill, require_question_template
 
 # folders that the command can create
-PREPARED = ("aime24", "aime25", "amc23", "dapo-math", "gsm8k", "math", "math500")
+PREPARED = ("aime24", "aime25", "aime26", "amc23", "dapo-math", "gsm8k", "math", "math500")
 
 
 def prepare_command(path: str | Path) -> str | None:

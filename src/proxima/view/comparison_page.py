@@ -231,7 +231,7 @@ def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: st
     if not is_number(places := comparison.differing.get(field, ())):
         fields = [path for path, values in comparison.differing.items() if is_number(values)]
         problem = f"--over {field}: must be a number in the recipe, and differ between the cells"
-        raise UserError(problem, remedy=f"such are: {', '.join(fields)}" if fields else None)
+        raise UserError(problem, remedy=f"such are: {', '.join(fields) or 'none'}")
     ends = "after" if any(row.after for row in rows) else "best"
     charts = []
     for title, key, factor in (("Held-out " + comparison.headline.title, ends, 1.0), ("Minutes", "clock", 1 / 60)):
