@@ -74,8 +74,10 @@ def figures() -> dict[Path, str]:
     from proxima.view.chart import svg_file
     from proxima.view.surrogate_curve import TokenSetting
     from proxima.view.surrogate_plot import draw
+    from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure
 
-    drawn = {}
+    threshold = ThresholdFigure.of(EXAMPLE, SURROGATES["cppo"]())
+    drawn = {PAGES / "cppo_threshold.svg": svg_file(threshold)}
     for kind, cls in SURROGATES.items():
         beside = {"ppo_clip": ["reinforce"], "cppo": ["dppo", "ppo_clip"], "luspo": ["gspo"]}.get(kind, ["ppo_clip"])
         together = {name: SURROGATES[name]() for name in beside} | {kind: cls()}
@@ -121,6 +123,8 @@ def method_page(slot: str, kind: str, cls: type, note: dict[str, str]) -> str:
         parts.append(text + "\n")
     if slot == "surrogate":
         parts.append(f"![loss and gradient weight over the ratio, for both signs of the advantage]({kind}.svg)\n")
+    if kind == "cppo":
+        parts.append("![threshold along a completion, and the tokens that it masks](cppo_threshold.svg)\n")
     if rows := field_rows(cls):
         parts.append(table(["field", "default", "meaning"], rows) + "\n")
     if slot == "advantage" and "value" in cls.needs:

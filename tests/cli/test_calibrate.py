@@ -9,7 +9,7 @@ import pytest
 from proxima.cli.calibrate import lines
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
-from proxima.view.threshold_plot import ThresholdFigure, most_masked
+from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
 
 def completion(behavior, policy, advantage=1.0, sample=0):
@@ -64,7 +64,25 @@ def test_figure_shows_the_worked_example():
     np.testing.assert_allclose(drawing.weighted, [0.18, 0.171, 0.135, 0.0425, 0.004], atol=1e-6)
     np.testing.assert_allclose(drawing.allowed, [0.2, 0.06, -0.073, -0.172, -0.1805], atol=1e-6)
     assert drawing.masked.tolist() == [False, True, True, True, False]
+    np.testing.assert_allclose(drawing.prefix, drawing.allowed, atol=1e-6)
     assert drawing.remark.startswith("3 of 5 tokens masked") and drawing.remark.endswith("at 4")
+
+
+@pytest.mark.parametrize(
+    "spec", [Cppo(), Cppo(delta=0.05, delta_b=0.01), Cppo(budget="static"), Cppo(w_min=1.0)], ids=str
+)
+def test_the_threshold_is_the_smaller_of_what_is_drawn(spec):
+    drawing = ThresholdFigure.of(EXAMPLE, spec)
+    np.testing.assert_allclose(np.minimum(spec.delta, drawing.prefix), drawing.allowed, atol=1e-6)
+
+
+def test_the_example_has_both_kinds_of_masked_tokens(proxima, here):
+    drawing = ThresholdFigure.of(EXAMPLE, Cppo())
+    above = drawing.weighted > drawing.spec.delta
+    assert (drawing.masked & above).any() and (drawing.masked & ~above).any()
+    assert proxima("plot", "threshold", "--surrogate", "cppo,delta=0.1") == (0, "threshold.svg\n", "")
+    text = (here / "threshold.svg").read_text()
+    assert "(δ = 0.1, δ_b = 0.02" in text and "by the prefix alone" in text
 
 
 def test_most_masked():

@@ -2,6 +2,7 @@
 
 proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weight over the ratio and the probability
 proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
+proxima plot threshold                                 # the same for an example
 proxima plot divergence runs/mine                      # ratio and difference of pi and mu by probability
 proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README
 proxima plot timeline runs/mine --steps 3:8            # who works and who waits: trainer, engine, rewards, prompts"""
@@ -61,7 +62,7 @@ def surrogates_figure(
 
 
 def threshold_figure(
-    run_folder: RunPath,
+    run_folder: Annotated[Path | None, Argument("run folder; without one, an example is drawn", "RUN")] = None,
     *,
     out: Out = "threshold.svg",
     step: OneStep = None,
@@ -75,8 +76,11 @@ def threshold_figure(
     from proxima.config.describe import kind_of
     from proxima.core.surrogate import Cppo
     from proxima.lab.divergences import measurable, read_algorithm, read_trained
-    from proxima.view.threshold_plot import ThresholdFigure, most_masked
+    from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
+    if run_folder is None:
+        of = measurable(parse_surrogate(surrogate or "cppo")) or Cppo()
+        return _write(ThresholdFigure.of(EXAMPLE, of), out, "threshold.svg")
     completions = read_trained(run_folder, step)
     algorithm = read_algorithm(run_folder, import_code=import_code)
     own = algorithm.surrogate

@@ -1,7 +1,8 @@
-"""CPPO's trust region along a completion: each token's weighted divergence, its threshold, and the masked tokens."""
+"""CPPO's trust region along a completion: each token's weighted divergence, the two parts of its threshold, and the
+tokens that each of them masks."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARGINS = (52, 14, 66, 56)
+MARGINS = (52, 14, 86, 56)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +23,30 @@ class ThresholdFigure(Drawing):
 
     completion: TrainedCompletion
     weighted: Floats  # [T] Z_t
-    allowed: Floats  # [T] c_t
+    prefix: Floats  # [T] δ + budget W_{t-1} − S_{t-1}, what the prefix leaves
+    allowed: Floats  # [T] c_t, the smaller one of δ and `prefix`
     masked: Bools  # [T] the surrogate drops the token
     spec: Cppo
     used: str = ""  # kind of the run's surrogate if it is not CPPO, which makes the figure hypothetical
     salt = "threshold"
-    size = (760, 330)
+    size = (760, 360)
 
     @classmethod
     def of(cls, completion: TrainedCompletion, spec: Cppo, used: str = "") -> "ThresholdFigure":
         batch = as_batch([completion])
         weighted, allowed = (values.numpy() for values in spec.threshold(batch))
         masked = ~spec(batch).keep.numpy()
-        return cls(completion=completion, weighted=weighted, allowed=allowed, masked=masked, spec=spec, used=used)
+        prefix = (
+            spec.delta + budget(spec, completion.divergence) * before(weights(spec, len(weighted))) - before(weighted)
+        )
+        shown = {"weighted": weighted, "prefix": prefix, "allowed": allowed, "masked": masked}
+        return cls(completion=completion, spec=spec, used=used, **shown)
 
     @property
     def title(self) -> str:
         it = self.completion
+        if it is EXAMPLE:
+            return "CPPO's threshold along a completion (an example, A > 0)"
         what = f"hypothetical, the run used {self.used}: " if self.used else ""
         return (
             f"{what}step {it.step}, prompt {it.prompt_uid}, sample {it.sample}, advantage {float(it.advantage[-1]):.3g}"
@@ -59,18 +67,66 @@ class ThresholdFigure(Drawing):
     def draw(self, figure: "Figure", color: Color) -> None:
         position = np.arange(1, len(self.weighted) + 1)
         axes = panel_axes(figure, MARGINS)
-        dots: Any = {"linestyle": "", "marker": "o", "markeredgewidth": 0}
+        delta = self.spec.delta
+        low = min(0.0, *self.allowed)
+        positive = np.maximum(self.allowed, 0)
+        axes.fill_between(position, 0, positive, color=color("c"), alpha=0.15, linewidth=0, label="kept")
+        axes.fill_between(position, positive, delta, color=color("b"), alpha=0.15, linewidth=0, label="spent before")
         axes.axhline(0, color=color("muted"), linewidth=1)
-        axes.plot(position, self.allowed, color=color("b"), linewidth=1.8, label="threshold c")
-        axes.vlines(position, 0, self.weighted, color=color("e"), linewidth=1)
-        for where, name, size, label in ((~self.masked, "a", 4, "Z = w |π − μ|"), (self.masked, "k7", 6, self.outcome)):
-            axes.plot(position[where], self.weighted[where], color=color(name), markersize=size, label=label, **dots)
-        axes.set(xlim=(0, len(position) + 1), xlabel="position of the token")
-        axes.set_title(self.title, pad=30)
-        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=3, frameon=False)
+        axes.axhline(delta, color=color("ink"), linewidth=1.2, linestyle=(0, (6, 3)), label="δ")
+        axes.plot(position, self.prefix, color=color("b"), linewidth=1.2, linestyle=(0, (2, 2)), label="δ + δ_b W − S")
+        axes.plot(position, self.allowed, color=color("b"), linewidth=2, label="threshold c, the smaller one")
+        flat = self.weighted > delta
+        for where, name, label in (
+            (~self.masked, "e", "Z = w |π − μ|"),
+            (self.masked & flat, "k7", f"{self.outcome}: above δ"),
+            (self.masked & ~flat, "k5", "by the prefix alone"),
+        ):
+            axes.bar(position[where], self.weighted[where], color=color(name), label=label, width=0.5, zorder=2)
+        highest = max(delta, *self.weighted, *self.allowed)
+        axes.set(xlim=(0, len(position) + 1), ylim=(low, 1.15 * highest), xlabel="position of the token")
+        axes.set_title(self.title, pad=48)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=4, frameon=False)
         round_ticks(axes.xaxis, 8, integer=True)
         round_ticks(axes.yaxis, 5)
         figure.text(MARGINS[0] / self.size[0], 10 / self.size[1], self.remark, color=color("muted"))
+
+
+def budget(spec: Cppo, divergence: Floats) -> float:
+    """Return the drift allowed per token of the prefix."""
+    if spec.budget == "static":
+        return spec.delta_b
+    return float(np.clip(np.quantile(divergence.astype(np.float64), 0.9), spec.delta_b, 2 * spec.delta_b))
+
+
+def weights(spec: Cppo, tokens: int) -> Floats:
+    """[T] w_t."""
+    if tokens == 1:
+        return np.asarray([spec.w_min if spec.single_token == "w_min" else 1.0], np.float32)
+    return np.linspace(1.0, spec.w_min, tokens, dtype=np.float32)
+
+
+def before(values: Floats) -> Floats:
+    """[T] the sums of the values before each."""
+    return np.cumsum(values) - values
+
+
+#: Divergences that meet every case: below both bounds, above δ, and above what the prefix has left alone.
+EXAMPLE_DIVERGENCES = np.asarray(
+    [
+        *(0.01, 0.03, 0.02, 0.05, 0.01, 0.18, 0.02, 0.04, 0.05, 0.09, 0.07, 0.08),
+        *(0.02, 0.01, 0.01, 0.02, 0.04, 0.01, 0.02, 0.05, 0.01, 0.01, 0.02, 0.01),
+    ],
+    np.float32,
+)
+EXAMPLE = TrainedCompletion(
+    step=0,
+    prompt_uid=0,
+    sample=0,
+    behavior_log_prob=np.log(np.full_like(EXAMPLE_DIVERGENCES, 0.5)),
+    log_prob=np.log(0.5 + EXAMPLE_DIVERGENCES),
+    advantage=np.ones_like(EXAMPLE_DIVERGENCES),
+)
 
 
 def most_masked(completions: list[TrainedCompletion], spec: Cppo) -> TrainedCompletion:
