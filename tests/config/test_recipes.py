@@ -30,7 +30,10 @@ LAYOUTS = sorted(FOLDER.glob("layouts/*.yaml"))  # to be laid over a recipe
 RECIPES = sorted({*FOLDER.glob("**/*.yaml")} - {*SWEEPS, *LAYOUTS})
 SMALL = {"quickstart", "gsm8k", "gsm8k_cppo", "search"}
 PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not in SMALL]
-METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {"lora": "cppo"}
+METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {
+    "lora": "cppo",
+    "ppo_notebook": "ppo",
+}
 
 
 def name_of(path):
@@ -339,8 +342,10 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
             assert getattr(config, section) == getattr(base, section), path.stem
         method = METHODS.get(path.stem, path.stem)
         assert (config.algorithm.preset or "").startswith(method.removesuffix("_tis").removesuffix("_critic"))
-        if path.stem not in ("cppo_prune", "distill"):
+        if path.stem not in ("cppo_prune", "distill", "ppo_notebook"):
             assert config.train == base.train
+    notebook = published("cpu/ppo_notebook").train
+    assert replace(notebook, epochs_per_step=1, target_kl=None) == base.train
     distilled = resolve(FOLDER / "cpu/distill.yaml").config
     assert replace(distilled.train, steps=base.train.steps) == base.train
     assert 2 * distilled.train.steps <= base.train.steps

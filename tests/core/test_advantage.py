@@ -1,6 +1,7 @@
 """Advantages and selections: worked examples and laws."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -162,3 +163,25 @@ def test_an_advantage_declares_what_must_be_computed_first(kind: str) -> None:
     named = "|".join(sorted(spec.needs))
     with pytest.raises(ValueError, match=rf"{type(spec).__name__} needs `({named})`: .* supplies it"):
         spec(bare)
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("place", ["inside", "outside"])
+def test_whitening_as_the_fields_say(ddof: int, place: Any) -> None:
+    """ε is as large as the variance, so that its place counts."""
+    values, mask = torch.tensor([1e-4, 3e-4, 9.0, -1e-4]).double(), torch.tensor([True, True, False, True])
+    x = values[mask]
+    var = (x - x.mean()).square().sum() / (3 - ddof)
+    expected = (x - x.mean()) / ((var + 1e-8).sqrt() if place == "inside" else var.sqrt() + 1e-8)
+    start = torch.tensor([0, 4])
+    rewards = TokenRewards(reward=values, loss_mask=mask, cu_seqlens=start, value=torch.zeros(4).double())
+    out = Gae(lam=0.0, whiten_ddof=ddof, whiten_epsilon=place)(rewards)
+    torch.testing.assert_close(out[mask], expected, rtol=1e-12, atol=0)
+    assert out[2] == 0
+
+
+def test_whitening_has_two_denominators_and_two_places() -> None:
+    with pytest.raises(ValueError, match="whiten_ddof"):
+        Gae(whiten_ddof=2)
+    with pytest.raises(ValueError, match="whiten_epsilon"):
+        Gae(whiten_epsilon="above")  # type: ignore[arg-type]

@@ -58,7 +58,9 @@ def smaller(config: Any, root: Path) -> list[str]:
         if isinstance(reward, Overlong):
             values |= {f"reward.{i}.max_tokens": size, f"reward.{i}.buffer_tokens": 3}
         if isinstance(reward, ModelReward):
-            values[f"reward.{i}.path"] = values["critic.path"] = scorer(root)
+            values[f"reward.{i}.path"] = scorer(root)
+    if hasattr(config.critic, "path") and config.critic.path is not None:
+        values["critic.path"] = scorer(root)
     if hasattr(config.algorithm.aggregate, "horizon"):
         values["algorithm.aggregate.horizon"] = size
     return [f"{key}={value}" for key, value in values.items()]

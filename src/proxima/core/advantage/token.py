@@ -1,7 +1,7 @@
 """Advantages of tokens: per-token rewards in, [N] advantages out; with whitening and KL rewards."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from torch import Tensor
 from proxima.core.advantage.protocol import TokenAdvantage, TokenRewards, required
 from proxima.core.padded_blocks import prefix_sums, suffix_sums
 from proxima.core.segment import segment_index
-from proxima.data import require
+from proxima.data import check_choices, require
 
 
 @dataclass(frozen=True)
@@ -48,19 +48,32 @@ def reward_to_go(rewards: TokenRewards, gamma: float = 1.0) -> Tensor:
     return rows.packed(suffix_sums(rows.padded(rewards.reward), gamma), rewards.reward)
 
 
-def whiten(values: Tensor, mask: Tensor, *, shift: bool = True, epsilon: float = 1e-8) -> Tensor:
-    """(x − mean) / sqrt(var + ε) over the masked tokens, ddof = 1; 0 outside the mask.
+EpsilonPlace = Literal["inside", "outside"]  # of the square root
 
-    Args: values [N] float; mask [N] bool; `shift=False` adds the mean back.
+
+def whiten(
+    values: Tensor,
+    mask: Tensor,
+    *,
+    shift: bool = True,
+    epsilon: float = 1e-8,
+    ddof: int = 1,
+    place: EpsilonPlace = "inside",
+) -> Tensor:
+    """(x − mean) / sqrt(var + ε) over the masked tokens; 0 outside the mask.
+
+    Args: values [N] float; mask [N] bool; `shift=False` adds the mean back; `place="outside"` divides by
+        sqrt(var) + ε; `ddof` of the variance.
     Edge cases: fewer than two tokens are left unchanged (verl raises for none and warns for one).
     Source: verl, TRL, AReaL. Differs: verl leaves whitened garbage at masked positions (P18); AReaL's variance is
-        biased (A7).
+        biased (A7). Teaching notebooks of PPO often have `ddof=0, place="outside"`.
     """
     chosen = values[mask].double()
     if len(chosen) < 2:
         return torch.where(mask, values, 0.0)
-    mean = chosen.mean()
-    out = (values.double() - mean) * torch.rsqrt(chosen.var() + epsilon) + (0.0 if shift else mean)
+    mean, variance = chosen.mean(), chosen.var(correction=ddof)
+    scale = torch.rsqrt(variance + epsilon) if place == "inside" else 1 / (variance.sqrt() + epsilon)
+    out = (values.double() - mean) * scale + (0.0 if shift else mean)
     return torch.where(mask, out, 0.0).to(values.dtype)
 
 
@@ -91,6 +104,8 @@ class Gae(TokenAdvantage):
         gamma: discount, in [0, 1].
         lam: in [0, 1]; 1 is reward-to-go minus value, 0 one step.
         whiten: standardise the result over all loss tokens (see `whiten`).
+        whiten_ddof: 0 or 1, of the variance.
+        whiten_epsilon: where the 1e-8 is: `inside` the root, or `outside`.
         rewards: `reward`, `value` [N]; `bootstrap` [S] is V after the last token.
     Returns: [N] in the rewards' dtype, 0 outside the loss. `returns(rewards)` gives A + V before whitening, the
         critic's target.
@@ -104,15 +119,21 @@ class Gae(TokenAdvantage):
     gamma: float = 1.0
     lam: float = 1.0
     whiten: bool = True
+    whiten_ddof: int = 1
+    whiten_epsilon: EpsilonPlace = "inside"
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
 
     def __post_init__(self) -> None:
         require(0 <= self.gamma <= 1, "gamma", self.gamma, "must be in [0, 1]")
         require(0 <= self.lam <= 1, "lam", self.lam, "must be in [0, 1]")
+        require(self.whiten_ddof in (0, 1), "whiten_ddof", self.whiten_ddof, "must be 0 or 1")
+        check_choices(self)
 
     def __call__(self, rewards: TokenRewards) -> Tensor:
         advantage = self._raw(rewards)
-        return whiten(advantage, rewards.loss_mask) if self.whiten else advantage
+        if not self.whiten:
+            return advantage
+        return whiten(advantage, rewards.loss_mask, ddof=self.whiten_ddof, place=self.whiten_epsilon)
 
     def returns(self, rewards: TokenRewards) -> Tensor:
         """[N] A + V before whitening; 0 outside the loss."""
