@@ -1,10 +1,14 @@
 """`proxima explain --devices`: a step on devices that are not here."""
 
+import importlib.util
 import json
 import re
 from pathlib import Path
 
 import pytest
+
+from proxima.data import UserError
+from proxima.reward import Math
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 RAY = "placement={kind: ray, ranks: 32, engines: 16, colocate: true, expert_parallel: 8}"
@@ -22,6 +26,20 @@ def test_stages_memory_and_what_binds(proxima):
     assert stages == ["generate", "update", "publish", "else"]
     assert "completions of 3,000 tokens on average" in out and "largest micro-batch" in out
     assert "by the formula" in out and "expert " in lines[-1]
+
+
+def test_a_plan_needs_no_package_of_the_run(proxima, monkeypatch):
+    real = importlib.util.find_spec
+    absent = {"ray", "math_verify", "peft", "torchao"}
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in absent else real(name, *a))
+    words = (RECIPES / "qwen3_30b_cppo.yaml", RAY, "engine=vllm")
+    assert proxima("explain", *words, "--devices", "32xH100-80G")[0] == 0
+    code, out, _ = proxima("explain", *words)
+    assert code == 0 and "placement.kind=ray" in out and "needs the package ray" in out
+    code, _, err = proxima("train", RECIPES / "quickstart.yaml", "placement=ray")
+    assert code == 2 and "needs the package ray: pip install 'proxima-rl[ray]'" in err
+    with pytest.raises(UserError, match="needs the package math-verify"):
+        Math().check()
 
 
 def test_devices_that_stand_idle(proxima):

@@ -7,6 +7,7 @@ import pytest
 from transformers import Qwen3Config
 
 from proxima.config import resolve
+from proxima.data import UserError
 
 pytestmark = pytest.mark.usefixtures("warm_rehearsals")
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,6 +21,14 @@ def test_it_fits_and_says_what_waits(proxima, recipe):
     parts = dict(part.rsplit(" ", 1) for part in out.splitlines()[1].strip().split("  "))
     assert parts["CUDA itself"] == "1.00" and "fragments" in parts
     assert sum(map(float, parts.values())) == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_demo_s_model_is_downloaded(proxima, here, monkeypatch):
+    def download(folder):
+        raise UserError(f"asked for {folder}")
+
+    monkeypatch.setattr("proxima.model.demo_model.download_demo_model", download)
+    assert proxima("rehearse", "quickstart") == (2, "", "error: asked for models/smollm2-135m-instruct\n")
 
 
 def test_a_model_too_large_for_the_device(proxima, here):

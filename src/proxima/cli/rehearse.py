@@ -25,7 +25,7 @@ def rehearse(
     """Print faults, memory and waits; return 1 if it does not fit or a step would fail."""
     from proxima.config import check, resolve
     from proxima.config.problems import ConfigError
-    from proxima.config.validate import all_problems, to_do
+    from proxima.config.validate import all_problems, fetch_demo_model, to_do
     from proxima.lab.plan.devices import read_devices
     from proxima.lab.rehearsal.device_fit import rehearse_recipe
 
@@ -35,6 +35,7 @@ def rehearse(
     left = to_do(resolved)
     if problems := [problem for problem in check(resolved) if problem not in left]:
         raise ConfigError(problems)
+    fetch_demo_model(resolved)
     fit = rehearse_recipe(str(recipe), override, asked, import_code=import_code)
     if as_json:
         print_json(fit.as_json())

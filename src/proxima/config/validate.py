@@ -98,8 +98,10 @@ CHECKS: Sequence[Check | IfSet] = (
     placement_section.engines_can_rest,
     placement_section.gathered_weights_are_precise,
     placement_section.split_tokens_are_packed,
-    train_section.optimizers_are_ready,
+    train_section.optimizers_are_installed,
+    train_section.muon_has_whole_matrices,
     model_section.model_exists,
+    model_section.adapters_are_installed,
     model_section.adapters_are_ready,
     placement_section.models_can_be_split,
     model_section.reward_head_is_new,
@@ -118,6 +120,13 @@ CHECKS: Sequence[Check | IfSet] = (
     eval_section.evaluations_are_configured,
     eval_section.evaluation_metric_exists,
     eval_section.best_metric_has_a_direction,
+)
+TO_DO = (
+    data_section.data_files_exist,
+    values_are_filled_in,
+    placement_section.placement_is_installed,
+    train_section.optimizers_are_installed,
+    model_section.adapters_are_installed,
 )
 WARNINGS: Sequence[Check] = (
     eval_section.evaluation_is_held_out,
@@ -145,13 +154,19 @@ def load_recipe(
         resolved = resolve(recipe, overrides, root=root)
     if problems := check(resolved):
         raise ConfigError(problems)
+    if fetch_demo_model(resolved) and (problems := check(resolved)):  # now with the model's config
+        raise ConfigError(problems)
+    return resolved
+
+
+def fetch_demo_model(resolved: Resolved[Any]) -> bool:
+    """Download the demo's model if the recipe names it and it is missing; return whether it was."""
     if is_downloadable(path := resolved.get("model.path")):
         from proxima.model.demo_model import download_demo_model
 
         download_demo_model(Path(path))
-        if problems := check(resolved):  # now with the model's config
-            raise ConfigError(problems)
-    return resolved
+        return True
+    return False
 
 
 @contextmanager
@@ -179,8 +194,9 @@ def warnings(resolved: Resolved[Any]) -> list[Problem]:
 
 
 def to_do(resolved: Resolved[Any]) -> list[Problem]:
-    """Problems that stop `train` but are only warnings in `explain`: missing data files, values to fill in."""
-    return _problems(resolved, (data_section.data_files_exist, values_are_filled_in))
+    """Problems that stop `train` but are only warnings in `explain`: missing data files and packages, values to fill
+    in."""
+    return _problems(resolved, TO_DO)
 
 
 def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[Problem]:

@@ -39,10 +39,12 @@ class ReasoningGymReward(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_package("reasoning_gym", self.kind, "gym")
         require(self.tag is None or self.tag.isidentifier(), "tag", self.tag, "must be a plain name such as 'answer'")
         require(0 < self.correct_at <= 1, "correct_at", self.correct_at, "must be in (0, 1]")
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
+
+    def check(self) -> None:
+        require_package("reasoning_gym", self.kind, "gym")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         source = prompt.metadata.get("reasoning_gym")

@@ -79,12 +79,16 @@ class TrainConfig(OptimizationConfig):
         return self.steps * self.updates_per_step * self.epochs_per_step
 
 
-def optimizers_are_ready(r: Resolved[Any], train: OptimizationConfig) -> Findings:
-    """The package of an optimizer must be installed, and Muon needs whole matrices, which an adapter does not have."""
+def optimizers_are_installed(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """The package of an optimizer must be installed."""
     given = {"train": train.optimizer, "critic": getattr(r.get("critic"), "optimizer", None)}
     for section, optimizer in given.items():
         if OPTIMIZERS.holds(optimizer, "adamw_8bit") and importlib.util.find_spec("torchao") is None:
             yield f"{section}.optimizer.kind", "needs the package torchao: pip install 'proxima-rl[low-bit]'"
+
+
+def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Findings:
+    """Muon needs whole matrices, which an adapter does not have."""
     if OPTIMIZERS.holds(train.optimizer, "muon") and r.get("model.lora") is not None:
         reason = "orthogonalizes updates of whole matrices, and an adapter has factors of them"
         yield "train.optimizer.kind", f"{reason}; use adamw with model.lora"

@@ -72,9 +72,11 @@ class Math(PooledReward):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_package("math_verify", self.kind, "math")
         require(self.cpu_seconds > 0, "cpu_seconds", self.cpu_seconds, "must be > 0 seconds")
         require(self.max_chars >= 16, "max_chars", self.max_chars, "must be >= 16")
+
+    def check(self) -> None:
+        require_package("math_verify", self.kind, "math")
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         answer = str(required_answer(prompt, self.kind))
