@@ -46,7 +46,7 @@ def published(folder, lora, decoder, dtype=torch.float32):
 )
 def test_the_engine_samples_from_the_trained_policy(kind, decoder, lora, tiny_model):
     made, model = published(tiny_model(kind), lora, decoder)
-    asked = requests(3, 4)
+    asked = requests(3, 2, max_tokens=10)
     given = run(made, asked)
     expected = trained_log_prob(Policy(model), asked, given)
     torch.testing.assert_close(behavior(given), expected, rtol=0, atol=2e-5)
