@@ -31,7 +31,6 @@ from tests.engine.helpers import (
     steps,
     threads,
     trainer_log_prob,
-    untruncated,
 )
 from tests.model.rows import loaded
 from tests.tiny import CONTEXT, tiny_tokenizer
@@ -292,14 +291,6 @@ def test_a_prompt_without_room_is_refused_and_the_engine_continues():
     assert len(run(local, requests(1, 2))) == 2
 
 
-def test_truncation_reports_both_log_probs():
-    asked = requests(3, 4, temperature=0.9, top_k=5)
-    given = run(engine(), asked)
-    torch.testing.assert_close(untruncated(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
-    gain = behavior(given) - untruncated(given)
-    assert (gain > 0).all() and gain.max() > 0.1
-
-
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
 
 
@@ -480,13 +471,7 @@ def test_sampling_checks_its_fields(field, value):
 
 @pytest.mark.parametrize(
     ("kind", "decoder", "prefill_tokens"),
-    [
-        ("llama", "fast", 1),
-        ("llama", "fast", 60),
-        ("qwen3", "general", 60),
-        ("gpt2", "general", 4096),
-        ("llama", "recompute", 4096),
-    ],
+    [("llama", "fast", 1), ("qwen3", "general", 60), ("gpt2", "general", 4096), ("llama", "recompute", 4096)],
 )
 def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     asked = requests(3, 3, temperature=0.7)

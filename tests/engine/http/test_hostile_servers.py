@@ -81,8 +81,9 @@ def endless(head: bytes, part: bytes, size: int = OFFERED) -> Script:
     return script
 
 
-def drip(part: bytes, seconds: float) -> Script:
+def drip(part: bytes, seconds: float, head: bytes = b"") -> Script:
     async def script(good: httpx.Response) -> AsyncIterator[bytes | None]:
+        yield head
         while True:
             yield part
             await asyncio.sleep(seconds)
@@ -178,6 +179,10 @@ VERSIONS = {
     "of other weights": [{"version": "other", "start": 0, "end": 4}],
     "of some tokens": [{"version": "default", "start": 0, "end": 2}],
     "that overlap": [{"version": "default", "start": 0, "end": 4}] * 2,
+    "with a gap": [{"version": "default", "start": start, "end": start + 1} for start in (0, 2, 3)],
+    "of more tokens": [{"version": "default", "start": 0, "end": 5}],
+    "without a name": [{"version": None, "start": 0, "end": 4}],
+    "that end at a fraction": [{"version": "default", "start": 0, "end": 4.0}],
     "of booleans": [{"version": "default", "start": False, "end": 4}],
     "that are none": "default",
 }
@@ -295,6 +300,9 @@ MODELS = ANYWHERE | {
     "HTML": text(lambda whole: "<html>"),
     "null": text(lambda whole: "null"),
     "hangs": raw(PAUSE),
+    "headers and then nothing": raw(CHUNKED, PAUSE),
+    "drips its body": drip(b"1\r\n[\r\n", 0.02, CHUNKED),
+    "endless": drip(b"1\r\n1\r\n", 0.001, CHUNKED),
     "busy": status(429),
     "a gzip bomb": encoded(b"gzip", bomb),
 }
@@ -314,6 +322,7 @@ SCORES = ANYWHERE | {
     "a gzip bomb": encoded(b"gzip", bomb),
     "busy": status(429),
     "hangs": raw(PAUSE),
+    "drips its body": drip(b"[", 0.02, TO_END),
 }
 
 PROBE = ANYWHERE | {
@@ -334,7 +343,7 @@ ENDLESS = {
     "headers and then nothing",
     "a chunk of 2^64",
 }
-ENDLESS |= {"hangs"}
+ENDLESS |= {"hangs", "drips its body", "endless"}
 
 
 def _repeat(body: dict[str, Any], times: int) -> None:
@@ -436,6 +445,7 @@ def one_call(server: RawServer, seconds: float, ask: Callable[[Replica], Awaitab
 
     result = asyncio.run(asyncio.wait_for(work(), LONG))
     assert server.hit > 0 and server.sent <= TAKEN
+    assert seconds == 30.0 or result is None or "0.1 s" in str(result) or "status 429" in str(result)
     return result
 
 
