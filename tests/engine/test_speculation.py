@@ -116,7 +116,7 @@ def test_routes_are_those_of_the_accepted_tokens(monkeypatch):
 
 
 def test_text_that_repeats_itself_takes_fewer_steps():
-    asked = repetitive(samples=1, temperature=0.0, max_tokens=150)
+    asked = repetitive(samples=1, temperature=0.0, max_tokens=100)
     plain = run(engine("qwen3"), asked)
     local = engine("qwen3", num_speculative_tokens=8)
     assert run(local, asked) == plain

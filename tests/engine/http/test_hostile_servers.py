@@ -3,7 +3,6 @@
 import asyncio
 import gzip
 import json
-import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -170,8 +169,8 @@ def deep(levels: int) -> str:
 
 
 @cache
-def bomb(name: str = "gzip") -> bytes:
-    return (gzip if name == "gzip" else zlib).compress(b"x" * OFFERED, 9)
+def bomb() -> bytes:
+    return gzip.compress(b"x" * OFFERED, 9)
 
 
 LOG_PROBS = (True, False, "-1", None, float("nan"), float("inf"), float("-inf"), -(10**400), 0.5, -9999.0)
@@ -208,7 +207,6 @@ STREAM: dict[str, Script] = {
     "endless 1xx": drip(b"HTTP/1.1 102 Processing\r\n\r\n", 0.001),
     "header bytes that are none": raw(b"HTTP/1.1 200 OK\r\n\x00\xff: \xfe\r\n\r\n"),
     "no HTTP": raw(b"SSH-2.0-OpenSSH_9.6\r\n"),
-    "HTTP/2": raw(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
     "cookies": status(200, head=b"Set-Cookie: a=%s\r\n" % (b"x" * 50_000)),
     "switches protocols": raw(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"),
     # framing
@@ -228,12 +226,8 @@ STREAM: dict[str, Script] = {
     # size
     "a line without end": endless(TO_END, b"x" * 65536),
     "an event without end": endless(TO_END + b'data: {"choices": "', b"x" * 65536),
-    "comments without end": endless(TO_END, b": still here\n" * 5000),
-    "blank lines without end": endless(TO_END, b"\n\n\n".ljust(60) * 1000),
     "empty events without end": endless(TO_END, b'data: {"choices": []}'.ljust(198) + b"\n\n"),
     "a gzip bomb": encoded(b"gzip", bomb),
-    "a deflate bomb": encoded(b"deflate", lambda: bomb("deflate")),
-    "says gzip, is none": encoded(b"gzip", b"data: [DONE]\n\n"),
     "says br": encoded(b"br", b"\x00" * 100),
     # lines
     "no DONE": text(lambda whole: whole.replace("data: [DONE]\n\n", "")),
@@ -243,16 +237,13 @@ STREAM: dict[str, Script] = {
     "CRLF": text(lambda whole: whole.replace("\n", "\r\n")),
     "CR": text(lambda whole: whole.replace("\n", "\r")),
     "a byte order mark": text(lambda whole: b"\xef\xbb\xbf" + whole.encode()),
-    "UTF-16": text(lambda whole: whole.encode("utf-16")),
     "bytes that are no text": text(lambda whole: whole.encode().replace(b"choices", b"\xff\xfe")),
     "the event twice": text(lambda whole: whole.split("data: [DONE]")[0] * 2 + "data: [DONE]\n\n"),
     # JSON
     "no JSON": text(lambda whole: "data: hello\n\ndata: [DONE]\n\n"),
     "HTML": text(lambda whole: "<!DOCTYPE html><title>Sign in</title>"),
     "a list": text(lambda whole: "data: []\n\ndata: [DONE]\n\n"),
-    "100,000 levels": text(lambda whole: f"data: {deep(100_000)}\n\ndata: [DONE]\n\n"),
     "an error of 800 levels": text(lambda whole: f'data: {{"error": {deep(800)}}}\n\ndata: [DONE]\n\n'),
-    "a number of 5,000 digits": text(lambda whole: whole.replace('"logprob": -', '"logprob": -' + "9" * 5000, 1)),
     "an error": event(lambda message: {"error": {"message": "out of memory"}}),
     "an error of escapes": event(lambda message: {"error": "\x1b[2J\x00\ud800\n\nTraceback"}),
     "an error of 200 KB": event(lambda message: {"error": {"message": "x" * 200_000}}),
@@ -298,7 +289,6 @@ MODELS = ANYWHERE | {
     **{f"a length of {value!r}": model(max_model_len=value) for value in (True, -5, "64")},
     "empty": text(lambda whole: ""),
     "HTML": text(lambda whole: "<html>"),
-    "null": text(lambda whole: "null"),
     "hangs": raw(PAUSE),
     "headers and then nothing": raw(CHUNKED, PAUSE),
     "drips its body": drip(b"1\r\n[\r\n", 0.02, CHUNKED),
@@ -616,7 +606,7 @@ def test_scores_of_an_engine(name: str, loop: EventLoopThread) -> None:
             np.testing.assert_allclose(first[0], right, atol=1e-5)
 
 
-AT_ANY_TIME = [("/v1/models", name) for name in ("another model", "null", "refused", "hangs", "busy")]
+AT_ANY_TIME = [("/v1/models", name) for name in ("another model", "empty", "refused", "hangs", "busy")]
 AT_ANY_TIME += [("/weight_info", name) for name in ("version 'other'", "no version", "megabytes")]
 
 
