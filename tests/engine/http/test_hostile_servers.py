@@ -624,7 +624,11 @@ def test_health_checks_of_an_engine(path: str, name: str, loop: EventLoopThread)
                 check(requests(10 * number), result)
 
 
-@pytest.mark.parametrize(("path", "name"), [*AT_ANY_TIME, ("/inference/v1/generate", "status 500")])
+AT_THE_START = [("/v1/models", "hangs"), ("/v1/models", "busy"), ("/weight_info", "refused")]
+AT_THE_START += [("/inference/v1/generate", name) for name in ("status 500", "top log-probs of 10^6")]
+
+
+@pytest.mark.parametrize(("path", "name"), AT_THE_START)
 def test_the_start_of_an_engine(path: str, name: str, loop: EventLoopThread) -> None:
     with hostile(loop, CALLS[path][name], lambda asked, body: asked == path) as server:
         server.left = float("inf")
