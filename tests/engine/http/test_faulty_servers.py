@@ -50,7 +50,7 @@ async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, coun
     given = await collect(engine, asked)
     counts = (await engine.health()).detail["replicas"]
     check(asked, given)
-    assert given == clean  # the draws belong to the request
+    assert given == clean and engine.capabilities.deterministic  # the draws belong to the request
     assert counts["retried"] == count or (fault == "hang" and counts["retried"] > count)
     assert counts["lost"] == (count if fault in WRONG else 0)
 
