@@ -131,7 +131,10 @@ def trainer_log_prob(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    policy = trainer(kind, seed, dtype)
+    return policy_log_prob(trainer(kind, seed, dtype), asked, given)
+
+
+def policy_log_prob(policy: Policy, asked: Sequence[Request], given: Sequence[Completion]) -> Tensor:
     rows = [
         Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
     ]

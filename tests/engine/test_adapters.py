@@ -7,11 +7,10 @@ import weakref
 import pytest
 import torch
 
-from proxima.data import Trajectory
 from proxima.engine.protocol import WeightUpdate
 from proxima.model import Policy, load
 from proxima.model.lora import Lora, weight_of
-from tests.engine.helpers import behavior, engine, requests, run
+from tests.engine.helpers import behavior, engine, policy_log_prob, requests, run
 from tests.model.adapters import move, with_adapter
 
 ALL = Lora(rank=4, alpha=8)
@@ -46,20 +45,12 @@ def published(folder, lora, decoder, dtype=torch.float32):
 )
 def test_the_engine_samples_from_the_trained_policy(kind, decoder, lora, tiny_model):
     made, model = published(tiny_model(kind), lora, decoder)
-    asked = requests(3, 4)
+    asked = requests(3, 2, max_tokens=10)
     given = run(made, asked)
-    expected = trained_log_prob(Policy(model), asked, given)
+    expected = policy_log_prob(Policy(model), asked, given)
     torch.testing.assert_close(behavior(given), expected, rtol=0, atol=2e-5)
-    base = trained_log_prob(Policy(with_adapter(tiny_model(kind), lora, moved=False)), asked, given)
+    base = policy_log_prob(Policy(with_adapter(tiny_model(kind), lora, moved=False)), asked, given)
     assert float((base - expected).abs().mean()) > 0.01, "the adapter does something"
-
-
-def trained_log_prob(policy, asked, given):
-    rows = [
-        Trajectory.of(r.prompt, c, group=i, advantage=0.0) for i, (r, c) in enumerate(zip(asked, given, strict=True))
-    ]
-    with torch.no_grad():
-        return policy(policy.pack(rows)).need("log_prob")
 
 
 @pytest.mark.parametrize("lora", [ALL, HEAD])
@@ -70,7 +61,7 @@ def test_in_bfloat16_they_differ_by_rounding(lora, tiny_model):
     asked = requests(4, 8)
     given = run(made, asked)
     policy = Policy(model, compute_dtype=torch.bfloat16)
-    exact, ours = trained_log_prob(Policy(model), asked, given), trained_log_prob(policy, asked, given)
+    exact, ours = policy_log_prob(Policy(model), asked, given), policy_log_prob(policy, asked, given)
     rounding = float((ours - exact).abs().mean())
     assert 0 < float((behavior(given) - ours).abs().mean()) < 2 * rounding
 

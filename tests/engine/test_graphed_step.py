@@ -35,7 +35,7 @@ def test_completions_are_those_of_single_kernels(kind):
     """While rows end and enter, and the cache and the table of rotary embeddings grow: 5 rows pad to 8, 21 to 24."""
     local, plain = (engine(kind, slots=24) for _ in range(2))
     graphs, numbers = graphed(local), []
-    for first, sizes, tokens in ((0, (3, 7), 20), (10, (5, 1), 300), (20, (7, 4), 70), (30, (7, 4), 70)):
+    for first, sizes, tokens in ((0, (3, 7), 10), (10, (5, 1), 200), (20, (7, 4), 20), (30, (7, 4), 20)):
         if first == 30:  # another table in its place
             decoder = local.scheduler.decoder
             before, decoder.rotary = decoder.rotary, decoder.rotary.clone()
@@ -49,7 +49,7 @@ def test_completions_are_those_of_single_kernels(kind):
 @pytest.mark.parametrize("interrupt", ["recompute", "keep"])
 def test_new_weights_are_read_where_the_old_ones_were(interrupt):
     local, plain = (engine("qwen2", interrupt=interrupt) for _ in range(2))
-    graphs, asked = graphed(local), requests(3, 4, max_tokens=30)
+    graphs, asked = graphed(local), requests(3, 3, max_tokens=15)
     held = None
     for seed in (1, 2, 0):
         given, expected = run(local, asked), run(plain, asked)
@@ -101,7 +101,7 @@ def not_finite(launch):
     ],
 )
 def test_what_can_not_be_recorded_is_said_once_and_done_without(record, reason, capsys):
-    local, asked = engine(), requests(3, 4, max_tokens=30)
+    local, asked = engine(), requests(3, 3, max_tokens=10)
     graphs = graphed(local, record)
     given = run(local, asked)
     assert given == run(engine(), asked)
@@ -189,7 +189,7 @@ def test_a_cache_that_grows_is_freed(record):
     graphed(local, record)
     run(local, requests(1, 1, max_tokens=10))
     before = [weakref.ref(layer) for layer in local.scheduler.cache.layers]
-    run(local, requests(1, 4, max_tokens=150, first=5))
+    run(local, requests(1, 2, max_tokens=70, first=5))
     gc.collect()
     assert [layer for layer in before if layer() is not None] == []
 

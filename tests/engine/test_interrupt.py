@@ -13,6 +13,7 @@ from proxima.engine.local import collect
 from proxima.engine.protocol import WeightUpdate
 from tests.engine.helpers import (
     checked_leaders,
+    copied,
     engine,
     in_loop,
     prompt,
@@ -32,7 +33,7 @@ def one_step_at_a_time(monkeypatch):
     monkeypatch.setattr("proxima.engine.local.STEPS_PER_TURN", 1)
 
 
-def published_midway(interrupt, asked, *, between=7, kind="llama", **settings):
+def published_midway(interrupt, asked, *, between=5, kind="llama", **settings):
     """Completions, in the order of the requests, of an engine that gets the weights of SEEDS one after the other."""
 
     async def go():
@@ -41,7 +42,7 @@ def published_midway(interrupt, asked, *, between=7, kind="llama", **settings):
         for version, seed in list(enumerate(SEEDS))[1:]:
             await steps(local, between)
             await local.pause()
-            await local.publish(WeightUpdate(version=version, module=loaded(kind, seed).model))
+            await local.publish(WeightUpdate(version=version, module=copied(kind, seed).model))
             await local.resume()
             assert (await local.health()).version == version
         return await task
@@ -57,7 +58,7 @@ def teacher_forced(asked, made, kind="llama"):
 
 def with_kept_kv(asked, made):
     """[tokens] Hugging Face's own cache: each position's KV is of the weights that read it."""
-    models, model = [loaded("llama", seed).model for seed in SEEDS], []
+    models, model = [copied("llama", seed).model for seed in SEEDS], []
     for request, completion in zip(asked, made, strict=True):
         cache, fed = DynamicCache(), torch.tensor(request.prompt.tokens, dtype=torch.long)
         for token, version in zip(completion.tokens.tolist(), completion.policy_version.tolist(), strict=True):
@@ -68,7 +69,7 @@ def with_kept_kv(asked, made):
     return torch.stack(model)
 
 
-ASKED = requests(4, 5, max_tokens=24, top_k=200)
+ASKED = requests(4, 3, max_tokens=18, top_k=200)
 
 
 @pytest.mark.parametrize(
@@ -102,9 +103,10 @@ def test_a_prompt_whose_completions_wait_is_run_again_under_keep_too():
 
 
 def test_finish_ends_what_runs_before_the_update():
-    made = published_midway("finish", ASKED)
+    asked = requests(4, 5, max_tokens=10, top_k=200)
+    made = published_midway("finish", asked)
     assert {len(set(c.policy_version)) for c in made} == {1} and {c.policy_version[0] for c in made} == {0, 1, 2}
-    alone = [run(engine(seed=seed, slots=8), ASKED) for seed in SEEDS]
+    alone = [run(engine(seed=seed, slots=8), asked) for seed in SEEDS]
     for i, completion in enumerate(made):
         version = int(completion.policy_version[0])
         assert completion == replace(alone[version][i], policy_version=version)
@@ -128,7 +130,7 @@ CALLS = st.tuples(st.integers(0, 9), st.sampled_from(["publish", "keep", "wait",
 @given(st.sampled_from(["recompute", "keep", "finish"]), st.lists(CALLS, max_size=8))
 @in_loop
 async def test_any_schedule_gives_each_request_one_completion_with_true_log_probs(interrupt, schedule):
-    asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=16)]
+    asked = [replace(r, prompt=prompt(r.prompt.uid, 4)) for r in requests(3, 4, max_tokens=10)]
     local, arrived, version = engine(slots=8, interrupt=interrupt), [], 0
     checked_leaders(local)
 
@@ -140,7 +142,7 @@ async def test_any_schedule_gives_each_request_one_completion_with_true_log_prob
         await steps(local, wait)
         if call == "publish" and version < 2:
             version += 1
-            await local.publish(WeightUpdate(version=version, module=loaded("llama", SEEDS[version]).model))
+            await local.publish(WeightUpdate(version=version, module=copied("llama", SEEDS[version]).model))
         elif call in ("keep", "wait"):
             await local.pause(call)
         elif call == "abort_all":

@@ -5,6 +5,7 @@ import asyncio
 import re
 from contextlib import aclosing
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +31,6 @@ from tests.engine.helpers import (
     steps,
     threads,
     trainer_log_prob,
-    untruncated,
 )
 from tests.model.rows import loaded
 from tests.tiny import CONTEXT, tiny_tokenizer
@@ -51,7 +51,7 @@ from tests.tiny import CONTEXT, tiny_tokenizer
 def test_a_completion_does_not_know_its_neighbours(kind, decoder, dtype):
     """Alone, among many, in other slots, in another order, with other samples of its prompt: the same tokens, the same
     bits."""
-    asked = requests(6, 5, temperature=1.1, max_tokens=24)
+    asked = requests(6, 5, temperature=1.1, max_tokens=10)
     crowd = run(engine(kind, decoder, slots=64, dtype=dtype), asked)
     assert run(engine(kind, decoder, slots=8, dtype=dtype, prefill_tokens=10), asked) == crowd
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0)).tolist()
@@ -67,27 +67,28 @@ LLAMA = LlamaConfig(**COMMON, **HEADS, hidden_size=576, intermediate_size=1536, 
 GPT2 = GPT2Config(**COMMON, n_embd=768, n_head=12, n_layer=2, n_positions=512, vocab_size=1031)
 
 
-def wide(config) -> LoadedModel:
+@cache
+def wide(kind: str) -> LoadedModel:
     """Sizes at which matrix products are cut into blocks."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = (LlamaForCausalLM if config is LLAMA else GPT2LMHeadModel)(config).eval()
+        model = (LlamaForCausalLM(LLAMA) if kind == "llama" else GPT2LMHeadModel(GPT2)).eval()
     return LoadedModel(model=model, tokenizer=tiny_tokenizer(), path="wide")
 
 
 @pytest.mark.parametrize(
-    ("config", "decoder", "dtype"),
+    ("kind", "decoder", "dtype"),
     [
-        (LLAMA, "fast", "float32"),
-        (LLAMA, "fast", "bfloat16"),
-        (LLAMA, "general", "bfloat16"),
-        (GPT2, "general", "float32"),
+        ("llama", "fast", "float32"),
+        ("llama", "fast", "bfloat16"),
+        ("llama", "general", "bfloat16"),
+        ("gpt2", "general", "float32"),
     ],
 )
-def test_at_real_sizes_too(config, decoder, dtype):
-    engine = wide(config)
+def test_at_real_sizes_too(kind, decoder, dtype):
+    engine = wide(kind)
     asked = [
-        Request(prompt=prompt(i, 3 + 13 * i), sample=s, sampling=Sampling(max_tokens=8), seed=3)
+        Request(prompt=prompt(i, 3 + 13 * i), sample=s, sampling=Sampling(max_tokens=4), seed=3)
         for i in range(5)
         for s in range(5)
     ]
@@ -236,36 +237,20 @@ def test_several_stop_tokens():
     assert len(ended) > 2 and ended <= {0, 50, 51, 52, 53, 54, 55}
 
 
-def test_stop_strings_end_at_their_last_token_and_leave_the_text():
-    """One token a byte, so a stop string of two letters spans two tokens."""
-    asked = requests(2, 6, max_tokens=40, temperature=1.3)
-    free = run(engine(), asked)
-    source = next(c for c in free if len(c.tokens) == 40)
-    texts = [tiny_tokenizer().decode(source.tokens[: i + 1], skip_special_tokens=True) for i in range(40)]
-    at, stop = next(
-        (i, texts[i][-2:])
-        for i in range(10, 40)
-        if texts[i][-2:].isascii() and texts[i - 2] + texts[i][-2:] == texts[i]
-    )
-    with_stop = [replace(r, sampling=replace(r.sampling, stop=(stop, "no such text"))) for r in asked]
-    given = run(engine(), with_stop)
-    ended = given[free.index(source)]
-    first = next(i for i in range(40) if stop in texts[i])
-    assert (
-        first <= at and ended.tokens.tolist() == source.tokens[: first + 1].tolist() and ended.finish_reason == "stop"
-    )
-    assert ended.text == texts[first][: texts[first].find(stop)] and stop not in ended.text
-    assert ended.sampled_log_prob.tolist() == source.sampled_log_prob[: first + 1].tolist()
+def test_the_earliest_of_several_stop_strings_ends_the_completion_and_leaves_the_text():
+    """One token a byte, so a stop string of three letters spans three tokens."""
+    asked = requests(1, 2, max_tokens=40, temperature=1.3)
+    free, decode = run(engine(), asked), tiny_tokenizer().decode
+    text = free[0].text
+    stops = late, early = text[14:16], text[12:15]
+    given = run(engine(), [replace(r, sampling=replace(r.sampling, stop=(*stops, "no such text"))) for r in asked])
+    assert given[0].text == text[: min(text.find(early), text.find(late))] and given[0].finish_reason == "stop"
+    assert any(stop in decode(given[0].tokens) for stop in stops)
+    assert not any(stop in decode(given[0].tokens[:-1]) for stop in stops)
     for completion, other in zip(given, free, strict=True):
-        assert completion.tokens.tolist() == other.tokens[: len(completion.tokens)].tolist()
-
-
-def test_the_earliest_of_several_stop_strings_cuts_the_text():
-    asked = requests(1, 1, max_tokens=40, temperature=1.3)
-    text = run(engine(), asked)[0].text
-    late, early = text[14:16], text[12:15]
-    given = run(engine(), [replace(asked[0], sampling=replace(asked[0].sampling, stop=(late, early)))])[0]
-    assert given.text == text[: min(text.find(early), text.find(late))]
+        count = len(completion.tokens)
+        assert completion.tokens.tolist() == other.tokens[:count].tolist()
+        assert completion.sampled_log_prob.tolist() == other.sampled_log_prob[:count].tolist()
 
 
 def test_the_context_is_never_exceeded():
@@ -288,14 +273,6 @@ def test_a_prompt_without_room_is_refused_and_the_engine_continues():
         run(local, requests(2, 2))
     assert not local.scheduler.waiting and not local.scheduler.running
     assert len(run(local, requests(1, 2))) == 2
-
-
-def test_truncation_reports_both_log_probs():
-    asked = requests(3, 4, temperature=0.9, top_k=5)
-    given = run(engine(), asked)
-    torch.testing.assert_close(untruncated(given), trainer_log_prob("llama", asked, given), rtol=0, atol=1e-5)
-    gain = behavior(given) - untruncated(given)
-    assert (gain > 0).all() and gain.max() > 0.1
 
 
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------
@@ -478,13 +455,7 @@ def test_sampling_checks_its_fields(field, value):
 
 @pytest.mark.parametrize(
     ("kind", "decoder", "prefill_tokens"),
-    [
-        ("llama", "fast", 1),
-        ("llama", "fast", 60),
-        ("qwen3", "general", 60),
-        ("gpt2", "general", 4096),
-        ("llama", "recompute", 4096),
-    ],
+    [("llama", "fast", 1), ("qwen3", "general", 60), ("gpt2", "general", 4096), ("llama", "recompute", 4096)],
 )
 def test_scores_are_the_trainers_log_probs(kind, decoder, prefill_tokens):
     asked = requests(3, 3, temperature=0.7)

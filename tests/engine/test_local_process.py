@@ -131,7 +131,7 @@ def test_errors_travel(shared):
 
 @in_loop
 async def test_pause_abort_and_a_caller_that_leaves(shared):
-    asked = requests(3, 4, max_tokens=200, temperature=0.3)
+    asked = requests(3, 4, max_tokens=60, temperature=0.3)
     leaving = shared.generate(requests(2, 4, first=20, max_tokens=200))
     await anext(leaving)
     await leaving.aclose()
@@ -159,7 +159,7 @@ async def test_the_laws_of_what_interrupts_completions(law, shared):
 @in_loop
 async def test_all_that_a_completion_may_carry_arrives(warm_processes):
     settings = {"routed_experts": True, "sampling_mask": True, "top_k_log_probs": 3}
-    model, asked = make("Qwen3-MoE"), repetitive(top_p=0.9)
+    model, asked = make("Qwen3-MoE"), repetitive(3, 2, top_p=0.9, max_tokens=40)
 
     with served(model, **settings, num_speculative_tokens=8) as engine_process:
         given, health = await collect(engine_process, asked), await engine_process.health()
@@ -251,7 +251,7 @@ def test_killed_at_random_instants_nothing_is_lost_or_changed(warm_processes):
 
 @in_loop
 async def test_killed_in_a_pause_and_in_a_publish(warm_processes):
-    asked = requests(3, 4, max_tokens=150)
+    asked = requests(3, 4, max_tokens=40)
     with served() as local:
         await local.pause()
         task = asyncio.ensure_future(collect(local, asked))

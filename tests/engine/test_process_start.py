@@ -5,17 +5,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from proxima.engine.supervisor import START
+from tests.engine.serve.programs import LONG, until
 from tests.processes import is_running
 from tests.warm import WarmPopen
 
 pytestmark = pytest.mark.slow  # processes
-LONG = 300.0  # seconds after which something must have happened
 SLOW = """
 import os, time
 from pathlib import Path
@@ -23,14 +22,6 @@ Path(os.environ["STARTED"]).write_text(str(os.getpid()))
 {wait}
 """
 SLEEP, SPIN = "time.sleep(600)", "while True: pass"
-
-
-def until(condition):
-    deadline = time.monotonic() + LONG
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    return value
 
 
 def slow_package(folder, name, wait):

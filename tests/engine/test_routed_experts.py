@@ -14,7 +14,7 @@ from proxima.model import Policy
 from tests.engine.helpers import in_loop, prompt, run
 from tests.model.families import make
 
-SHAPES = ((5, 20), (1, 1), (33, 7), (12, 40))  # tokens of the prompt, most of the completion
+SHAPES = ((5, 12), (1, 1), (33, 7), (12, 24))  # tokens of the prompt, most of the completion
 
 
 def asked() -> list[Request]:
@@ -83,7 +83,7 @@ async def test_new_weights_midway_leave_the_experts_that_sampled():
 
     (whole,) = await collect(engine(), asked()[-1:])
     job = asyncio.create_task(collect(made, asked()[-1:]))
-    while made.scheduler.generated_tokens < 20:
+    while made.scheduler.generated_tokens < 5:
         await asyncio.sleep(0)
     await made.publish(WeightUpdate(version=1, module=other.model))
     (crossed,) = await job

@@ -62,15 +62,12 @@ def distribution(logits, **truncation):
 CASES = [
     {},
     {"temperature": 0.5},
-    {"temperature": 2.0},
     {"top_k": 3},
     {"top_k": 1},
     {"top_k": 500},
     {"top_p": 0.6},
-    {"top_p": 0.95},
     {"top_p": 1e-6},
     {"min_p": 0.3},
-    {"top_k": 5, "top_p": 0.7},
     {"top_k": 6, "top_p": 0.9, "min_p": 0.2, "temperature": 1.5},
     {"top_p": 0.8, "min_p": 0.05, "temperature": 0.7},
 ]

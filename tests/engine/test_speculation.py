@@ -18,7 +18,7 @@ from proxima.engine.speculation import NgramDrafter, SpeculativeScheduler
 from tests.engine.helpers import engine, in_loop, prompt, repetitive, requests, run, steps, threads, untruncated
 from tests.engine.test_interrupt import SEEDS, teacher_forced
 from tests.engine.test_kept_prefixes import next_turns
-from tests.engine.test_local import LLAMA, wide
+from tests.engine.test_local import wide
 from tests.model.families import make
 from tests.model.rows import loaded
 
@@ -38,12 +38,12 @@ def drafter_that_knows(given, asked, draw, monkeypatch):
 
 
 SAMPLINGS = [
-    Sampling(max_tokens=24),
-    Sampling(max_tokens=40, temperature=0.7, stop=("a", "é!", "xyz")),
-    Sampling(max_tokens=33, top_k=5, top_p=0.9),
+    Sampling(max_tokens=12),
+    Sampling(max_tokens=20, temperature=0.7, stop=("a", "é!", "xyz")),
+    Sampling(max_tokens=17, top_k=5, top_p=0.9),
     Sampling(max_tokens=1, min_p=0.05),
-    Sampling(max_tokens=30, temperature=0.0),
-    Sampling(max_tokens=60, temperature=1.3, top_k=40, stop=("\n",)),
+    Sampling(max_tokens=15, temperature=0.0),
+    Sampling(max_tokens=30, temperature=1.3, top_k=40, stop=("\n",)),
 ]
 
 
@@ -66,7 +66,7 @@ def every_draft_is_run(monkeypatch):
 def test_every_draft_gives_the_same_completions(kind, decoder, dtype, slots, most, reported, monkeypatch):
     """Prompts, samplings, lengths and drafts at random."""
     draw = random.Random(0)
-    prompts = [prompt(i, draw.randint(1, 30)) for i in range(8)]
+    prompts = [prompt(i, draw.randint(1, 30)) for i in range(6)]
     asked = [
         Request(prompt=p, sample=s, sampling=draw.choice(SAMPLINGS), seed=draw.randint(0, 9))
         for p in prompts
@@ -92,7 +92,7 @@ SMALL = "tests/engine/test_speculation.py::test_at_real_sizes_too[bfloat16-1]"
 )
 def test_at_real_sizes_too(dtype, count, monkeypatch):
     """With the kernels of the machine, where it has any."""
-    model = wide(LLAMA)
+    model = wide("llama")
     asked = [
         Request(prompt=prompt(i, 3 + 38 * i), sample=s, sampling=Sampling(max_tokens=20), seed=3)
         for i in range(3)
@@ -116,7 +116,7 @@ def test_routes_are_those_of_the_accepted_tokens(monkeypatch):
 
 
 def test_text_that_repeats_itself_takes_fewer_steps():
-    asked = repetitive(samples=1, temperature=0.0, max_tokens=150)
+    asked = repetitive(samples=1, temperature=0.0, max_tokens=100)
     plain = run(engine("qwen3"), asked)
     local = engine("qwen3", num_speculative_tokens=8)
     assert run(local, asked) == plain

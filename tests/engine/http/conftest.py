@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from proxima.check.engine_case import tiny_model
 from proxima.model import LoadedModel, load
 from tests.engine.http.plain_dialect import engine_over, fakes
 
@@ -27,6 +28,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def _weights_in_tmp_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights for servers are not written to this machine's /dev/shm."""
     monkeypatch.setattr("proxima.engine.http.weight_folder.SHARED_MEMORY", tmp_path)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> LoadedModel:
+    """What the fakes of SGLang serve."""
+    return tiny_model()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxima.check.engine_case import EngineUnderTest, requests, tiny_model
+from proxima.check.engine_case import EngineUnderTest, requests
 from proxima.check.engine_laws import ENGINE_LAWS
 from proxima.check.laws import check_law
 from proxima.engine.http.sglang import Sglang
@@ -15,11 +15,6 @@ from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
 
 LAWS = {law.name: law for law in ENGINE_LAWS}
 OF_BOTH = ["trainer_log_probs", "temperature", "truncation", "greedy", "defaults", "lengths"]
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return tiny_model()
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ WRONG = ("short", "nan", "other", "impossible", "spill")  # answers, none of whi
 async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, count, fleet):
     asked = requests(4, 3)
     quick = (
-        {"idle_seconds": 0.3, "retries": 1000} if fault == "hang" else {}
+        {"idle_seconds": 0.1, "retries": 1000} if fault == "hang" else {}
     )  # others may seem to hang, again and again
     engine, servers = fleet(count, **quick)
     clean = await collect(engine, asked)
@@ -50,7 +50,7 @@ async def test_one_bad_completion_is_asked_for_again_and_is_the_same(fault, coun
     given = await collect(engine, asked)
     counts = (await engine.health()).detail["replicas"]
     check(asked, given)
-    assert given == clean  # the draws belong to the request
+    assert given == clean and engine.capabilities.deterministic  # the draws belong to the request
     assert counts["retried"] == count or (fault == "hang" and counts["retried"] > count)
     assert counts["lost"] == (count if fault in WRONG else 0)
 
@@ -95,14 +95,14 @@ async def test_a_completion_that_always_fails_ends_the_run_in_one_line(fleet):
 @pytest.mark.parametrize("invariant", [True, False])
 async def test_failing_hanging_dying_and_coming_back(invariant, fleet):
     """Four servers, 5 % of calls failing and 5 % hanging, and one dies with what it runs and comes back."""
-    asked, later = requests(20, 4), requests(20, 4, first=100)
+    asked, later = requests(12, 4), requests(6, 4, first=100)
     facts, rates = {"batch_invariant": invariant}, {"error": 0.05, "hang": 0.05}
-    engine, servers = fleet(4, facts=facts, rates=rates, slow=0.001, idle_seconds=0.3, max_running=8, retries=1000)
+    engine, servers = fleet(4, facts=facts, rates=rates, slow=0.001, idle_seconds=0.1, max_running=8, retries=1000)
 
     async def die_and_return():
         await until(lambda: servers[0].calls["/generate"] >= 8)
         servers[0].die()
-        await until(lambda: sum(server.calls["/generate"] for server in servers) >= 40)
+        await until(lambda: sum(server.calls["/generate"] for server in servers) >= 30)
         servers[0].come_back()
 
     await engine.publish(update(1))

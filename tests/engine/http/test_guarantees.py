@@ -12,8 +12,6 @@ import pytest
 
 from proxima.data import FieldError, UserError
 from proxima.engine.http import Chunk
-from proxima.engine.http.answer_checks import WrongAnswerError, spans_of
-from proxima.engine.http.answer_values import version_spans
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
@@ -160,28 +158,6 @@ async def test_an_id_beyond_all_integers_costs_one_completion(fleet):
     assert (await engine.health()).detail["replicas"]["lost"] == 1
 
 
-@pytest.mark.parametrize(
-    "spans",
-    [
-        (("v1", 0, 2),),
-        (("v1", 0, 2), ("v1", 1, 3)),
-        (("v1", 0, 1), ("v1", 2, 3)),
-        (("v1", 0, 4),),
-        (("v0", 0, 3),),
-        (("v1", 2, 3), ("v1", 0, 2)),
-    ],
-)
-def test_spans_that_are_none(spans):
-    with pytest.raises(WrongAnswerError):
-        spans_of(spans, 3, {"v1": 1})
-
-
-@pytest.mark.parametrize("span", [("v1", 0.0, 3), ("v1", 0, 3.0), (None, 0, 3), (["v1"], 0, 3), ("v1", 0, None)])
-def test_spans_of_other_types(span):
-    with pytest.raises(ValueError, match="is "):
-        version_spans([dict(zip(("version", "start", "end"), span, strict=True))])
-
-
 class ByteTokenizer(LetterTokenizer):
     def decode(self, tokens, skip_special_tokens=True):
         return bytes(map(int, tokens)).decode(errors="replace")
@@ -212,36 +188,6 @@ async def answering(answer):
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-
-
-@pytest.mark.parametrize("how", ["drips", "headers", "nothing", "endless"])
-async def test_a_call_has_a_deadline(how):
-    """Of three kinds at once, over connections that are there: what takes long is the answer alone."""
-
-    async def answer(reader, writer):
-        greeted.append(await reader.readuntil(b"\r\n\r\n"))
-        while len(greeted) < 3:
-            await asyncio.sleep(0.001)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        await reader.readuntil(b"\r\n\r\n")
-        with suppress(ConnectionError):
-            if how != "nothing":
-                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n")
-            while how in ("drips", "endless"):
-                writer.write(b"1\r\n1\r\n")
-                await writer.drain()
-                await asyncio.sleep(0.02 if how == "drips" else 0.001)
-            await reader.read()
-
-    greeted = []
-    async with answering(answer) as port:
-        client = ServerClient(Address(f"http://127.0.0.1:{port}"), seconds=LONG)
-        await asyncio.gather(*(client.get("/x") for _ in range(3)))
-        client.seconds = 0.1
-        calls = (client.get("/x"), client.post("/x", {}), client.post_text("/x", {}))
-        for error in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(error, ServerError) and "0.1 s" in str(error)
-        await client.close()
 
 
 async def test_a_token_is_not_sent_where_a_server_points_to(monkeypatch):

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from proxima.check.engine_case import tiny_model
 from proxima.data import SamplingMask, UserError
 from proxima.engine.http.client import Address, ServerClient, ServerError
 from proxima.engine.http.detect import detect_server
@@ -27,11 +26,6 @@ from tests.engine.http.plain_dialect import LONG
 
 PROMPT = (3, 9, 27, 17, 51)
 HELD = {"pace": 0.003, "holds": ("a",)}  # a fake that stops after eight tokens until it is paused or told to abort
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    return tiny_model()
 
 
 @dataclass

@@ -50,7 +50,7 @@ def test_a_sound_server_in_bfloat16_is_not_accused_in_a_thousand_syncs(size: flo
     assert (np.abs(slopes - 1) < 0.7 * limits).all()  # 1e-6 each is further away than ten runs can show
 
 
-@pytest.mark.parametrize("size", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize("size", [0.1, 3.0])
 @pytest.mark.parametrize("rounds", [False, True])
 def test_a_server_that_keeps_its_weights_is_found(rounds: bool, size: float) -> None:
     """Its log-probs are the same each time, or differ by noise, as where other requests run beside the probe."""

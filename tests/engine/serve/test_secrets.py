@@ -62,6 +62,7 @@ def test_options_that_name_no_secret(name):
 
 
 def test_a_reference_is_what_is_written_and_its_value_what_the_server_gets(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxima.engine.serve.servers.BEAT", 0.02)
     monkeypatch.setenv("MY_HUB_KEY", SECRET)
     variables = {"HF_TOKEN": "env:MY_HUB_KEY", "LEVEL": "DEBUG-level"}
     serve = Serve(executable=fake_program(tmp_path), variables=variables, start_seconds=LONG)

@@ -26,6 +26,7 @@ train: {{steps: 2, prompts_per_step: 2, completions_per_prompt: 2, optimizer: {{
 @pytest.fixture
 def recipe(tmp_path, monkeypatch, tiny_model):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("proxima.engine.serve.servers.BEAT", 0.02)
     Path("tiny.yaml").write_text(RECIPE.format(model=tiny_model("llama")))
     return "tiny.yaml"
 

@@ -82,7 +82,7 @@ def test_replicas_have_ports_of_their_own_and_end_together(begin, tmp_path):
 
 @pytest.mark.parametrize("stubborn", [False, True])
 def test_the_end_takes_what_a_server_has_started(begin, tmp_path, monkeypatch, stubborn):
-    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", 0.5 if stubborn else LONG)
+    monkeypatch.setattr("proxima.engine.serve.server_process.PATIENCE", 0.1 if stubborn else LONG)
     servers = begin("--child", str(tmp_path / "pids"), *(["--stubborn"] if stubborn else []))
     server, child = pids(tmp_path / "pids")
     assert is_running(server) and is_running(child)
@@ -120,7 +120,7 @@ def test_a_server_ends_with_proxima_and_with_its_guardian_killed_by_force(progra
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a port can't be kept")
 def test_a_server_that_dies_is_started_again_at_its_address(begin, monkeypatch):
     """Which nobody else is given between the two starts."""
-    monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 1.0)
+    monkeypatch.setattr("proxima.engine.serve.servers.LONGEST_BREAK", 0.3)
     servers = begin()
     (url,), (process,) = servers.urls, servers.started
     first, port = process.process, int(url.rpartition(":")[2])
@@ -182,9 +182,9 @@ def test_a_server_that_never_answers_is_ended_after_a_time(begin, monkeypatch):
 
     monkeypatch.setattr(ServerProcess, "answers", once_it_has_said_something)
     with pytest.raises(
-        UserError, match="has not answered for 0.5 s; its log ends with: Loading the weights from somew"
+        UserError, match="has not answered for 0.2 s; its log ends with: Loading the weights from somew"
     ):
-        begin("--deaf", start_seconds=0.5)
+        begin("--deaf", start_seconds=0.2)
 
 
 def test_what_can_be_seen_before_a_start(program, tmp_path):
