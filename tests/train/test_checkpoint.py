@@ -52,17 +52,6 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
     assert same(weights(t), weights(again)) and same(t.state()[0], again.state()[0])
 
 
-def test_without_the_optimizer_state_the_training_differs(tmp_path):
-    items = trajectories()
-    t = make()
-    t.update(ALL, items)
-    written = write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
-    t.update(ALL, items)
-    forgetful = make(written.model)
-    forgetful.update(ALL, items)
-    assert not same(weights(t), weights(forgetful))
-
-
 def test_contents_of_a_checkpoint(tmp_path):
     t = make()
     t.update(ALL, trajectories())

@@ -103,14 +103,14 @@ def test_a_training_kind(rehearse, name):
 
 
 def test_a_tensor_on_the_host_is_a_fault_with_its_line(rehearse):
-    rehearsal = rehearse(rehearsed_with, OnTheHost(), "cpu/sft.yaml", [])
+    rehearsal = rehearse(rehearsed_with, "cpu/sft.yaml", [], OnTheHost())
     (fault,) = rehearsal.faults
     assert "worker.py:" in fault and "same device" in fault and "cpu" in fault
     assert rehearsal.updates == 0
 
 
 def test_waits_inside_micro_batches_are_counted(rehearse):
-    rehearsal = rehearse(rehearsed_with, Impatient(), "cpu/sft.yaml", [])
+    rehearsal = rehearse(rehearsed_with, "cpu/sft.yaml", [], Impatient())
     inside = {wait.what: count for wait, count in rehearsal.waits.items() if wait.inside}
     each = rehearsal.micro_batches
     assert inside == {"index by a mask": each, "item": each, "copy to the device": each}

@@ -76,9 +76,9 @@ def test_versions_are_those_of_the_weights_that_sampled():
     assert max(record["age/max"] for record in run.steps) == 1
 
 
-@pytest.mark.parametrize("concurrent", [PROMPTS, 2 * PROMPTS, 4 * PROMPTS])
+@pytest.mark.parametrize("concurrent", [PROMPTS, 4 * PROMPTS])
 def test_more_lag_never_lowers_the_throughput_of_constant_lengths(concurrent):
-    long = "train.steps=60"  # the first step fills the engine
+    long = "train.steps=24"  # the first step fills the engine
     runs = [simulated(long, KEEP, SYNC)]
     runs += [simulated(long, KEEP, *overlapping(lag, concurrent)) for lag in (1, 2, 3)]
     speeds = [run.figures.tokens_per_second for run in runs]
@@ -88,7 +88,7 @@ def test_more_lag_never_lowers_the_throughput_of_constant_lengths(concurrent):
 
 def test_long_tails_idle_a_trainer_that_waits_for_them():
     times = replace(TIMES, length=LogNormal(mean=20.0, sigma=1.0), update=0.0, update_token=0.04)
-    settings = ("train.steps=60", KEEP)
+    settings = ("train.steps=30", KEEP)
     waiting, beside = simulated(*settings, SYNC, times=times), simulated(*settings, *overlapping(2, 8), times=times)
     assert beside.figures.idle_trainer < 0.5 * waiting.figures.idle_trainer
     assert beside.figures.tokens_per_second > 1.3 * waiting.figures.tokens_per_second
@@ -97,7 +97,7 @@ def test_long_tails_idle_a_trainer_that_waits_for_them():
 
 def test_over_age_groups_are_evicted():
     times = replace(TIMES, length=LogNormal(mean=30.0, sigma=1.5), update=0.0, update_token=0.002)
-    settings = ("train.steps=60", "sampling.max_tokens=400", KEEP, *overlapping(1, 12))
+    settings = ("train.steps=30", "sampling.max_tokens=400", KEEP, *overlapping(1, 12))
     dropped = simulated(*settings, "runtime.over_age=drop", times=times).figures
     assert dropped.evicted > 0
     assert dropped.max_lag <= 1
