@@ -1,12 +1,10 @@
 """A policy's settings: autocast, checkpointing, attention by name, entropy, and the models it refuses."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from proxima.model import LoadedModel, Policy
-from tests.model.rows import MIXED, loaded, plain_logits, policy, reference, rows
+from tests.model.rows import MIXED, loaded, plain_logits, policy, rows
 from tests.tiny import KINDS, tiny, tiny_tokenizer
 
 
@@ -71,24 +69,6 @@ def test_entropy_of_the_policy(kind):
         plain = [plain_logits(tiny(kind), row).softmax(dim=1) for row in trajectories]
         expected = [torch.special.entr(p).sum(dim=1) for p in plain]
     torch.testing.assert_close(out.entropy, torch.cat(expected), rtol=0, atol=5e-5)
-
-
-def test_auto_takes_packed_where_there_is_an_attention_interface():
-    for kind in KINDS:
-        assert policy(kind).attention == "packed"
-    assert policy("llama", attention="padded").share_prompt is False
-    assert policy("llama", attention="mask").share_prompt is True
-
-
-def test_the_temperature_comes_from_the_batch():
-    (row,) = rows((4, (6,)))
-    runner = policy("llama")
-    with torch.no_grad():
-        for temperature in (0.25, 1.0, 3.0):
-            item = replace(row, temperature=temperature)
-            torch.testing.assert_close(
-                runner(runner.pack([item])).log_prob, reference(tiny("llama"), [item]), rtol=0, atol=5e-5
-            )
 
 
 @pytest.mark.parametrize(

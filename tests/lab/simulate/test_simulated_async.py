@@ -61,12 +61,6 @@ def test_new_weights_cost_a_prefill_of_all_that_runs():
     assert 8 * 20 < tokens < 8 * (20 + 10)
 
 
-def test_finish_gives_every_completion_one_version():
-    run = simulated("engine.interrupt=finish", *overlapping(2, 2 * PROMPTS))
-    assert all(record["interrupted_fraction"] == 0 for record in run.steps)
-    assert any(record["interrupted_fraction"] > 0 for record in simulated(KEEP, *overlapping(2, 2 * PROMPTS)).steps)
-
-
 def test_versions_are_those_of_the_weights_that_sampled():
     """Two steps' prompts are generated at once: the second step's tokens are of version 0 in part and of version 1."""
     run = simulated(KEEP, *overlapping(1, 2 * PROMPTS))
