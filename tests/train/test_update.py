@@ -10,7 +10,6 @@ from proxima.core import AGGREGATES, PENALTIES, SURROGATES, Reinforce
 from proxima.core.correction import CORRECTIONS, mismatch_metrics
 from proxima.data import NotFiniteError
 from proxima.model import Policy
-from proxima.model.micro_batch import micro_batches
 from proxima.train import AdamW, LogProbStage
 from tests.model.rows import assert_close, forked, loaded, same
 from tests.tiny import KINDS
@@ -19,13 +18,6 @@ from tests.train.helpers import ADVANTAGES, gradients, naive_gradients, trainer,
 BUDGETS = (1, 12, 10_000)
 ALL = [list(range(13))]
 PLAIN = [kind for kind in ("ppo_clip", "dppo", "cppo", "drpo", "reinforce", "spo") if kind in SURROGATES]
-
-
-def test_the_budgets_split_the_update():
-    t = trainer(tokens_per_micro_batch=12)
-    items = [(item,) for item in trajectories()]
-    assert len(micro_batches(items, t.tokens_per_micro_batch)) > 4
-    assert len(micro_batches(items, trainer().tokens_per_micro_batch)) == 1
 
 
 @pytest.mark.parametrize("kind", KINDS)
