@@ -21,4 +21,5 @@ def few_chosen(plain: PackedModel, sharded: PackedModel) -> None:
 def same_loop(plain: PackedModel, sharded: PackedModel) -> None:
     """A loop over experts computes what grouped products do."""
     sharded.model.set_experts_implementation("eager")
+    compare(plain, sharded)
     compare(plain, sharded, busy=1)

@@ -30,7 +30,7 @@ CASES = [
     Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
-    Case(model="gpt2", layout=C4, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
     Case(model="llama", layout=C2 | HYBRID, trains="head", settings=AGAIN, passes=(BOTH,)),
     Case(model="qwen2", layout=C4, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
