@@ -30,6 +30,12 @@ def test_a_synchronous_step_is_the_sum_of_its_stages():
     assert (figures.mean_lag, figures.max_lag, figures.evicted) == (0, 0, 0)
 
 
+def test_completions_wait_for_slots():
+    """16 completions in 8 slots: those of the first four prompts, then the others, each time at the speed of eight."""
+    run = simulated("runtime.max_lag=0", "engine.slots=8", "train.prompts_per_step=8")
+    assert run.steps[-1]["time/generate"] == pytest.approx(2 * (4 * PREFILL + TOKENS * (0.1 + 0.01 * 8)))
+
+
 def test_the_speed_follows_how_many_run():
     """Two prompts with one completion of 10 and one of 30 tokens: 10 decode steps of two, then 20 of one."""
     times = replace(TIMES, length=_ByUid(), prefill_token=0.0)

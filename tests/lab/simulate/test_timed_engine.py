@@ -15,8 +15,7 @@ FREE = replace(TIMES, prefill_token=0.0)
 @pytest.mark.parametrize("settings", [(SYNC,), ("runtime.max_lag=2", "runtime.max_concurrent_rollouts=6")])
 def test_one_replica_is_the_recipes_engine(settings):
     times = replace(TIMES, length=LogNormal(mean=20.0, sigma=1.0), pause=0.05)
-    settings = ("engine.slots=6", *settings)  # fewer than would run
-    own, other = simulated(*settings, times=times), simulated(*settings, times=times, fleet=Fleet(1, 6))
+    own, other = simulated(*settings, times=times), simulated(*settings, times=times, fleet=Fleet(1, 64))
     assert own == other
 
 
