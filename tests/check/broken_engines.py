@@ -181,14 +181,6 @@ class OneTooMany:
         return with_sampling(request, max_tokens=request.sampling.max_tokens + 1)
 
 
-class CallsLengthAStop:
-    """Says `stop` where the length ended it, and the other way round."""
-
-    async def completion(self, engine, request, c):
-        ends = len(c.tokens) < request.sampling.max_tokens
-        return dataclasses.replace(c, finish_reason="length" if ends else "stop")
-
-
 class EndsEarly:
     """Gives one token less, and says that its length ended it."""
 

@@ -136,7 +136,7 @@ HELD = ("proxima-check-end-", "proxima-check-pause-")  # they run until what the
 
 
 def options():
-    return FakeSglangOptions(enable_deterministic_inference=True, pace=0.003, context_length=256, holds=HELD)
+    return FakeSglangOptions(enable_deterministic_inference=True, pace=0.001, context_length=168, holds=HELD)
 
 
 def test_every_law_has_a_defect():

@@ -50,7 +50,6 @@ if behaviour == "dies":
     os.kill(os.getpid(), signal.SIGKILL)
 if behaviour in ("waits", "stubborn"):
     time.sleep(3600)
-time.sleep(0.15)
 if behaviour == "fails":
     summary("failed", error="ValueError: no luck")
     print("Traceback\\nValueError: no luck", file=sys.stderr)
@@ -61,15 +60,8 @@ summary("done", warnings=[{"step": 1, "text": "too long", "times": 2}] if behavi
 """
 
 
-RESOLVED = resolve(
-    {
-        "model": {"path": "models/m"},
-        "task": "arithmetic",
-        "reward": "number",
-        "algorithm": "cppo",
-        "train": {"steps": 3},
-    }
-)
+SETTINGS = {"task": "arithmetic", "reward": "number", "algorithm": "cppo", "train": {"steps": 3}}
+RESOLVED = resolve({"model": {"path": "models/m"}, **SETTINGS})
 
 # Another process with the run's folder: takes the lock, then does as the runs do when told to by a file.
 ELSEWHERE = """
@@ -86,6 +78,17 @@ while not (folder / "let go").exists():
 if outcome == "done":
     (folder / "summary.json").write_text(json.dumps({"status": "done", "steps": 3}))
 """
+
+
+def planned(cell, folder, *, seed=1, steps=3, threads=None, resolved=None):
+    run = {"recipe": Path("r.yaml"), "overrides": (), "steps": steps, "threads": threads, "resolved": resolved}
+    return PlannedRun(cell=cell, seed=seed, folder=folder, **run)
+
+
+def sweep_of(cells, folder=Path("runs/s"), *, seeds=(1,), jobs=1):
+    named = tuple(SweepCell(name=name) for name in cells)
+    place = {"file": Path("s.yaml"), "recipe": Path("r.yaml"), "folder": folder, "settings": {"jobs": jobs}}
+    return Sweep(seeds=seeds, jobs=jobs, cells=named, all_cells=named, **place)
 
 
 class Ear:
@@ -124,28 +127,9 @@ def lab(tmp_path):
 
     def make(jobs=1, seeds=(1,), threads=None, **cells):
         folder = tmp_path / "sweep"
-        names = tuple(SweepCell(name=name) for name in cells)
-        sweep = Sweep(
-            file=Path("s.yaml"),
-            recipe=Path("r.yaml"),
-            folder=folder,
-            seeds=seeds,
-            jobs=jobs,
-            cells=names,
-            all_cells=names,
-            settings={"jobs": jobs},
-        )
+        sweep = sweep_of(cells, folder, seeds=seeds, jobs=jobs)
         runs = [
-            PlannedRun(
-                cell=c,
-                seed=s,
-                recipe=Path("r.yaml"),
-                folder=folder / c / f"seed-{s}",
-                overrides=(),
-                steps=3,
-                threads=threads,
-                resolved=RESOLVED,
-            )
+            planned(c, folder / c / f"seed-{s}", seed=s, threads=threads, resolved=RESOLVED)
             for s in seeds
             for c in cells
         ]
@@ -413,10 +397,7 @@ def test_a_run_begins_with_the_config_that_was_planned(sweep_file, tmp_path):
 
 
 def test_metrics_are_read_as_they_grow(tmp_path):
-    run = PlannedRun(
-        cell="a", seed=1, recipe=Path(), folder=tmp_path, overrides=(), steps=10, threads=None, resolved=None
-    )
-    tail, file = MetricsFollower(RunProgress(run)), tmp_path / "metrics.jsonl"
+    tail, file = MetricsFollower(RunProgress(planned("a", tmp_path, steps=10))), tmp_path / "metrics.jsonl"
     assert tail.poll() == []
     file.write_text('{"kind": "train", "step": 1, "reward/mean": 0.5, "time/step": 4}\n{"kind": "tr')
     assert [r["step"] for r in tail.poll()] == [1]
@@ -432,11 +413,10 @@ def test_metrics_are_read_as_they_grow(tmp_path):
 
 
 def progress(cell, state, times=(), steps=10, reward=None, evals=(), **more):
-    run = PlannedRun(
-        cell=cell, seed=1, recipe=Path(), folder=Path(cell), overrides=(), steps=steps, threads=None, resolved=None
-    )
     train = [{"kind": "train", "step": i, "time/step": time, "reward/mean": reward} for i, time in enumerate(times, 1)]
-    return RunProgress(run, state=state, metrics=Metrics.of([*train, *evals]), **more)
+    return RunProgress(
+        planned(cell, Path(cell), steps=steps), state=state, metrics=Metrics.of([*train, *evals]), **more
+    )
 
 
 def test_time_left():
@@ -467,18 +447,7 @@ def test_lines_say_each_event_and_the_state_each_minute(tmp_path, monkeypatch):
         "a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}]
     )
     failed = progress("b", RunState.FAILED, error="exit code 1: \x1b[2Jbad")
-    cells = (SweepCell(name="a"), SweepCell(name="b"))
-    sweep = Sweep(
-        file=Path("s.yaml"),
-        recipe=Path(),
-        folder=Path("runs/s"),
-        seeds=(1,),
-        jobs=2,
-        cells=cells,
-        all_cells=cells,
-        settings={},
-    )
-    lines.started(sweep, [single, failed])
+    lines.started(sweep_of("ab", jobs=2), [single, failed])
     lines.changed(single, [{"kind": "train", "step": 5}])
     lines.changed(single, [{"kind": "eval", "step": 5, "accuracy": 0.75}])
     lines.tick()
@@ -506,23 +475,12 @@ def test_the_table_of_a_terminal():
     from proxima.view.sweep_progress import SweepTable
 
     console = Console(width=90, height=40, record=True, file=io.StringIO(), force_terminal=True, color_system=None)
-    cells = (SweepCell(name="a"), SweepCell(name="b"))
-    sweep = Sweep(
-        file=Path("s.yaml"),
-        recipe=Path(),
-        folder=Path("runs/s"),
-        seeds=(1,),
-        jobs=1,
-        cells=cells,
-        all_cells=cells,
-        settings={},
-    )
     table = SweepTable(console)
     progresses = [
         progress("a", RunState.RUNNING, [4.0] * 5, reward=0.25, evals=[{"kind": "eval", "step": 0, "accuracy": 0.1}]),
         progress("b", RunState.FAILED, error="\x1b[2J bad"),
     ]
-    table.started(sweep, progresses)
+    table.started(sweep_of("ab"), progresses)
     table.tick()
     table.changed(progresses[1], [])
     progresses[0].state = RunState.STOPPED

@@ -104,8 +104,7 @@ def test_sequences_are_alone(items):
 BEGIN_ALIKE = [forked(), opened(forked()), opened(trajectories())]
 
 
-@pytest.mark.parametrize("items", BEGIN_ALIKE, ids=["paths", "both", "prompts"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+@pytest.mark.parametrize(("kind", "items"), zip(("llama", "qwen3", "llama"), BEGIN_ALIKE, strict=True))
 def test_what_paths_and_prompts_begin_with_trains_as_apart(kind, items, monkeypatch):
     monkeypatch.setitem(globals(), "trajectories", lambda: items)
     model, calls, fused = model_of(kind), [], fused_backbone.fused_states

@@ -14,22 +14,8 @@ from proxima.model import Policy, token_log_prob
 from proxima.model.distribution_figures import log_sum_square
 from proxima.model.kept_tokens import KeptTokens
 from tests.model.rows import MIXED, loaded, plain_log_prob, plain_logits, rows
-from tests.model.test_log_prob import D, Head, V
+from tests.model.test_log_prob import Head, V
 from tests.tiny import VOCABULARY, tiny
-
-
-def test_the_gradient_is_zero_outside_the_set():
-    """With the logits themselves as bias: only the logits of the set get one, and it sums to zero."""
-    bias = torch.randn(V, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
-    kept = KeptTokens(torch.tensor([2, 5, 11]), torch.tensor([0, 3]))
-    zero = torch.zeros(1, D, dtype=torch.float64), torch.zeros(V, D, dtype=torch.float64)
-    output = token_log_prob(*zero, torch.tensor([5]), bias=bias, kept=kept)
-    (grad,) = torch.autograd.grad(output.log_prob.sum(), bias)
-    p = bias[[2, 5, 11]].softmax(0)
-    expected = torch.zeros(V, dtype=torch.float64)
-    expected[[2, 5, 11]] = torch.tensor([0.0, 1, 0], dtype=torch.float64) - p.detach()
-    torch.testing.assert_close(grad, expected)
-    assert grad[[0, 1, 3, 4]].eq(0).all() and abs(float(grad.sum())) < 1e-15
 
 
 def test_a_set_of_one_is_certain_and_teaches_nothing():
@@ -101,12 +87,3 @@ def test_a_packed_policy_equals_hugging_face_logits_one_sequence_at_a_time(atten
     torch.testing.assert_close(actual.double(), torch.stack(expected), rtol=0, atol=3e-5)
     plain = torch.cat([plain_log_prob(model, item) for item in items if len(item.tokens)])
     assert (actual - plain).min() > -3e-5 and (actual - plain).mean() > 0.5  # less than the vocabulary to share
-
-
-def test_order_and_neighbours_of_a_pack_change_nothing():
-    items, policy = masked_rows(), Policy(loaded("llama"))
-    with torch.no_grad():
-        together = policy(policy.pack(items)).log_prob.split([len(item.tokens) for item in items])
-        for item, expected in zip(items, together, strict=True):
-            alone = policy(policy.pack([item])).log_prob
-            torch.testing.assert_close(alone, expected, rtol=0, atol=3e-5)

@@ -82,8 +82,7 @@ def test_draws_depend_on_the_seed_alone_and_leave_torchs_state(tiny_model):
     assert 0.7 / 4 < float(gaussian["default"].weight.detach().std()) < 1.3 / 4
 
 
-@pytest.mark.parametrize("attention", ["packed", "padded"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "attention"), [*((kind, "packed") for kind in KINDS), ("qwen2", "padded")])
 def test_with_the_adapter_off_the_policy_is_the_base_to_the_bit(kind, attention, tiny_model):
     lora = Lora(rank=4) if kind == "gpt2" else KINDS_OF_LORA["dora head"]
     with_it = Policy(with_adapter(tiny_model(kind), lora), attention=attention)

@@ -131,24 +131,24 @@ Case = tuple[str, Any, list[list[Any]], dict[str, bool]]
 def cases() -> Iterator[Case]:
     """A name, its kind first; the objective, the items of each update, and how the stack is made."""
     items = trajectories()
-    three = [items[:5], items[5:9], items[9:]]
+    two = [items[:5], items[5:]]
     for name, surrogate in SURROGATES.items():
         if surrogate().needs <= GIVEN:
-            yield f"surrogate {name}", policy(surrogate=surrogate()), three, {}
+            yield f"surrogate {name}", policy(surrogate=surrogate()), two, {}
     for name, aggregate in AGGREGATES.items():
-        yield f"aggregate {name}", policy(aggregate=aggregate()), three, {}
+        yield f"aggregate {name}", policy(aggregate=aggregate()), two, {}
     for name, correction in CORRECTIONS.items():
         spec = correction()
         if spec.needs <= GIVEN:
-            yield f"correction {name}", policy(corrections=[spec]), three, {}
-    yield "reference KL", policy(penalties=[PENALTIES["k3"](coefficient=0.1)]), three, {}
-    yield "first forward", policy(proximal="first_forward"), three, {}
+            yield f"correction {name}", policy(corrections=[spec]), two, {}
+    yield "reference KL", policy(penalties=[PENALTIES["k3"](coefficient=0.1)]), two, {}
+    yield "first forward", policy(proximal="first_forward"), two, {}
     yield "one trajectory", policy(), [items[:1]], {}
     yield "a rank without any in the second", policy(), [items, items[1:2], items[4:7]], {}
     yield "nothing to train", policy(), [[replace(items[0], advantage=0.0)], items], {}
-    yield "SFT", SftObjective(), three, {}
-    yield "value head", policy(value=ValueObjective(coefficient=0.5)), [valued(part) for part in three], {"head": True}
-    yield "critic", ValueObjective(loss=ValueLoss()), [valued(part) for part in three], {"scalar": True}
+    yield "SFT", SftObjective(), two, {}
+    yield "value head", policy(value=ValueObjective(coefficient=0.5)), [valued(part) for part in two], {"head": True}
+    yield "critic", ValueObjective(loss=ValueLoss()), [valued(part) for part in two], {"scalar": True}
     yield (
         "reward model",
         RewardObjective(loss=RewardLoss(center=0.1), pad=1),

@@ -52,17 +52,6 @@ def test_a_resumed_training_is_bit_identical(before, tmp_path):
     assert same(weights(t), weights(again)) and same(t.state()[0], again.state()[0])
 
 
-def test_without_the_optimizer_state_the_training_differs(tmp_path):
-    items = trajectories()
-    t = make()
-    t.update(ALL, items)
-    written = write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
-    t.update(ALL, items)
-    forgetful = make(written.model)
-    forgetful.update(ALL, items)
-    assert not same(weights(t), weights(forgetful))
-
-
 def test_contents_of_a_checkpoint(tmp_path):
     t = make()
     t.update(ALL, trajectories())
@@ -248,15 +237,6 @@ def test_a_full_disk_in_the_tokenizer_is_a_full_disk(tmp_path, tiny_model, monke
     with pytest.raises(OSError, match="No space left") as caught:
         write_checkpoint(tmp_path, 1, t.model.loaded, t, {})
     assert caught.value.errno == errno.ENOSPC and list(tmp_path.iterdir()) == []
-
-
-def test_an_optimizer_state_that_lacks_parameters_is_refused(tmp_path):
-    t = make()
-    t.update(ALL, trajectories())
-    tensors, facts = t.state()
-    name = next(iter(tensors))
-    with pytest.raises(ValueError, match=r"the optimizer state lacks .* \(1 in all\), which this model has"):
-        make().load({key: value for key, value in tensors.items() if key != name}, facts)
 
 
 def test_the_weights_are_readable_as_the_umask_says(tmp_path, tiny_model):

@@ -78,10 +78,13 @@ CASES = {
 }
 
 
+UNEQUAL = ((5, 1), (3, 7), (4, 12), (2, 8), (6, 6))
+
+
 @pytest.mark.parametrize(
-    "lengths", [((6, 6),) * 5, ((5, 1), (3, 7), (4, 12), (2, 8), (6, 6))], ids=["equal", "unequal"]
+    ("case", "lengths"),
+    [*((case, UNEQUAL) for case in CASES), *((case, ((6, 6),) * 5) for case in ("clip_cov", "aot"))],
 )
-@pytest.mark.parametrize("case", CASES)
 def test_no_cuts_and_no_order_of_them_change_anything(case, lengths, monkeypatch):
     objective, items_of = CASES[case]
     assert objective.has_batch_statistics
@@ -89,7 +92,7 @@ def test_no_cuts_and_no_order_of_them_change_anything(case, lengths, monkeypatch
     if items_of is not list:  # an item may stand twice, if it is no trajectory
         items = [*items, items[3]]
     expected, plain = recorded(objective, items)
-    for seed, budget in enumerate((25, 12, 1)):
+    for seed, budget in enumerate((12, 1)):
         shuffled.draw = np.random.default_rng(seed)
         with monkeypatch.context() as patch:
             patch.setattr("proxima.train.stack.micro_batches", shuffled)

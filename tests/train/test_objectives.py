@@ -19,7 +19,7 @@ from proxima.train import Objective, TrainStack
 from tests.model.rows import assert_close, loaded, plain_log_prob, plain_logits, same
 from tests.train.helpers import recorded, trajectories, unsplit
 
-BUDGETS = (1, 12, 30, 10_000)
+BUDGETS = (1, 12, 10_000)
 
 
 def as_tensor(mask) -> Tensor:
@@ -127,8 +127,7 @@ def test_token_nll_is_that_of_one_unsplit_batch(budget):
     assert result.metrics["loss"] == pytest.approx(result.metrics["nll"], rel=1e-6)
 
 
-@pytest.mark.parametrize("share_prompt", [True, False])
-@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize(("budget", "share_prompt"), [(1, True), (12, False), (30, True), (10_000, False)])
 def test_two_losses_keep_their_own_denominators(budget, share_prompt):
     items = rows()
     actual, _ = recorded(NllAndEntropy(), items, budget, share_prompt=share_prompt)

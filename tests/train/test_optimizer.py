@@ -23,20 +23,9 @@ def factors(total, kind="constant", **settings):
     return [schedule.factor(i) for i in range(total)]
 
 
-def test_constant_with_warm_up():
-    assert factors(6, warmup=4) == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert factors(3) == [1.0, 1.0, 1.0] and factors(3, warmup=1) == [1.0, 1.0, 1.0]
-
-
 def test_linear():
     assert factors(4, kind="linear") == [1.0, 0.75, 0.5, 0.25]
     assert factors(6, kind="linear", warmup=2, final_ratio=0.2) == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4])
-
-
-def test_cosine():
-    assert factors(4, kind="cosine", final_ratio=0.1) == pytest.approx(
-        [1.0, 0.1 + 0.9 * (1 + math.sqrt(0.5)) / 2, 0.55, 0.1 + 0.9 * (1 - math.sqrt(0.5)) / 2]
-    )
 
 
 OF_TRANSFORMERS = {  # its name, with the arguments of the end

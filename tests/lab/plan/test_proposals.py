@@ -37,8 +37,13 @@ def test_devices_that_are_too_few():
         proposals(resolve(RECIPE, root=None), read_devices("2xL4-24G"))
 
 
-@pytest.mark.parametrize("adapter", [[], ["model.lora={rank: 16}"]])
-@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-3B"])
+LORA = ["model.lora={rank: 16}"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter"),
+    [("Qwen/Qwen3-30B-A3B", []), ("Qwen/Qwen3-30B-A3B", LORA), ("Qwen/Qwen2.5-7B", LORA), ("Qwen/Qwen2.5-3B", [])],
+)
 def test_nothing_is_proposed_that_the_code_refuses(model, adapter):
     """Heads, experts and columns of 24 devices, of a mixture and of models with 28 and with 2 key and value heads."""
     devices = read_devices("24xH100-80G")

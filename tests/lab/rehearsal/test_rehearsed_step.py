@@ -1,6 +1,7 @@
 """Every training kind on a fake device: nothing is on the wrong device, and what waits is listed here."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -103,14 +104,14 @@ def test_a_training_kind(rehearse, name):
 
 
 def test_a_tensor_on_the_host_is_a_fault_with_its_line(rehearse):
-    rehearsal = rehearse(rehearsed_with, OnTheHost(), "cpu/sft.yaml", [])
+    rehearsal = rehearse(rehearsed_with, "cpu/sft.yaml", [], OnTheHost())
     (fault,) = rehearsal.faults
     assert "worker.py:" in fault and "same device" in fault and "cpu" in fault
     assert rehearsal.updates == 0
 
 
 def test_waits_inside_micro_batches_are_counted(rehearse):
-    rehearsal = rehearse(rehearsed_with, Impatient(), "cpu/sft.yaml", [])
+    rehearsal = rehearse(rehearsed_with, "cpu/sft.yaml", [], Impatient())
     inside = {wait.what: count for wait, count in rehearsal.waits.items() if wait.inside}
     each = rehearsal.micro_batches
     assert inside == {"index by a mask": each, "item": each, "copy to the device": each}
@@ -140,7 +141,8 @@ def test_ranks_that_split_tokens(rehearse, recipe):
 
 def test_experts_of_a_rank(rehearse):
     split = ["placement={kind: torchrun, expert_parallel: 2}"]
-    alone, rank = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in (([], SHAPE, 1), (split, SHAPE, 4)))
+    cases = ([], replace(SHAPE, groups=1), 1), (split, SHAPE, 4)
+    alone, rank = (rehearse(rehearsed, RL, *case, kind="qwen3_moe") for case in cases)
     assert alone.faults == rank.faults == ()
     exchanged = {"_exchanging": 2 * rank.micro_batches}  # how many rows go where, once in each of the two layers
     assert waits_of(alone) == POLICY and waits_of(rank) == POLICY | exchanged

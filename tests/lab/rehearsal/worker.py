@@ -1,9 +1,10 @@
 """What runs in the process of rehearsals, which a fake device has changed for good."""
 
-import multiprocessing
+import os
+import traceback
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -22,8 +23,20 @@ from proxima.train.objectives import SftObjective
 SHAPE = StepShape(groups=4, size=2, prompt=8, length=16, updates=2)
 
 
-def pool() -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+def answer(channel: int) -> None:
+    """What the process does: functions of this module, by name, until the other end is closed."""
+    torch.set_num_threads(1)
+    calls = Connection(channel)
+    while True:
+        try:
+            name, arguments = calls.recv()
+        except EOFError:
+            os._exit(0)
+        try:
+            result = None, globals()[name](*arguments)
+        except Exception:
+            result = traceback.format_exc(), None
+        calls.send(result)
 
 
 def rehearsed(recipe: str, overrides: Sequence[str], shape: StepShape = SHAPE, ranks: int = 1) -> Rehearsal:
@@ -67,7 +80,7 @@ def host_states(recipe: str, overrides: Sequence[str]) -> tuple[int, int, list[s
     return *sizes, [wait.what for wait in watch.waits]
 
 
-def rehearsed_with(objective: Any, recipe: str, overrides: Sequence[str]) -> Rehearsal:
+def rehearsed_with(recipe: str, overrides: Sequence[str], objective: Any) -> Rehearsal:
     """With another objective in place of the recipe's."""
     before = rehearsed_step.trainings
     rehearsed_step.trainings = lambda *given: [_with(part, objective) for part in before(*given)]

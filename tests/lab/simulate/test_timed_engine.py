@@ -60,7 +60,7 @@ def test_all_replicas_get_new_weights(interrupt):
 
 def test_what_is_aborted_or_abandoned_holds_no_place():
     """Dynamic sampling abandons what it does not need any more."""
-    settings = (SYNC, "algorithm=dapo", "algorithm.dynamic_sampling.oversample=2", "train.steps=40")
+    settings = (SYNC, "algorithm=dapo", "algorithm.dynamic_sampling.oversample=2", "train.steps=20")
     times = replace(FREE, accepted=0.5, length=LogNormal(mean=20.0, sigma=1.0))
     single, three = (simulated(*settings, times=times, fleet=Fleet(n, 4)) for n in (1, 3))
     assert three.figures.tokens_per_second > 1.3 * single.figures.tokens_per_second

@@ -210,7 +210,7 @@ class Case:
     Args:
         trains: a policy, one with a value head, or a scalar model.
         passes: settings of `compare`; `busy` -1: one share has no sequence.
-        then: further functions of the two models.
+        first, then: further functions of the two models, before and after the passes.
     """
 
     model: str
@@ -219,6 +219,7 @@ class Case:
     trains: str = "policy"
     settings: dict[str, Any] = field(default_factory=dict)
     passes: tuple[dict[str, Any], ...] = ({},)
+    first: tuple[Callable[[Any, Any], None], ...] = ()
     then: tuple[Callable[[Any, Any], None], ...] = ()
 
     def __str__(self) -> str:
@@ -235,6 +236,8 @@ def passes_of(rank: int, folder: Path, case: Case) -> None:
         both = scalars(folder / case.model, sharding)
     else:
         both = policies(folder / case.model, sharding, head=case.trains == "head", **case.settings)
+    for function in case.first:
+        function(*both)
     _, shares = place(both[1])
     for how in case.passes:
         compare(*both, needs, **how | ({"busy": max(1, shares - 1)} if how.get("busy") == -1 else {}))
