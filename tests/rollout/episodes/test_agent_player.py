@@ -19,6 +19,7 @@ from tests.engine.helpers import engine, trainer_log_prob
 from tests.rollout.episodes import agent_functions
 from tests.rollout.episodes.test_player import Watched
 from tests.tiny import tiny_tokenizer
+from tests.uvicorn_ticks import quick_ticks
 
 HERE = "tests.rollout.episodes.agent_functions"
 ASKING = AgentSpec(run=f"{HERE}:named_by_its_row").build()
@@ -59,6 +60,7 @@ def asking_agents_end():
     ASKING.close()
 
 
+@quick_ticks()
 def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
     """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
     if agent in agent_functions.ASKING:
