@@ -20,7 +20,7 @@ from contextlib import suppress
 from proxima.environment import Reply
 
 CHILDREN, FOREVER = 20, 6000
-SHORT = 0.2  # seconds for calls that never end
+SHORT = 0.1  # seconds for calls that never end
 DONE = "done"  # the episode ends with its reward
 TIME = f"timed out after {SHORT:g} s"
 CHANGED = "it changed its class Hostile"

@@ -10,7 +10,7 @@ from proxima.data import Completion, Prompt, Score
 from proxima.data.worker import Worker
 from proxima.reward import RewardRunner
 
-LONG, SHORT = 600.0, 0.2  # seconds for calls that end, and for those that never do
+LONG, SHORT = 600.0, 0.1  # seconds for calls that end, and for those that never do
 
 
 def prompt(answer: Any = None, **metadata: Any) -> Prompt:

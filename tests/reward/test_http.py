@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import re
 import socket
 import threading
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from proxima.reward import Http, Number, http
 from tests.ports import kept_port
+from tests.processes import eventually
 from tests.reward.make import LONG, SHORT, completion, completions, prompt, runner
 from tests.reward.server import lengths, scorer
 
@@ -25,6 +27,13 @@ def quick(url, **fields):
     return Http(**{"url": url, "seconds": LONG, "backoff": 0.001, **fields})
 
 
+def refusal(reward):
+    """Why the run does not begin."""
+    with runner(reward) as made, pytest.raises(ValueError) as caught:
+        made.check()
+    return str(caught.value)
+
+
 def nobody() -> str:
     """An address where nobody listens."""
     return f"http://127.0.0.1:{kept_port()}/score"
@@ -36,12 +45,8 @@ def test_ten_completions_in_one_request_with_all_that_a_scorer_may_need():
         scores = run(quick(server.url), *texts)
     assert [score.value for score in scores] == [float(len(text)) for text in texts]
     (request,) = server.requests
-    assert request["prompt"] == {
-        "uid": 7,
-        "messages": [{"role": "user", "content": "?"}],
-        "answer": "42",
-        "metadata": {"level": 3},
-    }
+    facts = {"uid": 7, "answer": "42", "metadata": {"level": 3}}
+    assert request["prompt"] == {"messages": [{"role": "user", "content": "?"}], **facts}
     assert request["completions"][1] == {"sample": 1, "text": "It is 42", "tokens": [5, 5, 5], "finish_reason": "stop"}
     assert server.headers[0]["Content-Type"] == "application/json" and "Authorization" not in server.headers[0]
 
@@ -125,10 +130,8 @@ def test_errors_that_pass_are_tried_again(status):
 def test_waits_double_and_a_longer_retry_after_is_kept(monkeypatch):
     waits = []
     monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append, monotonic=time.monotonic))
-    messages = {"1": "7", "2": "9999", "3": "tomorrow"}
-    with scorer(
-        lambda request, n: (503, b"", {"Retry-After": messages.get(str(n), "0")}) if n < 6 else lengths(request, n)
-    ) as server:
+    told = ["0", "7", "9999", "tomorrow", "0", "0"]
+    with scorer(lambda _, n: (503, b"", {"Retry-After": told[n]}) if n < 6 else lengths(_, n)) as server:
         (score,) = run(quick(server.url, retries=6, backoff=0.5), "abc")
     assert score.value == 3.0 and waits == [0.5, 7.0, 30.0, 4.0, 8.0, 16.0]
 
@@ -213,6 +216,7 @@ def dripping(first, drop):
 def test_the_time_of_an_attempt_ends_while_the_server_hangs_or_drips(first, drop):
     with dripping(first, drop) as (url, asked):
         (score,) = run(quick(url, seconds=SHORT, retries=1), "abc")
+        eventually(lambda: len(asked) == 2)
     assert score.error == f"http: PostFailed: {url} has not answered after {SHORT:g} s, 2 times" and len(asked) == 2
 
 
@@ -222,16 +226,11 @@ def test_a_redirect_is_not_followed_and_its_server_gets_neither_token_nor_comple
     with scorer(lengths) as other, scorer(lambda request, n: (status, b"", {"Location": other.url})) as server:
         reward = quick(server.url, token_env="SCORER_TOKEN")
         (score,) = run(reward, "abc")
-        with runner(reward) as made, pytest.raises(ValueError) as caught:
-            made.check()
+        said = refusal(reward)
     assert not score.valid and other.gets == 0 and other.requests == [] and len(server.requests) == 2
-    message = f"{server.url} answers {status} "
-    assert score.error.startswith(f"http: PostFailed: {message}") and score.error.endswith(
-        ", a redirect, which is not followed"
-    )
-    assert str(caught.value).startswith(f"reward 'http': {message}") and str(caught.value).endswith(
-        "; give the address that it leads to"
-    )
+    message = f"{server.url} answers {status} .*"
+    assert re.fullmatch(f"http: PostFailed: {message}, a redirect, which is not followed", score.error)
+    assert re.fullmatch(f"reward 'http': {message}; give the address that it leads to", said)
 
 
 def test_requests_at_once_are_bounded_however_many_groups_wait():
@@ -268,39 +267,29 @@ def test_a_group_may_be_asked_for_in_pieces_that_fail_alone():
     assert [score.value if score.valid else None for score in scores] == [1.0, 2.0, None, None, 5.0]
 
 
-def test_no_completions_ask_nobody():
-    with scorer(lengths) as server:
-        assert run(quick(server.url)) == [] and server.requests == []
-
-
 def test_a_token_comes_from_the_environment_and_stays_out_of_the_config(monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")
     with scorer(lengths) as server:
         reward = quick(server.url, token_env="SCORER_TOKEN")
+        assert run(reward) == [] and server.requests == []  # no completions ask nobody
         run(reward, "a")
     assert server.headers[0]["Authorization"] == "Bearer secret" and "secret" not in repr(reward)
 
 
 def test_before_the_run_somebody_must_be_there():
     url = nobody()
-    with runner(quick(url, retries=1)) as made, pytest.raises(ValueError) as caught:
-        made.check()
     message = f"reward 'http': {url} can't be reached: Connection refused, 2 times; start the scorer before the run"
-    assert str(caught.value) == message
+    assert refusal(quick(url, retries=1)) == message
     with runner(quick(url, retries=0, weight=0.0), Number()) as made:
         made.check()  # it would only log
 
 
 @pytest.mark.parametrize("status", [401, 403, 404, 405])
 def test_before_the_run_a_wrong_address_is_refused(status):
-    with (
-        scorer(lambda request, n: (status, b"", {})) as server,
-        runner(quick(server.url)) as made,
-        pytest.raises(ValueError) as caught,
-    ):
-        made.check()
-    assert f"reward 'http': {server.url} answers {status} " in str(caught.value)
-    assert str(caught.value).endswith("; is it the right address, and may you use it?")
+    with scorer(lambda request, n: (status, b"", {})) as server:
+        said = refusal(quick(server.url))
+    assert said.startswith(f"reward 'http': {server.url} answers {status} ")
+    assert said.endswith("; is it the right address, and may you use it?")
 
 
 @pytest.mark.parametrize("answer", [lengths, lambda request, n: (422, b"", {}), lambda request, n: b"nothing to do"])
@@ -318,19 +307,13 @@ def test_before_the_run_any_other_word_to_an_empty_list_is_fine(answer):
         ({"url": "ftp://host/x"}, "url='ftp://host/x' must be an address"),
         ({"url": "http://host:port/"}, "url='http://host:port/' must be an address"),
         ({"url": "http://a b/"}, "url='http://a b/' must be an address"),
-        (
-            {"url": "http://me:pass@host/"},
-            "url='http://…@host' must hold no password: it would be written down; use token_env",
-        ),
+        ({"url": "http://me:pass@host/"}, "url='http://…@host' must hold no password: it would be written down; use t"),
         ({"seconds": 0}, "seconds=0 must be > 0 and finite"),
         ({"retries": -1}, "retries=-1 must be >= 0"),
         ({"backoff": -0.5}, "backoff=-0.5 must be >= 0 seconds and finite"),
         ({"max_concurrent": 0}, "max_concurrent=0 must be >= 1"),
         ({"per_request": -1}, "per_request=-1 must be >= 0; 0 sends all completions of a prompt at once"),
-        (
-            {"token_env": "NO_SUCH_VARIABLE"},
-            "token_env='NO_SUCH_VARIABLE' must name an environment variable that is set",
-        ),
+        ({"token_env": "NO_SUCH"}, "token_env='NO_SUCH' must name an environment variable that is set"),
     ],
 )
 def test_bad_fields(fields, message):
