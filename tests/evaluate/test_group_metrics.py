@@ -16,9 +16,7 @@ RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=
 
 def group(uid, *samples):
     """`(text, score)` each, or `(text, score, "length")`."""
-    completions = [
-        Completion.of_text(uid, i, text, (1,) * len(text), *end) for i, (text, _, *end) in enumerate(samples)
-    ]
+    completions = [Completion.of_text(uid, i, text, [1] * len(text), *end) for i, (text, _, *end) in enumerate(samples)]
     prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"q{uid}"},), tokens=(1, 2), answer="7")
     return Group(prompt=prompt, completions=tuple(completions), scores=tuple(score for _, score, *_ in samples))
 
@@ -31,20 +29,11 @@ def test_one_answer_a_question():
         group(3, ("#### 7", FAILED)),
     ]
     metrics = eval_metrics(groups, samples=1, extract=FIND)
-    assert metrics["estimates"]["accuracy"] == {
-        "value": pytest.approx(1 / 3),
-        "low": pytest.approx(0.0615, abs=1e-4),
-        "high": pytest.approx(0.7923, abs=1e-4),
-        "method": "wilson",
-        "questions": 3,
-    }
-    assert (metrics["questions"], metrics["answers"], metrics["correct"], metrics["known"], metrics["invalid"]) == (
-        4,
-        4,
-        1,
-        3,
-        1,
-    )
+    bounds = {"low": pytest.approx(0.0615, abs=1e-4), "high": pytest.approx(0.7923, abs=1e-4)}
+    accuracy = {"value": pytest.approx(1 / 3), **bounds, "method": "wilson", "questions": 3}
+    assert metrics["estimates"]["accuracy"] == accuracy
+    counts = {"questions": 4, "answers": 4, "correct": 1, "known": 3, "invalid": 1}
+    assert {name: metrics[name] for name in counts} == counts
     assert metrics["truncated"] == metrics["unanswered"] == 0.25 and metrics["reward"] == pytest.approx(1 / 3)
     assert metrics["length"] == {"mean": 5.75, "median": 6, "max": 6} and metrics["tokens"] == 23
 
