@@ -65,11 +65,8 @@ class Rank(WeightedReward):
                 return Score(value=float("nan"))
             if text == "failed":
                 return Score.failed("no opinion")
-            return Score(
-                value=lengths.index(len(text)) / top,
-                correct=len(text) == 1 if self.knows else None,
-                parts={"n": len(texts)},
-            )
+            correct = len(text) == 1 if self.knows else None
+            return Score(value=lengths.index(len(text)) / top, correct=correct, parts={"n": len(texts)})
 
         return [[one(c.text) for c in group.completions] for group in groups]
 

@@ -101,12 +101,8 @@ class Hurried(RewardRunner):
 
 
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
-    wrong = {
-        "hang": f"timed out after {SHORT:g} s",
-        "raise": "LookupError: two lines",
-        "nan": "ValueError: returned nan, expected a finite number",
-        "exit": "SystemExit: 3",
-    }
+    wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
+    wrong["nan"] = "ValueError: returned nan, expected a finite number"
     made = Hurried([Plain()], timeout=LONG)
     scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
     GATE.set()

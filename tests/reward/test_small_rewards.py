@@ -159,19 +159,11 @@ x + 1: x + 1
 x + 1: x+1
 """,
 }
-GRADED = [
-    (answer, [TAGGED.format(text) for text in texts], grade)
-    for grade, table in IN_TAGS.items()
-    for answer, texts in rows(table)
-]
-GRADED += [
-    ("18", [TAGGED.format(" 18\n"), "<answer>1</answer>, no: <answer>18</answer>"], 2.0),
-    (18, [TAGGED.format("18")], 2.0),
-    ("9 * 2 = 18\n#### 18", [TAGGED.format("18")], 2.0),
-    ("9", [TAGGED.format("9" * 5000)], 0.0),
-    ("18", [TAGGED.format(""), "18", "<answer>18", ""], 0.0),
-    ("", [TAGGED.format("")], 0.0),
-]
+GRADED = [("9", ["9" * 5000], 0.0), (18, ["18"], 2.0), ("9 * 2 = 18\n#### 18", ["18"], 2.0), ("", [""], 0.0)]
+GRADED += [(*row, grade) for grade, table in IN_TAGS.items() for row in rows(table)]
+GRADED = [(answer, [TAGGED.format(text) for text in texts], grade) for answer, texts, grade in GRADED]
+GRADED += [("18", [TAGGED.format(""), "18", "<answer>18", ""], 0.0)]
+GRADED += [("18", [TAGGED.format(" 18\n"), "<answer>1</answer>, no: <answer>18</answer>"], 2.0)]
 
 
 @pytest.mark.parametrize(("answer", "texts", "grade"), GRADED)
