@@ -9,32 +9,28 @@ from proxima.evaluate import ANSWER_EXTRACTORS, canonical
 from proxima.evaluate.votes import answer_extractor
 from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Number
 
+LAST = "#### 5\nno, wait\n#### $1,234.50"
+FOUND = {
+    Gsm8kReward(): {"She has 3 + 4 = 7.\n#### 7": "7", LAST: "1234.50", "The answer is 12.": "12"},
+    Number(): {"first 3, then -5": "-5"},
+    Boxed(): {r"so \boxed{\frac{1}{2}}": r"\frac{1}{2}"},
+    Math(): {
+        r"first \boxed{3}, then \boxed{4}": "4",
+        "<answer> x+1 </answer>": "x+1",
+        "so $x = 5$ and we are done": "x = 5",
+        "it is 42": "42",
+    },
+    Exact(): {"  7 ": "7"},
+    Exact(ignore_case=True): {"Paris": "paris"},
+}
+SILENT = {Gsm8kReward(): ["#### none", "I don't know."], Gsm8kReward(strict=True): ["The answer is 12."]}
+SILENT |= {Boxed(): [r"so \boxed{ }", r"so \boxed{1"], Math(): ["who knows"], Exact(): ["   "]}
 
-@pytest.mark.parametrize(
-    ("reward", "text", "answer"),
-    [
-        (Gsm8kReward(), "She has 3 + 4 = 7.\n#### 7", "7"),
-        (Gsm8kReward(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
-        (Gsm8kReward(), "The answer is 12.", "12"),
-        (Gsm8kReward(strict=True), "The answer is 12.", None),
-        (Gsm8kReward(), "#### none", None),
-        (Gsm8kReward(), "I don't know.", None),
-        (Number(), "first 3, then -5", "-5"),
-        (Boxed(), r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (Boxed(), r"so \boxed{ }", None),
-        (Boxed(), r"so \boxed{1", None),
-        (Math(), r"first \boxed{3}, then \boxed{4}", "4"),
-        (Math(), "<answer> x+1 </answer>", "x+1"),
-        (Math(), "so $x = 5$ and we are done", "x = 5"),
-        (Math(), "it is 42", "42"),
-        (Math(), "who knows", None),
-        (Exact(), "  7 ", "7"),
-        (Exact(ignore_case=True), "Paris", "paris"),
-        (Exact(), "   ", None),
-    ],
-)
-def test_the_answer_in_a_text(reward, text, answer):
-    assert answer_extractor([reward])(text) == answer
+
+@pytest.mark.parametrize("reward", [*FOUND, Gsm8kReward(strict=True)])
+def test_the_answer_in_a_text(reward):
+    answers = FOUND.get(reward, {}) | dict.fromkeys(SILENT.get(reward, ()))
+    assert {text: answer_extractor([reward])(text) for text in answers} == answers
 
 
 def test_the_first_reward_that_can_tell_tells():

@@ -4,7 +4,6 @@ import asyncio
 import json
 
 import httpx
-import pytest
 
 from proxima.data import ToolCall
 from proxima.rollout.episodes import endpoint as module
@@ -15,13 +14,8 @@ KEY = "an-episode"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 DEEP = {"function": {"name": "add", "arguments": "[" * 100_000}}
-CALLS = ChatAnswer(
-    content="so",
-    calls={"call_0": ToolCall(name="add", arguments={"a": 1})},
-    finish_reason="tool_calls",
-    prompt_tokens=5,
-    completion_tokens=2,
-)
+ADD = {"call_0": ToolCall(name="add", arguments={"a": 1})}
+CALLS = ChatAnswer(content="so", calls=ADD, finish_reason="tool_calls", prompt_tokens=5, completion_tokens=2)
 
 
 @quick_ticks()
@@ -111,10 +105,10 @@ def test_a_stream():
     assert "usage" not in plain.text
 
 
-@pytest.mark.parametrize("key", ["", "another"])
-def test_a_wrong_key(key):
-    (response,), asked = ask(HELLO, key=key)
-    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
+def test_a_wrong_key():
+    for key in ("", "another"):
+        (response,), asked = ask(HELLO, key=key)
+        assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
 
 
 REFUSED = [
@@ -166,10 +160,9 @@ def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
 def test_models_and_no_other_address():
     (models,), _ = ask(b"", path="/models", method="GET")
     assert [model["id"] for model in models.json()["data"]] == ["policy"]
-    (other,), _ = ask(HELLO, path="/responses")
-    assert other.status_code == 404
-    (get,), _ = ask(b"", method="GET")
-    assert get.status_code == 405
+    for path, method, status in (("/responses", "POST", 404), ("/chat/completions", "GET", 405)):
+        (response,), _ = ask(HELLO, path=path, method=method)
+        assert response.status_code == status
 
 
 @quick_ticks()
