@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import closing
 
 import pytest
 from transformers.utils import chat_template_utils
@@ -160,10 +161,8 @@ def test_a_class_written_for_trl_runs_unchanged():
         contents = [answer.messages[0]["content"] for answer in answers]
         return instance.opening, contents, await instance.end(), await other.end()
 
-    try:
+    with closing(hosts):
         opening, contents, *rewards = asyncio.run(run())
-    finally:
-        hosts.close()
     assert opening == ({"role": "user", "content": "Add. The total is 0, the target 4."},)
     assert contents == ["4", '{"total": 4}', "4", "error: Game over."] and rewards == [1.0, 0.0]
 

@@ -172,20 +172,20 @@ class Tokenizer:
         return self.template
 
 
-@pytest.mark.parametrize(
-    ("template", "tool_format", "tools"),
-    [
-        (None, "xml", False),
-        ("{% for message in messages %}{{ message['content'] }}{% endfor %}", "xml", False),
-        ("{% for m in messages %}{% endfor %} your tools: <tool_call>", "xml", False),
-        ("{%- if tools %}<tool_call>{% endif %}", "hermes", True),
-        ("{%- if tools is defined %}<tool_call><function=name>{% endif %}", "xml", True),
-        ("{%- if not tools is defined %}{% endif %}<|python_tag|>", "llama", True),
-        ("{{ tools | tojson }}[TOOL_CALLS]", "llama", True),
-    ],
-)
-def test_the_format_of_a_template(template, tool_format, tools):
-    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == (tool_format, tools)
+TEMPLATES = {
+    None: ("xml", False),
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}": ("xml", False),
+    "{% for m in messages %}{% endfor %} your tools: <tool_call>": ("xml", False),
+    "{%- if tools %}<tool_call>{% endif %}": ("hermes", True),
+    "{%- if tools is defined %}<tool_call><function=name>{% endif %}": ("xml", True),
+    "{%- if not tools is defined %}{% endif %}<|python_tag|>": ("llama", True),
+    "{{ tools | tojson }}[TOOL_CALLS]": ("llama", True),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_format_of_a_template(template):
+    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == TEMPLATES[template]
 
 
 def test_a_template_of_another_form_is_refused():
