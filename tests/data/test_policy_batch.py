@@ -14,10 +14,10 @@ def batch(lengths=(2, 0, 3), **changes):
     n = sum(lengths)
     fields = {
         "log_prob": -torch.arange(1.0, n + 1),
-        "loss_mask": torch.ones(n, dtype=torch.bool),
-        "cu_seqlens": torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()]),
         "advantage": torch.arange(0.0, n),
+        "loss_mask": torch.ones(n).bool(),
     }
+    fields["cu_seqlens"] = torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()])
     return PolicyBatch(**(fields | changes))
 
 
@@ -28,11 +28,8 @@ def refusal(**changes):
 
 
 def test_a_short_field_is_named_with_both_shapes_and_who_set_the_size():
-    text = refusal(loss_mask=torch.ones(4, dtype=torch.bool))
-    assert text == (
-        "PolicyBatch.loss_mask: shape [4], expected [N] with N = 5 set by PolicyBatch.log_prob. "
-        "One value per response token: was the last cut off?"
-    )
+    text = "PolicyBatch.loss_mask: shape [4], expected [N] with N = 5 set by PolicyBatch.log_prob. "
+    assert refusal(loss_mask=torch.ones(4).bool()) == text + "One value per response token: was the last cut off?"
 
 
 @pytest.mark.parametrize(

@@ -254,15 +254,10 @@ def test_calls_with_arguments_and_results(judged):
     assert [score.value for score in judged(tests, *codes)] == [1, 1, 0.5, 0]
 
 
-UNREADABLE = {
-    "is not Python": ["assert f( == 1"],
-    "asserts nothing": "print(f(1))",
-    "the row has no answer": None,
-    "is not a list of assertions": 42,
-    "has no lists of inputs": {"inputs": ["1"]},
-    "that are not texts": {"inputs": [1], "outputs": [1]},
-    "not lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]},
-}
+UNREADABLE = {"is not Python": ["assert f( == 1"], "asserts nothing": "print(f(1))", "the row has no answer": None}
+UNREADABLE |= {"is not a list of assertions": 42, "has no lists of inputs": {"inputs": ["1"]}}
+UNREADABLE |= {"that are not texts": {"inputs": [1], "outputs": [1]}}
+UNREADABLE |= {"not lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]}}
 
 
 def test_tests_that_cannot_be_read_are_said_before_the_run():
