@@ -49,30 +49,14 @@ def test_surrogate():
 def test_reward():
     spec = block("Short")(limit=10, weight=0.1)
     prompt = Prompt(uid=0, messages=(), tokens=(1,))
-    made = [completion(tokens=(5,) * n) for n in (0, 4, 25)]
+    made = [Completion.of_text(0, 0, "", (5,) * n) for n in (0, 4, 25)]
     assert [score.value for score in spec.score(prompt, made)] == [1.0, 0.6, 0.0]
     assert (spec.weight, spec.label) == (0.1, "short")
 
 
-def completion(tokens):
-    zeros = (0.0,) * len(tokens)
-    return Completion(
-        prompt_uid=0,
-        sample=0,
-        tokens=tokens,
-        text="",
-        sampled_log_prob=zeros,
-        untruncated_log_prob=zeros,
-        policy_version=(0,) * len(tokens),
-        finish_reason="stop",
-        temperature=1.0,
-    )
-
-
 def test_engine():
-    setup = EngineSetup(
-        model_path="-", tokenizer=tiny_tokenizer(), load_weights=lambda: pytest.fail("needs no weights")
-    )
+    weights = {"load_weights": lambda: pytest.fail("needs no weights")}
+    setup = EngineSetup(model_path="-", tokenizer=tiny_tokenizer(), **weights)
     spec = block("Scripted")("7")
     engine = spec.build(setup)
     assert spec.provides == {"behavior_log_prob", "policy_version"} and not spec.needs_weights
@@ -94,15 +78,8 @@ def test_engine():
 def test_readme():
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
     log_prob = torch.tensor([[0.5, 0.2]]).log().requires_grad_()
-    exec(
-        code,
-        {
-            "mask": torch.tensor([[True, True]]),
-            "log_prob": log_prob,
-            "behavior": torch.tensor([[0.5, 0.2]]).log(),
-            "advantage": torch.tensor([[1.0, -1.0]]),
-        },
-    )
+    scope = {"log_prob": log_prob, "behavior": torch.tensor([[0.5, 0.2]]).log()}
+    exec(code, scope | {"mask": torch.tensor([[True, True]]), "advantage": torch.tensor([[1.0, -1.0]])})
     torch.testing.assert_close(log_prob.grad, torch.tensor([[-0.5, 0.5]]))  # -A r / 2 where r = 1
 
 

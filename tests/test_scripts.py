@@ -29,26 +29,18 @@ def test_demo_shows_accuracy_five_questions_and_the_report(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evals").mkdir()
     for step, label, texts in ((0, "before", ["Sure!\nIt is 11."] * 6), (40, "after", [str(10 + i) for i in range(6)])):
-        rows = [
-            {
-                "prompt_uid": 90 + i,
-                "sample": sample,
-                "question": f"What is 9 + {i + 1}?",
-                "answer": json.dumps(str(10 + i)),
-                "text": text,
-                "correct": str(10 + i) in text,
-            }
-            for i, text in enumerate(texts)
-            for sample in (0, 1)
-        ]
+        rows = []
+        for i, text in enumerate(texts):
+            right = str(10 + i)
+            row = {"prompt_uid": 90 + i, "question": f"What is 9 + {i + 1}?", "answer": json.dumps(right)}
+            rows += [row | {"sample": sample, "text": text, "correct": right in text} for sample in (0, 1)]
         parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "evals" / f"{step:06d}-{label}.parquet")
     accuracy = {
         "before": {"accuracy": 1 / 6, "correct": 1, "questions": 6},
         "after": {"accuracy": 1.0, "correct": 6, "questions": 6},
     }
-    (tmp_path / "summary.json").write_text(
-        json.dumps({"steps": 40, "seconds": 150.0, "algorithm": "cppo", "eval": accuracy})
-    )
+    summary = {"steps": 40, "seconds": 150.0, "algorithm": "cppo", "eval": accuracy}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     machine = {"machine": {"processor": "An EPYC"}, "torch": {"threads": 2, "devices": ["cpu"]}}
     (tmp_path / "environment.json").write_text(json.dumps(machine))
     lines = demo.result(tmp_path).splitlines()
@@ -96,7 +88,7 @@ def test_ctrl_c_leaves_the_run_the_time_to_write_its_checkpoint(tmp_path):
 import os, pathlib, signal, time
 
 def stop(*_):
-    time.sleep(0.6)
+    time.sleep(0.4)
     (pathlib.Path(__file__).parent / "checkpoint").touch()
     os._exit(130)
 

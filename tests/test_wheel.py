@@ -20,6 +20,9 @@ from proxima.cli.main import main
 
 results = []
 for words in json.load(sys.stdin):
+    if words[0] == "path":
+        sys.path.append(words[1])
+        continue
     with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
         try:
             code = main(words)
@@ -94,43 +97,42 @@ def places(wheels, tmp_path_factory):
     return top
 
 
-@pytest.fixture
-def commands(places, tmp_path):
-    """Exit code, output and errors of commands, in one process that has these places alone, and in an empty folder."""
-
-    def run(names, *lines):
-        path = os.pathsep.join(str(places / name) for name in names)
-        environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
-        settings = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True, "check": False}
-        done = subprocess.run(command, input=json.dumps(lines), **settings)
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout.splitlines()[-1])
-
-    return run
-
-
 EXAMPLE, RECORDS = str(PEERS / "tests/examples/verl_dapo.yaml"), str(PEERS / "tests/golden/trl_kto.json")
+SMALL = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
 
 
-def test_it_trains_in_an_empty_folder_and_convert_needs_the_wheel_of_the_peers(commands, tmp_path, tiny_model):
+@pytest.fixture(scope="module")
+def used(places, tmp_path_factory, tiny_model):
+    """An empty folder, and exit code, output and errors of commands there, in one process that has these places alone:
+    those that need peers without them, then with them."""
+    folder, path = (
+        tmp_path_factory.mktemp("empty"),
+        os.pathsep.join((str(places / "site"), str(places / "dependencies"))),
+    )
+    train = ["train", "quickstart", *SMALL, f"model.path={tiny_model('llama')}"]
+    lines = [["list", "recipes"], train, ["init"], ["--help"], ["convert", EXAMPLE], ["verify", RECORDS]]
+    lines += [["path", str(places / "peers")], ["convert", EXAMPLE, "--out", "converted.yaml"], ["verify", RECORDS]]
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
+    settings = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
+    done = subprocess.run(command, input=json.dumps(lines), **settings)
+    assert done.returncode == 0, done.stderr
+    return folder, json.loads(done.stdout.splitlines()[-1])
+
+
+def test_it_trains_in_an_empty_folder_and_convert_needs_the_wheel_of_the_peers(used):
     """With this environment's dependencies."""
-    small = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
-    train = ["train", "quickstart", *small, f"model.path={tiny_model('llama')}"]
-    needy = [["convert", EXAMPLE], ["verify", RECORDS]]
-    lines = (["list", "recipes"], train, ["init"], ["--help"], *needy)
-    recipes, trained, init, shown, *refused = commands(["site", "dependencies"], *lines)
+    folder, (recipes, trained, init, shown, *refused, _, _) = used
     assert recipes[0] == 0 and "\nquickstart " in recipes[1] and "\ncpu/dapo " in recipes[1], recipes
-    assert trained[0] == 0 and "done: 2 steps" in trained[1] and (tmp_path / "run" / "report.html").is_file(), trained
-    assert "# quickstart:" in (tmp_path / "run" / "config.yaml").read_text()
-    assert init[0] == 0 and (tmp_path / "recipe.yaml").is_file(), init
-    for (name, _), answer in zip(needy, refused, strict=True):
+    assert trained[0] == 0 and "done: 2 steps" in trained[1] and (folder / "run" / "report.html").is_file(), trained
+    assert "# quickstart:" in (folder / "run" / "config.yaml").read_text()
+    assert init[0] == 0 and (folder / "recipe.yaml").is_file(), init
+    for name, answer in zip(("convert", "verify"), refused, strict=True):
         assert answer == [2, "", f"error: proxima {name} needs the package proxima-peers; pip install proxima-peers\n"]
         assert f"\n    {name} " in shown[1]
 
 
-def test_convert_and_verify_have_the_wheel_of_the_peers(commands):
-    convert = ["convert", EXAMPLE, "--out", "recipe.yaml"]
-    converted, verified = commands(["site", "peers", "dependencies"], convert, ["verify", RECORDS])
-    assert converted[:2] == [0, "wrote recipe.yaml\n"], converted
+def test_convert_and_verify_have_the_wheel_of_the_peers(used):
+    folder, (*_, converted, verified) = used
+    assert converted[:2] == [0, "wrote converted.yaml\n"] and (folder / "converted.yaml").is_file(), converted
     assert verified[0] == 0 and " matched " in verified[1], verified

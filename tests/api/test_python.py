@@ -112,10 +112,8 @@ def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
     assert run.status == "done" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
     out = capsys.readouterr().out
     assert "done: 1 step in " in out and "arithmetic" in out
-    assert (
-        list(tokens.figures["figure"])[:2] == ["accuracy", "reward/mean"]
-        and tokens.result["suites"]["arithmetic"]["questions"] == 3
-    )
+    assert list(tokens.figures["figure"])[:2] == ["accuracy", "reward/mean"]
+    assert tokens.result["suites"]["arithmetic"]["questions"] == 3
     assert list(tokens.answers["set"]) == ["arithmetic"] * 3
     assert tokens.answers["length"].max() <= 4
     assert repr(tokens) == f"<evaluation {tmp_path / 'found'}  arithmetic accuracy {tokens.figures['value'][0]:.3f}>"
@@ -123,13 +121,13 @@ def test_inside_a_running_event_loop(tiny_model, tmp_path, capsys):
 
 def test_errors_are_exceptions_and_name_the_overrides(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"))
-    with pytest.raises(proxima.UserError) as caught:
-        proxima.train(tree, {"train.setps": 3})
-    assert str(caught.value) == "train.setps=3 (overrides): 'train' has no field 'setps'; did you mean 'steps'?"
-    with pytest.raises(proxima.UserError, match=r"train.steps=0 \(overrides\): must be >= 1"):
-        proxima.train(tree, ["train.steps=0"])
-    with pytest.raises(proxima.UserError, match="must be a list of 'key=value' texts, or a mapping"):
-        proxima.train(tree, "train.steps=0")
+    for overrides, message in (
+        ({"train.setps": 3}, r"^train.setps=3 \(overrides\): 'train' has no field 'setps'; did you mean 'steps'\?$"),
+        (["train.steps=0"], r"train.steps=0 \(overrides\): must be >= 1"),
+        ("train.steps=0", "must be a list of 'key=value' texts, or a mapping"),
+    ):
+        with pytest.raises(proxima.UserError, match=message):
+            proxima.train(tree, overrides)
     with pytest.raises(proxima.UserError, match="resume and --overwrite exclude"):
         proxima.train(tree, resume=True, overwrite=True)
     with pytest.raises(proxima.UserError, match="a recipe or --task must name the questions"):
@@ -157,9 +155,8 @@ def test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run(tiny_mo
 
     monkeypatch.setattr(tiny_run, "HOOK", interrupt)
     tree = recipe(tiny_model("llama"), folder=str(tmp_path / "run"), train__steps=2)
-    with pytest.raises(
-        KeyboardInterrupt, match=r"stopped after step 1 with a checkpoint; proxima.train\(.*resume=True"
-    ):
+    told = r"stopped after step 1 with a checkpoint; proxima.train\(.*resume=True"
+    with pytest.raises(KeyboardInterrupt, match=told):
         proxima.train(tree, quiet=True)
     stopped = proxima.load_run(tmp_path / "run")
     assert stopped.status == "stopped" and list(stopped.metrics.index) == [1]
@@ -185,11 +182,7 @@ def test_specs_classes_and_functions_in_recipes(tiny_model, tmp_path, monkeypatc
     assert list(rollouts["reward"]) == [len(text) / 10 for text in rollouts["text"]]
     again = recipe(tiny_model("llama"), folder=str(tmp_path / "class"), train__steps=1)
     result = proxima.train(again, {"reward": [{"kind": Even, "weight": 2}], "eval.every": 0}, quiet=True)
-    assert result.config["reward"][0] == {
-        **result.config["reward"][0],
-        "kind": "tests.runtime.tiny_run:Even",
-        "weight": 2,
-    }
+    assert result.config["reward"][0].items() >= {"kind": "tests.runtime.tiny_run:Even", "weight": 2}.items()
 
 
 def test_what_only_the_notebook_knows_is_refused(tmp_path, capsys):
@@ -198,18 +191,12 @@ def test_what_only_the_notebook_knows_is_refused(tmp_path, capsys):
         import proxima
         def score(prompt, completion):
             return 1.0
-        try:
-            proxima.train("anything.yaml", {"reward": score})
-        except proxima.UserError as error:
-            print(error)
-        try:
-            proxima.train("anything.yaml", {"reward": {"kind": "function", "path": lambda p, c: 1.0}})
-        except proxima.UserError as error:
-            print(error)
-        try:
-            proxima.train("anything.yaml", {"seed": object()})
-        except proxima.UserError as error:
-            print(error)
+        function = {"kind": "function", "path": lambda p, c: 1.0}
+        for overrides in ({"reward": score}, {"reward": function}, {"seed": object()}):
+            try:
+                proxima.train("anything.yaml", overrides)
+            except proxima.UserError as error:
+                print(error)
     """
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
     runpy.run_path(str(tmp_path / "script.py"), run_name="__main__")

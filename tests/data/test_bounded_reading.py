@@ -7,14 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxima.data.bounded_reading import (
-    TooLargeError,
-    UnreadableError,
-    parse_json,
-    read_at_most,
-    read_body,
-    stream_lines,
-)
+from proxima.data import bounded_reading
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
 
 LIMIT = 1000
 
@@ -37,12 +31,12 @@ def endless(part):
 
 
 def body(response, **more):
-    return asyncio.run(read_body(response, LIMIT, **more))
+    return asyncio.run(bounded_reading.read_body(response, LIMIT, **more))
 
 
 def lines(response, line=LIMIT, total=10 * LIMIT):
     async def work():
-        return [entry async for entry in stream_lines(response, line=line, total=total)]
+        return [entry async for entry in bounded_reading.stream_lines(response, line=line, total=total)]
 
     return asyncio.run(work())
 
@@ -98,12 +92,10 @@ def test_a_stream_of_short_lines_has_an_end():
     assert response.taken <= 10 * LIMIT + 13
 
 
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(alphabet='"\\[]{},:a\n') | st.text(max_size=3)
+KEYS = st.text(alphabet='"\\[{a', max_size=3)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(alphabet='"\\[]{},:a\n') | st.text(max_size=3),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='"\\[{a', max_size=3), inner, max_size=3)
-    ),
-    max_leaves=12,
+    LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=12
 )
 
 
@@ -160,8 +152,8 @@ def test_a_body_is_read_up_to_its_bound_and_no_further():
             read.append(part)
             yield part
 
-    assert asyncio.run(read_at_most(parts(), 6)) == b"abcdef"
+    assert asyncio.run(bounded_reading.read_at_most(parts(), 6)) == b"abcdef"
     read.clear()
     with pytest.raises(TooLargeError, match="more than 3 bytes"):
-        asyncio.run(read_at_most(parts(), 3))
+        asyncio.run(bounded_reading.read_at_most(parts(), 3))
     assert read == [b"ab", b"cd"]

@@ -13,23 +13,12 @@ from proxima.data import Completion, Group, Outcomes, Prompt, Score, Trajectory
 
 def completion(tokens=(5, 6), **changes):
     n = len(tokens)
-    facts = {
-        "prompt_uid": 3,
-        "sample": 0,
-        "tokens": tokens,
-        "text": "x",
-        "sampled_log_prob": (-0.5,) * n,
-        "untruncated_log_prob": (-1.0,) * n,
-        "policy_version": (4,) * n,
-        "finish_reason": "stop",
-        "temperature": 0.7,
-    }
-    return Completion(**(facts | changes))
+    facts = {"sampled_log_prob": (-0.5,) * n, "untruncated_log_prob": (-1.0,) * n, "policy_version": (4,) * n}
+    return replace(Completion.of_text(3, 0, "x", [0] * n), **{"tokens": tokens, "temperature": 0.7} | facts | changes)
 
 
-PROMPT = Prompt(
-    uid=3, messages=({"role": "user", "content": "a"}, {"role": "user", "content": "b"}), tokens=(1, 2), answer="4"
-)
+ASKED = tuple({"role": "user", "content": text} for text in "ab")
+PROMPT = Prompt(uid=3, messages=ASKED, tokens=(1, 2), answer="4")
 
 
 def test_a_completion_needs_a_value_for_each_token():
@@ -62,10 +51,8 @@ def test_a_trajectory_takes_the_behavior_asked_for_and_the_temperature_of_the_da
 
 def test_columns_are_arrays_whatever_they_are_made_from():
     made = completion(tokens=[5, 6], sampled_log_prob=torch.tensor([-0.5, -0.25]), top_k=[[1, 2, 3]] * 2)
-    dtypes = {
-        name: getattr(made, name).dtype.name for name in ("tokens", "sampled_log_prob", "policy_version", "top_k")
-    }
-    assert dtypes == {"tokens": "int32", "sampled_log_prob": "float32", "policy_version": "int32", "top_k": "int32"}
+    dtypes = {"tokens": "int32", "sampled_log_prob": "float32", "policy_version": "int32", "top_k": "int32"}
+    assert {name: getattr(made, name).dtype.name for name in dtypes} == dtypes
     assert made.top_k.shape == (2, 3) and made.top_k_log_prob is None
     assert made == replace(made) and replace(made, tokens=(5, 6)) == made
     assert made != replace(made, tokens=(5, 7)) and made != replace(made, turn=1) and made != replace(made, top_k=None)
@@ -107,7 +94,6 @@ def test_outcomes_from_groups():
 
 
 def test_outcomes_name_the_wrong_field():
-    with pytest.raises(
-        ValueError, match=r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"
-    ):
-        Outcomes.of(torch.zeros(2), torch.zeros(2, dtype=torch.long), valid=torch.ones(1, dtype=torch.bool))
+    message = r"Outcomes.valid: shape \[1\], expected \[S\] with S = 2 set by Outcomes.reward"
+    with pytest.raises(ValueError, match=message):
+        Outcomes.of(torch.zeros(2), torch.zeros(2).long(), valid=torch.ones(1).bool())

@@ -20,12 +20,8 @@ def test_the_first_core_speaks_for_all(cpuinfo):
 
 def test_a_compiler_may_be_a_command(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", {"ccache": "/bin/ccache", "g++": "/bin/g++"}.get)
-    for given, expected in (
-        ("ccache g++ -m64", ("/bin/ccache", "g++", "-m64")),
-        ("", ("/bin/g++",)),
-        (" ", ()),
-        ("none", ()),
-    ):
+    commands = {"ccache g++ -m64": ("/bin/ccache", "g++", "-m64"), "": ("/bin/g++",), " ": (), "none": ()}
+    for given, expected in commands.items():
         monkeypatch.setenv("CXX", given)
         assert machine.compiler() == expected
 

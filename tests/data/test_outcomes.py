@@ -18,9 +18,7 @@ def test_each_reward_is_a_column_in_the_order_of_the_recipe_and_a_failed_one_is_
     outcomes = Outcomes.from_groups([group(0, *scores)])
     assert outcomes.parts[1:].tolist() == [[10.0, 0.5], [0.0, 0.1]]
     assert outcomes.parts[0].isnan().tolist() == [True, False]
-    advantage = Gdpo(finish="none")(
-        outcomes
-    )  # both rewards are normalised on their own: ±1/√2 each, whatever their scale
+    advantage = Gdpo(finish="none")(outcomes)  # each reward is normalised on its own: ±1/√2, whatever its scale
     assert advantage[0] == 0
     assert [round(x, 3) for x in advantage.tolist()[1:]] == [1.414, -1.414]
 
@@ -32,9 +30,8 @@ def test_rewards_of_several_tasks_each_have_a_column_and_gdpo_compares_each_only
         for uid, (name, values) in enumerate(rewards.items())
     ]
     both = Outcomes.from_groups(groups)
-    assert (
-        both.part_names == ("code", "math") and both.parts.isnan().tolist() == [[False, True]] * 2 + [[True, False]] * 2
-    )
+    assert both.part_names == ("code", "math")
+    assert both.parts.isnan().tolist() == [[False, True]] * 2 + [[True, False]] * 2
     named = Outcomes.from_groups(groups, ("math", "code"))
     assert named.part_names == ("math", "code") and named.metric("code").isnan().tolist() == [False, False, True, True]
     advantage = Gdpo(finish="none", weights=(3.0, 1.0))(named)  # the absent reward neither adds nor scales

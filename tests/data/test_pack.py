@@ -91,14 +91,9 @@ def test_a_fact_that_only_some_have_is_refused(name):
 
 
 def test_facts_of_the_tokens_and_of_the_sequences():
+    used = (True, False, True)
     rows = [
-        trajectory(
-            tokens=(5, 6, 7),
-            temperature=0.5,
-            advantage=-1.5,
-            loss_mask=(True, False, True),
-            sampled=(True, False, True),
-        ),
+        trajectory(tokens=(5, 6, 7), temperature=0.5, advantage=-1.5, loss_mask=used, sampled=used),
         trajectory(tokens=(8,), temperature=2.0, advantage=3.0),
     ]
     facts = {"behavior_log_prob": -0.25, "proximal_log_prob": -0.5, "reference_log_prob": -0.75, "policy_version": 3}
@@ -109,11 +104,8 @@ def test_facts_of_the_tokens_and_of_the_sequences():
     for name, value in facts.items():
         assert getattr(b, name).tolist() == [value] * 4
     p = b.policy_batch(torch.zeros(4))
-    assert (
-        p.behavior_log_prob is b.behavior_log_prob
-        and p.group.tolist() == [0, 0]
-        and p.policy_version.dtype == torch.int64
-    )
+    assert p.behavior_log_prob is b.behavior_log_prob and p.group.tolist() == [0, 0]
+    assert p.policy_version.dtype == torch.int64
 
 
 @st.composite
@@ -147,11 +139,10 @@ def test_every_response_token_is_predicted_from_all_before_it(rows, share):
             assert int(b.position[at]) == len(seen) - 1 and int(b.target[n]) == token
             n += 1
     assert n == len(b.target)
-    prompts = len({r.group for r in rows}) if share else len(rows)
-    fed = sum(max(0, len(r.tokens) - 1) for r in rows) + sum(
-        len(next(r for r in rows if r.group == g).prompt_tokens) * (1 if share else sum(r.group == g for r in rows))
-        for g in {r.group for r in rows}
-    )
+    prompt_of = {r.group: len(r.prompt_tokens) for r in rows}
+    prompts = len(prompt_of) if share else len(rows)
+    fed = sum(max(0, len(r.tokens) - 1) for r in rows)
+    fed += sum(prompt_of.values()) if share else sum(len(r.prompt_tokens) for r in rows)
     fed_alike = (zip(a.tokens[:-1], b.tokens[:-1], strict=False) for a, b in pairwise(rows) if a.group == b.group)
     alike = [pair for pairs in fed_alike for pair in takewhile(lambda pair: pair[0] == pair[1], pairs)]
     saved = len(alike) if share and rows[0].sampled is not None else 0
@@ -159,6 +150,5 @@ def test_every_response_token_is_predicted_from_all_before_it(rows, share):
     openings = [sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)) for pairs in others if share]
     whole = prompts - sum(count > 0 for count in openings)
     assert parent.count(-1) == whole and len(b.tokens) == fed - saved - sum(openings)
-    assert [[token for span in spans for token in b.tokens[slice(*span)].tolist()] for spans in b.prompts] == [
-        row.prompt_tokens.tolist() for row in rows
-    ]
+    laid = [[token for span in spans for token in b.tokens[slice(*span)].tolist()] for spans in b.prompts]
+    assert laid == [row.prompt_tokens.tolist() for row in rows]

@@ -46,9 +46,7 @@ def test_sets_of_neighbours_may_fall_or_repeat():
 
 
 def completion(**changes):
-    facts = {"prompt_uid": 4, "sample": 1, "tokens": [3, 5, 9], "text": "x", "sampled_log_prob": -1.0}
-    facts |= {"untruncated_log_prob": -2.0, "policy_version": 0, "finish_reason": "stop", "temperature": 1.0}
-    return Completion(**facts | changes)
+    return replace(Completion.of_text(4, 1, "x", [3, 5, 9]), **changes)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +71,8 @@ def test_completions_are_equal_by_their_masks_and_rewards_do_not_get_them():
 
 def test_the_behavior_policy_decides_whether_the_trajectory_has_it():
     prompt, made = Prompt(uid=4, messages=(), tokens=[1, 2]), completion(sampling_mask=MASK)
-    sampled, untruncated = (
-        Trajectory.of(prompt, made, group=0, advantage=1.0, behavior=name) for name in ("sampled", "untruncated")
-    )
-    assert sampled.sampling_mask is made.sampling_mask and untruncated.sampling_mask is None
+    for name, mask in (("sampled", made.sampling_mask), ("untruncated", None)):
+        assert Trajectory.of(prompt, made, group=0, advantage=1.0, behavior=name).sampling_mask is mask
 
 
 def test_a_token_that_nobody_sampled_has_no_set():
@@ -92,13 +88,8 @@ def test_pack_joins_them_in_order():
     nothing = Trajectory(group=0, prompt_tokens=[1], tokens=[])
     last = Trajectory(group=1, prompt_tokens=[2], tokens=[4], sampling_mask=SamplingMask.of_sets([[4, 6]]))
     batch = pack([first, nothing, last])
-    assert batch.sampling_mask.tolist() == [3, 7, 5, 2, 4, 9, 4, 6] and batch.sampling_mask_cu.tolist() == [
-        0,
-        2,
-        3,
-        6,
-        8,
-    ]
+    assert batch.sampling_mask.tolist() == [3, 7, 5, 2, 4, 9, 4, 6]
+    assert batch.sampling_mask_cu.tolist() == [0, 2, 3, 6, 8]
     assert pack([replace(first, sampling_mask=None)]).sampling_mask is None
     with pytest.raises(ValueError, match="sampling_mask is missing from trajectory 1 and present in others"):
         pack([first, replace(last, sampling_mask=None)])

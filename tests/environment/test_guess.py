@@ -41,20 +41,10 @@ def test_the_numbers_are_spread():
 def test_hints_states_and_the_end():
     seed = next(seed for seed in range(100) if play(seed, [])[0].number == 6)
     _, replies = play(seed, [3, "no idea", "8 or rather 9", -5, 10**30, 1])
-    assert [reply.content for reply in replies[1:]] == [
-        "higher",
-        "Write a number from 1 to 10.",
-        "lower",
-        "higher",
-        "Write a number from 1 to 10.",
-        "",
-    ]
-    assert [r.state for r in replies[:4]] == [
-        "1-10, 6 guesses left",
-        "4-10, 5 guesses left",
-        "4-10, 4 guesses left",
-        "4-8, 3 guesses left",
-    ]
+    no_number = "Write a number from 1 to 10."
+    assert [reply.content for reply in replies[1:]] == ["higher", no_number, "lower", "higher", no_number, ""]
+    ranges = [("1-10", 6), ("4-10", 5), ("4-10", 4), ("4-8", 3)]
+    assert [r.state for r in replies[:4]] == [f"{between}, {left} guesses left" for between, left in ranges]
     assert replies[-1].done and replies[-1].reward == 0.0
     assert [r.reward for r in play(seed, [1, 6])[1]] == [0.0, 0.0, 1 - 1 / 6]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from contextlib import closing
 
 import pytest
 from transformers.utils import chat_template_utils
@@ -46,7 +47,9 @@ def test_the_bad_ones_are_all_tried():
     assert classes == set(BAD) - {"Missing", "Raise"}
 
 
-CALCULATE = "proxima.environment.calculator:calculate"
+CALCULATE, OTHER = (
+    f"{module}:calculate" for module in ("proxima.environment.calculator", "tests.environment.bad_worlds")
+)
 
 
 @pytest.mark.parametrize(
@@ -55,19 +58,10 @@ CALCULATE = "proxima.environment.calculator:calculate"
         ({"kind": "gues"}, "environment='gues' is unknown; did you mean 'guess'?"),
         ({"kind": "./maze.py:Maze"}, "must be module:Class; as maze:Maze, from this folder or PYTHONPATH"),
         ({"kind": "no_such_module:Maze"}, "can't be imported: there is no module 'no_such_module'; put its folder"),
-        (
-            {"kind": "guess", "arguments": {"lo": 1}},
-            "can't be made: got an unexpected keyword argument 'lo'; it takes (lo",
-        ),
+        ({"kind": "guess", "arguments": {"lo": 1}}, "got an unexpected keyword argument 'lo'; it takes (lo"),
         ({"kind": "guess", "arguments": {"high": 1}}, "environment.high=1 must be above low=1"),
-        (
-            {"kind": "calculator", "tools": (CALCULATE,)},
-            "has a method 'calculate', and tools has a function of this name",
-        ),
-        (
-            {"tools": (CALCULATE, "tests.environment.bad_worlds:calculate")},
-            "is the second tool 'calculate'; rename or remove one",
-        ),
+        ({"kind": "calculator", "tools": (CALCULATE,)}, "has a method 'calculate', and tools has a function of this"),
+        ({"tools": (CALCULATE, OTHER)}, "is the second tool 'calculate'; rename or remove one"),
         ({"tools": (CALCULATE, CALCULATE)}, "is the second tool 'calculate'; rename or remove one"),
         ({"tools": ("calculate",)}, "tools='calculate' must be module:function; as calculate:function"),
         ({"tools": ("tests.environment.bad_worlds:untyped",)}, "has the tool 'untyped' without a schema"),
@@ -147,63 +141,15 @@ def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
         Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.1))
 
 
-TRL = '''
-class Adder:
-    # The contract of TRL 1.16's environment_factory: no arguments, reset(**columns), tools, perhaps get_reward.
-    def __init__(self):
-        self.total = 0
-        self.done = False
-
-    def reset(self, target: int = 3, **kwargs) -> str | None:
-        self.total, self.target = 0, target
-        return f" The total is 0, the target {target}."
-
-    def _hidden(self):
-        pass
-
-    @property
-    def costly(self):
-        raise RuntimeError("computed")
-
-    async def add(self, amount: int, times: int = 1) -> str:
-        """
-        Add to the total.
-
-        Args:
-            amount: What to add.
-            times: How often.
-
-        Returns:
-            The total so far.
-        """
-        self.total += amount * times
-        if self.total > self.target:
-            raise ValueError("Game over.")
-        return f"{self.total}"
-
-    def peek(self) -> dict:
-        """Look at the total."""
-        return {"total": self.total}
-
-    async def get_reward(self) -> float:
-        return 1.0 if self.total == self.target else 0.0
-'''
+DESCRIBED = {"amount": "What to add.", "times": "How often."}
 
 
-def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
-    (tmp_path / "trl_world.py").write_text(TRL)
-    monkeypatch.chdir(tmp_path)
-    hosts = Hosts(EnvironmentSpec(kind="trl_world:Adder"), HostLimits(workers=1))
+def test_a_class_written_for_trl_runs_unchanged():
+    hosts = Hosts(EnvironmentSpec(kind="tests.environment.worlds:Adder"), HostLimits(workers=1))
     interface = hosts.interface
     assert list(interface.tools) == ["add", "peek"] and not interface.responds and interface.reward == "get_reward"
-    assert interface.tools["add"] == {
-        "type": "object",
-        "properties": {
-            "amount": {"type": "integer", "description": "What to add."},
-            "times": {"type": "integer", "description": "How often."},
-        },
-        "required": ["amount"],
-    }
+    properties = {name: {"type": "integer", "description": said} for name, said in DESCRIBED.items()}
+    assert interface.tools["add"] == {"type": "object", "properties": properties, "required": ["amount"]}
 
     async def run():
         row = {"messages": [{"role": "user", "content": "Add."}], "target": 4, "other": None}
@@ -215,10 +161,8 @@ def test_a_class_written_for_trl_runs_unchanged(tmp_path, monkeypatch):
         contents = [answer.messages[0]["content"] for answer in answers]
         return instance.opening, contents, await instance.end(), await other.end()
 
-    try:
+    with closing(hosts):
         opening, contents, *rewards = asyncio.run(run())
-    finally:
-        hosts.close()
     assert opening == ({"role": "user", "content": "Add. The total is 0, the target 4."},)
     assert contents == ["4", '{"total": 4}', "4", "error: Game over."] and rewards == [1.0, 0.0]
 
@@ -238,46 +182,30 @@ def test_where_the_reward_comes_from():
     assert read_interface(**spec.to_json())["reward"] == "reward"
 
 
-ARGUMENTS = [
-    ({"type": "integer"}, 5, 5),
-    ({"type": "integer"}, "5", 5),
-    ({"type": "integer"}, 5.0, 5),
-    ({"type": "integer"}, "5.0", 5),
-    ({"type": "integer"}, 5.5, None),
-    ({"type": "integer"}, True, None),
-    ({"type": "number"}, 5, 5),
-    ({"type": "number"}, "0.5", 0.5),
-    ({"type": "number"}, "1e999", None),
-    ({"type": "string"}, 5, "5"),
-    ({"type": "string"}, "5", "5"),
-    ({"type": "string"}, ["5"], None),
-    ({"type": "boolean"}, "true", True),
-    ({"type": "boolean"}, "False", False),
-    ({"type": "boolean"}, 1, None),
-    ({"type": "array", "items": {"type": "integer"}}, "[1, 2]", [1, 2]),
-    ({"type": "array", "items": {"type": "integer"}}, ["1", 2], [1, 2]),
-    ({"type": "array", "items": {"type": "integer"}}, ["x"], None),
-    ({"type": "object"}, '{"a": 1}', {"a": 1}),
-    ({"type": ["integer", "string"]}, "5", "5"),
-    ({"type": "integer", "nullable": True}, None, ...),
-    ({"type": "integer"}, None, None),
-    ({"type": "string", "enum": ["a", "b"]}, "a", "a"),
-    ({"type": "string", "enum": ["a", "b"]}, "c", None),
-    ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, [1], [1]),
-    ({"anyOf": [{"type": "integer"}, {"type": "array"}]}, "x", None),
-    ({}, {"any": [1]}, {"any": [1]}),
+EITHER = {"anyOf": [{"type": "integer"}, {"type": "array"}]}
+ARGUMENTS = [  # a schema, values and what they become, and values that are refused
+    ({"type": "integer"}, [(5, 5), ("5", 5), (5.0, 5), ("5.0", 5)], [5.5, True, None]),
+    ({"type": "number"}, [(5, 5), ("0.5", 0.5)], ["1e999"]),
+    ({"type": "string"}, [(5, "5"), ("5", "5")], [["5"]]),
+    ({"type": "boolean"}, [("true", True), ("False", False)], [1]),
+    ({"type": "array", "items": {"type": "integer"}}, [("[1, 2]", [1, 2]), (["1", 2], [1, 2])], [["x"]]),
+    ({"type": "object"}, [('{"a": 1}', {"a": 1})], []),
+    ({"type": ["integer", "string"]}, [("5", "5")], []),
+    ({"type": "integer", "nullable": True}, [(None, None)], []),
+    ({"type": "string", "enum": ["a", "b"]}, [("a", "a")], ["c"]),
+    (EITHER, [([1], [1])], ["x"]),
+    ({}, [({"any": [1]}, {"any": [1]})], []),
 ]
 
 
-@pytest.mark.parametrize(("schema", "value", "typed"), ARGUMENTS, ids=range(len(ARGUMENTS)))
-def test_arguments_as_the_types_want_them(schema, value, typed):
+@pytest.mark.parametrize(("schema", "taken", "refused"), ARGUMENTS, ids=range(len(ARGUMENTS)))
+def test_arguments_as_the_types_want_them(schema, taken, refused):
     function = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {"x": schema}}}
     interface = EnvironmentInterface(schemas=({"type": "function", "function": function},))
-    call = ToolCall(name="f", arguments={"x": value})
-    if typed is None:
+    for value, typed in taken:
+        for name in ("x", ""):
+            (got,) = interface.arguments_of(ToolCall(name="f", arguments={name: value})).values()
+            assert got == typed and type(got) is type(typed)
+    for value in refused:
         with pytest.raises(ValueError, match="^x must be .*, not "):
-            interface.arguments_of(call)
-        return
-    got = interface.arguments_of(call)["x"]
-    assert got == (None if typed is ... else typed) and type(got) is type(None if typed is ... else typed)
-    assert interface.arguments_of(ToolCall(name="f", arguments={"": value})) == {"x": got}
+            interface.arguments_of(ToolCall(name="f", arguments={"x": value}))

@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import re
+from contextlib import closing
 from pathlib import Path
 
 from proxima.data import ToolCall
@@ -17,18 +18,15 @@ def test_the_ten_lines_run(tmp_path, monkeypatch):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     (tmp_path / "vault.py").write_text(code)
     monkeypatch.chdir(tmp_path)
-    hosts = Hosts(EnvironmentSpec(kind="vault:Vault"), HostLimits(workers=1))
 
-    async def run():
+    async def run(hosts):
         row = {"messages": [{"role": "user", "content": "Open the vault."}], "code": 42}
         instance = await hosts.open(row, seed=0)
         answers = await instance.call([ToolCall(name="turn", arguments={"number": n}) for n in (7, 50, 42)])
         return instance.opening[0]["content"], [a.messages[0]["content"] for a in answers], await instance.end()
 
-    try:
-        assert asyncio.run(run()) == ("Open the vault. It has 2 digits.", ["higher", "lower", "open"], 1.0)
-    finally:
-        hosts.close()
+    with closing(Hosts(EnvironmentSpec(kind="vault:Vault"), HostLimits(workers=1))) as hosts:
+        assert asyncio.run(run(hosts)) == ("Open the vault. It has 2 digits.", ["higher", "lower", "open"], 1.0)
 
 
 def test_the_table_has_every_environment_and_argument():

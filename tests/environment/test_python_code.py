@@ -36,9 +36,8 @@ def test_a_long_output_keeps_both_ends():
 
 
 def test_an_endless_program_ends():
-    assert PythonCode(seconds=1).python("import time\nwhile True: time.sleep(9)") == "error: timed out after 1 s"
-    busy = PythonCode(seconds=1).python("print(1, flush=True)\nwhile True: pass")
-    assert busy.startswith("1\n") and busy.splitlines()[-1].startswith("error: ")  # the clock, or its CPU time, ends it
+    sleeps = "import time\nprint(1, flush=True)\nwhile True: time.sleep(9)"
+    assert PythonCode(seconds=1).python(sleeps) == "1\nerror: timed out after 1 s"
 
 
 @pytest.mark.parametrize(("field", "value"), [("seconds", 0), ("memory_mb", 1), ("characters", 1)])

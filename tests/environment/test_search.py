@@ -35,29 +35,29 @@ def test_passages_by_their_words(corpus):
     assert search("Rhône") == "[1] Lyon: A city in France where Rhône and Saône meet."
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "is empty"),
-        ("{", "has a line 1 that is not a passage: JSONDecodeError"),
-        ('{"text": "a"}\n{"title": "b"}', "has a line 2 that is not a passage: KeyError: 'text'"),
-        ("3", "has a line 1 that is not a passage"),
-    ],
-)
-def test_bad_corpora(tmp_path, text, message):
+BAD = {
+    "": "is empty",
+    "{": "has a line 1 that is not a passage: JSONDecodeError",
+    '{"text": "a"}\n{"title": "b"}': "has a line 2 that is not a passage: KeyError: 'text'",
+    "3": "has a line 1 that is not a passage",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_corpora(tmp_path, text):
     pytest.importorskip("bm25s")
-    file = tmp_path / "corpus.jsonl"
-    file.write_text(text)
-    with pytest.raises(FieldError, match=message):
-        Search(str(file))
+    (tmp_path / "corpus.jsonl").write_text(text)
+    with pytest.raises(FieldError, match=BAD[text]):
+        Search(str(tmp_path / "corpus.jsonl"))
 
 
 def test_bad_arguments(corpus, monkeypatch):
-    with pytest.raises(FieldError, match="corpus='none' does not exist"):
-        Search("none")
-    with pytest.raises(FieldError, match="top=0 must be"):
-        Search(corpus, top=0)
     monkeypatch.setitem(sys.modules, "bm25s", None)
     read_corpus.cache_clear()
-    with pytest.raises(FieldError, match="bm25s, which is missing; pip install 'proxima-rl"):
-        Search(corpus)
+    for path, top, message in (
+        ("none", 1, "corpus='none' does not exist"),
+        (corpus, 0, "top=0 must be"),
+        (corpus, 1, "bm25s, which is missing; pip install 'proxima-rl"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            Search(path, top=top)

@@ -34,28 +34,23 @@ def test_queries(script):
     assert len(ask("SELECT group_concat(n, ',') FROM number")) < 300
 
 
-REFUSED = [
-    ("INSERT INTO number VALUES (1)", "not authorized"),
-    ("DELETE FROM number", "not authorized"),
-    ("DROP TABLE number", "not authorized"),
-    ("CREATE TEMP TABLE x (a)", "not authorized"),
-    ("ATTACH 'other.db' AS other", "not authorized"),
-    ("PRAGMA journal_mode", "not authorized"),
-    ("VACUUM INTO 'copy.db'", "denied"),
-    ("BEGIN", "not authorized"),
-    ("SELECT load_extension('x')", "not authorized|no such function"),
-    ("SELECT random()", "not authorized"),
-    ("SELECT zeroblob(1000000000)", "too big"),
-    ("SELECT * FROM nowhere", "no such table"),
-    ("SELECT 1; SELECT 2", "one statement"),
-    ("SELECT", "incomplete|syntax"),
-    ("SELECT '\0'", "null character|unrecognized"),
-]
+WRITES = ("INSERT INTO number VALUES (1)", "DELETE FROM number", "DROP TABLE number", "CREATE TEMP TABLE x (a)")
+REFUSED = {
+    **dict.fromkeys((*WRITES, "ATTACH 'other.db' AS other", "PRAGMA journal_mode", "BEGIN"), "not authorized"),
+    "VACUUM INTO 'copy.db'": "denied",
+    "SELECT load_extension('x')": "not authorized|no such function",
+    "SELECT random()": "not authorized",
+    "SELECT zeroblob(1000000000)": "too big",
+    "SELECT * FROM nowhere": "no such table",
+    "SELECT 1; SELECT 2": "one statement",
+    "SELECT": "incomplete|syntax",
+    "SELECT '\0'": "null character|unrecognized",
+}
 
 
-@pytest.mark.parametrize(("sql", "message"), REFUSED)
-def test_what_is_refused(script, sql, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("sql", REFUSED)
+def test_what_is_refused(script, sql):
+    with pytest.raises(ValueError, match=REFUSED[sql]):
         Sqlite(script=script).query(sql)
 
 

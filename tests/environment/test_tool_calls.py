@@ -89,12 +89,9 @@ def test_one_broken_call_leaves_the_others():
 
 NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,20}", fullmatch=True)
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**20), 10**20)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | TEXTS,
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | FINITE | TEXTS,
     lambda inside: st.lists(inside, max_size=3) | st.dictionaries(TEXTS, inside, max_size=3),
     max_leaves=8,
 )
@@ -127,22 +124,8 @@ def test_what_is_written_is_read_xml(calls, between):
 
 
 MARKS = ["<tool_call>", "</tool_call>", '{"name": "x", "arguments": {', "}}", "<function=x>", "<parameter=y>", "```x\n"]
-MARKS += [
-    "</parameter>",
-    "</function>",
-    "```",
-    "\n",
-    '"',
-    "\\",
-    "\\ud800",
-    "[",
-    "]",
-    "<|python_tag|>",
-    "NaN",
-    "1e999",
-    ";",
-]
-MARKS += ["<parameter=\n"]
+MARKS += ["</parameter>", "</function>", "```", "\n", '"', "\\", "\\ud800", "[", "]", "<|python_tag|>", "NaN", "1e999"]
+MARKS += [";", "<parameter=\n"]
 SCRAPS = st.lists(st.sampled_from(MARKS) | st.text(max_size=5), max_size=30).map("".join)
 
 
@@ -166,19 +149,13 @@ def test_a_long_text_takes_no_time(tool_format, mark):
     assert time.process_time() - begun < 2
 
 
-SCHEMA = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add\n  numbers.",
-        "parameters": {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}},
-    },
-}
+PARAMETERS = {"properties": {"a": {"type": "integer", "description": "one"}, "b": {"enum": [1, 2]}}}
+FUNCTION = {"name": "add", "description": "Add\n  numbers.", "parameters": PARAMETERS}
 
 
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_a_described_tool_can_be_called_as_described(tool_format):
-    text = describe_tools([SCHEMA], tool_format)
+    text = describe_tools([{"type": "function", "function": FUNCTION}], tool_format)
     assert "- add(a: integer, b: 1 or 2): Add numbers.\n  a: one\n" in text
     lines = text.splitlines()
     example = "\n".join(lines[lines.index("To use one, write, for example:") + 1 : -1])
@@ -195,20 +172,20 @@ class Tokenizer:
         return self.template
 
 
-@pytest.mark.parametrize(
-    ("template", "tool_format", "tools"),
-    [
-        (None, "xml", False),
-        ("{% for message in messages %}{{ message['content'] }}{% endfor %}", "xml", False),
-        ("{% for m in messages %}{% endfor %} your tools: <tool_call>", "xml", False),
-        ("{%- if tools %}<tool_call>{% endif %}", "hermes", True),
-        ("{%- if tools is defined %}<tool_call><function=name>{% endif %}", "xml", True),
-        ("{%- if not tools is defined %}{% endif %}<|python_tag|>", "llama", True),
-        ("{{ tools | tojson }}[TOOL_CALLS]", "llama", True),
-    ],
-)
-def test_the_format_of_a_template(template, tool_format, tools):
-    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == (tool_format, tools)
+TEMPLATES = {
+    None: ("xml", False),
+    "{% for message in messages %}{{ message['content'] }}{% endfor %}": ("xml", False),
+    "{% for m in messages %}{% endfor %} your tools: <tool_call>": ("xml", False),
+    "{%- if tools %}<tool_call>{% endif %}": ("hermes", True),
+    "{%- if tools is defined %}<tool_call><function=name>{% endif %}": ("xml", True),
+    "{%- if not tools is defined %}{% endif %}<|python_tag|>": ("llama", True),
+    "{{ tools | tojson }}[TOOL_CALLS]": ("llama", True),
+}
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_format_of_a_template(template):
+    assert (format_of(Tokenizer(template)), reads_tools(Tokenizer(template))) == TEMPLATES[template]
 
 
 def test_a_template_of_another_form_is_refused():

@@ -94,3 +94,44 @@ class Dice:
             pattern: of a dice
         """
         return re.search(pattern, "dice") is not None
+
+
+class Adder:
+    # The contract of TRL 1.16's environment_factory: no arguments, reset(**columns), tools, perhaps get_reward.
+    def __init__(self):
+        self.total = 0
+        self.done = False
+
+    def reset(self, target: int = 3, **kwargs) -> str | None:
+        self.total, self.target = 0, target
+        return f" The total is 0, the target {target}."
+
+    def _hidden(self):
+        pass
+
+    @property
+    def costly(self):
+        raise RuntimeError("computed")
+
+    async def add(self, amount: int, times: int = 1) -> str:
+        """
+        Add to the total.
+
+        Args:
+            amount: What to add.
+            times: How often.
+
+        Returns:
+            The total so far.
+        """
+        self.total += amount * times
+        if self.total > self.target:
+            raise ValueError("Game over.")
+        return f"{self.total}"
+
+    def peek(self) -> dict:
+        """Look at the total."""
+        return {"total": self.total}
+
+    async def get_reward(self) -> float:
+        return 1.0 if self.total == self.target else 0.0

@@ -16,35 +16,20 @@ RIGHT, WRONG, FAILED = Score(value=1.0, correct=True), Score(value=0.0, correct=
 
 def group(uid, *samples):
     """`(text, score)` each, or `(text, score, "length")`."""
-    completions = [
-        Completion.of_text(uid, i, text, (1,) * len(text), *end) for i, (text, _, *end) in enumerate(samples)
-    ]
+    completions = [Completion.of_text(uid, i, text, [1] * len(text), *end) for i, (text, _, *end) in enumerate(samples)]
     prompt = Prompt(uid=uid, messages=({"role": "user", "content": f"q{uid}"},), tokens=(1, 2), answer="7")
     return Group(prompt=prompt, completions=tuple(completions), scores=tuple(score for _, score, *_ in samples))
 
 
 def test_one_answer_a_question():
-    groups = [
-        group(0, ("#### 7", RIGHT)),
-        group(1, ("#### 8", WRONG)),
-        group(2, ("dunno", WRONG, "length")),
-        group(3, ("#### 7", FAILED)),
-    ]
+    answers = [("#### 7", RIGHT), ("#### 8", WRONG), ("dunno", WRONG, "length"), ("#### 7", FAILED)]
+    groups = [group(i, answer) for i, answer in enumerate(answers)]
     metrics = eval_metrics(groups, samples=1, extract=FIND)
-    assert metrics["estimates"]["accuracy"] == {
-        "value": pytest.approx(1 / 3),
-        "low": pytest.approx(0.0615, abs=1e-4),
-        "high": pytest.approx(0.7923, abs=1e-4),
-        "method": "wilson",
-        "questions": 3,
-    }
-    assert (metrics["questions"], metrics["answers"], metrics["correct"], metrics["known"], metrics["invalid"]) == (
-        4,
-        4,
-        1,
-        3,
-        1,
-    )
+    bounds = {"low": pytest.approx(0.0615, abs=1e-4), "high": pytest.approx(0.7923, abs=1e-4)}
+    accuracy = {"value": pytest.approx(1 / 3), **bounds, "method": "wilson", "questions": 3}
+    assert metrics["estimates"]["accuracy"] == accuracy
+    counts = {"questions": 4, "answers": 4, "correct": 1, "known": 3, "invalid": 1}
+    assert {name: metrics[name] for name in counts} == counts
     assert metrics["truncated"] == metrics["unanswered"] == 0.25 and metrics["reward"] == pytest.approx(1 / 3)
     assert metrics["length"] == {"mean": 5.75, "median": 6, "max": 6} and metrics["tokens"] == 23
 
@@ -97,13 +82,9 @@ def test_means_of_the_rewards_and_their_parts():
     half, none = Score(value=1.0, parts={"style": 1.0, "style/near": 0.5}), Score(value=0.0, parts={"style": 0.0})
     groups = [group(0, ("a", half), ("b", none)), group(1, ("cc", Score(value=2.0)), ("d", FAILED, "length"))]
     means = mean_estimates(groups)
-    assert {name: (e.value, e.questions) for name, e in means.items()} == {
-        "reward/mean": (1.25, 2),
-        "reward/part/style": (0.5, 1),
-        "reward/part/style/near": (0.5, 1),
-        "length/mean": (1.25, 2),
-        "truncated_fraction": (0.25, 2),
-    }
+    expected = {"reward/mean": (1.25, 2), "length/mean": (1.25, 2), "truncated_fraction": (0.25, 2)}
+    expected |= {"reward/part/style": (0.5, 1), "reward/part/style/near": (0.5, 1)}
+    assert {name: (e.value, e.questions) for name, e in means.items()} == expected
     reward = means["reward/mean"]
     assert reward.method == "bootstrap" and (reward.low, reward.high) == (0.5, 2.0)
     assert means["reward/part/style"].method == "constant" and mean_estimates([]) == {}

@@ -2,6 +2,7 @@
 generation."""
 
 import asyncio
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -20,21 +21,14 @@ def scored(uid, *scores):
 
 
 RIGHT, WRONG, UNKNOWN = Score(value=1.0, correct=True), Score(value=0.0, correct=False), Score(value=0.5)
-FAILED = replace(
-    Score.failed("timed out"), correct=True
-)  # one reward knew, another failed: the completion is invalid all the same
+FAILED = replace(Score.failed("timed out"), correct=True)  # one reward knew, another failed: invalid all the same
 
 
 def test_accuracy_is_over_what_was_scored():
     summary = summarise([scored(0, RIGHT, WRONG), scored(1, FAILED, RIGHT), scored(2, WRONG, FAILED)])
-    assert (summary["accuracy"], summary["correct"], summary["questions"], summary["answers"], summary["invalid"]) == (
-        0.5,
-        2,
-        3,
-        6,
-        2,
-    )
-    assert summary["reward/mean"] == 0.5 and summary["truncated_fraction"] == 0.5 and summary["tokens/generated"] == 18
+    expected = {"accuracy": 0.5, "correct": 2, "questions": 3, "answers": 6, "invalid": 2, "reward/mean": 0.5}
+    expected |= {"truncated_fraction": 0.5, "tokens/generated": 18}
+    assert {name: summary[name] for name in expected} == expected
 
 
 def test_no_reward_knows_or_none_answered():
@@ -52,9 +46,7 @@ def test_one_answer_a_question_has_wilsons_bounds():
 
 
 def test_several_answers_give_pass_at_k():
-    summary = summarise(
-        [scored(0, RIGHT, WRONG, WRONG, WRONG), scored(1, RIGHT, RIGHT, WRONG, WRONG), scored(2, *[WRONG] * 4)]
-    )
+    summary = summarise([scored(i, *[RIGHT] * right, *[WRONG] * (4 - right)) for i, right in enumerate((1, 2, 0))])
     assert summary["mean@4"] == summary["accuracy"] == 0.25
     assert summary["pass@2"] == pytest.approx((1 / 2 + 5 / 6) / 3) and summary["pass@4"] == pytest.approx(2 / 3)
     assert summary["accuracy/low"] < 0.25 < summary["accuracy/high"] and "pass@1" not in summary
@@ -98,13 +90,10 @@ class BatchRewards(Rewards):
 
 
 def evaluation(log, engine=None, rewards=None, now=lambda: 0.0):
-    prompts = [
-        Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,), answer=None) for uid in (7, 8, 9)
-    ]
+    prompts = [Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,)) for uid in (7, 8, 9)]
     spec = GroupSpec(sampling=Sampling(), completions=2)
-    return Evaluation(
-        prompts, GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now), lambda done, total: None
-    )
+    generator = GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now)
+    return Evaluation(prompts, generator, lambda done, total: None)
 
 
 def test_questions_are_scored_while_others_are_answered():
@@ -139,26 +128,21 @@ def test_several_samples_are_drawn_as_in_training(tiny_model, tmp_path):
     tree = recipe(tiny_model("llama"), eval__samples=4, sampling__temperature=0.8, sampling__top_p=0.9, train__steps=1)
     settings = resolve(tree).config.eval.sampling
     assert (settings.temperature, settings.top_p, settings.max_tokens) == (0.8, 0.9, 6)
-    assert resolve(tree | {"eval": tree["eval"] | {"samples": 1}}).config.eval.sampling == Sampling(
-        temperature=0.0, max_tokens=6
-    )
+    greedy = resolve(tree | {"eval": tree["eval"] | {"samples": 1}}).config.eval.sampling
+    assert greedy == Sampling(temperature=0.0, max_tokens=6)
     go(tmp_path / "run", tree)
     run = RunFolder(tmp_path / "run")
     records = [r for r in run.read_metrics() if r["kind"] == "eval"]
     assert [r["label"] for r in records] == ["before", "after"]
     for record in records:
         rows = read_rows(run.eval_file(record["step"], record["label"]))
-        right = {
-            uid: sum(row["correct"] for row in rows if row["prompt_uid"] == uid)
-            for uid in {row["prompt_uid"] for row in rows}
-        }
+        right = Counter(row["prompt_uid"] for row in rows if row["correct"])
         assert len(rows) == record["answers"] == 20 and len({row["text"] for row in rows}) > 10
-        assert record["mean@4"] == record["accuracy"] == sum(right.values()) / 20
-        assert record["pass@4"] == sum(c > 0 for c in right.values()) / 5
+        assert record["mean@4"] == record["accuracy"] == right.total() / 20
+        assert record["pass@4"] == len(right) / 5
         assert record["accuracy/low"] <= record["accuracy"] <= record["accuracy/high"] and record["time/score"] >= 0
-    with pytest.raises(
-        ConfigError, match=r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are identical"
-    ):
+    message = r"eval.samples=4 \(mapping\): must be 1 at temperature 0: greedy answers are identical"
+    with pytest.raises(ConfigError, match=message):
         resolve(tree | {"eval": tree["eval"] | {"sampling": {"temperature": 0}}})
 
 

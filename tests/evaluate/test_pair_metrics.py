@@ -20,16 +20,12 @@ def test_accuracy_and_baselines_by_hand():
     assert (metrics["accuracy/low"], metrics["accuracy/high"]) == wilson(2, 4)
     assert metrics["length_only/accuracy"] == 0.875  # the shorter side, and half for the equal lengths
     assert metrics["over_length/accuracy"] == 0.5 - 0.875
-    assert metrics["random/accuracy"] == 0.5 and (
-        metrics["random/accuracy/low"],
-        metrics["random/accuracy/high"],
-    ) == wilson(2, 4)
+    assert metrics["random/accuracy"] == 0.5
+    assert (metrics["random/accuracy/low"], metrics["random/accuracy/high"]) == wilson(2, 4)
     losses = [math.log1p(math.exp(-lead)) for lead in (2.0, 0.5, 0.0, -1.0)]
     assert metrics["loss"] == pytest.approx(sum(losses) / 4)
     scores = [3.0, 1.0, 1.5, 1.0, 1.0, 1.0, 0.0, 1.0]
-    assert metrics["score/mean"] == pytest.approx(np.mean(scores)) and metrics["score/std"] == pytest.approx(
-        np.std(scores)
-    )
+    assert (metrics["score/mean"], metrics["score/std"]) == pytest.approx((np.mean(scores), np.std(scores)))
 
 
 def test_the_interval_is_over_questions():

@@ -36,10 +36,7 @@ def test_mcnemar_of_thousands():
 
 def by_enumeration(differences):
     seen = abs(sum(differences))
-    sums = [
-        abs(sum(s * d for s, d in zip(signs, differences, strict=True)))
-        for signs in product((1, -1), repeat=len(differences))
-    ]
+    sums = [abs(sum(signed)) for signed in product(*((d, -d) for d in differences))]
     return sum(total >= seen - 1e-9 for total in sums) / len(sums)
 
 
@@ -69,9 +66,7 @@ def test_monte_carlo_agrees_where_the_exact_way_is_closed():
     exact = by_enumeration(differences)
     assert _by_flips(np.asarray(differences), 0) == pytest.approx(exact, abs=0.006)
     noise = [d + 1e-7 * 3**i for i, d in enumerate(differences)]  # no fractions any more
-    assert sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1) and sign_flip(noise, seed=1) == sign_flip(
-        noise, seed=1
-    )
+    assert sign_flip(noise, seed=1) == sign_flip(noise, seed=1) == pytest.approx(exact, abs=0.1)
 
 
 OUTCOMES = [(0, 0, 200), (3, 1, 200), (12, 2, 14), (5, 0, 100), (0, 9, 54), (1, 0, 1), (7, 7, 30), (40, 25, 1000)]
@@ -83,9 +78,8 @@ def test_a_bound_is_where_the_score_test_turns(won, lost, n):
 
     def statistic(d):
         def likelihood(q):  # of (share won, lost, the same) = (q + d, q, 1 - d - 2 q)
-            return sum(
-                k * math.log(max(p, 1e-300)) for k, p in ((won, q + d), (lost, q), (n - won - lost, 1 - d - 2 * q))
-            )
+            shares = ((won, q + d), (lost, q), (n - won - lost, 1 - d - 2 * q))
+            return sum(k * math.log(max(p, 1e-300)) for k, p in shares)
 
         low, high = max(0.0, -d), (1 - d) / 2
         for _ in range(200):
@@ -95,10 +89,8 @@ def test_a_bound_is_where_the_score_test_turns(won, lost, n):
 
     low, high = paired_score(won, lost, n)
     assert -1 <= low < (won - lost) / n <= high <= 1
-    if low > -1:
-        assert statistic(low) == pytest.approx(1.959964, abs=1e-4)
-    if high < 1:
-        assert statistic(high) == pytest.approx(-1.959964, abs=1e-4)
+    for bound, z in ((low, 1.959964), (high, -1.959964)):
+        assert abs(bound) == 1 or statistic(bound) == pytest.approx(z, abs=1e-4)
     assert paired_score(lost, won, n) == (-high, -low)
 
 

@@ -40,9 +40,8 @@ def test_lower_is_better_for_a_loss_and_the_best_is_named():
 def test_any_key_of_the_records_can_be_named():
     records = [{"step": i, "accuracy": 0.1 * i, "math/accuracy": 0.5} for i in range(3)]
     assert Plateau(patience=2).reached(records) == ""
-    assert "math/accuracy has not improved in 2 evaluations" in Plateau(patience=2, metric="math/accuracy").reached(
-        records
-    )
+    line = Plateau(patience=2, metric="math/accuracy").reached(records)
+    assert "math/accuracy has not improved in 2 evaluations" in line
     assert Plateau(patience=2, metric="acc").unknown(records[0]) == ""
     assert "no such metric; it has accuracy, math/accuracy" in Plateau(patience=2, metric="maths").unknown(records[0])
 

@@ -2,8 +2,11 @@
 
 import json
 import re
+from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from proxima.evaluate import SUITES
 from proxima.evaluate.suites import parse_tasks, suite
@@ -29,18 +32,15 @@ def test_a_prepared_folder(tmp_path):
     lines(tmp_path / "test.jsonl", {"question": "How many?", "answer": "3", "level": 2, "solution": "long", "id": "a"})
     task, place = SUITES["math500"].find(tmp_path, None)
     (row,) = task.rows(0)
-    assert (
-        row.messages[0]["content"]
-        == "How many?\nPlease reason step by step, and put your final answer within \\boxed{}."
-    )
+    asked = "How many?\nPlease reason step by step, and put your final answer within \\boxed{}."
+    assert row.messages[0]["content"] == asked
     assert (row.answer, row.metadata, place) == ("3", {"id": "a", "level": 2}, str(tmp_path))
 
 
 def test_a_raw_copy_of_the_hub(tmp_path):
     """MATH-500 calls the question `problem` and has a worked solution in braces, which is no template."""
-    lines(
-        tmp_path / "test.jsonl", {"problem": "What is {1, 2} \\cup {3}?", "answer": "\\{1,2,3\\}", "unique_id": "t/1"}
-    )
+    given = {"problem": "What is {1, 2} \\cup {3}?", "answer": "\\{1,2,3\\}", "unique_id": "t/1"}
+    lines(tmp_path / "test.jsonl", given)
     (row,) = SUITES["math500"].find(tmp_path / "test.jsonl", None)[0].rows(0)
     assert row.messages[0]["content"].startswith("What is {1, 2} \\cup {3}?\nPlease") and row.answer == "\\{1,2,3\\}"
 
@@ -53,43 +53,32 @@ def test_where_data_are_looked_for(tmp_path, monkeypatch):
     lines(tmp_path / "mine" / "aime24" / "test.jsonl", {"question": "a", "answer": "1"})
     assert SUITES["aime24"].find(None, tmp_path / "mine")[1].endswith("mine/aime24")
     assert SUITES["aime24"].find(None, tmp_path / "mine" / "aime24")[1].endswith("mine/aime24")
-    with pytest.raises(
-        ValueError, match="has no gsm8k/test.parquet; download the data with: proxima data prepare gsm8k"
-    ):
-        SUITES["gsm8k"].find(None, tmp_path / "mine")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="has neither test.parquet nor test.jsonl"):
-        SUITES["gsm8k"].find(tmp_path / "empty", None)
     (tmp_path / "notes.txt").write_text("")
-    with pytest.raises(ValueError, match=r"must be a .jsonl or .parquet file, or a folder"):
-        SUITES["gsm8k"].find(tmp_path / "notes.txt", None)
+    for path, folder, message in (
+        (None, tmp_path / "mine", "has no gsm8k/test.parquet; download the data with: proxima data prepare gsm8k"),
+        (tmp_path / "empty", None, "has neither test.parquet nor test.jsonl"),
+        (tmp_path / "notes.txt", None, r"must be a .jsonl or .parquet file, or a folder"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SUITES["gsm8k"].find(path, folder)
 
 
 def test_the_hubs_own_split_files(tmp_path):
-    import pyarrow
-    from pyarrow import parquet
-
     (tmp_path / "main").mkdir()
-    parquet.write_table(
-        pyarrow.Table.from_pylist([{"question": "a", "answer": "b\n#### 1"}]),
-        tmp_path / "main" / "test-00000-of-00001.parquet",
-    )
+    table = pyarrow.Table.from_pylist([{"question": "a", "answer": "b\n#### 1"}])
+    parquet.write_table(table, tmp_path / "main" / "test-00000-of-00001.parquet")
     (row,) = SUITES["gsm8k"].find(tmp_path, None)[0].rows(0)
     assert row.messages[0]["content"] == "a\nThink step by step, then give the final number after ####."
 
 
 def test_parsing_names(tmp_path):
-    assert parse_tasks(["gsm8k,aime24", " math500 = x/y "]) == {
-        "gsm8k": None,
-        "aime24": None,
-        "math500": __import__("pathlib").Path("x/y"),
-    }
-    for wrong, said in (
-        (["gsm8k", "gsm8k=x"], "names gsm8k twice"),
-        (["gsm8k,,aime24"], "must name evaluation sets"),
-        ([""], "must name"),
-    ):
-        with pytest.raises(ValueError, match=said):
+    given = parse_tasks(["gsm8k,aime24", " math500 = x/y "])
+    assert given == {"gsm8k": None, "aime24": None, "math500": Path("x/y")}
+    for wrong in (["gsm8k,,aime24"], [""]):
+        with pytest.raises(ValueError, match="must name evaluation sets"):
             parse_tasks(wrong)
+    with pytest.raises(ValueError, match="names gsm8k twice"):
+        parse_tasks(["gsm8k", "gsm8k=x"])
     with pytest.raises(ValueError, match="task='aime' is not an evaluation set; did you mean 'aime2"):
         suite("aime")

@@ -9,32 +9,28 @@ from proxima.evaluate import ANSWER_EXTRACTORS, canonical
 from proxima.evaluate.votes import answer_extractor
 from proxima.reward import REWARDS, Boxed, Exact, Format, Gsm8kReward, Math, Number
 
+LAST = "#### 5\nno, wait\n#### $1,234.50"
+FOUND = {
+    Gsm8kReward(): {"She has 3 + 4 = 7.\n#### 7": "7", LAST: "1234.50", "The answer is 12.": "12"},
+    Number(): {"first 3, then -5": "-5"},
+    Boxed(): {r"so \boxed{\frac{1}{2}}": r"\frac{1}{2}"},
+    Math(): {
+        r"first \boxed{3}, then \boxed{4}": "4",
+        "<answer> x+1 </answer>": "x+1",
+        "so $x = 5$ and we are done": "x = 5",
+        "it is 42": "42",
+    },
+    Exact(): {"  7 ": "7"},
+    Exact(ignore_case=True): {"Paris": "paris"},
+}
+SILENT = {Gsm8kReward(): ["#### none", "I don't know."], Gsm8kReward(strict=True): ["The answer is 12."]}
+SILENT |= {Boxed(): [r"so \boxed{ }", r"so \boxed{1"], Math(): ["who knows"], Exact(): ["   "]}
 
-@pytest.mark.parametrize(
-    ("reward", "text", "answer"),
-    [
-        (Gsm8kReward(), "She has 3 + 4 = 7.\n#### 7", "7"),
-        (Gsm8kReward(), "#### 5\nno, wait\n#### $1,234.50", "1234.50"),
-        (Gsm8kReward(), "The answer is 12.", "12"),
-        (Gsm8kReward(strict=True), "The answer is 12.", None),
-        (Gsm8kReward(), "#### none", None),
-        (Gsm8kReward(), "I don't know.", None),
-        (Number(), "first 3, then -5", "-5"),
-        (Boxed(), r"so \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
-        (Boxed(), r"so \boxed{ }", None),
-        (Boxed(), r"so \boxed{1", None),
-        (Math(), r"first \boxed{3}, then \boxed{4}", "4"),
-        (Math(), "<answer> x+1 </answer>", "x+1"),
-        (Math(), "so $x = 5$ and we are done", "x = 5"),
-        (Math(), "it is 42", "42"),
-        (Math(), "who knows", None),
-        (Exact(), "  7 ", "7"),
-        (Exact(ignore_case=True), "Paris", "paris"),
-        (Exact(), "   ", None),
-    ],
-)
-def test_the_answer_in_a_text(reward, text, answer):
-    assert answer_extractor([reward])(text) == answer
+
+@pytest.mark.parametrize("reward", [*FOUND, Gsm8kReward(strict=True)])
+def test_the_answer_in_a_text(reward):
+    answers = FOUND.get(reward, {}) | dict.fromkeys(SILENT.get(reward, ()))
+    assert {text: answer_extractor([reward])(text) for text in answers} == answers
 
 
 def test_the_first_reward_that_can_tell_tells():
@@ -56,50 +52,24 @@ def test_the_table_speaks_of_rewards_that_exist():
     assert set(ANSWER_EXTRACTORS) <= set(REWARDS)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "0.5",
-        ".50",
-        "1/2",
-        r"\frac{1}{2}",
-        r"\frac12",
-        r"\dfrac 1 2",
-        r"$\tfrac{1}{2}$",
-        "{1/2}",
-        "x = 1/2.",
-        r"\left.\frac12\right",
-    ],
-)
+HALVES = ["0.5", ".50", "1/2", r"\frac{1}{2}", r"\frac12", r"\dfrac 1 2", r"$\tfrac{1}{2}$", "{1/2}", "x = 1/2."]
+
+
+@pytest.mark.parametrize("text", [*HALVES, r"\left.\frac12\right"])
 def test_a_half_is_a_half(text):
     assert canonical(text) == Fraction(1, 2)
 
 
-@pytest.mark.parametrize(
-    ("first", "other", "same"),
-    [
-        ("1,000", "1000", True),
-        ("1,000.0", "1e3", True),
-        ("-3", "−3", True),
-        ("(1, 2)", "(1,2)", True),
-        (r"\text{ even }", "even", True),
-        (r"90^\circ", "90", True),
-        (r"12\%", "12", True),
-        (r"2\frac12", "21/2", False),
-        ("1,2", "12", False),
-        ("x+1", "1+x", False),  # no algebra here: the reward judges, the vote compares
-        ("0.333", "1/3", False),
-        ("even", "odd", False),
-        ("1/0", "0", False),
-    ],
-)
-def test_what_votes_together(first, other, same):
-    assert (canonical(first) == canonical(other)) is same
+TOGETHER = {"1,000": "1000", "1,000.0": "1e3", "-3": "−3", "(1, 2)": "(1,2)", r"\text{ even }": "even"}
+TOGETHER |= {r"90^\circ": "90", r"12\%": "12"}
+APART = {r"2\frac12": "21/2", "1,2": "12", "0.333": "1/3", "even": "odd", "1/0": "0"}
+APART |= {"x+1": "1+x"}  # no algebra here: the reward judges, the vote compares
 
 
-@pytest.mark.parametrize("text", [None, "", "  \n"])
-def test_nothing_does_not_vote(text):
-    assert canonical(text) is None
+def test_what_votes_together():
+    for table, same in ((TOGETHER, True), (APART, False)):
+        assert {first: canonical(first) == canonical(table[first]) for first in table} == dict.fromkeys(table, same)
+    assert [canonical(nothing) for nothing in (None, "", "  \n")] == [None] * 3
 
 
 @pytest.mark.parametrize(

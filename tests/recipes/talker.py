@@ -22,13 +22,8 @@ FORMS = ("{}", "\\boxed{{{}}}", "<think>x</think>\n<answer>{}</answer>")
 WORDS = (" ", *(form.format(answer) for form in FORMS for answer in "12"))
 VOCABULARY = (*SPECIAL, UNKNOWN, *WORDS)
 CONTEXT = 512
-KINDS = {
-    "qwen2.5": "qwen2",
-    "a3b": "qwen3_moe",
-    "qwen3": "qwen3",
-    "smollm2": "llama",
-    "classic": "llama",  # a later stage of the small models
-}  # in a model's name → what it is built like
+# In a model's name → what it is built like; "classic" is of a later stage of the small models.
+KINDS = {"qwen2.5": "qwen2", "a3b": "qwen3_moe", "qwen3": "qwen3", "smollm2": "llama", "classic": "llama"}
 
 
 def talker(path: str, root: Path) -> Path:

@@ -133,12 +133,9 @@ def test_two_steps(case, root, tmp_path):
     assert all(("episode/turns/mean" in record) == is_played(config.task) for record in records)
 
 
-OFFLINE_DATA = {
-    "classic/dpo": ("pairs", "pairs"),
-    "classic/reward": ("pairs", "pairs"),
-    "classic/sft": ("gsm8k", "gsm8k"),
-    "cpu/tools_start": ("episodes",),
-}  # recipe → the kinds of its task and of its held-out one; the others read no file
+# A recipe → the kinds of its task and of its held-out one; the others read no file.
+OFFLINE_DATA = dict.fromkeys(("classic/dpo", "classic/reward"), ("pairs", "pairs"))
+OFFLINE_DATA |= {"classic/sft": ("gsm8k", "gsm8k"), "cpu/tools_start": ("episodes",)}
 
 
 def made_episodes(root):

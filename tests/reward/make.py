@@ -10,7 +10,7 @@ from proxima.data import Completion, Prompt, Score
 from proxima.data.worker import Worker
 from proxima.reward import RewardRunner
 
-LONG, SHORT = 600.0, 0.2  # seconds for calls that end, and for those that never do
+LONG, SHORT = 600.0, 0.1  # seconds for calls that end, and for those that never do
 
 
 def prompt(answer: Any = None, **metadata: Any) -> Prompt:
@@ -18,17 +18,7 @@ def prompt(answer: Any = None, **metadata: Any) -> Prompt:
 
 
 def completion(text: str, *, tokens: int = 3, sample: int = 0) -> Completion:
-    return Completion(
-        prompt_uid=7,
-        sample=sample,
-        tokens=(5,) * tokens,
-        text=text,
-        sampled_log_prob=(-1.0,) * tokens,
-        untruncated_log_prob=(-1.0,) * tokens,
-        policy_version=(0,) * tokens,
-        finish_reason="stop",
-        temperature=1.0,
-    )
+    return Completion.of_text(7, sample, text, (5,) * tokens)
 
 
 def completions(*texts: str) -> list[Completion]:

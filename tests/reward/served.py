@@ -13,6 +13,7 @@ from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.reward.server.scorer_listener import Listener, open_socket
 from tests.reward.make import LONG
+from tests.uvicorn_ticks import quick_ticks
 
 MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 
@@ -25,13 +26,14 @@ def served(reward, token="", hosts=(), **limits):
     listening = open_socket("127.0.0.1", 0)
     listening.listen()
     thread = threading.Thread(target=lambda: compute.serve(server.serve([listening])), daemon=True)
-    thread.start()
-    try:
-        yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server)
-    finally:
-        server.should_exit = True
-        thread.join(timeout=LONG)
-        assert not thread.is_alive()
+    with quick_ticks():
+        thread.start()
+        try:
+            yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server)
+        finally:
+            server.should_exit = True
+            thread.join(timeout=LONG)
+            assert not thread.is_alive()
 
 
 def post(url, content, **headers):

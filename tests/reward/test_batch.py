@@ -65,11 +65,8 @@ class Rank(WeightedReward):
                 return Score(value=float("nan"))
             if text == "failed":
                 return Score.failed("no opinion")
-            return Score(
-                value=lengths.index(len(text)) / top,
-                correct=len(text) == 1 if self.knows else None,
-                parts={"n": len(texts)},
-            )
+            correct = len(text) == 1 if self.knows else None
+            return Score(value=lengths.index(len(text)) / top, correct=correct, parts={"n": len(texts)})
 
         return [[one(c.text) for c in group.completions] for group in groups]
 
@@ -95,13 +92,12 @@ def test_score_leaves_them_out_and_without_them_nothing_changes():
         assert not made.has_batch and asyncio.run(made.score_batch(groups)) == groups
 
 
-def test_a_batch_reward_alone():
+def test_a_batch_reward_alone_sets_correct():
     with runner(Rank(knows=True)) as made:
         groups = groups_of(made, ["a", "bb"])
         assert groups[0].scores == (Score(value=0.0),) * 2
-        assert asyncio.run(made.score_batch(groups))[0].scores[1] == Score(
-            value=1.0, parts={"rank": 1.0, "rank/n": 2.0}, correct=False
-        )
+        longest = Score(value=1.0, parts={"rank": 1.0, "rank/n": 2.0}, correct=False)
+        assert asyncio.run(made.score_batch(groups))[0].scores[1] == longest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,19 +160,16 @@ def test_a_batch_reward_that_hangs_has_the_time_of_all_its_groups():
 def test_what_is_invalid_already_stays_so_and_keeps_both_reasons():
     scored = batch([Number(), Rank()], ["42"], answer="many")
     (score,) = scored[0].scores
-    assert (
-        not score.valid and score.error.startswith("number: ValueError: answer 'many'") and score.parts["rank"] == 0.0
-    )
+    assert score.error.startswith("number: ValueError: answer 'many'")
+    assert not score.valid and score.parts["rank"] == 0.0
     (score,) = batch([Number(), Rank()], ["raise"], answer="many")[0].scores
     assert score.error.endswith("; rank: RuntimeError: no order")
 
 
 def test_a_sum_that_is_not_finite_is_no_score():
-    scored = batch([Number(weight=1.5e308), Rank(weight=1.5e308)], ["42", "4"], ["it is 42"])
-    assert (
-        values(scored)[1] == [None]
-        and scored[1].scores[0].error == "the weighted sum of the rewards is 1.5e+308, expected a number within ±1e+12"
-    )
+    (score,) = batch([Number(weight=1.5e308), Rank(weight=1.5e308)], ["42", "4"], ["it is 42"])[1].scores
+    assert score.error == "the weighted sum of the rewards is 1.5e+308, expected a number within ±1e+12"
+    assert not score.valid
 
 
 DIVERSE = [
@@ -200,12 +193,9 @@ def test_diversity_is_what_no_other_says_in_the_group_or_beside_it(texts, shares
 def test_diversity_of_tokens_and_of_one():
     assert values(batch([Diversity(unit="tokens", n=1)], ["a", "b"])) == [[0.0, 0.0]]
     assert values(batch([Diversity(n=1)], ["a b"])) == [[1.0]]
-    for fields, message in (
-        ({"n": 0}, "n=0 must be >= 1"),
-        ({"unit": "letters"}, "unit='letters' must be 'words' or 'tokens'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            Diversity(**fields)
+    for field, value, message in (("n", 0, "must be >= 1"), ("unit", "letters", "must be 'words' or 'tokens'")):
+        with pytest.raises(ValueError, match=f"{field}={value!r} {message}"):
+            Diversity(**{field: value})
 
 
 SOURCE = """
@@ -255,15 +245,11 @@ def test_your_function_sees_the_whole_batch(file):
 def test_your_function_gets_groups_and_may_return_what_function_may(file):
     scored = batch([Number(), FunctionBatch(path=f"{file}:facts")], ["1", "2"], ["42", "0"])
     assert values(scored) == [[None, None], [1.5, 2.0]]
-    assert [score.error for score in scored[0].scores] == [
-        "facts: RuntimeError: no opinion",
-        "facts: ValueError: returned nan, expected a finite number",
-    ]
-    assert (
-        scored[1].scores[0].parts == {"number": 1.0, "facts": 0.5, "facts/a": 2.0}
-        and scored[1].scores[0].correct is True
-    )
-    assert scored[1].scores[1].parts["facts/n"] == 1.0
+    errors = ["RuntimeError: no opinion", "ValueError: returned nan, expected a finite number"]
+    assert [score.error for score in scored[0].scores] == [f"facts: {error}" for error in errors]
+    first, second = scored[1].scores
+    assert first.parts == {"number": 1.0, "facts": 0.5, "facts/a": 2.0} and first.correct is True
+    assert second.parts["facts/n"] == 1.0
 
 
 def test_one_odd_score_costs_itself_only(file):

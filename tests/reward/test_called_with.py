@@ -46,21 +46,15 @@ def test_a_function_that_takes_them(file, name):
     ],
 )
 def test_a_function_that_does_not(file, name, why):
-    with pytest.raises(
-        ValueError,
-        match=rf"mine.py:{name}' names a function that 'function' calls with \(prompt, completion\) and columns "
-        rf"by name, and it is defined with \(.*\): {why}$",
-    ) as caught:
+    called = r"calls with \(prompt, completion\) and columns by name, and it is defined with \(.*\)"
+    with pytest.raises(ValueError, match=rf"mine.py:{name}' names a function that 'function' {called}: {why}$"):
         Function(path=f"{file}:{name}").check_code()
-    assert "\n" not in str(caught.value)
 
 
 def test_of_the_whole_batch(file):
     assert FunctionBatch(path=f"{file}:one").label == "one" and FunctionBatch(path=f"{file}:several").label == "several"
-    for name, message in (
-        ("noargs", r"\(\): too many positional arguments"),
-        ("two", "missing a required argument: 'completion'"),
-    ):
+    wrong = {"noargs": r"\(\): too many positional arguments", "two": "missing a required argument: 'completion'"}
+    for name, message in wrong.items():
         with pytest.raises(ValueError, match=rf"'function_batch' calls with \(groups\), .*{message}"):
             FunctionBatch(path=f"{file}:{name}").check_code()
 

@@ -1,6 +1,7 @@
 """math-verify in killable workers: verdicts, and what hostile text may cost."""
 
 import asyncio
+from itertools import product
 
 import pytest
 
@@ -14,43 +15,37 @@ from tests.reward.make import LONG, SHORT, completions, prompt, rows, runner
 pytest.importorskip("math_verify")
 pytestmark = pytest.mark.usefixtures("lent_servers")
 
-TEN = [
-    (r"Therefore \boxed{\frac{1}{2}}.", "0.5", True),
-    (r"\boxed{0.5}", r"\frac{1}{2}", True),
-    (r"so $x = \frac{3}{4}$", "3/4", True),
-    ("The answer is 42.", "42", True),
-    (r"\boxed{x^2 + 2x + 1}", "(x+1)^2", True),
-    (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", True),
-    (r"\boxed{(1, 2)}", "(1,2)", True),
-    (r"\boxed{\{2, 1\}}", r"\{1,2\}", True),
-    (r"<think>6 * 7</think>\n<answer>42</answer>", "42", True),
-    (r"\boxed{12{,}000}", "12000", True),
-    (r"\boxed{42.}", "42", True),
-    (r"\boxed{\sqrt{8}. }", r"2\sqrt{2}", True),
-    ("<answer>1/2.</answer>", "0.5", True),
-    (r"\boxed{1}, no: \boxed{2}", "1", False),
-    (r"\boxed{\frac{1}{3}}", "0.5", False),
-    (r"\boxed{\frac{1}{", "1", False),
-    (r"\boxed{x = \sqrt{12} = 2\sqrt{3}}", r"2\sqrt{3}", True),
-    (r"\boxed{\sqrt{11} = 2\sqrt{3}}", r"2\sqrt{3}", False),
-    (r"\boxed{\int_0^{2} \sqrt{3} dx}", r"2\sqrt{3}", False),
-    (r"\boxed{\sum_{k=1}^{2} \sqrt{3}}", r"2\sqrt{3}", False),
-    (r"so $f(x) = 1 + x^2$.", "x^2+1", True),
-    ("The answer is 5.", r"2\sqrt{3}", False),
-    (r"\boxed{0 \le x \leq 5}", "[0,5]", True),
-    (r"\boxed{0 \le x < 5}", r"\left[0,5\right)", True),
-    (r"\boxed{0 < x \le 5}", "[0,5]", False),
-    (r"\boxed{0 \le x \leq 5}", "[0,6]", False),
-    (r"\boxed{x \ge 5}", r"[5,\infty)", True),
-    (r"\boxed{x < 5}", r"(-\infty,5)", True),
-    (r"\boxed{x > 5}", r"[5,\infty)", False),
-    (r"\boxed{5 > x > 0}", "(0,5]", False),
-    (r"\boxed{f(x)=1+x^2}", "x^2+1", True),
-    (r"\boxed{y=1+x^2}", "y=x^2+1", True),
-    (r"\boxed{\text{none}}", "7", False),
-    ("I can't solve this.", "42", False),
-    ("", "42", False),
-]
+TRUE = rows(r"""
+0.5: Therefore \boxed{\frac{1}{2}}. | <answer>1/2.</answer>
+\frac{1}{2}: \boxed{0.5}
+3/4: so $x = \frac{3}{4}$
+42: The answer is 42. | <think>6 * 7</think>\n<answer>42</answer> | \boxed{42.}
+(x+1)^2: \boxed{x^2 + 2x + 1}
+2\sqrt{2}: \boxed{\sqrt{8}} | \boxed{\sqrt{8}. }
+(1,2): \boxed{(1, 2)}
+\{1,2\}: \boxed{\{2, 1\}}
+12000: \boxed{12{,}000}
+2\sqrt{3}: \boxed{x = \sqrt{12} = 2\sqrt{3}}
+x^2+1: so $f(x) = 1 + x^2$. | \boxed{f(x)=1+x^2}
+[0,5]: \boxed{0 \le x \leq 5}
+\left[0,5\right): \boxed{0 \le x < 5}
+[5,\infty): \boxed{x \ge 5}
+(-\infty,5): \boxed{x < 5}
+y=x^2+1: \boxed{y=1+x^2}
+""")
+FALSE = rows(r"""
+1: \boxed{1}, no: \boxed{2} | \boxed{\frac{1}{
+0.5: \boxed{\frac{1}{3}}
+2\sqrt{3}: \boxed{\sqrt{11} = 2\sqrt{3}} | \boxed{\int_0^{2} \sqrt{3} dx} | \boxed{\sum_{k=1}^{2} \sqrt{3}}
+2\sqrt{3}: The answer is 5.
+[0,5]: \boxed{0 < x \le 5}
+[0,6]: \boxed{0 \le x \leq 5}
+[5,\infty): \boxed{x > 5}
+(0,5]: \boxed{5 > x > 0}
+7: \boxed{\text{none}}
+42: I can't solve this.
+""")
+FALSE += [("42", [""])]
 ONES = "1" * 400
 # The question said again, or nothing finished: all wrong.
 RESTATED = rows(r"""
@@ -100,38 +95,31 @@ FINAL += [
     (ONES + "9", [rf"\boxed{{{ONES}9}}", ONES + "9", f"<answer>0{ONES}9</answer>"]),
     (r"\frac{1}{3}", ["0." + "3" * 1500]),
 ]
-WORDS = [
-    (
-        r"\text{even}",
-        [r"\boxed{\textbf{ Even }}", r"\boxed{even}", "The answer is even.", "<answer>even</answer>"],
-        [r"\boxed{odd}", "even", ""],
-    ),
-    (
-        "Monday",
-        [r"\boxed{\text{Monday}}", r"\boxed{monday.}", "Answer: **Monday**"],
-        [r"\boxed{\text{Sunday}}", r"\boxed{\text{dayMon}}"],
-    ),
-    ("abc", [r"\boxed{abc}"], [r"\boxed{cba}", r"\boxed{bca}", r"\boxed{a b c d}"]),
-    (
-        r"\text{no solution}",
-        [r"\boxed{no solution}", r"\boxed{\text{No solution.}}"],
-        [r"\boxed{\text{solution}}", r"\boxed{no oslution}"],
-    ),
-    (r"\text{(A)}", [r"\boxed{A}", r"\boxed{(A)}", "The answer is (A)."], [r"\boxed{B}", "A"]),
-]
+# Compared as text.
+SAME_WORDS = rows(r"""
+\text{even}: \boxed{\textbf{ Even }} | \boxed{even} | The answer is even. | <answer>even</answer>
+Monday: \boxed{\text{Monday}} | \boxed{monday.} | Answer: **Monday**
+abc: \boxed{abc}
+\text{no solution}: \boxed{no solution} | \boxed{\text{No solution.}}
+\text{(A)}: \boxed{A} | \boxed{(A)} | The answer is (A).
+""")
+OTHER_WORDS = rows(r"""
+\text{even}:  | \boxed{odd} | even
+Monday: \boxed{\text{Sunday}} | \boxed{\text{dayMon}}
+abc: \boxed{cba} | \boxed{bca} | \boxed{a b c d}
+\text{no solution}: \boxed{\text{solution}} | \boxed{no oslution}
+\text{(A)}: \boxed{B} | A
+""")
+
 
 # What no screening sees coming: the parser or the algebra runs on, and only the limits end it.
 RUNS_ON = [r"\boxed{(x+y+z)^{900}}", r"we get $(x+y+z)^{901}$"]
+POWERS = [r"<answer>$9**9**9$</answer>", r"\boxed{9^{9^{9}}}", r"\boxed{(x+1)^{100000}}", r"\boxed{2^{10^{10}}}"]
+FACTORIALS = [r"\boxed{(10^7)!}", r"\boxed{\binom{10^9}{5\cdot 10^8}}", r"so $\binom{9}{1000000}$"]
+FACTORIALS += [r"\boxed{100000!!!}", r"\boxed{" + "!" * 60 + "}"]
 SCREENED = {
-    r"<answer>$9**9**9$</answer>": "an exponent of more than 9999",
-    r"\boxed{9^{9^{9}}}": "an exponent of more than 9999",
-    r"\boxed{(x+1)^{100000}}": "an exponent of more than 9999",
-    r"\boxed{2^{10^{10}}}": "an exponent of more than 9999",
-    r"\boxed{(10^7)!}": "a factorial or binomial without bounds",
-    r"\boxed{\binom{10^9}{5\cdot 10^8}}": "a factorial or binomial without bounds",
-    r"so $\binom{9}{1000000}$": "a factorial or binomial without bounds",
-    r"\boxed{100000!!!}": "a factorial or binomial without bounds",
-    r"\boxed{" + "!" * 60 + "}": "a factorial or binomial without bounds",
+    **dict.fromkeys(POWERS, "an exponent of more than 9999"),
+    **dict.fromkeys(FACTORIALS, "a factorial or binomial without bounds"),
     r"\boxed{" + "x+" * 2000 + "1}": "more than 2000 characters",
     "so $" + "(" * 900 + "1" + ")" * 900 + "$": "brackets nested",
     r"\boxed{" + "{" * 900 + "1" + "}" * 900 + "}": "brackets nested",
@@ -143,10 +131,12 @@ UNREADABLE = [
     "(" * 5000 + "1" + ")" * 5000,
     "\\boxed{4\x002}",
     "\x00" * 1000,
-    r"\boxed{\left(\right}",
-    "\ud800",
-    "\\" * 3000,
 ]
+UNREADABLE += [r"\boxed{\left(\right}", "\ud800", "\\" * 3000]
+
+
+VERDICTS = [(*row, True) for row in TRUE + FINAL + SAME_WORDS]
+VERDICTS += [(*row, False) for row in [*FALSE, *RESTATED, *OTHER_WORDS, ("43", UNREADABLE)]]
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +145,12 @@ def judged():
         yield lambda answer, *texts: asyncio.run(made.score(prompt(answer), completions(*texts)))
 
 
-@pytest.mark.parametrize(("text", "answer", "right"), TEN)
-def test_real_completions(judged, text, answer, right):
-    (score,) = judged(answer, text)
-    assert (score.valid, score.value, score.correct, score.error) == (True, float(right), right, None)
+@pytest.mark.parametrize(("answer", "texts", "right"), VERDICTS)
+def test_verdicts(judged, answer, texts, right):
+    given = {
+        text: (s.valid, s.value, s.correct, s.error) for text, s in zip(texts, judged(answer, *texts), strict=True)
+    }
+    assert given == dict.fromkeys(texts, (True, float(right), right, None))
 
 
 @pytest.mark.parametrize(("text", "why"), SCREENED.items(), ids=lambda value: value[:20])
@@ -170,48 +162,20 @@ def test_screened_text_reaches_no_worker(judged, text, why):
     assert (score.valid, score.value, score.correct) == (True, 0.0, False)
 
 
-@pytest.mark.parametrize(("answer", "texts"), RESTATED)
-def test_an_operation_still_to_be_done_is_no_answer(judged, answer, texts):
-    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(
-        texts, False
-    )
+PROSE = ["no idea", "No idea.", "see the figure", "it depends on x", "Not enough information", "what 2 is"]
 
 
-@pytest.mark.parametrize(("answer", "texts"), FINAL)
-def test_the_final_forms_of_a_number(judged, answer, texts):
-    assert {text: score.correct for text, score in zip(texts, judged(answer, *texts), strict=True)} == dict.fromkeys(
-        texts, True
-    )
-
-
-@pytest.mark.parametrize(("answer", "right", "wrong"), WORDS)
-def test_words_are_compared_as_text(judged, answer, right, wrong):
-    assert [score.correct for score in judged(answer, *right, *wrong)] == [True] * len(right) + [False] * len(wrong)
-
-
-@pytest.mark.parametrize(
-    "answer", ["no idea", "No idea.", "see the figure", "it depends on x", "Not enough information", "what 2 is"]
-)
+@pytest.mark.parametrize("answer", PROSE)
 def test_prose_is_no_mathematics(judged, answer):
     assert Math().unreadable(answer) == r"is prose, not mathematics; write words as \text{…}, or use 'exact'"
     (score,) = judged(answer, r"\boxed{aide on}")
     assert not score.valid and "is prose" in score.error
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        "2xy",
-        "ab+c",
-        "a b",
-        r"\sin x + \cos x",
-        "sin x",
-        r"x=1 \text{ or } x=2",
-        r"\overline{ABC}",
-        r"\operatorname{arsinh} 1",
-        "xyz^2",
-    ],
-)
+FORMULAS = ["2xy", "ab+c", "a b", r"\sin x + \cos x", "sin x", r"x=1 \text{ or } x=2", r"\overline{ABC}", "xyz^2"]
+
+
+@pytest.mark.parametrize("answer", [*FORMULAS, r"\operatorname{arsinh} 1"])
 def test_products_of_letters_are_mathematics(answer):
     assert Math().unreadable(answer) is None
 
@@ -224,16 +188,8 @@ def test_a_run_of_digits_is_never_cut(judged):
 
 
 def test_many_decimals_are_one_number_and_the_end_of_a_text_still_counts(judged):
-    scores = judged(
-        "1/3", "0." + "3" * 1500, "9" * 5000 + r" so it is \boxed{\frac{2}{6}}", "9" * 5000 + ", that is 1/3"
-    )
-    assert [score.correct for score in scores] == [True, True, True]
-
-
-@pytest.mark.parametrize("text", UNREADABLE, ids=range(len(UNREADABLE)))
-def test_unreadable_text_is_wrong(judged, text):
-    (score,) = judged("43", text)
-    assert (score.valid, score.value, score.correct) == (True, 0.0, False)
+    texts = ("0." + "3" * 1500, "9" * 5000 + r" so it is \boxed{\frac{2}{6}}", "9" * 5000 + ", that is 1/3")
+    assert [score.correct for score in judged("1/3", *texts)] == [True, True, True]
 
 
 def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkeypatch):
@@ -261,57 +217,37 @@ def test_hostile_text_costs_its_own_completion_and_the_worker_is_replaced(monkey
 
 
 def test_an_answer_that_is_no_mathematics_is_an_error(judged):
-    (score,) = judged("", "so 42")
-    assert not score.valid and "can't be read as mathematics" in score.error
-    (score,) = judged("9^{9^9}", "so 42")
-    assert "row's answer not evaluated" in score.error
-    (score,) = judged(None, "so 42")
-    assert "prompt 7 has none" in score.error
+    reasons = {"": "can't be read as mathematics", "9^{9^9}": "row's answer not evaluated", None: "prompt 7 has none"}
+    for answer, reason in reasons.items():
+        (score,) = judged(answer, "so 42")
+        assert not score.valid and reason in score.error
 
 
-@pytest.mark.parametrize(
-    "formula",
-    [
-        "2^{10}",
-        "x^2+1",
-        r"\frac{2^{100}}{3}",
-        "10!",
-        "2^{2^{3}}",
-        "((((1))))",
-        "1" * 400,
-        "e^{-x^2}",
-        "10^{-9999}",
-        r"\sqrt[3]{2}",
-        "20!/18!",
-        r"\binom{99999}{3}",
-        r"\sqrt{1+" * 14 + "x" + "}" * 14,
-    ],
-)
+((_, ORDINARY),) = rows(r"""
+none: 2^{10} | x^2+1 | \frac{2^{100}}{3} | 10! | 2^{2^{3}} | ((((1)))) | e^{-x^2} | 10^{-9999} | \sqrt[3]{2} | 20!/18!
+""")
+ORDINARY += [r"\binom{99999}{3}", "1" * 400, r"\sqrt{1+" * 14 + "x" + "}" * 14]
+
+
+@pytest.mark.parametrize("formula", ORDINARY)
 def test_ordinary_formulas_are_evaluated(formula):
     assert unevaluable(formula) is None
 
 
-PLAIN = (
-    r"""
-1  -1  7  007  12  1/2  2/4  -3/6  \frac{1}{2}  \dfrac{4}{2}  -\frac{1}{2}  100/4  25  0.5  12.0  25\%  0.25
-2\frac{1}{2}  0.333333  \frac{1}{3}  1,200  1{,}200  x = 25  25\text{ cm}  25^\circ  \$25
-""".strip()
-    .replace("\n", "  ")
-    .split("  ")
-)
+((_, PLAIN),) = rows(r"""
+none: 1 | -1 | 7 | 007 | 12 | 1/2 | 2/4 | -3/6 | \frac{1}{2} | \dfrac{4}{2} | -\frac{1}{2} | 100/4 | 25 | 0.5 | 12.0
+""")
+PLAIN += [r"2\frac{1}{2}", "0.333333", r"\frac{1}{3}", "1,200", "1{,}200", "x = 25", r"25\text{ cm}", r"25^\circ"]
+PLAIN += [r"25\%", "0.25", r"\$25"]
 
 
 def test_plain_numbers_are_equal_where_math_verify_holds_them_equal():
     from math_verify import parse, verify
 
     answers, boxed = ({text: parse(form.format(text)) for text in PLAIN} for form in ("${}$", "\\boxed{{{}}}"))
-    differ = [
-        (answer, written)
-        for written in PLAIN
-        for answer in PLAIN
-        if verify(answers[answer], boxed[written]) != same_number(parse_number(answer), parse_number(written))
-    ]
-    assert differ == []
+    for answer, written in product(PLAIN, PLAIN):
+        same = same_number(parse_number(answer), parse_number(written))
+        assert verify(answers[answer], boxed[written]) == same, (answer, written)
 
 
 @pytest.mark.parametrize(("field", "value"), [("cpu_seconds", 0), ("max_chars", 3)])
@@ -328,24 +264,17 @@ def test_two_stages_of_parsing_give_the_trees_of_one():
 
     from proxima.reward.workers.graders import SHAPES, parse_in_two_stages
 
-    texts = (
-        [rf"\boxed{{{shape}}}" for shape in SHAPES]
-        + [text for text, _, _ in TEN]
-        + [*UNREADABLE, r"$1 & 2 \\ & ^^ __$", "$x=1 and y=2$"]
-    )
+    texts = [rf"\boxed{{{shape}}}" for shape in SHAPES] + [text for _, texts in TRUE + FALSE for text in texts]
+    texts += [*UNREADABLE, r"$1 & 2 \\ & ^^ __$", "$x=1 and y=2$"]
+
+    def tree(text):
+        for cache in (parse_latex_cached, extract_latex):
+            cache.cache_clear()
+        parsed = parse(text.replace("\0", ""), parsing_timeout=None)
+        return [entry if isinstance(entry, str) else sympy.srepr(entry) for entry in parsed]
 
     def trees():
-        made = []
-        for text in texts:
-            for cache in (parse_latex_cached, extract_latex):
-                cache.cache_clear()
-            made.append(
-                [
-                    entry if isinstance(entry, str) else sympy.srepr(entry)
-                    for entry in parse(text.replace("\0", ""), parsing_timeout=None)
-                ]
-            )
-        return made
+        return [*map(tree, texts)]
 
     before, original = trees(), module._Latex2Sympy
     try:

@@ -48,11 +48,14 @@ def answered(tokenizer, *texts, end: bool = True):
 
 
 def theirs(folder, prompt, answers) -> list[float]:
+    return logits(folder, [[*prompt.tokens, *answer.tokens] for answer in answers])
+
+
+def logits(folder, rows) -> list[float]:
     """Hugging Face's own forward, one text at a time."""
     model = AutoModelForSequenceClassification.from_pretrained(folder)
-    rows = [torch.tensor([[*prompt.tokens, *answer.tokens]]) for answer in answers]
     with torch.no_grad():
-        return [float(model(input_ids=row).logits) for row in rows]
+        return [float(model(input_ids=torch.tensor([row])).logits) for row in rows]
 
 
 @pytest.mark.parametrize("encode", ["tokens", "text"])
@@ -105,11 +108,8 @@ def test_a_template_that_joins_prompt_and_answer_is_read_as_hugging_face_reads_i
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "joined")
     chats = [[*MESSAGES, {"role": "assistant", "content": text}] for text in ("4", "no")]
     rows = [tokenizer.apply_chat_template(chat)["input_ids"][:-1] for chat in chats]  # up to the end of the turn
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    with torch.no_grad():
-        expected = [float(model(input_ids=torch.tensor([row])).logits) for row in rows]
     scores = exact(str(tmp_path / "joined"), encode="text").score(asked(tokenizer), answered(tokenizer, "4", "no"))
-    assert [score.value for score in scores] == pytest.approx(expected, abs=3e-5)
+    assert [score.value for score in scores] == pytest.approx(logits(folder, rows), abs=3e-5)
 
 
 def test_a_completion_that_is_too_long_has_no_score(folder):
@@ -149,37 +149,37 @@ def test_normalised_scores(folder, tmp_path):
 
 
 def test_what_can_not_score_is_refused_before_the_run(folder, tiny_model):
-    with (
-        runner(exact(str(tiny_model("qwen3")))) as made,
-        pytest.raises(UserError, match="reward 'model': path=.*has no"),
-    ):
+    missing = pytest.raises(UserError, match="reward 'model': path=.*has no")
+    with runner(exact(str(tiny_model("qwen3")))) as made, missing:
         made.check()
     exact(folder).check()
     exact(folder).check_vocabulary(tiny_tokenizer())
     other = tiny_tokenizer()
     other.add_tokens(["new"])
-    with pytest.raises(
-        FieldError, match=r"encode='tokens' needs the policy's vocabulary, and 1 of its .*; set encode=t"
-    ):
+    message = r"encode='tokens' needs the policy's vocabulary, and 1 of its .*; set encode=t"
+    with pytest.raises(FieldError, match=message):
         exact(folder).check_vocabulary(other)
     exact(folder, encode="text").check_vocabulary(other)
-    with pytest.raises(FieldError, match="max_tokens=1 must be >= 2"):
-        exact(folder, max_tokens=1)
-    with pytest.raises(FieldError, match="encode='ids' must be tokens or text"):
-        exact(folder, encode="ids")
-    with pytest.raises(FieldError, match="device='tpu' is not a device of proxima; write auto, cpu, cuda or cuda:1"):
-        ModelReward(path=folder, device="tpu").check()
-    with pytest.raises(FieldError, match=r"device='cuda:99' this machine has \d+ CUDA .*; set device=cpu, or auto"):
-        ModelReward(path=folder, device="cuda:99").check()
+    for fields, message in (
+        ({"max_tokens": 1}, "max_tokens=1 must be >= 2"),
+        ({"encode": "ids"}, "encode='ids' must be tokens or text"),
+        ({"device": "tpu"}, "device='tpu' is not a device of proxima; write auto, cpu, cuda or cuda:1"),
+        ({"device": "cuda:99"}, r"device='cuda:99' this machine has \d+ CUDA .*; set device=cpu, or auto"),
+    ):
+        with pytest.raises(FieldError, match=message):
+            ModelReward(path=folder, **fields).check()
 
 
 def test_the_model_runs_in_the_thread_of_the_tensor_work(folder, monkeypatch):
     """Weights are loaded once, before the first score, and frozen; both in that thread."""
     compute, reward, seen = ComputeThread(), exact(folder), []
     plain = type(reward).score
-    monkeypatch.setattr(
-        type(reward), "score", lambda *given: (seen.append(threading.current_thread()), plain(*given))[1]
-    )
+
+    def scored(*given):
+        seen.append(threading.current_thread())
+        return plain(*given)
+
+    monkeypatch.setattr(type(reward), "score", scored)
     tokenizer = tiny_tokenizer()
 
     async def run():

@@ -4,54 +4,48 @@ from hypothesis import strategies as st
 
 from proxima.reward import Number
 from proxima.reward.math.extract import as_number, last_number
-from tests.reward.make import completions, corrects, prompt
+from tests.reward.make import completions, corrects, prompt, rows
 
-TEN = [
-    ("42", "42", True),
-    ("The answer is 42.", 42, True),
-    ("17 + 25 = 42", "42", True),
-    ("She pays $1,234.50 in total.", "1234.5", True),
-    ("So the change is -$5.", "-5", True),
-    ("10-7=3", "3", True),
-    ("Janet makes 9 * 2 = $18 every day", "18", True),
-    ("42, because 17 + 25 is what you get", "42", False),
-    ("I don't know.", "42", False),
-    ("The answer is 4 2", "42", False),
-    ("It is 1/2", "0.5", False),
-    ("", "42", False),
-]
+RIGHT = rows(r"""
+42: 42 | The answer is 42. | 17 + 25 = 42
+1234.5: She pays $1,234.50 in total.
+-5: So the change is -$5.
+3: 10-7=3
+18: Janet makes 9 * 2 = $18 every day
+""")
+WRONG = rows(r"""
+42:  | 42, because 17 + 25 is what you get | I don't know. | The answer is 4 2
+0.5: It is 1/2
+""")
 
 
-@pytest.mark.parametrize(("text", "answer", "right"), TEN)
-def test_real_completions(text, answer, right):
-    (score,) = Number().score(prompt(answer), completions(text))
-    assert (score.value, score.correct, score.valid) == (float(right), right, True)
+@pytest.mark.parametrize(("answer", "texts"), [*RIGHT, *WRONG])
+def test_real_completions(answer, texts):
+    right = (answer, texts) in RIGHT
+    for score in Number().score(prompt(answer), completions(*texts)):
+        assert (score.value, score.correct, score.valid) == (float(right), right, True)
+    assert corrects(Number(), 42, "The answer is 42.", "41") == [True, False]
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("1,2,3", "3"),
-        ("1,234,567", "1234567"),
-        ("about 12,34", "34"),
-        ("x-3", "3"),
-        ("(-3)", "-3"),
-        ("= −7", "-7"),
-        ("$-7", "-7"),
-        ("-$7.50", "-7.5"),
-        ("a list:\n- 5", "5"),
-        ("1.5e3", "1500"),
-        ("0.50", "0.5"),
-        (".5", "0.5"),
-        ("version 1.2.3", "3"),
-        ("3.", "3"),
-        ("50%", "50"),
-        ("٣ and 4", "4"),
-        ("7\x00", "7"),
-    ],
-)
-def test_last_number(text, value):
-    assert last_number(text) == as_number(value)
+LAST = rows("""
+3: 1,2,3 | x-3 | 3. | version 1.2.3
+1234567: 1,234,567
+34: about 12,34
+-3: (-3)
+-7: = −7 | $-7
+-7.5: -$7.50
+5: a list:\\n- 5
+1500: 1.5e3
+0.5: 0.50 | .5
+50: 50%
+4: ٣ and 4
+7: 7\0
+""")
+
+
+@pytest.mark.parametrize(("value", "texts"), LAST)
+def test_last_number(value, texts):
+    assert [*map(last_number, texts)] == [as_number(value)] * len(texts)
 
 
 def test_exact_comparison_of_decimals():
@@ -66,12 +60,8 @@ def test_an_answer_that_is_no_number_is_an_error(answer):
 
 @given(value=st.integers(-(10**12), 10**12))
 def test_any_integer_is_read_back_however_it_is_written(value):
-    assert corrects(Number(), value, f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}") == [
-        True,
-        True,
-        True,
-        False,
-    ]
+    texts = (f"It is {value}.", f"It is {value:,}", f"= {value}.00!", f"{value + 1}")
+    assert corrects(Number(), value, *texts) == [True, True, True, False]
 
 
 @pytest.mark.parametrize(

@@ -46,14 +46,11 @@ def test_the_server_of_the_page_scores():
 def test_the_function_of_the_page_ranks(tmp_path):
     (source,) = [block for block in blocks("python") if block.startswith("def rank")]
     (tmp_path / "my_rewards.py").write_text(source)
-    groups = [
-        Group(
-            prompt=replace(prompt(), uid=i),
-            completions=tuple(completion("x", tokens=n, sample=j) for j, n in enumerate(tokens)),
-            scores=(Score(value=0.0),) * len(tokens),
-        )
-        for i, tokens in enumerate([(3, 5), (9,)])
-    ]
+    groups = []
+    for i, counts in enumerate([(3, 5), (9,)]):
+        made = tuple(completion("x", tokens=n, sample=j) for j, n in enumerate(counts))
+        scores = (Score(value=0.0),) * len(counts)
+        groups.append(Group(prompt=replace(prompt(), uid=i), completions=made, scores=scores))
     with runner(FunctionBatch(path=f"{tmp_path}/my_rewards.py:rank")) as made:
         scored = asyncio.run(made.score_batch(groups))
     assert [[score.value for score in group.scores] for group in scored] == [[1.0, 0.5], [0.0]]

@@ -77,37 +77,26 @@ def test_an_answer_that_its_scorer_cannot_read_is_wrong_and_a_broken_entry_is_no
 def test_a_scorer_that_evaluates_its_answer_reads_literals_only(judged, tmp_path):
     target = tmp_path / "written"
     attack = f"__import__('pathlib').Path({str(target)!r}).write_text('x')"
-    for task in (
-        "spiral_matrix",
-        "string_insertion",
-        "binary_matrix",
-        "n_queens",
-        "countdown",
-        "puzzle24",
-        "decimal_arithmetic",
-    ):
+    tasks = ("spiral_matrix", "string_insertion", "binary_matrix", "n_queens", "countdown", "puzzle24")
+    for task in (*tasks, "decimal_arithmetic"):
         (score,) = judged(row_of(task), f"<answer>{attack}</answer>")
         assert score.correct is not True
     assert not target.exists()
 
 
 def test_tag_and_threshold():
-    row = row_of("basic_arithmetic")
-    assert [
-        s.value
-        for s in ReasoningGymReward(strict=True).score(row, completions(row.answer, f"<answer>{row.answer}</answer>"))
-    ] == [0.0, 1.0]
-    assert [s.value for s in ReasoningGymReward(tag=None).score(row, completions(row.answer))] == [1.0]
-    (partly,) = ReasoningGymReward(correct_at=0.01).score(
-        row_of("chain_sum"), completions(f"It is {row_of('chain_sum').answer}, I think")
-    )
+    row, partly_right = row_of("basic_arithmetic"), row_of("chain_sum")
+    bare, tagged = completions(row.answer, f"<answer>{row.answer}</answer>")
+    assert [s.value for s in ReasoningGymReward(strict=True).score(row, [bare, tagged])] == [0.0, 1.0]
+    assert [s.value for s in ReasoningGymReward(tag=None).score(row, [bare])] == [1.0]
+    said = completions(f"It is {partly_right.answer}, I think")
+    (partly,) = ReasoningGymReward(correct_at=0.01).score(partly_right, said)
     assert 0 < partly.value < 1 and partly.correct is True
 
 
 def test_rows_of_other_tasks_are_refused(judged):
     (score,) = judged(prompt("42"), "42")
     assert not score.valid and "not a row of the task 'reasoning_gym'" in score.error
-    (score,) = judged(
-        replace(prompt("42"), metadata={"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}), "42"
-    )
+    unknown = {"reasoning_gym": {"task": "no_such", "config": {}, "entry": {}}}
+    (score,) = judged(replace(prompt("42"), metadata=unknown), "42")
     assert not score.valid and "no_such" in score.error

@@ -107,7 +107,7 @@ def completed(**completion):
         (
             "/batch",
             {"requests": [request_of("a"), completed(text="a", sample=-1)]},
-            "requests[1].completions[0].sample=-1",
+            "requests[1].completions[0].sample",
         ),
     ],
 )
@@ -146,11 +146,8 @@ def test_the_command(folder, monkeypatch):
     [
         (["--port", "99999"], "--port=99999 must be in [0, 65535]; 0 takes a free one"),
         (["--port", "0", "--device", "cuda:99"], "device='cuda:99' this machine has"),
-        (
-            ["--host", "0.0.0.0"],
-            "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token-env",
-        ),
-        (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give"),
+        (["--host", "0.0.0.0"], "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token"),
+        (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give --token-env"),
         (["--host", "a..b"], "--host='a..b' is not an address of this machine: "),
         (["--host", "0.0.0.0", "--token-env", "NO_SUCH"], "--token-env='NO_SUCH' must name an environment variable"),
         (["--max-completions", "0"], "--max-completions=0 must be >= 1"),

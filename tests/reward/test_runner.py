@@ -24,21 +24,17 @@ def test_values_are_weighted_and_parts_are_not():
 
 
 def test_correct_comes_from_the_first_reward_that_knows():
-    (score,) = scored([Length(), Exact(), Number()], "42", "It is 42")
-    assert score.correct is False
-    (score,) = scored([Length(), Number(), Exact()], "42", "It is 42")
-    assert score.correct is True
-    (score,) = scored([Length()], "42", "It is 42")
-    assert score.correct is None
+    for rewards, correct in (((Exact(), Number()), False), ((Number(), Exact()), True), ((), None)):
+        (score,) = scored([Length(), *rewards], "42", "It is 42")
+        assert score.correct is correct
 
 
 def test_a_failure_names_the_reward_and_keeps_the_other_parts():
     (score,) = scored([Number(), Length(), Gsm8kReward(name="again")], "many", "It is 42")
     assert not score.valid and score.value != score.value
     assert score.parts == {"length": 0.0}
-    assert score.error.startswith(
-        "number: ValueError: answer 'many' of prompt 7 is not a number; use 'exact' or 'math'; again: ValueError"
-    )
+    first = "number: ValueError: answer 'many' of prompt 7 is not a number; use 'exact' or 'math'"
+    assert score.error.startswith(f"{first}; again: ValueError")
 
 
 def test_a_reward_of_weight_zero_only_logs():
@@ -105,21 +101,15 @@ class Hurried(RewardRunner):
 
 
 def test_a_reward_that_hangs_in_a_thread_costs_one_completion():
-    wrong = {
-        "hang": f"timed out after {SHORT:g} s",
-        "raise": "LookupError: two lines",
-        "nan": "ValueError: returned nan, expected a finite number",
-        "exit": "SystemExit: 3",
-    }
+    wrong = {"hang": f"timed out after {SHORT:g} s", "raise": "LookupError: two lines", "exit": "SystemExit: 3"}
+    wrong["nan"] = "ValueError: returned nan, expected a finite number"
     made = Hurried([Plain()], timeout=LONG)
     scores = asyncio.run(made.score(prompt("3"), completions("1", *wrong, "3", "hang", "4")))
     GATE.set()
     made.close()
     assert [score.value for score in scores if score.valid] == [1.0, 3.0, 4.0]
-    assert [score.error for score in scores] == [
-        *(None, *(f"plain: {error}" for error in wrong.values())),
-        *(None, f"plain: {wrong['hang']}", None),
-    ]
+    errors = [f"plain: {error}" for error in wrong.values()]
+    assert [score.error for score in scores] == [None, *errors, None, errors[0], None]
     assert [score.correct for score in scores] == [False, *[None] * 4, True, None, False]
 
 
@@ -152,10 +142,8 @@ def test_what_is_no_score_costs_its_completion(answer):
 @pytest.mark.parametrize("answer", ["generator", "int", "numpy"])
 def test_scores_are_in_pythons_own_numbers(answer):
     (score,) = scored([Careless()], answer, "x")
-    assert (
-        score.valid and type(score.value) is float and score.correct in (None, True) and type(score.correct) is not int
-    )
-    assert all(type(part) is float for part in score.parts.values())
+    assert score.valid and score.correct in (None, True) and type(score.correct) is not int
+    assert all(type(value) is float for value in (score.value, *score.parts.values()))
 
 
 def test_an_error_is_fit_to_be_printed():
@@ -170,11 +158,8 @@ def test_an_error_is_fit_to_be_printed():
 
 def test_a_sum_that_is_not_finite_is_no_score():
     (score,) = scored([Number(weight=1e308), Number(name="second", weight=1e308)], "42", "42")
-    assert (
-        not score.valid
-        and score.error == "the weighted sum of the rewards is inf, expected a number within ±1e+12"
-        and score.parts == {"number": 1.0, "second": 1.0}
-    )
+    assert score.error == "the weighted sum of the rewards is inf, expected a number within ±1e+12"
+    assert not score.valid and score.parts == {"number": 1.0, "second": 1.0}
 
 
 def test_a_reward_of_the_whole_group_sees_it_and_fails_as_one():
@@ -202,9 +187,8 @@ def test_many_groups_at_once_keep_their_order():
     with runner(Number(), Format(name="digits", pattern=r"^\d+$"), Plain(), workers=2) as made:
         results = asyncio.run(main(made))
     for i, scores in enumerate(results):
-        assert [score.parts for score in scores] == [
-            {"number": float(j == 0), "digits": 1.0, "plain": float(i + j)} for j in range(5)
-        ]
+        for j, score in enumerate(scores):
+            assert score.parts == {"number": float(j == 0), "digits": 1.0, "plain": float(i + j)}
 
 
 def test_the_same_text_is_judged_once_a_group_and_a_function_each_time(tmp_path):
@@ -279,12 +263,9 @@ def test_a_scorer_that_always_hangs_does_not_take_all_threads():
     made = RewardRunner([Hangs()], timeout=0.005, workers=8)
     scores = asyncio.run(made.score(prompt(), [completion("x", sample=i) for i in range(1000)]))
     hanging = set(threading.enumerate()) - before
-    errors = [score.error for score in scores]
-    assert len(hanging) <= 108 and not any(score.valid for score in scores)
-    assert errors.count("hangs: timed out after 0.005 s") <= 108
-    assert {error for error in errors if "timed out" not in error} <= {
-        f"hangs: not called: {n} earlier calls still hang" for n in range(100, 109)
-    }
+    errors, late = [score.error for score in scores], "hangs: timed out after 0.005 s"
+    assert len(hanging) <= 108 and not any(score.valid for score in scores) and errors.count(late) <= 108
+    assert {*errors} - {late} <= {f"hangs: not called: {n} earlier calls still hang" for n in range(100, 109)}
     gate.set()
     for thread in hanging:
         thread.join(LONG)

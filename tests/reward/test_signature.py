@@ -142,11 +142,8 @@ def test_a_bool_sets_correct_and_no_other_number_does(file):
 
 def test_a_function_of_trl_gets_lists_and_none_adds_nothing(file):
     scores = in_workers(file, "trl", "a", "skip", "b", gold="a", level=3, rewards=[Length(tokens=2, weight=2.0)])
-    assert [score.parts for score in scores] == [
-        {"trl": 1.0, "length": -0.5},
-        {"length": -0.5},
-        {"trl": 0.0, "length": -0.5},
-    ]
+    length = {"length": -0.5}
+    assert [score.parts for score in scores] == [{"trl": 1.0, **length}, length, {"trl": 0.0, **length}]
     assert values(scores) == [0.0, -1.0, -1.0]
 
 
@@ -175,10 +172,8 @@ def episode_of(*message, sampled=True, earlier=()):
         Span(role="user" if i % 2 else "assistant", tokens=1, text=text, sampled=sampled and not i % 2, turn=i // 2)
         for i, text in enumerate(message)
     ]
-    whole = completion(message[-1], tokens=len(message))
-    return replace(
-        whole, sampled=[i % 2 == 0 for i in range(len(message))], episode=Episode(spans=spans), earlier=earlier
-    )
+    whole, own = completion(message[-1], tokens=len(message)), [i % 2 == 0 for i in range(len(message))]
+    return replace(whole, sampled=own, episode=Episode(spans=spans), earlier=earlier)
 
 
 def test_the_messages_of_an_episode_for_a_function_that_names_them(file):
@@ -207,12 +202,11 @@ def test_what_a_list_may_hold(file):
     assert [(s.value, s.correct) for s in scores[:3]] == [(1.0, True), (2.0, False), (3.0, None)]
     assert scores[2].parts == {"x": 1.0}
     assert scores[3].error == "ValueError: returned value='text', expected a number"
-    assert (
-        values(in_workers(file, "trl_few", "a", "b"))
-        == ["trl_few: ValueError: returned 1 scores for 2 completions"] * 2
-    )
-    message = "trl_none: ValueError: returned None, expected a list of 2 numbers"
-    assert values(in_workers(file, "trl_none", "a", "b")) == [message] * 2
+    for name, error in (
+        ("trl_few", "returned 1 scores for 2 completions"),
+        ("trl_none", "returned None, expected a list of 2 numbers"),
+    ):
+        assert values(in_workers(file, name, "a", "b")) == [f"{name}: ValueError: {error}"] * 2
 
 
 def test_a_group_called_directly(file):
@@ -223,53 +217,37 @@ def test_a_group_called_directly(file):
 
 
 @pytest.mark.parametrize(
-    "row",
-    [
-        {"answer": "a"},
-        {"answer": None, "ground_truth": "a"},
-        {"answer": None, "reward_model": {"ground_truth": "a", "style": "rule"}},
-    ],
+    "row", [{"answer": "a"}, {"ground_truth": "a"}, {"reward_model": {"ground_truth": "a", "style": "rule"}}]
 )
 def test_a_function_of_verl(file, row):
-    scores = run(file, "compute_score", "a", "b", data_source="mine", extra_info={"index": 4}, **row)
+    columns = {"data_source": "mine", "extra_info": {"index": 4}, "answer": None, **row}
+    scores = run(file, "compute_score", "a", "b", **columns)
     assert [(s.value, s.correct, s.parts) for s in scores] == [(1.0, True, {"acc": 1.0}), (-1.0, False, {"acc": 0.0})]
     assert values(run(file, "verl_number", "a", answer="a")) == [1.0]
 
 
-PROBLEMS = [
-    (
-        "texts",
-        ("glod", "level"),
-        ("has the parameter 'gold', which is not a column", "did you mean 'glod'? columns: glod, level"),
-    ),
-    ("objects", ("question",), ("has the parameter 'level', which is not a column", "columns: question")),
-    ("trl", (), ("has the parameter 'gold', which is not a column", "columns: none")),
-    ("compute_score", ("answer",), ("has the parameter 'data_source', which is not a column", "columns: answer")),
-    (
-        "by_place",
-        ("gold", "c"),
-        (
-            "has the parameter 'c' in the place of prompt or completion, and it is a column",
-            "name those two parameters prompt and completion",
-        ),
-    ),
-    ("texts", ("gold",), None),
-    ("mixed", (), None),
-    ("verl_number", ("ground_truth",), None),
-    (
-        "verl_number",
-        ("gt",),
-        (
-            "has the parameter 'ground_truth', which is not a column",
-            "map the answer with task.answer=COLUMN; columns: gt",
-        ),
-    ),
+PROBLEMS = [  # a function, columns, and the parameter that is none of them
+    ("texts", ("glod", "level"), "gold", "did you mean 'glod'? columns: glod, level"),
+    ("objects", ("question",), "level", "columns: question"),
+    ("trl", (), "gold", "columns: none"),
+    ("compute_score", ("answer",), "data_source", "columns: answer"),
+    ("verl_number", ("gt",), "ground_truth", "map the answer with task.answer=COLUMN; columns: gt"),
 ]
 
 
-@pytest.mark.parametrize(("name", "columns", "problem"), PROBLEMS)
-def test_columns_that_are_asked_for(file, name, columns, problem):
-    assert Function(path=f"{file}:{name}").call.problem(columns) == problem
+@pytest.mark.parametrize(("name", "columns", "missing", "remedy"), PROBLEMS)
+def test_columns_that_are_not_there(file, name, columns, missing, remedy):
+    problem = Function(path=f"{file}:{name}").call.problem(columns)
+    assert problem == (f"has the parameter '{missing}', which is not a column", remedy)
+
+
+def test_columns_that_a_function_may_have(file):
+    for name, columns in (("texts", ("gold",)), ("mixed", ()), ("verl_number", ("ground_truth",))):
+        assert Function(path=f"{file}:{name}").call.problem(columns) is None
+    assert Function(path=f"{file}:by_place").call.problem(("gold", "c")) == (
+        "has the parameter 'c' in the place of prompt or completion, and it is a column",
+        "name those two parameters prompt and completion",
+    )
 
 
 @pytest.mark.parametrize("name", ["named", "everything", "trl_everything"])
@@ -283,39 +261,26 @@ def test_a_column_may_have_any_name(file, name):
 
 
 def test_a_text_that_may_be_none(file):
-    assert values(run(file, "perhaps", "four")) == [5.0]
-    assert CallShape.of(lambda completion: 0).texts == frozenset()
-
-
-def test_optional_texts_as_objects():
     def typed(prompt: str | None, completion: Optional[str]) -> float:  # noqa: UP045
         return 0.0
 
+    assert values(run(file, "perhaps", "four")) == [5.0]  # there, types are texts
     assert CallShape.of(typed).texts == {"prompt", "completion"}
+    assert CallShape.of(lambda completion: 0).texts == frozenset()
 
 
-@pytest.mark.parametrize(
-    ("row", "columns"),
-    [
-        ({"gt": 1}, ("gt",)),
-        ({"answer": 1}, ("answer",)),
-        ({"reward_model": {"style": "rule"}}, ("reward_model",)),
-        ({"reward_model": {"ground_truth": 1}}, ("reward_model", "ground_truth")),
-    ],
-)
-def test_verls_ground_truth_is_a_column_where_the_row_has_one(file, row, columns):
+def test_verls_ground_truth_is_a_column_where_the_row_has_one(file):
     call = Function(path=f"{file}:compute_score").call
-    assert tuple(call.columns(replace(prompt(), metadata=row))) == columns
+    for row in ({"gt": 1}, {"answer": 1}, {"reward_model": {"style": "rule"}}):
+        assert tuple(call.columns(replace(prompt(), metadata=row))) == tuple(row)
+    row = {"reward_model": {"ground_truth": 1}}
+    assert tuple(call.columns(replace(prompt(), metadata=row))) == ("reward_model", "ground_truth")
     assert "ground_truth" in call.columns(prompt("2"))
 
 
 def test_a_column_named_like_an_argument_does_not_replace_it(file):
     assert values(run(file, "mixed", "four", answer=2, level=5, completion="no", prompt="no")) == [18]
     row = replace(prompt(2), metadata={"prompts": "no", "completions": "no", "level": 1})
-    assert CallShape.of(lambda completions, **columns: []).for_group(row, completions("a"), None) == {
-        "prompts": ["?"],
-        "completions": ["a"],
-        "completion_ids": [[5, 5, 5]],
-        "level": [1],
-        "answer": [2],
-    }
+    lists = CallShape.of(lambda completions, **columns: []).for_group(row, completions("a"), None)
+    given = {"prompts": ["?"], "completions": ["a"], "completion_ids": [[5, 5, 5]]}
+    assert lists == given | {"level": [1], "answer": [2]}

@@ -26,18 +26,8 @@ OUTSIDE = {  # what the tests themselves provide: functions, while they run a se
     "unit_tests": {"seconds": SHORT},  # `9**9**9` takes all of them
 }
 COMPARING = sorted(kind for kind, reward in REWARDS.items() if reward.needs_answer)
-HOSTILE = [
-    "",
-    "\x00" * 50,
-    "9**9**9",
-    "(" * 3000,
-    "\ud800",
-    "1" * 50_000,
-    "<answer>" * 5000,
-    "</think>\n<answer>" * 2000,
-    "\\boxed{" * 2000,
-    "####" * 5000,
-]
+HOSTILE = ["", "\x00" * 50, "9**9**9", "(" * 3000, "\ud800", "1" * 50_000, "<answer>" * 5000, "\\boxed{" * 2000]
+HOSTILE += ["</think>\n<answer>" * 2000, "####" * 5000]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,9 +51,7 @@ def test_is_a_documented_spec(kind):
     doc = inspect.cleandoc(cls.__dict__["__doc__"])
     first, blank, *_ = [*doc.splitlines(), ""]
     assert first.endswith(".") and (blank == "" or blank.startswith("Args:")), first
-    docs = [
-        inspect.cleandoc(base.__dict__.get("__doc__") or "") for base in cls.__mro__
-    ]  # a base documents its own fields
+    docs = [inspect.cleandoc(base.__dict__.get("__doc__") or "") for base in cls.__mro__]  # each of its own fields
     arguments = "\n".join(text.partition("Args:\n")[2].partition("\nReturns:")[0] for text in docs)
     for field in dataclasses.fields(cls):
         assert f"\n    {field.name}: " in f"\n{arguments}", f"{kind}.{field.name} is not documented"

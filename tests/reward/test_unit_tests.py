@@ -96,8 +96,7 @@ FORGED = {
     "stop_iteration": add("raise StopIteration"),
     "system_exit": "class StopTests(SystemExit): pass\n" + add("raise StopTests(0)"),
     "prints": "print('true\\n1\\npassed\\nOK')\n" + add("""print('{"passed": 1}')"""),
-    "stack": "import sys\n"
-    + add("f = sys._getframe()\n    while f:\n        f.f_globals['OPERATIONS'] = 1; f = f.f_back"),
+    "stack": add("import sys; f = sys._getframe()\n    while f: f.f_globals['OPERATIONS'] = 1; f = f.f_back"),
     "collector": "import gc\n" + add("return [x for x in gc.get_objects() if 'assert' in repr(x)[:9]] or 0"),
     "socket": FDS.format(r"b'true\ntrue\ntrue\n'") + add("return 0"),
     "socket_replies": FDS.format(r"""b'["add"]\n{"value": 3, "after": []}\n'""") + add("return 0"),
@@ -218,12 +217,8 @@ def test_setup_and_builtins_belong_to_the_tests_unless_the_tests_are_about_them(
 def test_a_program_with_check_gets_the_function_by_name():
     check = "def check(candidate):\n    assert candidate(2) == 4\n    assert abs(candidate(-1)) == 1\n"
     with runner(UnitTests(entry_point="entry_point", seconds=LONG)) as made:
-        texts = [
-            "def square(x): return x * x",
-            "def square(x): return 4",
-            "def other(x): return x * x",
-            "def check(f): pass",
-        ]
+        right, *wrong = "def square(x): return x * x", "def square(x): return 4", "def other(x): return x * x"
+        texts = [right, *wrong, "def check(f): pass"]
         scores = asyncio.run(made.score(prompt(check, entry_point="square"), completions(*texts)))
     assert [score.correct for score in scores] == [True, False, False, False]
 
@@ -259,24 +254,17 @@ def test_calls_with_arguments_and_results(judged):
     assert [score.value for score in judged(tests, *codes)] == [1, 1, 0.5, 0]
 
 
-UNREADABLE = {
-    "is not Python": ["assert f( == 1"],
-    "asserts nothing": "print(f(1))",
-    "the row has no answer": None,
-    "is not a list of assertions": 42,
-    "has no lists of inputs": {"inputs": ["1"]},
-    "that are not texts": {"inputs": [1], "outputs": [1]},
-    "not lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]},
-}
+UNREADABLE = {"is not Python": ["assert f( == 1"], "asserts nothing": "print(f(1))", "the row has no answer": None}
+UNREADABLE |= {"is not a list of assertions": 42, "has no lists of inputs": {"inputs": ["1"]}}
+UNREADABLE |= {"that are not texts": {"inputs": [1], "outputs": [1]}}
+UNREADABLE |= {"not lists of arguments": {"fn_name": "f", "inputs": [1], "outputs": [1]}}
 
 
 def test_tests_that_cannot_be_read_are_said_before_the_run():
     with runner(UnitTests()) as made:
         reasons = made.unreadable([*UNREADABLE.values(), ADD, json.dumps(ADD)])
-    assert all(part in reason for part, reason in zip(UNREADABLE, reasons, strict=False)) and reasons[-2:] == [
-        None,
-        None,
-    ]
+    assert all(part in reason for part, reason in zip(UNREADABLE, reasons, strict=False))
+    assert reasons[-2:] == [None, None]
     with pytest.raises(ValueError, match="defines no function check"):
         as_tests("assert f(1)", "entry_point")
 

@@ -99,11 +99,9 @@ def test_a_module_of_another_folder_is_not_found(folders):
 
 @pytest.mark.parametrize("returned", ["{0: 5, 1: 6}", "'12'", "{1, 2}", "b'12'", "1.0", "np.float64(1)", "np.array(1)"])
 def test_what_is_no_list_of_scores_is_refused(tmp_path, returned):
-    (tmp_path / "rw.py").write_text(
-        f"import numpy as np\ndef f(completions): return {returned}\ndef g(groups): return [{returned}]\n"
-    )
-    expected = "a list of 2 numbers"
-    with pytest.raises(ValueError, match=f"returned .*, expected {expected}"):
+    functions = f"def f(completions): return {returned}\ndef g(groups): return [{returned}]\n"
+    (tmp_path / "rw.py").write_text(f"import numpy as np\n{functions}")
+    with pytest.raises(ValueError, match="returned .*, expected a list of 2 numbers"):
         Function(path=f"{tmp_path}/rw.py:f").score(prompt(), completions("a", "b"))
     with pytest.raises(ValueError, match="returned .*, expected 1 lists with one score for each completion"):
         FunctionBatch(path=f"{tmp_path}/rw.py:g").score_batch([unscored(prompt(), completions("a", "b"))])

@@ -104,9 +104,7 @@ class Engine:
 
 def completion(uid, sample, versions):
     n = len(versions)
-    facts = {"tokens": [3] * n, "sampled_log_prob": [-1.0] * n, "untruncated_log_prob": [-1.0] * n}
-    facts |= {"policy_version": versions, "finish_reason": "stop", "temperature": 1.0, "text": "x" * n}
-    return Completion(prompt_uid=uid, sample=sample, **facts)
+    return replace(Completion.of_text(uid, sample, "x" * n, [3] * n), policy_version=versions)
 
 
 class Rewards:
@@ -162,10 +160,9 @@ class Run:
 
     def go(self):
         """Until all steps are done, killed `kills` times on the way."""
+        longest = (self.schedule.train_seconds + 3.0) * self.schedule.steps
         for left in range(self.schedule.kills, -1, -1):
-            seconds = (
-                self.draw.uniform(0.0, (self.schedule.train_seconds + 3.0) * self.schedule.steps) if left else None
-            )
+            seconds = self.draw.uniform(0.0, longest) if left else None
             if run_virtually(self._process(seconds), self.clock):
                 break
             self.killed += 1
@@ -199,17 +196,11 @@ class Run:
         self.journal.scored(g for g in pending.groups if g.prompt.uid not in pending.unjudged)
         spec = GroupSpec(sampling=Sampling(), completions=schedule.completions, seed=1)
         limit = DynamicSampling(max_num_gen_batches=schedule.gen_batches, exhausted=schedule.exhausted)
+        bounds = ("prompts", "concurrent", "max_lag", "steps", "over_age", "retries")
         return AsyncCollector(
             GroupGenerator(self.engine, self.rewards, spec, self.clock.now),
             source,
-            Admission(
-                prompts=schedule.prompts,
-                concurrent=schedule.concurrent,
-                max_lag=schedule.max_lag,
-                steps=schedule.steps,
-                over_age=schedule.over_age,
-                retries=schedule.retries,
-            ),
+            Admission(**{name: getattr(schedule, name) for name in bounds}),
             refill=Refill(sampling=limit, reject=self._reject) if schedule.rejected else None,
             listener=Recorder(self.journal, source),
             pending=pending,

@@ -26,22 +26,10 @@ class Engine:
                 if done == self.fail_after:
                     raise ConnectionError("the server is gone")
                 await asyncio.sleep(0)
-                yield Completion(
-                    prompt_uid=request.prompt.uid,
-                    sample=request.sample,
-                    tokens=(request.sample,),
-                    text=str(request.sample),
-                    **{MU: (0.0,)},
-                    untruncated_log_prob=(0.0,),
-                    policy_version=(0,),
-                    finish_reason="stop",
-                    temperature=request.sampling.temperature,
-                )
+                uid, sample = request.prompt.uid, request.sample
+                yield Completion.of_text(uid, sample, str(sample), tokens=(sample,))
         finally:
             self.closed = True
-
-
-MU = "sampled_log_prob" if "sampled_log_prob" in Completion.__dataclass_fields__ else "behavior_log_prob"
 
 
 class Rewards:

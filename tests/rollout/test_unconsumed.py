@@ -20,13 +20,9 @@ def test_a_greedy_completion_is_never_unconsumed():
     group = Group(prompt=prompts[0], completions=tuple(completions(0)[:2]), scores=scores)
     spec = SimpleNamespace(completions=2, greedy_baseline=True)
     generator = SimpleNamespace(spec=spec, now=lambda: 0.0, episodes=None)
-    collector = AsyncCollector(
-        generator,
-        None,
-        Admission(prompts=2, concurrent=2, max_lag=1, steps=1),
-        listener=RolloutListener(),
-        pending=Pending(groups=(group,), prompts=(prompts[1],)),
-    )
+    admission = Admission(prompts=2, concurrent=2, max_lag=1, steps=1)
+    pending = Pending(groups=(group,), prompts=(prompts[1],))
+    collector = AsyncCollector(generator, None, admission, listener=RolloutListener(), pending=pending)
     (arriving,) = (entry for entry in collector._entries.values() if entry.group is None)
     arriving.received = {c.sample: c for c in completions(1)[1:]}
     assert [c.key for _, c in collector.unconsumed()] == [(0, 0, 0), (0, 1, 0), (1, 1, 0)]

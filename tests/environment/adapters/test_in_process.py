@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from contextlib import closing
 from importlib.util import find_spec
 
 import pytest
@@ -21,9 +22,8 @@ def servers():
 
 def play(world, row, seed, *players):
     """The opening, the answers and the reward of an episode of each player, who says what follows the dialogue."""
-    hosts = Hosts(EnvironmentSpec(kind=world["kind"], arguments=arguments(world)), HostLimits(workers=1))
 
-    async def run(says):
+    async def run(hosts, says):
         instance = await hosts.open(row, seed)
         opening = instance.opening or row["messages"]
         seen, answers = [opening[-1]["content"]], []
@@ -34,14 +34,12 @@ def play(world, row, seed, *players):
             seen.append(answers[-1].messages[0]["content"])
         return opening, answers, await instance.end()
 
-    try:
-        return [asyncio.run(run(says)) for says in players]
-    finally:
-        hosts.close()
+    with closing(hosts_of(**world)) as hosts:
+        return [asyncio.run(run(hosts, says)) for says in players]
 
 
-def arguments(world):
-    return {name: value for name, value in world.items() if name != "kind"}
+def hosts_of(kind, **arguments):
+    return Hosts(EnvironmentSpec(kind=kind, arguments=arguments), HostLimits(workers=1))
 
 
 EMPTY = {"messages": [{"role": "user", "content": ""}], "answer": None, "number": 0}
@@ -75,8 +73,7 @@ def test_textarena_games_in_one_process_do_not_share_their_chance():
         seen = [[game.reset({}, seed)] for seed, game in enumerate(games)]
         for _ in range(moves):
             for said, game in zip(seen, games, strict=True):
-                said.append(game.respond("[left]").content)
-                said.append(game.respond("[down]").content)
+                said += [game.respond(move).content for move in ("[left]", "[down]")]
         return seen
 
     together = board([TextArena("2048-v0"), TextArena("2048-v0")], 3)
@@ -123,9 +120,8 @@ def test_skyrl_gym_gives_rewards_of_turns():
 )
 def test_what_is_wrong_in_a_recipe_is_one_line(package, world, says):
     pytest.importorskip(package)
-    spec = EnvironmentSpec(kind=world["kind"], arguments=arguments(world))
     with pytest.raises(FieldError) as error:
-        Hosts(spec, HostLimits(workers=1))
+        hosts_of(**world)
     assert says in str(error.value) and "\n" not in str(error.value)
     json.dumps(error.value.value)
 

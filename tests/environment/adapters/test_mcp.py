@@ -3,6 +3,7 @@
 import asyncio
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -32,17 +33,14 @@ def spec(**arguments):
 
 def play(given, *calls):
     """The tools, and the texts that answered the calls, of two episodes at once."""
-    hosts = Hosts(given, HostLimits(workers=1))
 
-    async def run():
+    async def run(hosts):
         both = [await hosts.open(ROW, seed) for seed in range(2)]
         asked = [ToolCall(name=name, arguments=arguments) for name, arguments in calls]
         return [[a.messages[0]["content"] for a in await each.call(asked)] for each in both]
 
-    try:
-        return list(hosts.interface.tools), asyncio.run(run())
-    finally:
-        hosts.close()
+    with closing(Hosts(given, HostLimits(workers=1))) as hosts:
+        return list(hosts.interface.tools), asyncio.run(run(hosts))
 
 
 def test_tools_of_a_server():

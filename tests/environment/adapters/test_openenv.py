@@ -4,7 +4,7 @@ import asyncio
 import os
 import socket
 import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -14,9 +14,8 @@ from tests.ports import kept_port
 from tests.processes import eventually
 
 PYTHON = os.environ.get("PROXIMA_OPENENV_PYTHON")
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv"
-)
+WITHOUT = "PROXIMA_OPENENV_PYTHON names no interpreter with the package openenv"
+pytestmark = pytest.mark.skipif(not PYTHON, reason=WITHOUT)
 ROW = {"messages": [{"role": "user", "content": ""}]}
 SERVER = """
 import sys
@@ -94,10 +93,8 @@ def test_two_sessions_at_once(url):
         two.drop()
         return alone.opening, two.opening, [*first, await alone.respond("dddd")], other
 
-    try:
+    with closing(hosts):
         opening, opening_two, answers, other = asyncio.run(run())
-    finally:
-        hosts.close()
     assert opening[0]["content"] == "say something 4" and opening_two[0]["content"] == "say something 5"
     assert [a.messages[0]["content"] for a in answers[:2]] == ["1: a", "2: bb"]
     assert [a.reward for a in answers] == pytest.approx([0.1, 0.2, 0.4]) and [a.done for a in answers] == [0, 0, 1]
@@ -111,14 +108,9 @@ def test_actions_in_json_and_no_server(url):
         single = await hosts.open(ROW, 0)
         return [(await single.respond(text)).messages[0]["content"] for text in ("no", '{"message": "x"}')]
 
-    try:
+    with closing(hosts):
         bad, good = asyncio.run(run())
-    finally:
-        hosts.close()
     assert bad == "error: the message must be a JSON object" and '"heard": "1: x"' in good
-    hosts = hosts_of(url="http://127.0.0.1:9")
-    try:
-        with pytest.raises(EnvironmentFailure, match="ProgramFailed: .*9"):
-            asyncio.run(hosts.open(ROW, 0))
-    finally:
-        hosts.close()
+    gone = pytest.raises(EnvironmentFailure, match="ProgramFailed: .*9")
+    with closing(hosts_of(url="http://127.0.0.1:9")) as nobody, gone:
+        asyncio.run(nobody.open(ROW, 0))

@@ -7,25 +7,12 @@ import os
 import time
 from functools import partial
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "description": "Add.",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
-    },
-}
+PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+TOOL = {"type": "function", "function": {"name": "add", "description": "Add.", "parameters": PARAMETERS}}
 
 
-def client(base_url, api_key):
-    from openai import OpenAI
-
-    return OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
-
-
-def asks_once(row, base_url, api_key, model):
-    answer = client(base_url, api_key).chat.completions.create(model=model, messages=row["messages"])
-    return float(len(answer.choices[0].message.content))
+def asks_once(row, *policy):
+    return float(len(asker(*policy)(row["messages"])))
 
 
 async def uses_tools(row, base_url, api_key, model):
@@ -56,14 +43,17 @@ async def uses_tools(row, base_url, api_key, model):
     return None
 
 
-def asks_a_helper(row, base_url, api_key, model):
+def asker(base_url, api_key, model):
+    """The policy's answer to messages."""
+    from openai import OpenAI
+
+    policy = OpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    return lambda messages: policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
+
+
+def asks_a_helper(row, *policy):
     """Its own conversation, another one between the turns, and then a chat whose past it has rewritten."""
-    policy = client(base_url, api_key)
-
-    def ask(messages):
-        return policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
-
-    own = list(row["messages"])
+    ask, own = asker(*policy), list(row["messages"])
     own.append({"role": "assistant", "content": ask(own)})
     helped = ask([{"role": "user", "content": "help"}])
     own.append({"role": "user", "content": f"helper: {helped}"})
@@ -72,53 +62,36 @@ def asks_a_helper(row, base_url, api_key, model):
     return 0.5
 
 
-def asks_forever(row, base_url, api_key, model):
-    policy, messages = client(base_url, api_key), list(row["messages"])
+def asks_forever(row, *policy):
+    ask, messages = asker(*policy), list(row["messages"])
     while True:
-        answer = policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
-        messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "more"}]
+        messages += [{"role": "assistant", "content": ask(messages)}, {"role": "user", "content": "more"}]
 
 
-def prints(row, base_url, api_key, model):
+def prints(row, *policy):
     print("{}\n" * 100, flush=True)
-    return asks_once(row, base_url, api_key, model)
+    return asks_once(row, *policy)
 
 
-def rewrites_its_memory(row, base_url, api_key, model):
+def rewrites_its_memory(row, *policy):
     """Three turns, each a chat of its own that holds what was said before."""
-    policy, said = client(base_url, api_key), []
+    ask, said = asker(*policy), []
     for _ in range(3):
-        messages = [{"role": "user", "content": f"so far: {said}"}] if said else row["messages"]
-        answer = policy.chat.completions.create(model=model, messages=messages)
-        said.append(answer.choices[0].message.content)
+        said.append(ask([{"role": "user", "content": f"so far: {said}"}] if said else row["messages"]))
     return 1.0
 
 
-def asks_between_turns(row, base_url, api_key, model):
+def asks_between_turns(row, *policy):
     """Two turns of one conversation, and one of a helper between them."""
-    policy, own = client(base_url, api_key), list(row["messages"])
-
-    def ask(messages):
-        return policy.chat.completions.create(model=model, messages=messages).choices[0].message.content
-
+    ask, own = asker(*policy), list(row["messages"])
     own.append({"role": "assistant", "content": ask(own)})
     own.append({"role": "user", "content": ask([{"role": "user", "content": "help"}])})
     ask(own)
     return 1.0
 
 
-ASKING = {
-    function.__name__: function
-    for function in (
-        asks_once,
-        uses_tools,
-        asks_a_helper,
-        asks_forever,
-        prints,
-        rewrites_its_memory,
-        asks_between_turns,
-    )
-}
+_FUNCTIONS = (asks_once, uses_tools, asks_a_helper, asks_forever, prints, rewrites_its_memory, asks_between_turns)
+ASKING = {function.__name__: function for function in _FUNCTIONS}
 
 
 async def named_by_its_row(row, base_url, api_key, model):

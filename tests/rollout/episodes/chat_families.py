@@ -123,23 +123,14 @@ class Family:
     eos: str
 
 
-MISTRAL_CONTROL = (
-    *("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
-    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
-)
+QWEN_CONTROL = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
+LLAMA3_CONTROL = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>")
+MISTRAL_CONTROL = ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]")
+MISTRAL_CONTROL += ("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]")
+CHATMLS = {"chatml": CHATML, "qwen2.5": QWEN25, "qwen3": QWEN3, "qwen3-off": QWEN3_OFF, "thinks": THINKS}
 FAMILIES = (
-    Family("chatml", CHATML, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
-    Family(
-        "llama3",
-        LLAMA3,
-        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>"),
-        "<|eot_id|>",
-        "<|eot_id|>",
-    ),
-    Family("qwen2.5", QWEN25, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
-    Family("qwen3", QWEN3, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
-    Family("qwen3-off", QWEN3_OFF, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
-    Family("thinks", THINKS, ("<|im_start|>", "<|im_end|>", "<|endoftext|>"), "<|im_end|>", "<|im_end|>"),
+    *(Family(name, template, QWEN_CONTROL, "<|im_end|>", "<|im_end|>") for name, template in CHATMLS.items()),
+    Family("llama3", LLAMA3, LLAMA3_CONTROL, "<|eot_id|>", "<|eot_id|>"),
     Family("mistral", MISTRAL, MISTRAL_CONTROL, "</s>", "</s>"),
     Family("mistral-last", MISTRAL_LAST, MISTRAL_CONTROL, "</s>", "</s>"),
     Family("xml", XML, ("<|endoftext|>",), "", "<|endoftext|>"),
@@ -169,8 +160,7 @@ def family_tokenizer(family: Family, base: Tokenizer | None = None) -> PreTraine
         marks = ("<think>", "</think>", "<tool_call>", "</tool_call>")
         tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in marks])
     begin = {"bos_token": family.control[0]} if family.control[0] in ("<|begin_of_text|>", "<s>") else {}
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, eos_token=family.eos, clean_up_tokenization_spaces=False, **begin
-    )
+    about = {"eos_token": family.eos, "clean_up_tokenization_spaces": False, **begin}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **about)
     fast.chat_template = family.template
     return fast

@@ -11,16 +11,9 @@ import numpy as np
 from proxima.rollout.episodes.conversation import Conversation, ForkRefused, TurnTemplate
 from tests.rollout.episodes.chat_families import Family
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "search",
-            "description": "Looks up <|im_start|>, [INST] and </s>.",
-            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}},
-        },
-    }
-]
+PARAMETERS = {"type": "object", "properties": {"query": {"type": "string"}}}
+SEARCH = {"name": "search", "description": "Looks up <|im_start|>, [INST] and </s>.", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": SEARCH}]
 WORDS = (
     *("Right", " it is", "\n", "\n\n", " ", "  ", "\t", "12", " the dog", ".", "é", "東京", "🙂", "\ufffd", "\u2028"),
     *("\U000f0001", "\U000f0000\U00100001", "<think>", "\n</think>\n\n", "</think>", "<tool_call>", "</tool_call>"),

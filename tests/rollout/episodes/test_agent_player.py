@@ -3,11 +3,12 @@
 import asyncio
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
-from proxima.data import FieldError, Prompt
+from proxima.data import Completion, FieldError, Prompt
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.agents import AgentSpec
 from proxima.model.chat import prompt_tokens
@@ -19,6 +20,7 @@ from tests.engine.helpers import engine, trainer_log_prob
 from tests.rollout.episodes import agent_functions
 from tests.rollout.episodes.test_player import Watched
 from tests.tiny import tiny_tokenizer
+from tests.uvicorn_ticks import quick_ticks
 
 HERE = "tests.rollout.episodes.agent_functions"
 ASKING = AgentSpec(run=f"{HERE}:named_by_its_row").build()
@@ -41,7 +43,6 @@ class Scripted:
 
 
 def completed(request, tokens, text, reason):
-    from proxima.data import Completion
 
     made = Completion.of_text(request.prompt.uid, request.sample, text, tokens, reason)
     log_prob = -np.arange(1, len(tokens) + 1, dtype=np.float32)
@@ -59,6 +60,7 @@ def asking_agents_end():
     ASKING.close()
 
 
+@quick_ticks()
 def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_tokens=200, **settings):
     """`agent`: how it is started, or the name of a function; those that ask have a process that stays."""
     if agent in agent_functions.ASKING:
@@ -67,15 +69,11 @@ def play(policy, agent, *, samples=1, context=2000, tool_format="hermes", max_to
         agents = (agent if isinstance(agent, AgentSpec) else AgentSpec(run=f"{HERE}:{agent}")).build()
         given = prompt()
 
+    settings_of = EpisodeSettings(**{"retries": 0, "seconds": 600} | settings)
+
     async def run():
-        episodes = AgentEpisodes(
-            policy,
-            agents,
-            lambda tools: TurnTemplate(TOKENIZER, {}, tools),
-            EpisodeSettings(**{"retries": 0, "seconds": 600} | settings),
-            context,
-            tool_format,
-        )
+        template = partial(TurnTemplate, TOKENIZER, {})
+        episodes = AgentEpisodes(policy, agents, template, settings_of, context, tool_format)
         if isinstance(policy, Watched):
             policy.episodes = episodes
         asked = [Request(prompt=given, sample=i, sampling=Sampling(max_tokens=max_tokens)) for i in range(samples)]
@@ -226,19 +224,11 @@ def test_log_probs_of_a_tiny_model_are_the_trainers():
         assert np.abs(expected - completion.sampled_log_prob)[completion.sampled].max() < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("fields", "field"),
-    [
-        ({}, "run"),
-        ({"run": "a:b", "command": ("c",)}, "run"),
-        ({"run": "nowhere_at_all:f"}, "run"),
-        ({"run": "x"}, "run"),
-    ],
-)
-def test_bad_specs(fields, field):
+@pytest.mark.parametrize("fields", [{}, {"run": "a:b", "command": ("c",)}, {"run": "nowhere_at_all:f"}, {"run": "x"}])
+def test_bad_specs(fields):
     with pytest.raises(FieldError) as error:
         AgentSpec(**fields)
-    assert error.value.field == field
+    assert error.value.field == "run"
 
 
 def test_the_module_of_an_agent_is_found_in_the_current_folder(tmp_path, monkeypatch):

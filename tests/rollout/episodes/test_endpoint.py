@@ -4,25 +4,21 @@ import asyncio
 import json
 
 import httpx
-import pytest
 
 from proxima.data import ToolCall
 from proxima.rollout.episodes import endpoint as module
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint, ChatRefused
+from tests.uvicorn_ticks import quick_ticks
 
 KEY = "an-episode"
 HELLO = {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 DEEP = {"function": {"name": "add", "arguments": "[" * 100_000}}
-CALLS = ChatAnswer(
-    content="so",
-    calls={"call_0": ToolCall(name="add", arguments={"a": 1})},
-    finish_reason="tool_calls",
-    prompt_tokens=5,
-    completion_tokens=2,
-)
+ADD = {"call_0": ToolCall(name="add", arguments={"a": 1})}
+CALLS = ChatAnswer(content="so", calls=ADD, finish_reason="tool_calls", prompt_tokens=5, completion_tokens=2)
 
 
+@quick_ticks()
 def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST"):
     """The response to each body, and what the policy was asked."""
     asked = []
@@ -109,49 +105,50 @@ def test_a_stream():
     assert "usage" not in plain.text
 
 
-@pytest.mark.parametrize("key", ["", "another"])
-def test_a_wrong_key(key):
-    (response,), asked = ask(HELLO, key=key)
-    assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
+def test_a_wrong_key():
+    for key in ("", "another"):
+        (response,), asked = ask(HELLO, key=key)
+        assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key" and not asked
 
 
-@pytest.mark.parametrize(
-    ("body", "says"),
-    [
-        ("{", "can't be read"),
-        (b"\xff\xfe", "can't be read"),
-        ("[" * 100_000, "can't be read"),
-        ("[]", "messages: must be a list"),
-        ({"messages": []}, "messages: must be a list"),
-        ({"messages": "hello"}, "messages: must be a list"),
-        ({"messages": [{"role": "robot", "content": ""}]}, "messages.0: must have a role"),
-        ({"messages": [{"role": ["user"], "content": ""}]}, "messages.0: must have a role"),
-        ({"messages": ["hello"]}, "messages.0: must have a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of type text"),
-        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        ({"messages": [{"role": "assistant", "tool_calls": "add"}]}, "tool_calls: must be a list"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "read"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "5"}}]}]}, "read"),
-        ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls: can't be read"),
-        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
-        (HELLO | {"n": 2}, "n=2: not supported"),
-        (HELLO | {"logprobs": True}, "logprobs=true: not supported"),
-        (HELLO | {"response_format": {"type": "json_object"}}, "response_format="),
-        (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice="),
-        (HELLO | {"max_tokens": 0}, "max_tokens=0: must be"),
-        (HELLO | {"max_tokens": "many"}, "max_tokens='many': must be"),
-        (HELLO | {"max_completion_tokens": True}, "max_tokens=True: must be"),
-        (HELLO | {"stop": [""]}, "stop: must be"),
-        (HELLO | {"tools": {"add": {}}}, "tools: must be"),
-        (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools: must be"),
-        (HELLO | {"stream_options": "all", "stream": True}, "stream_options: must be"),
-    ],
-)
-def test_what_is_refused_in_openais_form(body, says):
-    (response,), asked = ask(body)
-    error = response.json()["error"]
-    assert response.status_code == 400 and says in error["message"] and len(error["message"]) < 300 and not asked
-    assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+REFUSED = [
+    ("{", "can't be read"),
+    (b"\xff\xfe", "can't be read"),
+    ("[" * 100_000, "can't be read"),
+    ("[]", "messages: must be a list"),
+    ({"messages": []}, "messages: must be a list"),
+    ({"messages": "hello"}, "messages: must be a list"),
+    ({"messages": [{"role": "robot", "content": ""}]}, "messages.0: must have a role"),
+    ({"messages": [{"role": ["user"], "content": ""}]}, "messages.0: must have a role"),
+    ({"messages": ["hello"]}, "messages.0: must have a role"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "parts of type text"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
+    ({"messages": [{"role": "assistant", "tool_calls": "add"}]}, "tool_calls: must be a list"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]}, "read"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "5"}}]}]}, "read"),
+    ({"messages": [{"role": "assistant", "tool_calls": [DEEP]}]}, "tool_calls: can't be read"),
+    ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "lone surrogate"),
+    (HELLO | {"n": 2}, "n=2: not supported"),
+    (HELLO | {"logprobs": True}, "logprobs=true: not supported"),
+    (HELLO | {"response_format": {"type": "json_object"}}, "response_format="),
+    (HELLO | {"tool_choice": {"type": "function", "function": {"name": "add"}}}, "tool_choice="),
+    (HELLO | {"max_tokens": 0}, "max_tokens=0: must be"),
+    (HELLO | {"max_tokens": "many"}, "max_tokens='many': must be"),
+    (HELLO | {"max_completion_tokens": True}, "max_tokens=True: must be"),
+    (HELLO | {"stop": [""]}, "stop: must be"),
+    (HELLO | {"tools": {"add": {}}}, "tools: must be"),
+    (HELLO | {"tools": [{"type": "code_interpreter"}]}, "tools: must be"),
+    (HELLO | {"stream_options": "all", "stream": True}, "stream_options: must be"),
+]
+
+
+def test_what_is_refused_in_openais_form():
+    responses, asked = ask(*(body for body, _ in REFUSED))
+    for (body, says), response in zip(REFUSED, responses, strict=True):
+        error = response.json()["error"]
+        assert response.status_code == 400 and says in error["message"] and len(error["message"]) < 300, body
+        assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
+    assert not asked
 
 
 def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
@@ -163,12 +160,12 @@ def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):
 def test_models_and_no_other_address():
     (models,), _ = ask(b"", path="/models", method="GET")
     assert [model["id"] for model in models.json()["data"]] == ["policy"]
-    (other,), _ = ask(HELLO, path="/responses")
-    assert other.status_code == 404
-    (get,), _ = ask(b"", method="GET")
-    assert get.status_code == 405
+    for path, method, status in (("/responses", "POST", 404), ("/chat/completions", "GET", 405)):
+        (response,), _ = ask(HELLO, path=path, method=method)
+        assert response.status_code == status
 
 
+@quick_ticks()
 def test_an_agent_that_goes_away_ends_its_turn():
     async def run():
         begun, ended = asyncio.Event(), asyncio.Event()

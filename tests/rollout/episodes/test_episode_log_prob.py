@@ -67,6 +67,7 @@ def test_one_forward_is_turn_by_turn(kind, share, forget):
     assert apart(Runner(loaded(kind), tiny_tokenizer(), share_prompt=share), forget) <= CLOSE
 
 
+@pytest.mark.campaign("tests/rollout/episodes/test_episode_log_prob.py::test_one_forward_is_turn_by_turn")
 @pytest.mark.skipif(not SMOLLM2.exists(), reason="SmolLM2 is not here")
 def test_one_forward_of_smollm2_is_turn_by_turn():
     model = load(str(SMOLLM2), dtype=torch.float32)

@@ -68,20 +68,16 @@ class Engine:
         if len(tokens) > request.sampling.max_tokens:
             cut, tokens = True, tokens[: request.sampling.max_tokens]
         log_prob = -np.arange(1, len(tokens) + 1, dtype=np.float32) / 100 - request.turn
-        return Completion(
-            prompt_uid=request.prompt.uid,
-            sample=request.sample,
+        sets = [[0, token] if token else [0] for token in tokens]
+        reason, text = "length" if cut else "stop", text.removesuffix("…")
+        return replace(
+            Completion.of_text(request.prompt.uid, request.sample, text, np.array(tokens, np.int32), reason),
             turn=request.turn,
-            tokens=np.array(tokens, np.int32),
-            text=text.removesuffix("…"),
             sampled_log_prob=log_prob,
             untruncated_log_prob=log_prob,
             policy_version=np.full(len(tokens), version, np.int32),
-            finish_reason="length" if cut else "stop",
             temperature=request.sampling.temperature,
-            sampling_mask=SamplingMask.of_sets([[0, token] if token else [0] for token in tokens])
-            if self.masks
-            else None,
+            sampling_mask=SamplingMask.of_sets(sets) if self.masks else None,
         )
 
 
@@ -114,9 +110,8 @@ class Watched:
             if count := len(turn.tokens):
                 contexts = [np.concatenate([part.prompt_tokens, part.tokens]).tolist() for part, _ in own]
                 assert [*turn.prompt_tokens.tolist(), *turn.tokens.tolist()] in contexts
-        assert self.episodes.unfinished([]) == [] and len(self.seen) == 3 * sum(
-            len(path.episode.turns) for path in paths.values()
-        )
+        turns = sum(len(path.episode.turns) for path in paths.values())
+        assert self.episodes.unfinished([]) == [] and len(self.seen) == 3 * turns
 
 
 class World:
@@ -170,13 +165,8 @@ class Instance:
 
 def player(engine, world, template=SHORT, tool_format=None, context=200, **settings):
     TOKENIZER.chat_template = template
-    rules = Rules(
-        settings=EpisodeSettings(**settings),
-        context=context,
-        tool_format=tool_format,
-        responds=tool_format is None,
-        rewards=True,
-    )
+    rules = {"context": context, "tool_format": tool_format, "responds": tool_format is None, "rewards": True}
+    rules = Rules(settings=EpisodeSettings(**settings), **rules)
     return Episodes(engine, world, TurnTemplate(TOKENIZER, {}), rules)
 
 
@@ -242,17 +232,15 @@ def test_tools_are_called_and_what_is_no_call_is_told():
 
 
 def test_a_template_without_tools_gets_their_description_and_answers_of_the_user():
-    engine = Engine([CALL, "2"])
-    episodes = player(engine, World([Answer(), None]), tool_format="hermes", context=2000)
-    episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
-    (completion,) = play(episodes)
-    assert completion.opening.messages[0] == {"role": "system", "content": "You can add."}
-    assert completion.episode.spans[1].role == "user"
-    world = World([Answer(), None], openings=["new"])
-    episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
-    episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
-    (completion,) = play(episodes)
-    assert [m["content"] for m in completion.opening.messages] == ["Be brief.\n\nYou can add.", "new"]
+    told = {None: ["You can add."], "new": ["Be brief.\n\nYou can add.", "new"]}
+    for opening, contents in told.items():
+        world = World([Answer(), None], openings=[opening])
+        episodes = player(Engine([CALL, "2"]), world, tool_format="hermes", context=2000)
+        episodes.rules = replace(episodes.rules, instructions="You can add.", system="Be brief.")
+        (completion,) = play(episodes)
+        messages = completion.opening.messages
+        assert messages[0]["role"] == "system" and [m["content"] for m in messages][: len(contents)] == contents
+        assert completion.episode.spans[1].role == "user"
 
 
 @pytest.mark.parametrize("system", ["", "Add what you are given. " * 9])
@@ -311,10 +299,8 @@ def test_an_environment_that_fails_is_replaced():
 
 
 def test_a_failure_that_stays_has_no_score():
-    engine = Engine(["a"], ["c"])
-    first, second = play(
-        player(engine, World(EnvironmentFailure("no \n luck"), [DONE], EnvironmentFailure("x")), retries=1), 2
-    )
+    world = World(EnvironmentFailure("no \n luck"), [DONE], EnvironmentFailure("x"))
+    first, second = play(player(Engine(["a"], ["c"]), world, retries=1), 2)
     assert first.episode == Episode(failure="x", attempts=2) and not len(first.tokens) and second.episode.reward == 0
     rewards = RewardRunner([EnvironmentReward()])
     scores = asyncio.run(rewards.score(PROMPT, [first, second]))
@@ -423,10 +409,8 @@ def test_what_runs_is_how_its_paths_begin(template):
 
 
 def group_of(episodes, prompt=PROMPT):
-    rewards = RewardRunner([EnvironmentReward(correct_from=0.0)])
-    generator = GroupGenerator(
-        episodes.engine, rewards, GroupSpec(sampling=Sampling(), completions=2), lambda: 0.0, episodes
-    )
+    rewards, spec = RewardRunner([EnvironmentReward(correct_from=0.0)]), GroupSpec(sampling=Sampling(), completions=2)
+    generator = GroupGenerator(episodes.engine, rewards, spec, lambda: 0.0, episodes)
 
     async def groups():
         return [group async for group in generator.generate([prompt])]
