@@ -9,6 +9,7 @@ from proxima.cli.main import main
 from proxima.runtime.launch.reward_trial import PLAIN
 from tests.runtime.tiny_run import recipe
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 RAISES = "def mine(completion: str, answer):\n    return {'1': 1.0}[completion + 'x']\n"
 TRIAL_ALONE = f"""
 def mine(completion: str, answer):
