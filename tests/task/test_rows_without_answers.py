@@ -37,12 +37,6 @@ def test_an_absent_column_of_the_default_is_null(tmp_path, task, save):
     assert [row.answer for row in there.rows(0)] == ["a"] and not there.lacks_answer(there.columns())
 
 
-@BOTH
-def test_a_column_that_was_named_must_be_there(tmp_path, task, save):
-    with pytest.raises(FieldError, match="names no column: .* has no column 'gold'"):
-        task(path=save(tmp_path / "rows", PROMPTS), answer="gold").rows(0)
-
-
 @pytest.mark.parametrize("near", ["Answer", "answers", "anwser"])
 def test_a_column_of_a_similar_name_is_no_absent_one(tmp_path, near):
     rows = [{"question": "Say a", near: "a"}]

@@ -92,54 +92,25 @@ def test_groups_that_ranks_can_not_form(fields, message):
 
 
 @pytest.mark.parametrize(
-    ("variables", "words", "line"),
+    ("world", "node", "words", "reason"),
     [
-        (
-            {"WORLD_SIZE": "6"},
-            ["tensor_parallel=4"],
-            "tensor_parallel=4 (command line): must be a divisor of the 6 ranks",
-        ),
-        (
-            {"WORLD_SIZE": "1"},
-            ["context_parallel=2"],
-            "context_parallel=2 (command line): must be a divisor of the 1 rank;",
-        ),
-        (
-            {"WORLD_SIZE": "6"},
-            ["tensor_parallel=3"],
-            "tensor_parallel=3 (command line): must divide the 4 attention heads",
-        ),
-        (
-            {"WORLD_SIZE": "6"},
-            ["tensor_parallel=3", "sharding=replicate"],
-            "tensor_parallel=3 (command line): must divide",
-        ),
-        (
-            {},
-            ["tensor_parallel=8"],
-            "tensor_parallel=8 (command line): must divide the 4 attention heads of model.path; se",
-        ),
-        (
-            {"WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "2"},
-            ["tensor_parallel=4", "sharding=hybrid"],
-            "tensor_parallel=4 (command line): must be a divisor of the 2 ranks of a node; set it to 2",
-        ),
-        (
-            {"WORLD_SIZE": "6"},
-            ["tensor_parallel=2", "context_parallel=3", "sharding=replicate"],
-            "context_parallel=3 (command line): must be at",
-        ),
-        ({"WORLD_SIZE": "4"}, ["tensor_parallel=2", "context_parallel=2"], None),
-        ({}, ["tensor_parallel=2"], None),
+        ("6", None, "tensor_parallel=4", "must be a divisor of the 6 ranks"),
+        ("1", None, "context_parallel=2", "must be a divisor of the 1 rank;"),
+        ("6", None, "tensor_parallel=3", "must divide the 4 attention heads"),
+        ("6", None, "tensor_parallel=3 sharding=replicate", "must divide"),
+        (None, None, "tensor_parallel=8", "must divide the 4 attention heads of model.path; se"),
+        ("8", "2", "tensor_parallel=4 sharding=hybrid", "must be a divisor of the 2 ranks of a node; set it to 2"),
+        ("6", None, "context_parallel=3 tensor_parallel=2 sharding=replicate", "must be at"),
+        ("4", None, "tensor_parallel=2 context_parallel=2", None),
+        (None, None, "tensor_parallel=2", None),
     ],
 )
-def test_what_is_known_of_ranks_and_model_is_checked(recipe, tiny_model, monkeypatch, variables, words, line):
-    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_what_is_known_of_ranks_and_model_is_checked(recipe, tiny_model, monkeypatch, world, node, words, reason):
+    """A refusal names the first of the words."""
+    for name, value in (("WORLD_SIZE", world), ("LOCAL_WORLD_SIZE", node)):
+        monkeypatch.delenv(name, raising=False) if value is None else monkeypatch.setenv(name, value)
     model = [f"model.path={tiny_model('llama')}", "sampling.max_tokens=8"]
-    given = [*model, "placement.kind=torchrun", *(f"placement.{word}" for word in words)]
+    given = [*model, "placement.kind=torchrun", *(f"placement.{word}" for word in words.split())]
     problems = [str(problem) for problem in check(resolve(recipe(), given))]
-    assert len(problems) == (line is not None)
-    assert all(problem.startswith(f"placement.{line}") for problem in problems)
+    assert len(problems) == (reason is not None)
+    assert all(text.startswith(f"placement.{words.split()[0]} (command line): {reason}") for text in problems)
