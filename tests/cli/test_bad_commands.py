@@ -103,6 +103,8 @@ FILES = {
     "bomb.yaml": f"extends: tiny.yaml\n{BOMB}\n",
     "surrogate.yaml": 'extends: tiny.yaml\ndata: {system: "\\ud83d"}\n',
     "file": "x",
+    "list.yaml": "[1]",
+    "sub/file": "x",
     "blank.jsonl": "\n",
     "torn.jsonl": '{"problem": "1',
     "problem.jsonl": json.dumps({"problem": "1 + 1", "answer": "2"}),
@@ -157,6 +159,8 @@ def place(given, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
     monkeypatch.chdir(given)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # the cluster of a `submit` that names none
+        monkeypatch.delenv(name, raising=False)
     return given
 
 

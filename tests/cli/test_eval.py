@@ -94,23 +94,8 @@ def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, 
 
 
 def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
-    words = (
-        "--task",
-        "gsm8k",
-        "--task",
-        "amc23",
-        "--samples",
-        "4",
-        "--temperature",
-        "0.7",
-        "--top-p",
-        "0.9",
-        "--k",
-        "1,2,4",
-        "--out",
-        "o",
-    )
-    code, out, err = proxima("eval", tiny_model("llama"), *words, *SMALL)
+    words = "--task gsm8k --task amc23 --samples 4 --temperature 0.7 --top-p 0.9 --k 1,2,4 --out o"
+    code, out, err = proxima("eval", tiny_model("llama"), *words.split(), *SMALL)
     assert code == 0, err
     assert "4 samples per question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
     header = next(line for line in out.splitlines() if "mean@4" in line)

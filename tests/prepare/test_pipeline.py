@@ -289,21 +289,6 @@ def test_held_out_where_there_is_a_test_side(tmp_path):
     assert any("has no test split; 50% of the questions are held out" in note for note in only.notes)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"held_out": 1.0}, r"held_out=1.0 must be in \[0, 1\)"),
-        ({"words": -1}, "words=-1 must be >= 0"),
-        ({"common": -1}, "common=-1 must be >= 0"),
-        ({"conflicts": "last"}, "conflicts='last' must be one of drop, first, majority"),
-        ({"max_unreadable": 2}, r"max_unreadable=2 must be in \[0, 1\]"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        PrepareOptions(**options)
-
-
 # Folders
 
 

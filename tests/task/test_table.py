@@ -74,3 +74,11 @@ def test_rows_are_random_access_deterministic_and_plain(kind, made):
         assert json.loads(json.dumps([row.answer, dict(row.metadata)])) == [row.answer, dict(row.metadata)]
     with pytest.raises(IndexError):
         rows[6]
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "gsm8k", "prepared", "reasoning_gym"])
+def test_a_side_is_train_or_test(kind):
+    pytest.importorskip("reasoning_gym") if kind == "reasoning_gym" else None
+    fields = {"prepared": {"path": "x"}, "reasoning_gym": {"task": "countdown"}}.get(kind, {})
+    with pytest.raises(ValueError, match="split='dev' must be 'train' or 'test'"):
+        TASKS[kind](**fields, split="dev")
