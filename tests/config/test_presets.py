@@ -65,15 +65,10 @@ def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
     (prune,) = preset.selection
     assert prune == Prune(rate=rate, keep="largest", scope="group", count="keep", allocate=True)
     assert (prune.kept(16), prune.prompts_factor(16)) == (kept, 16 // kept)
-    assert (preset.advantage, preset.surrogate) == (
-        Grpo(scale="group", epsilon=1e-4),
-        PpoClip(epsilon_low=0.2, epsilon_high=0.2),
-    )
-    assert (preset.aggregate, preset.reference_kl, preset.proximal) == (
-        SequenceMeanTokenMean(),
-        K3(coefficient=0.04),
-        "recompute",
-    )
+    assert preset.advantage == Grpo(scale="group", epsilon=1e-4)
+    assert preset.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.2)
+    assert (preset.aggregate, preset.proximal) == (SequenceMeanTokenMean(), "recompute")
+    assert preset.reference_kl == K3(coefficient=0.04)
     assert preset.dynamic_sampling is None
 
 

@@ -49,21 +49,6 @@ def in_the_repository(monkeypatch):
     monkeypatch.chdir(FOLDER.parent)
 
 
-def test_there_are_recipes():
-    small = {
-        "quickstart",
-        *(f"cpu/{m}" for m in ("grpo", "gspo", "dppo", "cppo", "drpo", "dapo", "dapo_no_dynamic", "dapo_tis")),
-        "cpu/cppo_prune",
-    }
-    large = {f"qwen3_{size}_{method}" for size in ("4b", "30b") for method in ("grpo", "dppo", "cppo", "drpo")} | {
-        "qwen3_30b_gspo"
-    }
-    dapo = {"dapo_32b", "dapo_32b_no_dynamic", "dapo_32b_early", "dapo_32b_tis"}
-    assert small | large | dapo | {"prune_gsm8k", "prune_math", "gsm8k", "gsm8k_cppo"} <= {
-        name_of(path) for path in RECIPES
-    }
-
-
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_it_resolves_and_is_complete(recipe, tmp_path):
     resolved = resolve(recipe, root=None)
@@ -219,22 +204,15 @@ def test_the_trust_regions_differ_in_the_loss_alone(size):
     for method, config in configs.items():
         algorithm = config.algorithm
         assert algorithm.surrogate == expected[method]
-        assert (algorithm.aggregate, algorithm.advantage.scale, algorithm.proximal) == (
-            SUMMED[size],
-            "none",
-            "behavior",
-        )
+        assert (algorithm.advantage.scale, algorithm.proximal) == ("none", "behavior")
+        assert algorithm.aggregate == SUMMED[size]
         for section in ("model", "task", "reward", "sampling", "train", "eval", "data"):
             assert getattr(config, section) == getattr(configs["grpo"], section)
     train, sampling = configs["grpo"].train, configs["grpo"].sampling
     batch = {"4b": (64, 8, 4, 8192), "30b": (256, 16, 4, 16384)}[size]
     assert (train.prompts_per_step, train.completions_per_prompt, train.updates_per_step, sampling.max_tokens) == batch
-    assert (train.optimizer.lr, train.optimizer.weight_decay, train.steps, train.schedule) == (
-        1e-6,
-        0.01,
-        800,
-        "constant",
-    )
+    assert (train.optimizer.lr, train.optimizer.weight_decay) == (1e-6, 0.01)
+    assert (train.steps, train.schedule) == (800, "constant")
 
 
 def test_segment_wise_decoupled_ppo_differs_from_its_baseline_in_the_method():

@@ -1,6 +1,7 @@
 """Overrides that are refused or odd, as a user types them: each line has the remedy, before anything is loaded."""
 
 import shlex
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,15 @@ from proxima.config import ConfigError, check, resolve
 from proxima.config.validate import warnings
 
 _, *PARTS = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").split("\n== ")
+FILES = {  # of the part "checked beside files"
+    "data/questions.jsonl": "{}",
+    "folder/file.txt": "",
+    "here/file.txt": "",
+    "m/config.json": '{"max_position_embeddings": 64}',
+    "models/smollm2-135m-instruct/config.json": "{}",
+    "runs/a/config.yaml": "{}",
+    "runs/a/metrics.jsonl": "",
+}
 ENTRIES = [  # part, overrides, lines
     (part.partition("\n")[0], overrides, lines)
     for part in PARTS
@@ -23,7 +33,9 @@ def test_what_is_said_of_them(recipe, part, overrides, lines):
         with pytest.raises(ConfigError) as caught:
             resolve(name, words)
         problems = caught.value.problems
-    elif part == "checked":
+    elif part.startswith("checked"):
+        for path, text in FILES.items() if part == "checked beside files" else ():
+            recipe(text, path)
         problems = check(resolve(name, words))
     else:
         assert check(resolve(name, words)) == []
@@ -35,5 +47,5 @@ def test_what_is_said_of_them(recipe, part, overrides, lines):
 
 
 def test_there_are_hundreds():
-    counts = {part: sum(entry[0] == part for entry in ENTRIES) for part in ("read", "checked", "odd")}
-    assert counts == {"read": 109, "checked": 96, "odd": 21}
+    counts = Counter(part for part, *_ in ENTRIES)
+    assert counts == {"read": 109, "checked": 97, "odd": 21, "checked beside files": 15}

@@ -2,8 +2,6 @@
 
 import importlib
 import inspect
-import json
-import os
 import pkgutil
 from pathlib import Path
 
@@ -44,72 +42,6 @@ def test_an_advantage_that_the_loop_cannot_feed(recipe):
     )
     assert "grpo" in line
     assert "rloo" in line
-
-
-def test_a_missing_data_file_names_the_nearest(recipe):
-    recipe("{}", "data/questions.jsonl")
-    (line,) = problems(recipe, "task.path=data/question.jsonl")
-    assert line == (
-        "task.path=data/question.jsonl (command line): no such file; did you mean data/questions.jsonl? "
-        "Else give a path relative to the current folder"
-    )
-
-
-@pytest.mark.parametrize(
-    "path",
-    ["models/none", "./none", "/nowhere/none", "~/none", "a/b/c", "none", "model.gguf", "owner/with space", "here/x"],
-)
-def test_a_model_that_is_not_there(recipe, path):
-    recipe("{}", "here/file.txt")
-    (line,) = problems(recipe, f"model.path={path}")
-    where = "" if path[0] in "/~" else ": a path is relative to the current folder"
-    other = "; if it is a name of the hub, download it first (hf download here/x), for a folder here is here"
-    path = os.path.expanduser(path)
-    assert (
-        line == f"model.path={path} (command line): does not exist{where}; give a folder, a .gguf file, or a hub name "
-        "like Qwen/Qwen3-0.6B" + (other if path == "here/x" else "")
-    )
-
-
-def test_a_mistyped_model_folder_names_the_nearest(recipe):
-    recipe("{}", "models/smollm2-135m-instruct/config.json")
-    (line,) = problems(recipe, "model.path=models/smolm2-135m-instruct")
-    assert line.startswith(
-        "model.path=models/smolm2-135m-instruct (command line): does not exist: a path is relative to the "
-        "current folder; "
-        "did you mean models/smollm2-135m-instruct? Else give"
-    )
-
-
-def test_a_run_given_as_a_model_names_the_export(recipe):
-    recipe("{}", "runs/a/config.yaml")
-    Path("runs/a/metrics.jsonl").touch()
-    assert problems(recipe, "model.path=runs/a") == [
-        "model.path=runs/a (command line): is a run, not its model; `proxima export runs/a MODEL` writes it to a "
-        "folder; give that"
-    ]
-
-
-def test_folders_and_files_that_are_no_model(recipe):
-    recipe("{}", "folder/file.txt")
-    assert problems(recipe, "model.path=folder") == [
-        "model.path=folder (command line): is a folder without config.json; give a Hugging Face model folder or a "
-        ".gguf file"
-    ]
-    assert problems(recipe, "model.path=folder/file.txt") == [
-        "model.path=folder/file.txt (command line): is a file but not .gguf; give the folder that holds "
-        "config.json, or a .gguf file"
-    ]
-
-
-def test_the_models_own_context_counts(recipe):
-    recipe("{}", "m/x")
-    Path("m/config.json").write_text(json.dumps({"max_position_embeddings": 64}))
-    assert problems(recipe, "model.path=m", "sampling.max_tokens=63") == []
-    assert problems(recipe, "model.path=m", "sampling.max_tokens=64") == [
-        "sampling.max_tokens=64 (command line): leaves no room for a prompt: the context is 64 tokens "
-        "(max_position_embeddings in m/config.json); lower it"
-    ]
 
 
 def test_load_raises_what_check_finds(recipe):
