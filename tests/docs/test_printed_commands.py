@@ -108,8 +108,8 @@ def later(page):
 
 TINY = {  # field of a recipe → its value where the recipe sets it; every answer is 0, which the model often says
     "second_low": 0, "second_high": 0,
-    "size": 6, "count": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
-    "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
+    "size": 6, "count": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1,
+    "steps": 2, "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
     "seconds": 0.5,
 }  # fmt: skip
 
