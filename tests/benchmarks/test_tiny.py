@@ -41,7 +41,7 @@ TINY = {  # the options of each
     "correction_cost": ["--sequences", "3", "--tokens", "5"],
     "math_reward": ["--answers", "48", "--plain", "8", "--workers", "1"],
     "bookkeeping": [],
-    "replica_faults": ["--prompts", "8", "--callers", "2"],
+    "replica_faults": ["--prompts", "4", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "layouts": ["--only", "qwen3_4b_grpo"],
     "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
@@ -141,6 +141,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
             "recipe": smaller(long_tail.recipe),
             "checkout": lambda _: harness.HERE.parent,
             "import_everything": lambda: None,
+            "IDLE": 0.5,
         }
         for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():
             if hasattr(module, name):

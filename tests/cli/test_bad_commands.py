@@ -103,6 +103,8 @@ FILES = {
     "bomb.yaml": f"extends: tiny.yaml\n{BOMB}\n",
     "surrogate.yaml": 'extends: tiny.yaml\ndata: {system: "\\ud83d"}\n',
     "file": "x",
+    "list.yaml": "[1]",
+    "sub/file": "x",
     "blank.jsonl": "\n",
     "torn.jsonl": '{"problem": "1',
     "problem.jsonl": json.dumps({"problem": "1 + 1", "answer": "2"}),
@@ -157,6 +159,8 @@ def place(given, monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "no-datasets")
     monkeypatch.chdir(given)
+    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS"):  # the cluster of a `submit` that names none
+        monkeypatch.delenv(name, raising=False)
     return given
 
 
@@ -185,11 +189,25 @@ def commands(templates, path):
         yield line, [word.replace("\t", " ").format(path) for word in line.split(" ")]
 
 
+def refused_path(proxima, place, kind, first):
+    """Such a path in every third command of `READ`, or in all others."""
+    turn = list(BAD_PATHS).index(kind)
+    for number, (line, words) in enumerate(commands(READ, BAD_PATHS[kind])):
+        third = (number + turn) % 3 == 0
+        if third is first and ("\t" not in line or kind not in ("a NUL", "not UTF-8", "huge")):
+            refused(proxima, place, words)
+
+
 @pytest.mark.parametrize("kind", BAD_PATHS)
 def test_a_path_that_can_not_be_read(proxima, place, kind):
-    for line, words in commands(READ, BAD_PATHS[kind]):
-        if "\t" not in line or kind not in ("a NUL", "not UTF-8", "huge"):
-            refused(proxima, place, words)
+    """A third of the commands, another one for the next kind: each command meets four kinds."""
+    refused_path(proxima, place, kind, True)
+
+
+@pytest.mark.campaign("tests/cli/test_bad_commands.py::test_a_path_that_can_not_be_read[a text]")
+@pytest.mark.parametrize("kind", BAD_PATHS)
+def test_a_path_that_can_not_be_read_by_the_others(proxima, place, kind):
+    refused_path(proxima, place, kind, False)
 
 
 @pytest.mark.parametrize("kind", UNWRITABLE)

@@ -9,6 +9,7 @@ from proxima.cli.main import main
 from proxima.runtime.launch.reward_trial import PLAIN
 from tests.runtime.tiny_run import recipe
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 RAISES = "def mine(completion: str, answer):\n    return {'1': 1.0}[completion + 'x']\n"
 TRIAL_ALONE = f"""
 def mine(completion: str, answer):
@@ -52,8 +53,8 @@ def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_lo
 
 
 def test_a_reward_that_hangs_is_refused_with_its_timeout(command):
-    code, error = command("import time\ndef mine(completion: str):\n    time.sleep(60)\n", runtime__reward_timeout=0.2)
-    assert code == 2 and "(mine: timed out after 0.2 s)" in error
+    code, error = command("import time\ndef mine(completion: str):\n    time.sleep(60)\n", runtime__reward_timeout=0.05)
+    assert code == 2 and "(mine: timed out after 0.05 s)" in error
 
 
 def test_a_run_without_scores_ends_and_resumes_with_the_repaired_file(command, tmp_path):

@@ -66,7 +66,8 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
     assert "30 × 32" in out
     rows = [("Find the answer 3?", "3"), ("Something else?", "4"), ("Something more?", "5")] * 100
     write_dapo(here / "dapo.parquet", rows)
-    code, out, _ = proxima("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0")
+    again = ("data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0")
+    code, out, _ = proxima(*again)
     assert (
         code == 0
         and "1 contaminated aime24 1; contaminated.jsonl" in out
@@ -77,28 +78,13 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
         "Something more?",
     ]
     assert lines(here / "data/dapo-math/contaminated.jsonl")[0]["meets"][0]["set"] == "aime24"
-    code, out, _ = proxima(
-        "data", "prepare", "dapo-math", "--from", "dapo.parquet", "--held-out", "0", "--out", "x/all", "--against"
-    )
+    code, out, _ = proxima(*again, "--out", "x/all", "--against")
     assert (
         code == 0
         and "compared with no evaluation set; prepare some first, or name them with --against" in out
         and len(table(here / "x/all/train.parquet")) == 3
     )
-    code, out, _ = proxima(
-        "data",
-        "prepare",
-        "dapo-math",
-        "--from",
-        "dapo.parquet",
-        "--held-out",
-        "0",
-        "--out",
-        "x/two",
-        "--against",
-        "data/aime25",
-        "b.jsonl",
-    )
+    code, out, _ = proxima(*again, "--out", "x/two", "--against", "data/aime25", "b.jsonl")
     assert code == 0 and "  compared with aime25, b.jsonl" in out.splitlines()
 
 

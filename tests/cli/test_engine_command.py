@@ -6,7 +6,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
+from proxima.check import live_check
 from proxima.check.engine_case import tiny_model
+from proxima.check.live_check import ENGINE_LAWS
 from proxima.cli.engine import check_action
 from tests.engine.helpers import saved
 from tests.engine.http.fake_sglang import FakeSglang, FakeSglangOptions
@@ -16,12 +18,13 @@ from tests.ports import kept_port
 class Page(BaseHTTPRequestHandler):
     """A web server that knows nothing of models: 200 and a page for everything."""
 
+    body = b"<html>hello</html>"
+
     def do_GET(self):
-        body = b"<html>hello</html>"
         self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Length", str(len(self.body)))
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(self.body)
 
     do_POST = do_GET
 
@@ -32,14 +35,7 @@ class Page(BaseHTTPRequestHandler):
 class Json(Page):
     """One that answers with JSON, and is no engine either."""
 
-    def do_GET(self):
-        body = json.dumps({"status": "fine"}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_POST = do_GET
+    body = b'{"status": "fine"}'
 
 
 @pytest.fixture
@@ -101,8 +97,8 @@ def test_a_server_with_a_key(proxima, monkeypatch):
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    """A tiny model, its folder, and a fake server that has it; 600 draws are for a fault smaller than those here."""
-    monkeypatch.setattr(check_action, "LEAST_DRAWS", 100)
+    """A tiny model and its folder; 600 draws are for a fault smaller than those here."""
+    monkeypatch.setattr(check_action, "LEAST_DRAWS", 30)
     tiny = tiny_model()
     return tiny, saved(tiny, tmp_path / "tiny")
 
@@ -111,7 +107,7 @@ def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))
     with FakeSglang(tiny, options) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "100")
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "30")
     assert code == 0, out
     lines = out.splitlines()
     assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 17 passed, 0 FAILED, 2 skipped"
@@ -140,9 +136,11 @@ class Inverse(FakeSglang):
         return super().probabilities(logits, sampling | {"temperature": 1.0 / max(sampling["temperature"], 0.01)})
 
 
-def test_check_of_a_server_with_a_defect(proxima, served):
+def test_check_of_a_server_with_a_defect(proxima, served, monkeypatch):
+    """The law that finds it, and the next one, which passes."""
     tiny, folder = served
+    monkeypatch.setattr(live_check, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
-        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "100")
+        code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "30")
     assert code == 1 and "FAILED   greedy: prompt 0: greedy tokens are 3.43 nats below the best" in out
-    assert "so evaluations are of another policy" in out
+    assert "so evaluations are of another policy" in out and "passed   lengths" in out

@@ -94,23 +94,8 @@ def test_the_same_command_twice_gives_the_same_bytes(proxima, here, tiny_model, 
 
 
 def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
-    words = (
-        "--task",
-        "gsm8k",
-        "--task",
-        "amc23",
-        "--samples",
-        "4",
-        "--temperature",
-        "0.7",
-        "--top-p",
-        "0.9",
-        "--k",
-        "1,2,4",
-        "--out",
-        "o",
-    )
-    code, out, err = proxima("eval", tiny_model("llama"), *words, *SMALL)
+    words = "--task gsm8k --task amc23 --samples 4 --temperature 0.7 --top-p 0.9 --k 1,2,4 --out o"
+    code, out, err = proxima("eval", tiny_model("llama"), *words.split(), *SMALL)
     assert code == 0, err
     assert "4 samples per question at temperature 0.7, top_p 0.9, up to 6 tokens" in out
     header = next(line for line in out.splitlines() if "mean@4" in line)
@@ -123,12 +108,8 @@ def test_several_samples(proxima, here, tiny_model, gsm8k, amc23):
     row = table[4]
     assert row["question"].startswith("What is 1 + 1?\nPlease reason step by step") and row["answer"] == '"2"'
     assert json.loads(row["metadata"]) == {"level": 1, "source": "made"} and row["length"] == len(row["tokens"]) == 6
-    assert (
-        row["finish_reason"] == "length"
-        and row["valid"]
-        and row["log_prob_sum"] < 0
-        and json.loads(row["parts"]) == {"math": 0.0}
-    )
+    assert (row["finish_reason"], row["valid"], json.loads(row["parts"])) == ("length", True, {"math": 0.0})
+    assert row["log_prob_sum"] < 0
     texts = {row["text"] for row in table}
     assert len(texts) > 3  # samples differ
 
@@ -163,11 +144,8 @@ def test_samples_of_a_recipe_are_drawn_as_in_training(proxima, here, recipe, tin
     )
     assert code == 0, err
     suite = json.loads((here / "o" / "result.json").read_text())["suites"]["arithmetic"]
-    assert (
-        suite["sampling"]["temperature"] == 0.8
-        and suite["sampling"]["max_tokens"] == 4
-        and "pass@2" in suite["estimates"]
-    )
+    assert (suite["sampling"]["temperature"], suite["sampling"]["max_tokens"]) == (0.8, 4)
+    assert "pass@2" in suite["estimates"]
 
 
 def write(folder, name, correct):
@@ -233,12 +211,7 @@ def test_compare_several_samples_and_suites(proxima, here):
     assert code == 0, err
     output = json.loads(out)["suites"]
     assert list(output) == ["one", "two", "all"]
-    assert (output["one"]["questions"], output["one"]["left_out"], output["one"]["won"], output["one"]["tied"]) == (
-        3,
-        1,
-        2,
-        1,
-    )
+    assert [output["one"][name] for name in ("questions", "left_out", "won", "tied")] == [3, 1, 2, 1]
     assert output["one"]["p"] == pytest.approx(0.5) and output["two"]["p"] == pytest.approx(2 / 2**7)
     assert output["all"]["questions"] == 10 and output["all"]["p"] == pytest.approx(2 / 2**9)
     code, out, _ = proxima("eval", "--compare", "a", "b")

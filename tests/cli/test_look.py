@@ -149,28 +149,9 @@ def test_list_json(proxima):
     code, out, _ = proxima("list", "--json")
     output = json.loads(out)
     assert code == 0
-    assert set(output) == {
-        "task",
-        "reward",
-        "algorithm",
-        "advantage",
-        "surrogate",
-        "aggregate",
-        "correction",
-        "critic",
-        "divergence",
-        "preference",
-        "selection",
-        "reference_kl",
-        "engine",
-        "reference_engine",
-        "loss",
-        "optimizer",
-        "sets",
-        "monitor",
-        "placement",
-        "sharding",
-    }
+    slots = "task reward algorithm advantage surrogate aggregate correction critic divergence preference selection"
+    slots += " reference_kl engine reference_engine loss optimizer sets monitor placement sharding"
+    assert set(output) == set(slots.split())
     assert output["task"]["paths"] == ["task", "eval.task"]
     assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15
     summaries = [
@@ -193,18 +174,8 @@ def test_doctor(proxima):
     assert output["kernels"].startswith(("compiled by ", "eager torch ("))
     code, out, _ = proxima("doctor")
     assert code == 0
-    assert [line.split()[0] for line in out.splitlines() if line[:1] != " "] == [
-        "proxima",
-        "packages",
-        "optional",
-        "cores",
-        "devices",
-        "memory",
-        "servers",
-        "disk",
-        "kernels",
-        "gemm",
-    ]
+    heads = "proxima packages optional cores devices memory servers disk kernels gemm"
+    assert " ".join(line.split()[0] for line in out.splitlines() if line[:1] != " ") == heads
 
 
 @pytest.mark.parametrize(

@@ -2,21 +2,37 @@
 
 import json
 import shutil
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 
 import pytest
 import torch
 
+from proxima.cli.main import main
 from proxima.model import load
+from tests.cli.conftest import TINY
 
 ADAPTER = "model.lora={rank: 4, alpha: 8}"
 
 
+@pytest.fixture(scope="module")
+def adapted(tmp_path_factory, tiny_model):
+    """A folder with a base model and a run that trains an adapter of it, and what its command printed."""
+    top, out = tmp_path_factory.mktemp("adapted"), StringIO()
+    shutil.copytree(tiny_model("llama"), top / "base")
+    (top / "tiny.yaml").write_text(TINY.format(model="base"))
+    with chdir(top), redirect_stdout(out):
+        assert main(["train", "tiny.yaml", "folder=run", ADAPTER, "train.optimizer.lr=0.1"]) == 0
+    return top, out.getvalue()
+
+
 @pytest.fixture
-def run(proxima, recipe, here, tiny_model):
-    shutil.copytree(tiny_model("llama"), here / "base")
-    code, out, err = proxima("train", recipe(), "folder=run", "model.path=base", ADAPTER, "train.optimizer.lr=0.1")
-    assert code == 0, err
-    return out
+def run(adapted, here):
+    """A copy of that folder as the current one; what was printed."""
+    shutil.copytree(adapted[0], here, dirs_exist_ok=True)
+    for file in here.rglob("adapter_config.json"):  # which says where the base is
+        file.write_text(file.read_text().replace(str(adapted[0]), str(here)))
+    return adapted[1]
 
 
 def test_a_run_says_what_it_trains(run):

@@ -37,7 +37,13 @@ def test_a_model_too_large_for_the_device(proxima, here):
     config = Qwen3Config(vocab_size=151936, head_dim=128, num_key_value_heads=8, tie_word_embeddings=True, **shape)
     config.architectures = ["Qwen3ForCausalLM"]
     config.save_pretrained(here / "model")
-    words = (ROOT / "recipes" / "qwen3_4b_grpo.yaml", "model.path=model", "sampling.max_tokens=1024", "--json")
+    words = (
+        ROOT / "recipes" / "qwen3_4b_grpo.yaml",
+        "model.path=model",
+        "sampling.max_tokens=1024",
+        "train.tokens_per_micro_batch=2048",
+        "--json",
+    )
     code, out, _ = proxima("rehearse", *words, "--devices", "L4-24G")
     fit = json.loads(out)
     weights = (151936 * 2560 + 2 * (2560 * 128 * (32 + 2 * 8) + 32 * 128 * 2560 + 3 * 2560 * 40_000)) * 4

@@ -27,32 +27,6 @@ sys.exit(int(os.environ.get("CODE", "0")))
 """
 
 
-@pytest.mark.parametrize(
-    ("words", "line"),
-    [
-        (["tiny.yaml"], "error: which cluster?; --address http://HEAD:8265, or set RAY_ADDRESS"),
-        (["tiny.yaml", "train.steps=x"], "error: train.steps=x (command line): must be a whole number"),
-        (["tiny.yaml", "model.path=gone"], "error: model.path=gone (command line)"),
-        (["tiny.yaml", "--command", "sft"], "proxima train"),
-        (["tiny.yaml", "--command", "eval"], "invalid choice: 'eval'"),
-        (["tiny.yaml", "--working-dir", "gone"], "error: --working-dir gone: is not a folder"),
-        (["tiny.yaml", "--working-dir", "."], "which Ray deletes with the run in it; add folder=/"),
-        (["tiny.yaml", "--working-dir", "sub", "folder=/o"], "error: tiny.yaml: is not in --working-dir"),
-        (["tiny.yaml", "--runtime-env", "gone.yaml"], "error: --runtime-env gone.yaml: can't be read"),
-        (["tiny.yaml", "--runtime-env", "list.yaml"], "error: --runtime-env list.yaml: must be a mapping"),
-    ],
-)
-def test_refusals(proxima, recipe, here, monkeypatch, words, line):
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    pytest.importorskip("ray")
-    recipe()
-    (here / "sub").mkdir()
-    (here / "list.yaml").write_text("[1]")
-    code, out, err = proxima("submit", *words)
-    assert code == 2 and line in err and out == "" and len(err.splitlines()) == 1
-
-
 def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
     submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"], "train")
 

@@ -13,7 +13,7 @@ SWEEP = """\
 recipe: tiny.yaml
 seeds: [1, 2]
 jobs: 2
-set: {train.steps: 2, algorithm.advantage: {kind: grpo, scale: none}}
+set: {train.steps: 1, algorithm.advantage: {kind: grpo, scale: none}}
 grid: {algorithm: [reinforce, cppo]}
 """
 
@@ -76,7 +76,7 @@ def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(proxima, sweep, h
     }
     for (_, seed), run in runs.items():
         summary = json.loads((run / "summary.json").read_text())
-        assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 2, seed)
+        assert (summary["status"], summary["steps"], summary["seed"]) == ("done", 1, seed)
     # paired: another algorithm, the same prompts and the same completions to the bit, as long as the policies are the
     # same
     assert len(first_step(runs["cppo", 1])) == 4
@@ -88,9 +88,9 @@ def test_the_runs_of_a_sweep_are_paired_compared_and_done_once(proxima, sweep, h
     assert (code, err) == (0, "") and "4 done before" in out and "4/4 done" in out
     assert out.splitlines()[-1] == "proxima compare runs/mine"
     assert before == {run: (run / "metrics.jsonl").stat().st_mtime_ns for run in runs.values()}
-    (here / "mine.yaml").write_text(SWEEP.replace("steps: 2", "steps: 3"))
+    (here / "mine.yaml").write_text(SWEEP.replace("steps: 1", "steps: 3"))
     code, _, err = proxima("sweep", "mine.yaml")
-    assert code == 2 and err.count("holds a run of another config: train.steps is 2 there and 3 here") == 4
+    assert code == 2 and err.count("holds a run of another config: train.steps is 1 there and 3 here") == 4
     code, out, _ = proxima("compare", "runs/mine")
     assert code == 0
     assert [line.split()[:2] for line in out.splitlines()[1:3]] == [
@@ -108,7 +108,7 @@ def test_processes_side_by_side_of_which_one_fails(proxima, sweep, here, warm_pr
     code, out, _ = proxima("sweep", "mine.yaml")
     assert code == 1
     assert "failed   algorithm=reinforce seed 1  exit code 2: " in out
-    assert "done     algorithm=cppo seed 1  step 2/2" in out and "1/2 done, 1 failed" in out
+    assert "done     algorithm=cppo seed 1  step 1/1" in out and "1/2 done, 1 failed" in out
     summary = json.loads((sweep / "algorithm=cppo" / "seed-1" / "summary.json").read_text())
-    assert (summary["status"], summary["steps"]) == ("done", 2)
+    assert (summary["status"], summary["steps"]) == ("done", 1)
     assert "failed   algorithm=reinforce seed 1" in (sweep / "log.txt").read_text()

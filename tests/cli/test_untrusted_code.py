@@ -77,8 +77,12 @@ def test_the_loss_of_dpo(proxima, canary):
     assert code == 2 and "is code outside proxima" in err and not canary.exists()
 
 
-@pytest.mark.parametrize("command", ["explain", "simulate"])
-@pytest.mark.parametrize("name", FIELDS)
+SIMULATED = ("function, a file", "surrogate", "engine", "replayed run")  # read as `explain` reads them
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [*(("explain", name) for name in FIELDS), *(("simulate", name) for name in SIMULATED)]
+)
 def test_reading_a_recipe_runs_nothing(proxima, canary, recipe, command, name):
     code, _, err = proxima(command, "tiny.yaml", FIELDS[name])
     assert code in (0, 2) and not canary.exists(), err
@@ -122,22 +126,15 @@ def test_a_run_folder_is_a_recipe(proxima, canary, here, changes):
         (here / "mine" / "run.sqlite").unlink(missing_ok=True)
 
 
+MISSING = "reward={kind: function, path: ./evil.py:missing}"
 RUNNERS = {  # what must import, and does, before anything is trained or scored
-    "train": ("train", "tiny.yaml", "reward={kind: function, path: ./evil.py:missing}"),
+    "train": ("train", "tiny.yaml", MISSING),
     "train, a module": ("train", "tiny.yaml", "reward={kind: function, path: 'evil:missing'}"),
-    "eval": ("eval", "some/model", "tiny.yaml", "reward={kind: function, path: ./evil.py:missing}"),
+    "eval": ("eval", "some/model", "tiny.yaml", MISSING),
     "score": ("score", "rows.jsonl", "--reward", "evil.py:missing"),
     "check": ("check", "function", "path=./evil.py:missing"),
-    "explain --import-code": (
-        "explain",
-        "tiny.yaml",
-        "reward={kind: function, path: ./evil.py:missing}",
-        "--import-code",
-    ),
-    "simulate --import-code": (
-        *("simulate", "tiny.yaml", "reward={kind: function, path: ./evil.py:missing}"),
-        "--import-code",
-    ),
+    "explain --import-code": ("explain", "tiny.yaml", MISSING, "--import-code"),
+    "simulate --import-code": ("simulate", "tiny.yaml", MISSING, "--import-code"),
 }
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from proxima.core.advantage import GroupAdvantage, TokenAdvantage
 from proxima.core.loss import Surrogate
 from proxima.data import require
+from proxima.engine import EngineSpec
 from proxima.task.protocol import Row
 
 
@@ -95,6 +96,18 @@ class NeedsValue(GroupAdvantage):
     """Wants a critic."""
 
     needs: ClassVar[frozenset[str]] = frozenset({"value"})
+
+
+@dataclass(frozen=True)
+class Unversioned(EngineSpec):
+    """An engine that says nothing about versions."""
+
+    @property
+    def provides(self) -> frozenset[str]:
+        return frozenset({"behavior_log_prob"})
+
+    def build(self, setup: Any) -> Any:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)

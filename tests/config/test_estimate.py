@@ -1,6 +1,6 @@
 """What `explain` says of engines that are servers, and what is refused."""
 
-from proxima.config import check, resolve
+from proxima.config import resolve
 from proxima.config.estimate import batch_of, engine_notes
 from proxima.config.memory_size import BYTES, memory_of
 from proxima.config.model_size import ModelFacts
@@ -14,12 +14,6 @@ def memory(recipe, *overrides):
     config = resolve(recipe(), list(overrides)).config
     model = ModelFacts(parameters=1000, layers=2, hidden=8, intermediate=16, vocabulary=64, kv_width=8)
     return memory_of(config, model, batch_of(config, 10))
-
-
-def test_a_reference_engine_that_nothing_asks_is_refused(recipe):
-    (problem,) = check(resolve(recipe(), [REFERENCE]))
-    assert str(problem).startswith("algorithm.reference_engine.kind=vllm (command line): has no effect")
-    assert check(resolve(recipe(), [REFERENCE, KL])) == []
 
 
 def test_who_gets_what_is_reported(recipe):

@@ -7,29 +7,16 @@ from proxima.config import ConfigError, resolve
 LAYOUTS = "@layouts/qwen3_30b_128xH800 or @layouts/qwen3_30b_8xH100"
 
 
+OTHERS = "the recipes {}*, and this one is {}; use " + LAYOUTS
+
+
 @pytest.mark.parametrize(
     ("name", "word", "line"),
     [
-        (
-            "qwen3_30b_cppo",
-            "@layouts/dapo_32b_8xH100",
-            f"the recipes dapo_32b*, and this one is qwen3_30b_cppo; use {LAYOUTS}",
-        ),
-        (
-            "qwen3_30b_cppo",
-            "@layouts/qwen3_4b_8xH100",
-            f"the recipes qwen3_4b*, and this one is qwen3_30b_cppo; use {LAYOUTS}",
-        ),
-        (
-            "mine.yaml",
-            "@layouts/qwen3_4b_8xH100",
-            f"the recipes qwen3_4b*, and this one is qwen3_30b_grpo; use {LAYOUTS}",
-        ),
-        (
-            "quickstart",
-            "@layouts/qwen3_4b_8xH100",
-            "and this one is quickstart; copy it, fit the copy to your model, and",
-        ),
+        ("qwen3_30b_cppo", "@layouts/dapo_32b_8xH100", OTHERS.format("dapo_32b", "qwen3_30b_cppo")),
+        ("qwen3_30b_cppo", "@layouts/qwen3_4b_8xH100", OTHERS.format("qwen3_4b", "qwen3_30b_cppo")),
+        ("mine.yaml", "@layouts/qwen3_4b_8xH100", OTHERS.format("qwen3_4b", "qwen3_30b_grpo")),
+        ("quickstart", "@layouts/qwen3_4b_8xH100", "is quickstart; copy it, fit the copy to your model, and"),
         ("quickstart", "@qwen3_30b_8xH10", "no such file; did you mean @layouts/qwen3_30b_8xH100?"),
         ("quickstart", "@clustr.yaml", "no such file; did you mean @cluster.yaml?"),
         ("quickstart", "@elsewhere/x", "no such file; give @FILE.yaml, or a layout: @layouts/dapo_32b_128xH800, @lay"),

@@ -48,9 +48,3 @@ def test_a_mistyped_loss_is_called_a_loss():
     recipe = {"model": {"path": "m"}, "task": {"kind": "arithmetic"}, "preference": {"loss": ["sigmod"]}}
     with pytest.raises(ConfigError, match="no loss 'sigmod'; did you mean 'sigmoid'"):
         resolve(recipe, root=PreferenceConfig)
-
-
-@pytest.mark.parametrize("kind", ["adamw8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"])
-def test_peers_names_of_a_kind_lead_to_ours(kind):
-    with pytest.raises(ConfigError, match=f"no optimizer '{kind}'; did you mean 'adamw_8bit'"):
-        resolve("quickstart", [f"train.optimizer={kind}"])

@@ -6,7 +6,6 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.presets import ALGORITHMS
-from proxima.config.validate import check, warnings
 from proxima.core.advantage import Gpg, Grpo
 from proxima.core.aggregate import SequenceMeanTokenMean, TokenMean
 from proxima.core.correction import CapFloor
@@ -51,21 +50,6 @@ def test_segment_wise_decoupled_ppo_is_decoupled_ppo_towards_the_next_policy(rec
     assert apart == {"preset", "proximal", "correction"}
 
 
-def test_a_lag_without_old_tokens_is_reported(recipe):
-    path = recipe()
-    messages = [str(problem) for problem in warnings(resolve(path, ["algorithm=sdp"]))]
-    assert any(
-        "no token is two versions old, so this is proximal=recompute; set max_lag to 2" in line for line in messages
-    )
-    given = ["algorithm=sdp", "runtime.max_lag=2"]
-    messages = [str(problem) for problem in warnings(resolve(path, given))]
-    assert any(
-        "without runtime.max_concurrent_rollouts each step trains on its own version" in line for line in messages
-    )
-    for more in (["runtime.max_concurrent_rollouts=8"], ["algorithm.dynamic_sampling={}"]):
-        assert not [p for p in warnings(resolve(path, [*given, *more])) if p.path == "algorithm.proximal"]
-
-
 @pytest.mark.parametrize(
     ("name", "rate", "kept"),
     [
@@ -81,25 +65,13 @@ def test_completion_pruning_is_its_grpo_and_a_rate(recipe, name, rate, kept):
     (prune,) = preset.selection
     assert prune == Prune(rate=rate, keep="largest", scope="group", count="keep", allocate=True)
     assert (prune.kept(16), prune.prompts_factor(16)) == (kept, 16 // kept)
-    assert (preset.advantage, preset.surrogate) == (
-        Grpo(scale="group", epsilon=1e-4),
-        PpoClip(epsilon_low=0.2, epsilon_high=0.2),
-    )
-    assert (preset.aggregate, preset.reference_kl, preset.proximal) == (
-        SequenceMeanTokenMean(),
-        K3(coefficient=0.04),
-        "recompute",
-    )
+    assert preset.advantage == Grpo(scale="group", epsilon=1e-4)
+    assert preset.surrogate == PpoClip(epsilon_low=0.2, epsilon_high=0.2)
+    assert (preset.aggregate, preset.proximal) == (SequenceMeanTokenMean(), "recompute")
+    assert preset.reference_kl == K3(coefficient=0.04)
     assert preset.dynamic_sampling is None
 
 
 def test_presets_share_nothing_that_could_be_changed():
     prunes = [ALGORITHMS[name]["selection"][0] for name in sorted(ALGORITHMS) if name.startswith("cppo_prune")]
     assert len({id(prune) for prune in prunes}) == len(prunes) == 5
-
-
-@pytest.mark.parametrize(("proximal", "refused"), [("behavior", True), ("recompute", False), ("loglinear", False)])
-def test_a_correction_without_effect_is_refused(recipe, proximal, refused):
-    problems = check(resolve(recipe(), ["algorithm.correction=decoupled_token_is", f"algorithm.proximal={proximal}"]))
-    lines = [str(problem) for problem in problems if "has no effect: with algorithm.proximal=behavior" in str(problem)]
-    assert len(lines) == refused

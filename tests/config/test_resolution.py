@@ -101,9 +101,6 @@ def test_slots_take_none_where_they_may_be_off(recipe):
     text = BASE.replace("algorithm: cppo", "algorithm: {preset: cppo, reference_kl: k3}")
     for off in ("none", "null"):
         assert resolve(recipe(text), [f"algorithm.reference_kl={off}"]).config.algorithm.reference_kl is None
-    (line,) = lines(recipe, "algorithm.surrogate=null")
-    remedy = "or set algorithm.preference, for online DPO, or algorithm.distillation, for a teacher alone"
-    assert line == f"algorithm.surrogate=null (command line): must be set; {remedy}"
 
 
 def test_what_peers_call_an_aggregation(recipe):
@@ -116,9 +113,6 @@ def test_lists_by_index(recipe):
     resolved = resolve(recipe(), ["reward.0.weight=2", "reward.1.kind=exact", "reward.1.weight=-1"])
     assert [(type(r).__name__, r.weight) for r in resolved.config.reward] == [("Number", 2.0), ("Exact", -1.0)]
     assert sources(resolved)["reward.1.kind"] == "command line"
-    assert lines(recipe, "reward.2.weight=2") == [
-        "reward.2.weight=2 (command line): 'reward' has 1 entry: 0, and 1 adds one"
-    ]
 
 
 def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
@@ -131,75 +125,6 @@ def test_evaluation_is_greedy_and_takes_the_rest_from_training(recipe):
         recipe(text), ["eval.sampling.max_tokens=99", "eval.sampling.temperature=1"]
     ).config.eval.sampling
     assert (sampling.temperature, sampling.max_tokens, sampling.stop) == (1.0, 99, ("\n",))
-
-
-BAD_INPUT = [  # what is typed, where it is not the path of the line, and the rest of the line
-    ("algorithm.surrogate.dleta=0.2", None, "'cppo' has no field 'dleta'; did you mean 'delta'?"),
-    ("algorithm.surrogate.delta=-1", None, "must be > 0"),
-    ("algorithm.surrogate=cpoo", "algorithm.surrogate.kind", "no surrogate 'cpoo'; did you mean 'cppo'?"),
-    ("algorithm=cpo", "algorithm.preset", "no preset 'cpo'; did you mean 'cppo'?"),
-    ("algorithm.preset=[grpo]", "algorithm.preset", "no preset '[grpo]'; did you mean 'grpo'?"),
-    ("algorithm=gpro", "algorithm.preset", "no preset 'gpro'; did you mean 'grpo'?"),
-    (
-        "task.kind=./tasks.py:X",
-        None,
-        "can't be imported: ValueError: a class is named by its module, not by a file; write package.module:Class",
-    ),
-    ("algorithm.advantage.scale=grop", None, "must be one of none, group, batch; did you mean 'group'?"),
-    ("train.steps=ten", None, "must be a whole number"),
-    ("train.steps=0", None, "must be >= 1"),
-    ("train.stepz=4", None, "'train' has no field 'stepz'; did you mean 'steps'?"),
-    ("train.lr=1e-5", None, "'train' has no field 'lr'; did you mean 'train.optimizer.lr'?"),
-    (
-        "train.num_generations=4",
-        None,
-        "'train' has no field 'num_generations'; proxima calls it train.completions_per_prompt",
-    ),
-    ("rollout.n=4", None, "'recipe' has no field 'rollout'; proxima calls it train.completions_per_prompt"),
-    (
-        "algorithm.dynamic_sampling.max_age=2",
-        None,
-        "'dynamic_sampling' has no field 'max_age'; proxima calls it runtime.max_lag",
-    ),
-    ("trian.steps=4", None, "'recipe' has no field 'trian'; did you mean 'train'?"),
-    ("sampling.top_p=0", None, "must be in (0, 1]; 1 keeps all tokens"),
-    ("sampling=hot", None, "must be a mapping of its fields: {temperature: …}"),
-    (
-        "task.kind=no_such.x:X",
-        None,
-        "can't be imported: ModuleNotFoundError: No module named 'no_such'; write package.module:Class",
-    ),
-    ("runtime.max_lag=-1", None, "must be >= 0; 0 is synchronous training"),
-    (
-        "train.target_kl=0.02",
-        None,
-        "must be null with epochs_per_step=1: it leaves out further epochs, and there are none",
-    ),
-    ("train.target_kl=0", None, "must be > 0 nats; null turns it off"),
-    ("train.updates_per_step=3", None, "must divide prompts_per_step=8; a group is never split over two updates"),
-    ("train.prompts_per_step=0", None, "must be >= 1"),
-    ("reward=[]", None, "must name at least one; see `proxima list reward`"),
-    ("engine=vlm", "engine.kind", "no engine 'vlm'; did you mean 'vllm'?"),
-]
-
-
-@pytest.mark.parametrize(("override", "path", "message"), BAD_INPUT, ids=[case[0] for case in BAD_INPUT])
-def test_bad_input_is_one_line(recipe, override, path, message):
-    typed, _, value = override.partition("=")
-    assert lines(recipe, override) == [f"{path or typed}={value} (command line): {message}"]
-
-
-def test_a_spec_from_elsewhere_that_is_none(recipe):
-    for name, message in [
-        ("Nope", "AttributeError: module 'tests.config.fakes' has no attribute 'Nope'"),
-        ("not_a_class", "TypeError: tests.config.fakes:not_a_class is not a class"),
-    ]:
-        kind = f"tests.config.fakes:{name}"
-        expected = f"task.kind={kind} (command line): can't be imported: {message}; write package.module:Class"
-        assert lines(recipe, f"task.kind={kind}") == [expected]
-    assert lines(recipe, "task.kind=tests.config.fakes:Must") == [
-        "task.path: is missing: where it is; set it in the recipe, or task.path=… on the command line"
-    ]
 
 
 def test_an_unknown_kind_with_no_near_name_lists_them_all(recipe):
@@ -231,10 +156,6 @@ def test_all_problems_come_at_once_with_file_and_line(recipe):
 
 
 def test_a_bound_broken_by_a_default_says_so(recipe):
-    assert lines(recipe, "train.updates_per_step=5") == [
-        "train.updates_per_step=5 (command line): must divide prompts_per_step=8; a group is never split over two "
-        "updates"
-    ]
     assert lines(recipe, text=BASE + "train: {prompts_per_step: 4, updates_per_step: 8}\n") == [
         "train.updates_per_step=8 (run.yaml:5): must divide prompts_per_step=4; a group is never split over two updates"
     ]
@@ -289,13 +210,6 @@ def test_a_list_preset_can_be_changed_and_extended(recipe):
     assert len(several.correction) == len(CORRECTION_PRESETS["decoupled_token_is"]) + 1
 
 
-def test_a_mistyped_list_preset(recipe):
-    assert lines(recipe, "algorithm.correction=decoupled_token_si") == [
-        "algorithm.correction.0.kind=decoupled_token_si (command line): no correction 'decoupled_token_si'; did you "
-        "mean 'decoupled_token_is'?"
-    ]
-
-
 @pytest.mark.parametrize("preset", sorted(ALGORITHMS))
 def test_every_preset_resolves(recipe, preset):
     teacher = ["algorithm.distillation.path=models/a-teacher"] if "distillation" in ALGORITHMS[preset] else []
@@ -307,11 +221,8 @@ def test_every_preset_resolves(recipe, preset):
 
 def test_cppo_is_the_published_setting(recipe):
     algorithm = resolve(recipe()).config.algorithm
-    assert (algorithm.proximal, algorithm.advantage, algorithm.aggregate) == (
-        "behavior",
-        Grpo(scale="none"),
-        TokenMean(),
-    )
+    assert (algorithm.proximal, algorithm.aggregate) == ("behavior", TokenMean())
+    assert algorithm.advantage == Grpo(scale="none")
     assert (algorithm.surrogate.delta, algorithm.surrogate.w_min, algorithm.surrogate.delta_b) == (0.15, 0.8, 0.02)
 
 

@@ -12,26 +12,8 @@ from proxima.config import RunConfig, dump, resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.config.slots import Slot
 
-TRICKY = [
-    "1e-5",
-    "true",
-    "null",
-    "a: b",
-    "# no comment",
-    "- x",
-    "'",
-    '"',
-    "a\nb",
-    " ",
-    "{x}",
-    "über",
-    "yes",
-    "*x",
-    "%",
-    "@",
-    "\t",
-    "0x1",
-]
+TRICKY = ["1e-5", "true", "null", "a: b", "# no comment", "- x", "'", '"', "a\nb", " ", "{x}", "über"]
+TRICKY += ["yes", "*x", "%", "@", "\t", "0x1"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
+from proxima.config.estimate import gemm_rate
 from proxima.data import recipe_files
 from proxima.lab.rehearsal import device_fit
 from tests.cli.warm_rehearsals import WarmExecutor
@@ -107,8 +108,8 @@ def later(page):
 
 TINY = {  # field of a recipe → its value where the recipe sets it; every answer is 0, which the model often says
     "second_low": 0, "second_high": 0,
-    "size": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1, "steps": 2,
-    "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
+    "size": 6, "count": 6, "limit": 2, "prompts_per_step": 2, "completions_per_prompt": 4, "updates_per_step": 1,
+    "steps": 2, "examples_per_step": 2, "warmup_steps": 0, "every": 1, "seeds": [1], "max_concurrent_rollouts": 4,
     "seconds": 0.5,
 }  # fmt: skip
 
@@ -217,6 +218,7 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
+    monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))  # of `explain` and `doctor`
     modules = set(sys.modules)
     from proxima.check import check_law, live_check, spec_check
 

@@ -39,7 +39,7 @@ def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
     def upper_half(prompt, completion):
         return Score(value=sum(token >= VOCABULARY // 2 for token in completion.tokens) / len(completion.tokens))
 
-    settings = example.Settings(steps=40, prompts=4, completions=16, max_tokens=8, lr=1e-2, dtype="float32")
+    settings = example.Settings(steps=24, prompts=4, completions=16, max_tokens=8, lr=1e-2, dtype="float32")
     questions = [
         example.Question(f"Say {word}", "") for word in ("one", "two", "three", "four", "five", "six", "seven")
     ]
@@ -50,5 +50,5 @@ def test_the_policy_learns_what_is_rewarded(example, tiny_model, capsys):
     # step anew
     assert max(m["mismatch/log_prob_absdiff_mean"] for m in history) < 1e-4
     assert all(abs(m["ratio_mean"] - 1) < 1e-4 and m["masked_fraction"] == 0 for m in history)
-    assert engine.scheduler.version == 40
-    assert capsys.readouterr().out.count("step ") == 40
+    assert engine.scheduler.version == 24
+    assert capsys.readouterr().out.count("step ") == 24

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -23,6 +22,7 @@ from proxima.prepare.atomic_folder import atomic_folder
 from proxima.prepare.write_files import COLUMNS
 from proxima.task import Parquet, PreparedTask
 from proxima.task.prepared import PREPARED
+from tests.warm import run_warm
 
 from .published import (
     AFTER,
@@ -289,21 +289,6 @@ def test_held_out_where_there_is_a_test_side(tmp_path):
     assert any("has no test split; 50% of the questions are held out" in note for note in only.notes)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"held_out": 1.0}, r"held_out=1.0 must be in \[0, 1\)"),
-        ({"words": -1}, "words=-1 must be >= 0"),
-        ({"common": -1}, "common=-1 must be >= 0"),
-        ({"conflicts": "last"}, "conflicts='last' must be one of drop, first, majority"),
-        ({"max_unreadable": 2}, r"max_unreadable=2 must be in \[0, 1\]"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        PrepareOptions(**options)
-
-
 # Folders
 
 
@@ -355,8 +340,8 @@ def test_one_at_a_time_makes_a_folder(tmp_path):
             "import sys, pathlib; from proxima.prepare.atomic_folder import atomic_folder; "
             "atomic_folder(pathlib.Path(sys.argv[1])).__enter__()"
         )
-        other = subprocess.run([sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True)
-        assert "out is being made by another process" in other.stderr
+        _, _, error = run_warm([sys.executable, "-c", code, str(tmp_path / "out")], text=True)
+        assert "out is being made by another process" in error
         assert (folder / "card.json").read_text() == "mine" and not (tmp_path / "out").exists()
     assert sorted(os.listdir(tmp_path)) == [".out.partial", "out", "raw"]
     with atomic_folder(tmp_path / "out", overwrite=True) as folder:  # the lock is free again

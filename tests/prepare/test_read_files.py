@@ -1,6 +1,7 @@
 """Rows of the published forms, right and broken."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,9 @@ from proxima.prepare.answer_kinds import ANSWERS
 from proxima.prepare.read_files import inspect_file, iter_source_rows
 from proxima.prepare.row_formats import SourceQuestion
 
-from .published import AFTER, BEFORE, math_row, write_dapo, write_jsonl, write_parquet
+from .published import AFTER, BEFORE, lines, math_row, write_dapo, write_jsonl, write_parquet
+
+FORMS = lines(Path(__file__).with_name("forms.jsonl"))  # of published data sets: a row, and what is read of it
 
 
 def rows_of(*paths):
@@ -21,87 +24,11 @@ def only(path):
     return row.content
 
 
-@pytest.mark.parametrize(
-    ("row", "expected"),
-    [
-        (  # HuggingFaceH4/aime_2024
-            {
-                "id": 60,
-                "problem": "1?",
-                "solution": "It is 33.",
-                "answer": "033",
-                "url": "https://e.org",
-                "year": "2024",
-            },
-            SourceQuestion("1?", "033", "It is 33.", None, None, "60"),
-        ),
-        (  # Maxwell-Jia/AIME_2024
-            {"ID": "2024-II-4", "Problem": "1?", "Solution": "It is 33.", "Answer": 33},
-            SourceQuestion("1?", 33, "It is 33.", None, None, "2024-II-4"),
-        ),
-        (  # math-ai/aime24: the answer inside the solution
-            {"id": 60, "problem": "1?", "solution": "\\boxed{204}", "url": "https://e.org"},
-            SourceQuestion("1?", "\\boxed{204}", "\\boxed{204}", None, None, "60"),
-        ),
-        (
-            {"problem": "1?", "answer": "70", "id": "0"},
-            SourceQuestion("1?", "70", None, None, None, "0"),
-        ),  # math-ai/aime25
-        (  # MathArena/aime_2025
-            {"problem_idx": 1, "problem": "1?", "answer": 70, "problem_type": ["Number Theory"]},
-            SourceQuestion("1?", 70, None, None, None, "1"),
-        ),
-        ({"question": "1?", "answer": "70"}, SourceQuestion("1?", "70")),  # opencompass/AIME2025
-        # math-ai/amc23
-        (
-            {"id": 0, "question": "1?", "answer": 27.0, "url": "https://e.org"},
-            SourceQuestion("1?", 27.0, None, None, None, "0"),
-        ),
-        ({"question": "1?", "answer": "1+1=2\n#### 2"}, SourceQuestion("1?", "1+1=2\n#### 2", "1+1=2")),  # openai/gsm8k
-        (  # hendrycks MATH
-            {"problem": "1?", "level": "Level 5", "type": "Algebra", "solution": "so $\\boxed{2}$"},
-            SourceQuestion("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Algebra", 5),
-        ),
-        (  # a few rows of MATH have no level
-            {"problem": "1?", "level": "Level ?", "type": "Geometry", "solution": "so $\\boxed{2}$"},
-            SourceQuestion("1?", "so $\\boxed{2}$", "so $\\boxed{2}$", "Geometry", None),
-        ),
-        (  # HuggingFaceH4/MATH-500
-            {
-                "problem": "1?",
-                "solution": "so",
-                "answer": "\\pi",
-                "subject": "Precalculus",
-                "level": 2,
-                "unique_id": "test/a/807.json",
-            },
-            SourceQuestion("1?", "\\pi", "so", "Precalculus", 2, "test/a/807.json"),
-        ),
-        (  # open-r1/DAPO-Math-17k-Processed
-            {
-                "prompt": "1?",
-                "solution": "34",
-                "data_source": "math_dapo",
-                "source_prompt": [{"content": "x", "role": "user"}],
-                "ability": "MATH",
-                "reward_model": {"ground_truth": "34", "style": "rule"},
-                "extra_info": {"index": "9a9b"},
-            },
-            SourceQuestion("1?", "34", None, None, None, "9a9b"),
-        ),
-        (  # prepared for verl: objects as JSON text
-            {
-                "prompt": json.dumps([{"role": "user", "content": "1?"}]),
-                "reward_model": json.dumps({"ground_truth": "34"}),
-            },
-            SourceQuestion("1?", "34"),
-        ),
-        ({"prompt": "1?", "answer": "34"}, SourceQuestion("1?", "34")),
-    ],
-)
-def test_every_form(tmp_path, row, expected):
-    assert only(write_parquet(tmp_path / "a.parquet", [row])) == expected
-    assert only(write_jsonl(tmp_path / "a.jsonl", [row])) == expected
+@pytest.mark.parametrize("form", FORMS, ids=[form["of"] for form in FORMS])
+def test_every_form(tmp_path, form):
+    expected = SourceQuestion(**form["read"])
+    assert only(write_parquet(tmp_path / "a.parquet", [form["row"]])) == expected
+    assert only(write_jsonl(tmp_path / "a.jsonl", [form["row"]])) == expected
 
 
 def test_dapo(tmp_path):

@@ -54,17 +54,3 @@ def test_what_is_not_gsm8k(tmp_path):
         Gsm8kTask(path=str(tmp_path / "nope.jsonl")).rows(1)
     with pytest.raises(ValueError, match="names a folder that does not exist"):
         Gsm8kTask(path=str(tmp_path / "nope")).rows(1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"split": "dev"}, "split='dev' must be 'train' or 'test'"),
-        ({"template": "no question"}, r"must hold \{question\}"),
-        ({"template": "{question} {x}"}, "and nothing else in braces"),
-        ({"path": ""}, "path='' must be a hub name"),
-    ],
-)
-def test_bad_fields(fields, message):
-    with pytest.raises(ValueError, match=message):
-        Gsm8kTask(**fields)

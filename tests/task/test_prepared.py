@@ -58,19 +58,6 @@ def test_what_is_missing(path, split, message, tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"path": ""}, "path='' must name a folder"),
-        ({"path": "x", "split": "dev"}, "split='dev' must be 'train' or 'test'"),
-        ({"path": "x", "template": "{problem}"}, r"must hold \{question\} and nothing else"),
-    ],
-)
-def test_bad_fields(fields, message):
-    with pytest.raises(ValueError, match=message):
-        PreparedTask(**fields)
-
-
 def test_the_command_for_a_path():
     assert (
         prepare_command("data/dapo-math/train.parquet")

@@ -4,7 +4,9 @@ import dataclasses
 import inspect
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from proxima.task import TASKS, Row
 from proxima.task.mix import WeightedTask
@@ -12,44 +14,34 @@ from proxima.task.mix import WeightedTask
 LINES = "".join(json.dumps({"question": f"{i}?", "answer": f"so\n#### {i}"}) + "\n" for i in range(6))
 
 
+ROWS = [json.loads(line) for line in LINES.splitlines()]
+FIELDS = {  # of the kinds that read no file
+    "reasoning_gym": {"task": "chain_sum", "size": 6},
+    "mix": {"size": 6, "tasks": [WeightedTask(name=f"{n}", task=TASKS["arithmetic"](size=n)) for n in (2, 9)]},
+    "seeds": {"count": 6, "environment": "guess"},
+    "arithmetic": {"size": 6},
+}
+
+
 @pytest.fixture
 def made(tmp_path):
     """A small instance of a kind."""
 
     def make(kind):
+        if kind in FIELDS:
+            pytest.importorskip("reasoning_gym") if kind == "reasoning_gym" else None
+            return TASKS[kind](**FIELDS[kind])
+        path = tmp_path
         if kind in ("jsonl", "gsm8k"):
-            (tmp_path / "d.jsonl").write_text(LINES)
-            return TASKS[kind](path=str(tmp_path / "d.jsonl"))
-        if kind == "parquet":
-            import pyarrow as pa
-            from pyarrow import parquet
-
-            parquet.write_table(
-                pa.Table.from_pylist([json.loads(line) for line in LINES.splitlines()]), tmp_path / "d.parquet"
-            )
-            return TASKS[kind](path=str(tmp_path / "d.parquet"))
-        if kind == "prepared":
-            import pyarrow as pa
-            from pyarrow import parquet
-
-            rows = [json.loads(line) for line in LINES.splitlines()]
-            chats = [{**row, "messages": [{"role": "user", "content": row["question"]}]} for row in rows]
-            parquet.write_table(pa.Table.from_pylist(chats), tmp_path / "train.parquet")
-            return TASKS[kind](path=str(tmp_path))
-        if kind == "dataset":
-            datasets = pytest.importorskip("datasets")
-            datasets.Dataset.from_list([json.loads(line) for line in LINES.splitlines()]).save_to_disk(
-                str(tmp_path / "saved")
-            )
-            return TASKS[kind](path=str(tmp_path / "saved"))
-        if kind == "reasoning_gym":
-            pytest.importorskip("reasoning_gym")
-            return TASKS[kind](task="chain_sum", size=6)
-        if kind == "mix":
-            return TASKS[kind](
-                size=6, tasks=[WeightedTask(name=f"{n}", task=TASKS["arithmetic"](size=n)) for n in (2, 9)]
-            )
-        return TASKS[kind](count=6, environment="guess") if kind == "seeds" else TASKS[kind](size=6)
+            (path := tmp_path / "d.jsonl").write_text(LINES)
+        elif kind == "dataset":
+            data = pytest.importorskip("datasets").Dataset.from_list(ROWS)
+            data.save_to_disk(str(path := tmp_path / "saved"))
+        else:
+            chats = [{**row, "messages": [{"role": "user", "content": row["question"]}]} for row in ROWS]
+            path = tmp_path / "train.parquet"
+            parquet.write_table(pa.Table.from_pylist(chats if kind == "prepared" else ROWS), path)
+        return TASKS[kind](path=str(tmp_path if kind == "prepared" else path))
 
     return make
 
@@ -82,3 +74,11 @@ def test_rows_are_random_access_deterministic_and_plain(kind, made):
         assert json.loads(json.dumps([row.answer, dict(row.metadata)])) == [row.answer, dict(row.metadata)]
     with pytest.raises(IndexError):
         rows[6]
+
+
+@pytest.mark.parametrize("kind", ["arithmetic", "gsm8k", "prepared", "reasoning_gym"])
+def test_a_side_is_train_or_test(kind):
+    pytest.importorskip("reasoning_gym") if kind == "reasoning_gym" else None
+    fields = {"prepared": {"path": "x"}, "reasoning_gym": {"task": "countdown"}}.get(kind, {})
+    with pytest.raises(ValueError, match="split='dev' must be 'train' or 'test'"):
+        TASKS[kind](**fields, split="dev")

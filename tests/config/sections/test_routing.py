@@ -12,23 +12,6 @@ ROWS = {"model": {"path": "org/model"}, "task": "arithmetic"}
 REPLAY, VLLM = "algorithm.routing_replay", "engine={kind: vllm, url: 'http://127.0.0.1:9'}"
 
 
-@pytest.mark.parametrize(
-    ("overrides", "path", "reason"),
-    [
-        ([f"{REPLAY}=rollout"], REPLAY, "engine chose; set engine.routed_experts=true"),
-        ([f"{REPLAY}=rollout", VLLM], REPLAY, "engine chose; set engine.routed_experts=true"),
-        ([f"{REPLAY}=rollout", VLLM, "engine.routed_experts=true"], None, ""),
-        ([f"{REPLAY}=recompute"], REPLAY, "there is none; set algorithm.proximal=recompute"),
-        ([f"{REPLAY}=rollout", "engine.routed_experts=true"], None, ""),
-        ([f"{REPLAY}=recompute", "algorithm.proximal=recompute"], None, ""),
-    ],
-)
-def test_what_is_replayed_is_recorded(recipe, overrides, path, reason):
-    problems = [p for p in check(resolve(recipe(), overrides)) if "rout" in p.message or p.path == REPLAY]
-    assert [p.path for p in problems] == ([path] if path else [])
-    assert all(reason in p.message for p in problems)
-
-
 def test_a_dense_model_has_no_load_to_balance(recipe, tiny_model):
     """Whoever has set it, by recipe, command line or default, is named."""
     folder = f"model.path={tiny_model('llama')}"

@@ -2,8 +2,6 @@
 
 import importlib.util
 
-import pytest
-
 from proxima.config import resolve
 from proxima.config.validate import check
 
@@ -22,10 +20,3 @@ def test_a_package_that_is_missing_is_named(recipe, monkeypatch):
     assert problems(recipe, *words) == [f"train.optimizer.kind=adamw_8bit (command line): {remedy}"]
     own = ["algorithm=ppo", "critic=model", "critic.optimizer=adamw_8bit"]
     assert problems(recipe, *own) == [f"critic.optimizer.kind=adamw_8bit (command line): {remedy}"]
-
-
-@pytest.mark.parametrize(("kind", "count"), [("muon", 1), ("adamw", 0)])
-def test_muon_is_not_for_adapters(recipe, kind, count):
-    assert problems(recipe, f"train.optimizer={kind}") == []
-    lines = problems(recipe, f"train.optimizer={kind}", "model.lora={rank: 4}")
-    assert len(lines) == count and all(line.endswith("use adamw with model.lora") for line in lines)

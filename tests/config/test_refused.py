@@ -1,0 +1,51 @@
+"""Overrides that are refused or odd, as a user types them: each line has the remedy, before anything is loaded."""
+
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from proxima.config import ConfigError, check, resolve
+from proxima.config.validate import warnings
+
+_, *PARTS = Path(__file__).with_name("refused.txt").read_text(encoding="utf-8").split("\n== ")
+FILES = {  # of the part "checked beside files"
+    "data/questions.jsonl": "{}",
+    "folder/file.txt": "",
+    "here/file.txt": "",
+    "m/config.json": '{"max_position_embeddings": 64}',
+    "models/smollm2-135m-instruct/config.json": "{}",
+    "runs/a/config.yaml": "{}",
+    "runs/a/metrics.jsonl": "",
+}
+ENTRIES = [  # part, overrides, lines
+    (part.partition("\n")[0], overrides, lines)
+    for part in PARTS
+    for overrides, *lines in (entry.splitlines() for entry in part.split("\n$ ")[1:])
+]
+
+
+@pytest.mark.parametrize(("part", "overrides", "lines"), ENTRIES, ids=[f"{entry[0]}: {entry[1]}" for entry in ENTRIES])
+def test_what_is_said_of_them(recipe, part, overrides, lines):
+    name, words = recipe(), shlex.split(overrides)
+    if part == "read":
+        with pytest.raises(ConfigError) as caught:
+            resolve(name, words)
+        problems = caught.value.problems
+    elif part.startswith("checked"):
+        for path, text in FILES.items() if part == "checked beside files" else ():
+            recipe(text, path)
+        problems = check(resolve(name, words))
+    else:
+        assert check(resolve(name, words)) == []
+        problems = warnings(resolve(name, words))
+    said = [str(problem) for problem in problems]
+    assert len(said) == len(lines)
+    for text, line in zip(said, lines, strict=True):
+        assert text.startswith(line[:-1]) if line.endswith("…") else text == line
+
+
+def test_there_are_hundreds():
+    counts = Counter(part for part, *_ in ENTRIES)
+    assert counts == {"read": 109, "checked": 97, "odd": 21, "checked beside files": 15}
