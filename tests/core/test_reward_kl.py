@@ -63,7 +63,9 @@ def test_the_coefficient_of_an_adaptive_run_stands_in_for_the_start_value():
     spec = RewardKl(0.1, adaptive=AdaptiveCoefficient(target=0.5, horizon=100))
     assert shaped(spec, 0.2).paid.tolist() == pytest.approx((2 * shaped(spec).paid).tolist())
     assert spec.next(0.2, kl=5.0, samples=10) == pytest.approx(0.2 * 1.02)
-    assert spec.next(0.2, kl=0.55, samples=10) == pytest.approx(0.2 * 1.01)
+    assert spec.next(0.2, kl=0.45, samples=10) == pytest.approx(0.2 * 0.99)
+    for kl, factor in ((0.0, 0.8), (5.0, 1.2)):  # however many completions a step has, beta keeps its sign
+        assert spec.next(0.2, kl, samples=600) == pytest.approx(0.2 * factor)
     assert RewardKl(0.1).next(0.1, kl=5.0, samples=10) == 0.1
 
 

@@ -1,4 +1,4 @@
-"""Scalar heads, penalties with memory, gradient weights, proximal interpolation."""
+"""Scalar heads, penalties, gradient weights, proximal interpolation."""
 
 import math
 
@@ -8,7 +8,6 @@ import torch
 
 from proxima.core import PpoClip, ValueLoss, gradient_weight, interpolated_proximal
 from proxima.core.penalty import K1, K3, EntropyBonus
-from proxima.core.reward_kl import AdaptiveCoefficient
 from proxima.data import PolicyBatch
 
 
@@ -22,14 +21,6 @@ def test_value_loss_is_clipped_around_the_rollouts_estimate() -> None:
     assert ValueLoss(math.inf, "huber", delta=1.0)(
         torch.tensor([3.0]), torch.zeros(1), torch.zeros(1), torch.tensor([True])
     )[0].tolist() == [2.5]
-
-
-def test_the_adaptive_coefficient_moves_towards_its_target() -> None:
-    controller = AdaptiveCoefficient(target=0.1, horizon=1000)
-    assert controller.next(0.2, kl=0.5, samples=100) == pytest.approx(0.2 * 1.02)
-    assert controller.next(0.2, kl=0.09, samples=100) == pytest.approx(0.2 * 0.99)
-    for kl, factor in ((0.0, 0.8), (0.5, 1.2)):  # however many completions a step has, beta keeps its sign
-        assert controller.next(0.2, kl, samples=6000) == pytest.approx(0.2 * factor)
 
 
 def one_token(**more: torch.Tensor) -> PolicyBatch:

@@ -1,17 +1,17 @@
 """Writes mismatch.json: engine against trainer, one token after the other, in Python floats.
 
-    python tests/golden/make_mismatch.py
+    python -m tests.golden.make_mismatch
 
 No peer has all of these figures, nor the guard. This is what docs/mismatch.md and algorithms.md define, without torch
 and without anything of proxima.
 """
 
-import json
 import math
 import random
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
+
+from tests.golden.by_formula import edges_of, k3, plain, record, variance, write
 
 CATASTROPHIC, EDGES = 1e-4, (0.0, 0.001, 0.01, 0.1, 0.5, 0.9, 1.0)
 PERCENTILES = {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99}
@@ -24,16 +24,11 @@ def safe(x: float) -> float:
     return math.exp(min(max(x, -20.0), 20.0))
 
 
-def k3(x: float) -> float:
-    return math.expm1(x) - x
-
-
 def distribution(name: str, values: list[float], correction: int = 0) -> dict[str, float]:
     mean = fmean(values)
-    variance = sum((x - mean) ** 2 for x in values) / max(len(values) - correction, 1)
     return {
         f"{name}_mean": mean,
-        f"{name}_std": math.sqrt(variance),
+        f"{name}_std": math.sqrt(variance(values, correction)),
         f"{name}_min": min(values),
         f"{name}_max": max(values),
         f"{name}_eff_sample_size": mean**2 / fmean(x * x for x in values),
@@ -47,11 +42,8 @@ def binned(x: float) -> float:
 
 
 def of_columns(name: str, rho: list[float]) -> dict[str, float]:
-    nothing = math.nan
-    return {
-        f"{name}/k3_kl": fmean(map(k3, rho)) if rho else nothing,
-        f"{name}/log_prob_absdiff": fmean(map(abs, rho)) if rho else nothing,
-    }
+    by_name = {"k3_kl": k3, "log_prob_absdiff": abs}
+    return {f"{name}/{key}": fmean(map(of, rho)) if rho else math.nan for key, of in by_name.items()}
 
 
 def perplexities(rows: Rows) -> dict[str, float]:
@@ -132,7 +124,7 @@ def token(draw: random.Random, far: float, extreme: bool) -> tuple[float, float]
     return (min(mu + draw.gauss(0, 0.25), -1e-3), mu)
 
 
-def record(
+def made(
     name: str, seed: int, lengths: list[int], guard: dict[str, float], *, far: float = 0.0, all_: bool = False
 ) -> dict:
     draw = random.Random(seed)
@@ -159,28 +151,19 @@ def record(
     expected = {"exceeded": int(over), "rejects": [int(over and entry) for entry in bad]}
     expected |= {"health": {f"mismatch/{metric}": level for metric, level in levels(result, kl, catastrophic).items()}}
     if all_:
-        expected |= {"metrics": {f"mismatch/{k}": "nan" if math.isnan(v) else v for k, v in result.items()}}
-    edges = [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    return {
-        "name": f"mismatch/{name}",
-        "source": "by hand",
-        "dtype": "float64",
-        "mismatch": guard,
-        "inputs": columns | {"cu_seqlens": edges},
-        "expected": expected,
-    }
+        expected |= {"metrics": dict(zip((f"mismatch/{k}" for k in result), plain([*result.values()]), strict=True))}
+    return record(f"mismatch/{name}", {"mismatch": guard}, columns | {"cu_seqlens": edges_of(lengths)}, expected)
 
 
 LENGTHS = [9, 1, 4, 0, 17, 6, 12]
 RECORDS = [
-    record("near", 1, LENGTHS, {}, all_=True),
-    record("far", 2, LENGTHS, {"max_k3_kl": 0.02}, far=0.06, all_=True),
-    record("extreme", 3, LENGTHS, {"on_mismatch": "reject"}, far=0.05, all_=True),
-    record("within", 2, LENGTHS, {"max_k3_kl": 5.0, "max_catastrophic": 1.0}, far=0.06),
-    record("catastrophic alone", 2, LENGTHS, {"max_k3_kl": 5.0, "max_catastrophic": 0.1}, far=0.06),
-    record("k3 alone", 1, LENGTHS, {"max_k3_kl": 0.01, "max_catastrophic": 0.5}),
+    made("near", 1, LENGTHS, {}, all_=True),
+    made("far", 2, LENGTHS, {"max_k3_kl": 0.02}, far=0.06, all_=True),
+    made("extreme", 3, LENGTHS, {"on_mismatch": "reject"}, far=0.05, all_=True),
+    made("within", 2, LENGTHS, {"max_k3_kl": 5.0, "max_catastrophic": 1.0}, far=0.06),
+    made("catastrophic alone", 2, LENGTHS, {"max_k3_kl": 5.0, "max_catastrophic": 0.1}, far=0.06),
+    made("k3 alone", 1, LENGTHS, {"max_k3_kl": 0.01, "max_catastrophic": 0.5}),
 ]
 
 if __name__ == "__main__":
-    text = "[\n" + ",\n".join(json.dumps(each, separators=(",", ":")) for each in RECORDS) + "\n]\n"
-    Path(__file__).with_name("mismatch.json").write_text(text)
+    write(__file__, RECORDS)

@@ -1,35 +1,20 @@
 """Writes outcome_formulas.json: advantages of long completions, selections, preferences, KL in the reward, proximal
 policies between versions, one number after the other, in Python floats.
 
-    python tests/golden/make_outcome_formulas.py
+    python -m tests.golden.make_outcome_formulas
 
 Where no peer's record shows a number: peers balance nothing, their records are of at most twelve tokens, and their
 `bco_pair` has no shift. This is algorithms.md's mathematics without torch and without anything of proxima.
 """
 
-import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import pairwise
-from pathlib import Path
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
-
-def record(name: str, slot: str, spec: Any, inputs: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "source": "by hand", "dtype": "float64", slot: spec, "inputs": inputs, "expected": expected}
-
-
-def edges_of(lengths: list[int]) -> list[int]:
-    return [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-
-
-def places(mask: list[int], lengths: list[int]) -> list[list[int]]:
-    """Of each sequence the places in the loss."""
-    edges = edges_of(lengths)
-    return [[i for i in range(a, b) if mask[i]] for a, b in pairwise(edges)]
+from tests.golden.by_formula import edges_of, plain, record, rows_of, variance, write
 
 
 def members_of(group: list[int]) -> dict[int, list[int]]:
@@ -37,12 +22,6 @@ def members_of(group: list[int]) -> dict[int, list[int]]:
     for i, label in enumerate(group):
         result[label].append(i)
     return result
-
-
-def variance(values: list[float]) -> float:
-    """ddof = 1"""
-    mean = fmean(values)
-    return sum((x - mean) ** 2 for x in values) / (len(values) - 1)
 
 
 # advantages of tokens
@@ -58,7 +37,7 @@ def to_go(rewards: list[float], factor: float) -> list[float]:
 
 def explained(prediction: dict[int, float], target: dict[int, float]) -> float:
     error = [target[i] - prediction[i] for i in prediction]
-    return 1 - variance(error) / variance([target[i] for i in prediction])
+    return 1 - variance(error, 1) / variance([target[i] for i in prediction], 1)
 
 
 def foreseen(rows: list[list[int]], group: list[int], inputs: dict[str, Any], gamma: float) -> dict[str, float]:
@@ -82,7 +61,7 @@ def gae_record(name: str, seed: int, lengths: list[int], group: list[int], gamma
     inputs: dict[str, Any] = {"reward": [draw.gauss(0, 0.1) for _ in mask], "value": [draw.gauss(0, 1) for _ in mask]}
     inputs |= {"loss_mask": mask, "cu_seqlens": edges_of(lengths), "group": group}
     inputs["bootstrap"] = [draw.choice((0.0, 0.7)) for _ in lengths]
-    rows = places(mask, lengths)
+    rows = rows_of(mask, edges_of(lengths))
     advantage, returns = [0.0] * size, [0.0] * size
     for row, last in zip(rows, inputs["bootstrap"], strict=True):
         after = dict(zip(row, [*(inputs["value"][i] for i in row[1:]), last], strict=False))
@@ -93,21 +72,20 @@ def gae_record(name: str, seed: int, lengths: list[int], group: list[int], gamma
     measured["returns/mean"] = fmean(returns[i] for row in rows for i in row)
     expected = {"advantage": advantage, "returns": returns, "metrics": measured}
     spec = {"kind": "gae", "gamma": gamma, "lam": lam, "whiten": False}
-    return record(f"gae/{name}", "advantage", spec, inputs, expected)
+    return record(f"gae/{name}", {"advantage": spec}, inputs, expected)
 
 
 def reinforce_pp_record(seed: int, lengths: list[int], gamma: float) -> dict[str, Any]:
     draw, size = random.Random(seed), sum(lengths)
     mask, reward = [int(draw.random() < 0.9) for _ in range(size)], [draw.gauss(0, 1) for _ in range(size)]
     by_name = {}
-    for row in places(mask, lengths):
+    for row in rows_of(mask, edges_of(lengths)):
         by_name |= dict(zip(row, to_go([reward[i] for i in row], gamma), strict=True))
-    mean, scale = fmean(by_name.values()), math.sqrt(variance(list(by_name.values())) + 1e-8)
+    mean, scale = fmean(by_name.values()), math.sqrt(variance(list(by_name.values()), 1) + 1e-8)
     advantage = [(by_name[i] - mean) / scale if i in by_name else 0.0 for i in range(size)]
     inputs = {"reward": reward, "loss_mask": mask, "cu_seqlens": edges_of(lengths)}
-    return record(
-        "reinforce_pp/long", "advantage", {"kind": "reinforce_pp", "gamma": gamma}, inputs, {"advantage": advantage}
-    )
+    spec = {"kind": "reinforce_pp", "gamma": gamma}
+    return record("reinforce_pp/long", {"advantage": spec}, inputs, {"advantage": advantage})
 
 
 # selections
@@ -173,7 +151,7 @@ def selection_records() -> list[dict[str, Any]]:
     def named(spec: dict[str, Any], a: list[float], expected: dict[str, Any]) -> dict[str, Any]:
         name = "/".join(str(value) for value in spec.values())
         sign = "" if a is advantage else "/mirrored"
-        return record(f"selection/{name}{sign}", "selection", spec, {**inputs, "advantage": a}, expected)
+        return record(f"selection/{name}{sign}", {"selection": spec}, {**inputs, "advantage": a}, expected)
 
     collected = []
     for scope, most, a in [("batch", 1.0, advantage), ("group", 1.0, mirrored), ("group", 1.5, advantage)]:
@@ -194,11 +172,11 @@ def selection_records() -> list[dict[str, Any]]:
     group = [1, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5, 6, 6]
     correct = [1.0, nan, 1.0, nan, 1.0, 0.0, nan, nan, nan, nan, 1.0, 0.0, 0.0]
     reward = [0.1, 0.2, 0.3, 0.4, 0.4, 0.4, 0.5, 0.6, 0.7, 0.7, 1.0, 0.2, 0.1]
-    columns = {"reward": reward, "group": group, "correct": ["nan" if math.isnan(x) else x for x in correct]}
+    columns = {"reward": reward, "group": group, "correct": plain(correct)}
     for metric, values in (("accuracy", correct), ("reward", reward)):
         spec = {"kind": "drop_uniform_groups", "metric": metric}
         expected = {"keep": varied(values, reward, group)}
-        collected.append(record(f"selection/drop_uniform_groups/{metric}", "selection", spec, columns, expected))
+        collected.append(record(f"selection/drop_uniform_groups/{metric}", {"selection": spec}, columns, expected))
     return collected
 
 
@@ -237,7 +215,7 @@ def preference_records() -> list[dict[str, Any]]:
             "rewards/accuracies": fmean(a > b for a, b in zip(c, r, strict=True)),
         }
         expected = {"pair_loss": losses, "loss": fmean(losses), "metrics": metrics}
-        records.append(record(f"preference/{spec['kind']}", "preference", spec, inputs, expected))
+        records.append(record(f"preference/{spec['kind']}", {"preference": spec}, inputs, expected))
     return records
 
 
@@ -248,7 +226,7 @@ def reward_kl_record(name: str, spec: dict[str, Any], estimate: Callable[[float]
     draw, lengths = random.Random(61), [3, 2, 6, 0, 4]
     mask = [int(i not in (4, 8, 3)) for i in range(sum(lengths))]  # all of the second sequence is outside the loss
     logs = [[-draw.uniform(0.1, 3) for _ in mask] for _ in range(2)]
-    score, rows = [1.0, 0.25, -0.5, 2.0, 0.0], places(mask, lengths)
+    score, rows = [1.0, 0.25, -0.5, 2.0, 0.0], rows_of(mask, edges_of(lengths))
     each = {i: estimate(logs[0][i] - logs[1][i]) for row in rows for i in row}
     beta = spec["coefficient"]
     reward = [-beta * each[i] if i in each else 0.0 for i in range(len(mask))]
@@ -265,7 +243,7 @@ def reward_kl_record(name: str, spec: dict[str, Any], estimate: Callable[[float]
     expected = {"reward": reward, "total": [a - b for a, b in zip(score, paid, strict=True)], "paid": paid, "kl": kl}
     expected |= {"some": [int(bool(row)) for row in rows], "mean_kl": mean, "next_coefficient": after}
     inputs = {"score": score, "log_prob": logs[0], "reference_log_prob": logs[1], "loss_mask": mask}
-    return record(f"reward_kl/{name}", "reward_kl", spec, inputs | {"cu_seqlens": edges_of(lengths)}, expected)
+    return record(f"reward_kl/{name}", {"reward_kl": spec}, inputs | {"cu_seqlens": edges_of(lengths)}, expected)
 
 
 # proximal policies
@@ -288,18 +266,15 @@ def proximal_records() -> list[dict[str, Any]]:
             return mu[i] + share * (pi[i] - mu[i])
         return math.log(math.exp(mu[i]) + share * (math.exp(pi[i]) - math.exp(mu[i])))
 
-    def plain(values: Sequence[float]) -> list[Any]:
-        return ["nan" if math.isnan(x) else x for x in values]
-
-    every, shared = (
-        range(len(version)),
-        {"behavior_log_prob": mu, "policy_version": version, "current_version": current},
-    )
+    every = range(len(version))
+    shared = {"behavior_log_prob": mu, "policy_version": version, "current_version": current}
     inputs = shared | {"proximal_log_prob": pi, "cached_log_prob": plain(cached)}
-    results = [record("proximal/next", "proximal", "next", inputs, {"next_log_prob": plain([after(i) for i in every])})]
+    results = [
+        record("proximal/next", {"proximal": "next"}, inputs, {"next_log_prob": plain([after(i) for i in every])})
+    ]
     for kind in ("linear", "loglinear"):
         expected = {"proximal_log_prob": [between(i, kind) for i in every]}
-        results.append(record(f"proximal/{kind}", "proximal", kind, shared | {"log_prob": pi}, expected))
+        results.append(record(f"proximal/{kind}", {"proximal": kind}, shared | {"log_prob": pi}, expected))
     return results
 
 
@@ -320,5 +295,4 @@ if __name__ == "__main__":
         ),
         *proximal_records(),
     ]
-    text = "[\n" + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in records) + "\n]\n"
-    Path(__file__).with_name("outcome_formulas.json").write_text(text)
+    write(__file__, records)

@@ -1,21 +1,20 @@
 """Writes policy_formulas.json: surrogates, corrections, entropy and distillation, one token after the other, in Python
 floats.
 
-    python tests/golden/make_policy_formulas.py
+    python -m tests.golden.make_policy_formulas
 
 Where no peer's record shows a number: the thresholds of `cppo` and its metrics, top-K buckets, what `geo_mean` keeps,
 metrics of rejections. This is algorithms.md's mathematics without torch and without anything of proxima.
 """
 
-import json
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
 from typing import Any
+
+from tests.golden.by_formula import edges_of, k3, record, rows_of, write
 
 Columns = dict[str, list[Any]]
 
@@ -42,11 +41,11 @@ class Tokens:
                 values = (pi, mu, min(pi + draw.gauss(0, 0.1), -1e-3), int(inside), int(sampled))
                 for name, value in zip(names, (*values, (-1.5, 1.0, 0.5, -0.25)[number % 4]), strict=True):
                     columns[name].append(value)
-        return cls(columns, [sum(lengths[:i]) for i in range(len(lengths) + 1)])
+        return cls(columns, edges_of(lengths))
 
     def rows(self, flag: str = "loss_mask") -> list[list[int]]:
         """Of each sequence the places where `flag` is set."""
-        return [[i for i in range(a, b) if self.columns[flag][i]] for a, b in pairwise(self.edges)]
+        return rows_of(self.columns[flag], self.edges)
 
     @property
     def loss(self) -> list[int]:
@@ -59,8 +58,7 @@ class Tokens:
         return self.gap("log_prob", "proximal_log_prob", i)
 
     def record(self, name: str, specs: dict[str, Any], expected: dict[str, Any]) -> dict[str, Any]:
-        inputs = self.columns | {"cu_seqlens": self.edges}
-        return {"name": name, "source": "by hand", "dtype": "float64", **specs, "inputs": inputs, "expected": expected}
+        return record(name, specs, self.columns | {"cu_seqlens": self.edges}, expected)
 
 
 def ratio_metrics(t: Tokens, keep: dict[int, bool]) -> dict[str, float]:
@@ -69,7 +67,7 @@ def ratio_metrics(t: Tokens, keep: dict[int, bool]) -> dict[str, float]:
         "masked_fraction": fmean(not keep[i] for i in t.loss),
         "ratio_mean": fmean(map(math.exp, log_ratio)),
         "ratio_max": max(map(math.exp, log_ratio)),
-        "approx_kl": fmean(math.expm1(x) - x for x in log_ratio),
+        "approx_kl": fmean(map(k3, log_ratio)),
         "approx_kl_k1": -fmean(log_ratio),
     }
 
@@ -246,7 +244,7 @@ def rejected(t: Tokens, name: str, spec: dict[str, Any], keep: dict[int, bool], 
 
 
 def rejection(t: Tokens, name: str, low: float, **fields: Any) -> dict[str, Any]:
-    of = {"ratio": lambda x: x, "k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": lambda x: math.expm1(x) - x}
+    of = {"ratio": lambda x: x, "k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": k3}
     statistic = fields.get("statistic", "ratio")
     each = {i: of[statistic](t.gap("proximal_log_prob", "behavior_log_prob", i)) for i in t.loss}
     reduced: dict[int, float] = dict(each)
@@ -345,5 +343,4 @@ if __name__ == "__main__":
     records += [geo_mean("directed", outliers), geo_mean("wide", outliers, epsilon_high=0.8)]
     records += [geo_mean("log_ratio", outliers, epsilon_low=0.1, epsilon_high=0.5, clip="log_ratio")]
     records += correction_records() + distillation_records()
-    text = "[\n" + ",\n".join(json.dumps(record, separators=(",", ":")) for record in records) + "\n]\n"
-    Path(__file__).with_name("policy_formulas.json").write_text(text)
+    write(__file__, records)

@@ -1,15 +1,16 @@
 """Writes segment_wise.json: segment-wise decoupled PPO, one token after the other, in Python floats.
 
-    python tests/golden/make_segment_wise.py
+    python -m tests.golden.make_segment_wise
 
 No peer has the mathematics in a version that can be installed; this is algorithms.md's formula without torch. Each row
 is a completion trained at version 6; `next_log_prob` is what the rule makes of (version, cached).
 """
 
-import json
 import math
 import random
-from pathlib import Path
+from typing import Any
+
+from tests.golden.by_formula import record, write
 
 V, CAP, FLOOR, CLIP = 6, 5.0, 0.2, 0.4
 
@@ -19,7 +20,7 @@ def towards(version: int, behavior: float, proximal: float, cached: float | None
     return behavior if version == V else proximal if version == V - 1 else cached
 
 
-def record(name: str, seed: int, lengths: list[int], *, missing: float) -> dict:
+def made(name: str, seed: int, lengths: list[int], *, missing: float) -> dict[str, Any]:
     draw = random.Random(seed)
     columns: dict[str, list[list[float | None]]] = {}
     weights: list[list[float]] = []
@@ -50,19 +51,14 @@ def record(name: str, seed: int, lengths: list[int], *, missing: float) -> dict:
             columns.setdefault(key, []).append([*row, *[filler] * (longest - length)])
         weights.append([*row_weights, *[0.0] * (longest - length)])
         gradient.append([*row_gradient, *[0.0] * (longest - length)])
-    return {
-        "name": f"segment_wise/{name}",
-        "source": "by hand",
-        "dtype": "float64",
+    specs = {
         "surrogate": {"kind": "ppo_clip", "epsilon_low": CLIP, "epsilon_high": CLIP},
         "correction": {"kind": "cap_floor", "upper": CAP, "lower": FLOOR, "towards": "next"},
         "aggregate": {"kind": "token_mean"},
-        "inputs": columns | {"advantage": advantage},
-        "expected": {"loss": total / tokens, "denominator": tokens, "weight": weights, "grad_log_prob": gradient},
     }
+    expected = {"loss": total / tokens, "denominator": tokens, "weight": weights, "grad_log_prob": gradient}
+    return record(f"segment_wise/{name}", specs, columns | {"advantage": advantage}, expected)
 
 
 if __name__ == "__main__":
-    records = [record("whole", 1, [7, 3, 5], missing=0.0), record("missing", 2, [6, 1, 8], missing=0.4)]
-    text = "[\n" + ",\n".join(json.dumps(entry, separators=(",", ":")) for entry in records) + "\n]\n"
-    Path(__file__).with_name("segment_wise.json").write_text(text)
+    write(__file__, [made("whole", 1, [7, 3, 5], missing=0.0), made("missing", 2, [6, 1, 8], missing=0.4)])
