@@ -9,7 +9,6 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +69,12 @@ def in_one_line(value: Any) -> str:
     """A plain value as YAML in one line, numbers as people write them: `1e-05`, `0.15`, `1`."""
     if isinstance(value, float):
         return f"{value:.15g}" if math.isfinite(value) else str(value).replace("inf", ".inf").replace("nan", ".nan")
+    if isinstance(value, tuple):
+        value = list(value)
     if isinstance(value, str) and "\n" in value:
         return json.dumps(value, ensure_ascii=False)  # any other style would spread it over several lines
-    return _of_scalar(value) if isinstance(value, str | int | None) else _dumped(value)
-
-
-def _dumped(value: Any) -> str:
     style: Any = {"default_flow_style": True, "width": math.inf, "allow_unicode": True, "sort_keys": False}
     return str(yaml.dump(value, Dumper=Dumper, **style)).removesuffix("\n").removesuffix("\n...")
-
-
-_of_scalar = lru_cache(4096, typed=True)(_dumped)
 
 
 def for_any_reader(value: Any) -> str:

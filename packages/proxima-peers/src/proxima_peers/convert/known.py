@@ -194,7 +194,8 @@ def _nearest(name: str, o: Options, table: dict[str, Rule]) -> str:
     names = o.asked | {other for other in table if "*" not in other}
     section, _, last = name.rpartition(".")
     beside = {other.rpartition(".")[2]: other for other in sorted(names) if other.rpartition(".")[0] == section}
-    matches = [beside[near] for near in difflib.get_close_matches(last, beside, n=1, cutoff=0.7)]
-    matches = matches or sorted(other for other in names if other.rpartition(".")[2] == last)
-    matches = matches or difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    near = difflib.get_close_matches(last, beside, n=1, cutoff=0.7)
+    elsewhere = sorted(other for other in names if other.rpartition(".")[2] == last)
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=0.85)
+    matches = [beside[last_part] for last_part in near] or elsewhere or similar
     return f"did you mean {matches[0]!r}?" if matches else f"{o.peer} has no such option that we know"
