@@ -107,7 +107,7 @@ def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
 
 
 def test_it_resumes_with_the_same_bounds_only(tiny_model, tmp_path):
-    interrupt(go, tmp_path / "run", tree(tiny_model("llama")), "after step 1")
+    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
     with pytest.raises(UserError, match=r"runtime.max_concurrent_rollouts=8 differs from 3"):
         go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=8), resume=True)
 
