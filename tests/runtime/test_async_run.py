@@ -68,8 +68,8 @@ def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_proc
 
 
 def test_without_lag_a_run_is_synchronous(tiny_model, tmp_path):
-    go(tmp_path / "sync", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=None, runtime__max_lag=0))
-    go(tmp_path / "lag-0", tree(tiny_model("llama"), runtime__max_lag=0))
+    for name, asynchronous in (("sync", {"runtime__max_concurrent_rollouts": None}), ("lag-0", {})):
+        go(tmp_path / name, tree(tiny_model("llama"), runtime__max_lag=0, train__steps=3, **asynchronous))
     assert_same(traces(tmp_path / "lag-0"), traces(tmp_path / "sync"))
 
 
