@@ -89,7 +89,7 @@ CHAINS = {  # of interruptions: moment, end and interval of checkpoints
 
 
 @pytest.mark.parametrize("chain", CHAINS)
-def test_after_interruptions_every_prompt_is_consumed_once(chain, tiny_model, tmp_path):
+def test_after_an_interruption_every_prompt_is_consumed_once(chain, tiny_model, tmp_path):
     for moment, end, every in CHAINS[chain]:
         config = tree(tiny_model("llama"), checkpoint__every=every)
         interrupt(go, tmp_path / "run", config, moment, end, resume=True)
@@ -167,7 +167,7 @@ def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):
     assert_whole(tmp_path / "run")
 
 
-@pytest.mark.campaign("tests/runtime/test_async_run.py::test_after_interruptions_every_prompt_is_consumed_once[died]")
+@pytest.mark.campaign("tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[died]")
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
     """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""

@@ -66,7 +66,7 @@ BROAD = {  # as another run, with other settings that no resume reads
     "episodes with a value head",
 }
 FILE = "tests/runtime/test_resumed_runs.py::"
-RESUMED = f"{FILE}test_a_run_that_is_interrupted_and_resumed_equals_an_unbroken_one"
+RESUMED = f"{FILE}test_a_resumed_run_equals_an_unbroken_one"
 
 
 def is_over(moment, end, every):
@@ -92,7 +92,7 @@ def chains():
 
 
 @pytest.mark.parametrize(("run", "interruptions"), chains())
-def test_a_run_that_is_interrupted_and_resumed_equals_an_unbroken_one(run, interruptions, runs, tmp_path, request):
+def test_a_resumed_run_equals_an_unbroken_one(run, interruptions, runs, tmp_path, request):
     """Every resume but the last is interrupted as well."""
     if run.startswith("episodes"):
         request.getfixturevalue("mark")
