@@ -22,14 +22,16 @@ class Died(BaseException):
 def act_at(moment, act):
     """An observer that acts at a moment, a name of `MOMENTS` or what such a name stands for, once."""
     event, matches, finished = MOMENTS[moment] if isinstance(moment, str) else moment
-    acted, steps = [], []
+    acted, steps = [], [0]
 
     def on(seen, *facts):
-        if seen == event and not acted and len(steps) >= finished and matches(*facts):
+        if seen == "started":
+            steps.append(facts[0].resumed_at)
+        if seen == event and not acted and steps[-1] >= finished and matches(*facts):
             acted.append(1)
             act()
         if seen == "step":
-            steps.append(1)
+            steps.append(facts[0]["step"])
 
     return Watcher(on)
 
@@ -71,13 +73,14 @@ MOMENTS = {  # event, which of them, steps before
 }
 
 
-def interrupt(go, folder, tree, moment, end="died"):
-    """Begin a run that dies at a moment, or is stopped there by Ctrl-C, which leaves a checkpoint of its last step."""
+def interrupt(go, folder, tree, moment, end="died", **how):
+    """Begin a run, or resume it, that dies at a moment, or is stopped there by Ctrl-C, which leaves a checkpoint of its
+    last step."""
     if end == "died":
         with pytest.raises(Died):
-            go(folder, tree, observer=die_at(moment))
+            go(folder, tree, observer=die_at(moment), **how)
         return
-    summary = go(folder, tree, observer=stop_at(moment))
+    summary = go(folder, tree, observer=stop_at(moment), **how)
     saved = [checkpoint.step for checkpoint in checkpoints(folder / "checkpoints")]
     assert summary.status == "stopped" and max(saved, default=0) == summary.steps
 

@@ -106,7 +106,8 @@ episodes = partial(Run, recipe=episode_recipe, traces=whole)
 
 
 def few_episodes(settings: dict[str, Any]) -> Run:
-    return episodes({"train__prompts_per_step": 2, "train__completions_per_prompt": 2, **NO_EVAL, **settings})
+    small = {"train__steps": 2, "train__prompts_per_step": 2, "train__completions_per_prompt": 2}
+    return episodes(small | NO_EVAL | settings)
 
 
 sft, dpo, reward_model = (partial(Run, recipe=m.recipe, go=m.go) for m in (tiny_sft, tiny_dpo, tiny_reward))

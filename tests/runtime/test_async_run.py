@@ -68,25 +68,32 @@ def test_prompts_generate_asynchronously(engine, tiny_model, tmp_path, warm_proc
 
 
 def test_without_lag_a_run_is_synchronous(tiny_model, tmp_path):
-    go(tmp_path / "sync", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=None, runtime__max_lag=0))
-    go(tmp_path / "lag-0", tree(tiny_model("llama"), runtime__max_lag=0))
+    for name, asynchronous in (("sync", {"runtime__max_concurrent_rollouts": None}), ("lag-0", {})):
+        go(tmp_path / name, tree(tiny_model("llama"), runtime__max_lag=0, train__steps=3, **asynchronous))
     assert_same(traces(tmp_path / "lag-0"), traces(tmp_path / "sync"))
 
 
-@pytest.mark.parametrize(
-    ("moment", "end", "every"),
-    [
+CHAINS = {  # of interruptions: moment, end and interval of checkpoints
+    "died": [
         ("while generating step 1", "died", 2),
-        ("while generating step 1", "stopped", 0),
         ("while training step 2", "died", 1),
+        ("after the evaluation at 2", "died", 2),
+        ("after step 3", "died", 2),
+    ],
+    "stopped": [
+        ("while generating step 1", "stopped", 0),
         ("while training step 1", "stopped", 0),
         ("after step 2", "stopped", 0),
-        ("after step 3", "died", 2),
-        ("after the evaluation at 2", "died", 2),
     ],
-)
-def test_after_an_interruption_every_prompt_is_consumed_once(moment, end, every, tiny_model, tmp_path):
-    interrupt_and_resume(go, tmp_path / "run", tree(tiny_model("llama"), checkpoint__every=every), moment, end)
+}
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+def test_after_an_interruption_every_prompt_is_consumed_once(chain, tiny_model, tmp_path):
+    for moment, end, every in CHAINS[chain]:
+        config = tree(tiny_model("llama"), checkpoint__every=every)
+        interrupt(go, tmp_path / "run", config, moment, end, resume=True)
+    assert go(tmp_path / "run", config, resume=True).status == "done"
     assert_whole(tmp_path / "run")
 
 
@@ -100,7 +107,7 @@ def test_a_checkpoint_names_what_was_in_flight(tiny_model, tmp_path):
 
 
 def test_it_resumes_with_the_same_bounds_only(tiny_model, tmp_path):
-    interrupt(go, tmp_path / "run", tree(tiny_model("llama")), "after step 1")
+    go(tmp_path / "run", tree(tiny_model("llama"), train__steps=1))
     with pytest.raises(UserError, match=r"runtime.max_concurrent_rollouts=8 differs from 3"):
         go(tmp_path / "run", tree(tiny_model("llama"), runtime__max_concurrent_rollouts=8), resume=True)
 
@@ -160,12 +167,7 @@ def test_a_replaced_engine_is_reported(tiny_model, tmp_path, warm_processes):
     assert_whole(tmp_path / "run")
 
 
-CALM = "while training step 2-died-1"
-
-
-@pytest.mark.campaign(
-    f"tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[{CALM}]"
-)
+@pytest.mark.campaign("tests/runtime/test_async_run.py::test_after_an_interruption_every_prompt_is_consumed_once[died]")
 @pytest.mark.parametrize("seed", range(2))
 def test_killed_again_and_again(seed, tiny_model, tmp_path, warm_processes):
     """The trainer's process at any instant, then at the end of a step, and the engine's process several times."""
@@ -189,10 +191,9 @@ def test_a_second_process_is_refused_until_the_first_has_died(tiny_model, tmp_pa
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(config))
     folder = tmp_path / "run"
     first = start_and_hold(folder, 5)
-    for more in ("--overwrite", "--resume"):
-        second = start(folder, more)
-        _, err = second.communicate()
-        assert second.returncode == 2 and f"in use by another process (pid {first.pid} " in err, err
+    second = start(folder, "--overwrite")
+    _, err = second.communicate()
+    assert second.returncode == 2 and f"in use by another process (pid {first.pid} " in err, err
     assert first.poll() is None
     first.kill()
     first.communicate()

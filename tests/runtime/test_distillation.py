@@ -27,7 +27,6 @@ def distilled(tiny_model, *, divergence="reverse_kl", more=None, algorithm=None,
     "divergence",
     [
         {"kind": "reverse_kl", "top_k": 259},
-        {"kind": "forward_kl"},
         {"kind": "js", "beta": 0.3, "top_k_of": "student", "top_k": 8},
         {"kind": "reverse_kl", "top_k": 0},
     ],

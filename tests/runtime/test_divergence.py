@@ -93,13 +93,13 @@ def whole(tiny_model, tmp_path_factory):
     return traces(folder)
 
 
-@pytest.mark.parametrize("place", ["gradient", "weights", "weights before the update", "second moment"])
-def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, whole, tiny_model, tmp_path, monkeypatch):
+def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(whole, tiny_model, tmp_path, monkeypatch):
+    """Four times in one run, each time in another place."""
     tree = recipe(tiny_model("llama"), train__updates_per_step=2, **NO_EVAL)
     inner, update = TrainStack._step, TrainStack.update
 
     def damaged(self, *arguments, **options):
-        if self.updates == 2 * 2:
+        if self.updates == 2 * 2 and place == "weights before the update":
             with torch.no_grad():
                 self.parameters[1].view(-1)[7] = float("nan")
         return update(self, *arguments, **options)
@@ -116,15 +116,15 @@ def test_the_last_good_checkpoint_stays_and_a_resume_is_exact(place, whole, tiny
                 self.parameters[1].view(-1)[7] = float("inf")
         return norm
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainStack, "_step", broken)
-        if place == "weights before the update":
+    for place in ("gradient", "weights", "weights before the update", "second moment"):
+        with monkeypatch.context() as patch:
+            patch.setattr(TrainStack, "_step", broken)
             patch.setattr(TrainStack, "update", damaged)
-        # a checkpoint that can't be written ends the step that was just done
-        step = 4 if place == "second moment" else 3
-        with pytest.raises(RunEnded, match=f"^step {step}: .*; the checkpoint of step 2 is finite. Resume"):
-            go(tmp_path / "run", tree)
-    assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]
+            # a checkpoint that can't be written ends the step that was just done
+            step = 4 if place == "second moment" else 3
+            with pytest.raises(RunEnded, match=f"^step {step}: .*; the checkpoint of step 2 is finite. Resume"):
+                go(tmp_path / "run", tree, resume=True)
+        assert [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")] == [1, 2]
     assert go(tmp_path / "run", tree, resume=True).status == "done"
     assert_same(traces(tmp_path / "run"), whole)
 

@@ -34,9 +34,9 @@ WAITING = pytest.mark.campaign(
     "mode", [pytest.param(mode, marks=[WAITING] * (mode not in ("wait", "the next policy"))) for mode in ASYNCHRONOUS]
 )
 def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, tmp_path, mark):
-    tree = episode_recipe(tiny_model("llama"), train__steps=4, checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
+    tree = episode_recipe(tiny_model("llama"), checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 3")
-    records = assert_whole(tmp_path / "run", prompts=2, lag=tree["runtime"]["max_lag"])
+    records = assert_whole(tmp_path / "run", steps=3, prompts=2, lag=tree["runtime"]["max_lag"])
     if mode != "drop":  # how many are too old is the machine's
         assert sum(record["async/evicted"] for record in records) == 0
     if "algorithm" in ASYNCHRONOUS[mode]:
@@ -55,17 +55,17 @@ def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_p
             for process in warm_processes:
                 process.kill()
 
-    tree = episode_recipe(tiny_model("llama"), train__steps=4, **own)
+    tree = episode_recipe(tiny_model("llama"), **own)
     assert go(tmp_path / "run", tree, observer=Watcher(kill)).status == "done"
-    records = assert_whole(tmp_path / "run", prompts=2)
+    records = assert_whole(tmp_path / "run", steps=3, prompts=2)
     assert sum(record["episode/failed"] for record in records) == 0 and sum(killed) > 0
 
 
 def test_a_resumed_replay_of_asynchronous_episodes_is_the_unbroken_one(tiny_model, tmp_path):
-    recorded = episode_recipe(tiny_model("llama"), train__steps=3, **OVERLAP)
+    recorded = episode_recipe(tiny_model("llama"), train__steps=2, **OVERLAP)
     assert go(tmp_path / "recorded", recorded).status == "done"
     again = {"algorithm": {"preset": "dppo"}, "rollouts": str(tmp_path / "recorded"), "train__prompts_per_step": 2}
-    tree = episode_recipe(tiny_model("llama"), **again, **NO_EVAL)
+    tree = episode_recipe(tiny_model("llama"), train__steps=2, **again, **NO_EVAL)
     assert go(tmp_path / "unbroken", tree).status == "done"
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     assert_same(whole(tmp_path / "run"), whole(tmp_path / "unbroken"))
@@ -91,7 +91,7 @@ def server(tiny_model):
 
 def test_episodes_at_a_server_are_resumed(server, tiny_model, tmp_path, mark):
     """A server gives no bits back that it gave before; each prompt is trained on once."""
-    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, **OVERLAP)
+    tree = episode_recipe(tiny_model("llama"), engine={"kind": "vllm", "url": server}, train__steps=2, **OVERLAP)
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
-    records = assert_whole(tmp_path / "run", steps=3, prompts=2)
+    records = assert_whole(tmp_path / "run", steps=2, prompts=2)
     assert all(record["episode/turns/mean"] > 1 and record["sync/probe_max"] < 1e-3 for record in records)

@@ -138,7 +138,7 @@ def test_missing_ones_are_counted_and_handled(tiny_model, tmp_path, monkeypatch)
     model = tiny_model("llama")
     for missing in ("decoupled", "drop_token", "drop_sample"):
         folder = tmp_path / missing
-        assert go(folder, tree(model, algorithm__next_missing=missing, train__steps=4)).status == "done"
+        assert go(folder, tree(model, algorithm__next_missing=missing, train__steps=3)).status == "done"
         assert any(r["next/missing_fraction"] > 0 for r in steps_of(folder))
         for record in steps_of(folder):
             assert record["next/cached_fraction"] == 0

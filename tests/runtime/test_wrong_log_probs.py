@@ -60,7 +60,7 @@ def wrong(tiny_model, guard=None, **engine):
     return recipe(tiny_model("llama"), engine=settings, algorithm=algorithm, **QUICK)
 
 
-@pytest.mark.parametrize("engine", [{"shift": 0.5}, {"shift": -0.5}, {"factor": 1.5}, {"factor": 0.5}])
+@pytest.mark.parametrize("engine", [{"shift": -0.5}, {"factor": 1.5}])
 def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, tiny_model, tmp_path):
     with pytest.raises(RunEnded) as error:
         go(tmp_path / "run", wrong(tiny_model, **engine))

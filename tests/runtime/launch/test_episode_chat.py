@@ -14,6 +14,7 @@ from proxima.runtime.launch.episode_chat import EpisodeChat, make_table, play_ep
 from tests.rollout.episodes.test_player import ids
 from tests.tiny import tiny_tokenizer
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 TOOL = ["task.kind=arithmetic", "task.tools=[proxima.environment.calculator:calculate]"]
 GAME = ["task={kind: seeds, count: 3, environment: {kind: guess, low: 1, high: 2, guesses: 2}}"]
 XML = "<function=calculate><parameter=expression>6*7</parameter></function>"

@@ -9,6 +9,7 @@ import pytest
 from proxima.cli.main import main
 from tests.runtime.tiny_run import recipe
 
+pytestmark = pytest.mark.usefixtures("lent_servers")
 WORLD = "tests.environment.network_world"
 TEMPLATE = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
 TEMPLATE += "{{ m.content }}{% endfor %}{% if tools %}T{% endif %}"

@@ -196,7 +196,7 @@ def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
         for a in range(50)
     ]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    for budget, chunk in ((2000, 512), (400, 512), (400, 3)):
+    for budget, chunk in ((2000, 512), (400, 3)):
         changes = {"task__path": str(file), "eval__task__path": str(file), "train__tokens_per_micro_batch": budget}
         changes["model__log_prob_chunk"] = chunk
         folder = tmp_path / f"{budget}-{chunk}"

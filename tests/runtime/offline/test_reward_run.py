@@ -55,8 +55,8 @@ def test_training_continues_from_a_reward_model(unbroken, tree, tmp_path):
 
 
 def test_margins_of_the_data_change_the_run(unbroken, tree, tmp_path):
-    go(tmp_path / "run", tree(reward_model__margin_column="lead"))
-    go(tmp_path / "same", tree(reward_model__margin=0.5))
+    go(tmp_path / "run", tree(reward_model__margin_column="lead", train__steps=1))
+    go(tmp_path / "same", tree(reward_model__margin=0.5, train__steps=1))
     first, same, other = (
         [r["loss"] for r in RunFolder(folder).read_metrics() if r["kind"] == "train"]
         for folder in (tmp_path / "run", tmp_path / "same", unbroken)
@@ -92,7 +92,7 @@ def test_a_model_that_can_have_no_head_is_refused_before_the_rows(tree, tmp_path
 
 
 def test_from_python(tree, tmp_path):
-    run = proxima.reward_model({**tree(), "folder": str(tmp_path / "run")}, quiet=True)
+    run = proxima.reward_model({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
     assert Path(run.folder, "summary.json").is_file() and os.path.isdir(run.folder)
     with pytest.raises(UserError, match="proxima reward"):
         proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)

@@ -18,6 +18,7 @@ from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.engine.http import Vllm
 from proxima.engine.serve import Serve
+from proxima.runtime.placement import engine_group
 from proxima.runtime.placement.engine_group import EngineGroup, PlacedEngine, engine_plan, engines_on
 from proxima.runtime.placement.engine_host import EnginePlace, EnginePlan
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
@@ -97,7 +98,8 @@ class Doors:
 
 
 @pytest.mark.waits
-def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path):
+def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_group, "LOOK_SECONDS", 0.05)
     ray = pytest.importorskip("ray")
     program, said = tmp_path / "vllm", list[str]()
     program.write_text(SERVER)

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,7 @@ def prompts(*uids):
 
 def group(uid, rewards=(1.0, 0.0), versions=((3, 3), (4,))):
     completions = tuple(
-        Completion(
-            prompt_uid=uid,
-            sample=i,
-            tokens=tuple(range(len(v))),
-            text="t",
-            sampled_log_prob=(-0.5,) * len(v),
-            untruncated_log_prob=(-0.5,) * len(v),
-            policy_version=v,
-            finish_reason="stop",
-            temperature=1.0,
-        )
-        for i, v in enumerate(versions)
+        replace(Completion.of_text(uid, i, "t", range(len(v))), policy_version=v) for i, v in enumerate(versions)
     )
     scores = tuple(Score.failed("timed out") if r is None else Score(value=r) for r in rewards)
     return Group(prompt=prompts(uid)[0], completions=completions, scores=scores)

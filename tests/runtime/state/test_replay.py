@@ -18,7 +18,7 @@ from proxima.runtime.state.replay import StoredRollouts
 from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_rows
 from proxima.view.report import write_report
 from tests.runtime.runs import EPOCHS, RUNS
-from tests.runtime.tiny_run import assert_same, go, recipe, traces
+from tests.runtime.tiny_run import assert_same, go, recipe
 from tests.tiny import tiny_tokenizer
 
 STEPS = 4  # of the run called "policy"
@@ -65,19 +65,15 @@ def test_dropped_groups_are_stored(runs):
     assert {"dropped_uniform_group", "dropped_pruned", "trained", "invalid"} <= {row["outcome"] for row in rows}
 
 
-def test_another_loss_sees_the_same_tokens(generated, tiny_model, tmp_path):
-    summary = go(
-        tmp_path / "run", replay(tiny_model("llama"), generated, algorithm={"preset": "dppo"}, eval__task=None)
-    )
+def test_another_loss_sees_the_same_tokens(generated, runs):
+    folder, summary = runs.finished("replay"), runs.made("replay").summary
     same = ("prompt_uid", "sample", "tokens", "sampled_log_prob", "reward", "policy_version")
     for file in sorted((generated / "rollouts").iterdir()):
-        theirs, ours = read_rows(file), read_rows(tmp_path / "run" / "rollouts" / file.name)
+        theirs, ours = read_rows(file), read_rows(folder / "rollouts" / file.name)
         assert [[row[name] for name in same] for row in ours] == [[row[name] for name in same] for row in theirs]
-    assert traces(tmp_path / "run")["tensors"] != traces(generated)["tensors"]
+    assert runs.traces("replay")["tensors"] != runs.traces("policy")["tensors"]
     assert summary.replay["run"] == str(generated) and len(summary.replay["sha256"]) == 64
-    assert summary.tokens_per_second["generate"] == 0 and summary.eval == {}
-    write_report(tmp_path / "run")
-    page = (tmp_path / "run" / "report.html").read_text()
+    page = write_report(folder).read_text()
     assert f"<code>{generated}</code>" in page and summary.replay["sha256"][:16] in page
 
 
@@ -86,7 +82,8 @@ def test_without_held_out_questions_no_engine_is_built(generated, tiny_model, tm
     monkeypatch.setattr(
         "proxima.runtime.launch.generation.make_rewards", lambda *_: pytest.fail("rewards were started")
     )
-    assert go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None)).status == "done"
+    summary = go(tmp_path / "run", replay(tiny_model("llama"), generated, eval__task=None, train__steps=1))
+    assert (summary.status, summary.eval, summary.tokens_per_second["generate"]) == ("done", {}, 0)
 
 
 def changed(folder, generated, change):
@@ -197,18 +194,11 @@ def test_the_seed_may_name_the_run(generated, tiny_model, tmp_path):
 def test_the_flag_is_short_for_the_field(generated, tiny_model, tmp_path, capsys):
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(recipe(tiny_model("llama"), **EPOCHS)))
-    words = [
-        "train",
-        str(file),
-        "--rollouts",
-        str(generated),
-        f"folder={tmp_path / 'run'}",
-        "eval.task=null",
-        "eval.every=0",
-    ]
+    words = ["train", str(file), "--rollouts", str(generated), f"folder={tmp_path / 'run'}", "eval.task=null"]
+    words += ["eval.every=0"]
     assert main([*words, "train.steps=9"]) == 2
     assert "train.steps=9 (command line): is more than the 4 finished steps" in capsys.readouterr().err
-    assert main(words) == 0
+    assert main([*words, "train.steps=1"]) == 0
     assert f"replay of {generated}" in capsys.readouterr().out
     assert main(["explain", str(tmp_path / "run"), "--import-code"]) == 0
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["replay"]["sha256"] in capsys.readouterr().out

@@ -15,7 +15,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
 from proxima.train.checkpoint import checkpoints
 from tests.runtime.interruptions import interrupt, press, start, start_and_hold, stop_at
-from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, summary_of, traces
+from tests.runtime.tiny_run import Watcher, assert_same, changed, go, recipe, steps_of, summary_of, traces
 
 STEPS = 4  # of the run called "policy"
 SHORT = {"train__steps": 1, "eval__every": 0, "eval__before": False, "eval__after": False}
@@ -53,7 +53,7 @@ def test_what_a_kill_between_writing_and_deleting_left_goes(runs, tmp_path):
     assert [place.name for place in folder.iterdir()] == ["000004"]
 
 
-@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("step", [1, 3])
 def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, monkeypatch):
     """And its prompts are drawn again: the checkpoint's cursor is behind the last finished step."""
     config = runs.tree("policy", checkpoint__every=0)
@@ -70,19 +70,6 @@ def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, m
     assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
-def test_many_interruptions(runs, tmp_path):
-    config = runs.tree("policy")
-    summary = go(tmp_path / "run", config, observer=stop_at("while evaluating before"))
-    seen = []
-    for _ in range(12):
-        if summary.status == "done":
-            break
-        seen.append(summary.steps)
-        summary = go(tmp_path / "run", config, resume=True, observer=stop_at(("step", lambda record, sample: True, 0)))
-    assert summary.status == "done" and seen == sorted(seen) and len(seen) >= 4
-    assert_same(traces(tmp_path / "run"), runs.traces("policy"))
-
-
 @pytest.mark.parametrize("name", ["policy", "sft"])
 def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
     shutil.copytree(runs.finished(name), tmp_path / "run")
@@ -91,16 +78,6 @@ def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
     assert (summary.status, summary.steps, watcher.records) == ("done", STEPS, [])
     assert summary.seconds == runs.made(name).summary.seconds
     assert_same(traces(tmp_path / "run"), runs.traces(name))
-
-
-def test_more_steps_than_at_first(runs, tmp_path):
-    """The number of steps may change; with a constant learning rate the longer run is the one that asked for them at
-    once."""
-    settings = {"train__schedule": "constant", "eval__after": False, "eval__every": 0}
-    runs.go("policy", tmp_path / "long", **settings)
-    runs.go("policy", tmp_path / "run", **settings, train__steps=2)
-    assert runs.go("policy", tmp_path / "run", **settings, resume=True).steps == STEPS
-    assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
 
 
 def test_a_torn_checkpoint_is_passed_over(runs, tmp_path):
@@ -134,10 +111,6 @@ def test_time_goes_on(runs, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"train__optimizer__lr": 1e-4}, "train.optimizer.lr=0.0001"),
-        ({"seed": 4}, "seed=4"),
-        ({"train__completions_per_prompt": 8}, "train.completions_per_prompt=8"),
-        ({"sampling__temperature": 0.5}, "sampling.temperature=0.5"),
         ({"algorithm": {"preset": "cppo", "surrogate": {"delta": 0.3}}}, "algorithm.surrogate.delta=0.3"),
         ({"algorithm": {"preset": "grpo"}}, "algorithm."),
         ({"reward": [{"kind": "length"}]}, "reward="),
@@ -235,12 +208,11 @@ KILLED = "tests/runtime/state/test_resume.py::test_kill_9_in_a_real_process[poli
 def test_kill_9_in_a_real_process(name, runs, tmp_path):
     write_held(runs, name, tmp_path)
     folder = tmp_path / "run"
-    for step in (2, 3):
-        process = start_and_hold(folder, 4 * (step - 1) + 1, "--resume")
-        process.kill()
-        process.communicate()
-        assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
-        assert [r["step"] for r in RunFolder(folder).read_metrics() if r["kind"] == "train"][-1] == step - 1
+    process = start_and_hold(folder, 9, "--resume")  # a prompt of the third step
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL and not (folder / "summary.json").exists()
+    assert steps_of(folder)[-1]["step"] == 2
     (tmp_path / "hold").unlink()
     process = start(folder, "--resume")
     _, err = process.communicate()
@@ -265,20 +237,13 @@ def test_ctrl_c_in_a_real_process(runs, tmp_path):
     assert_same(traces(folder), runs.traces("policy"))
 
 
-def test_a_folder_that_is_deleted_under_a_run_is_said(runs, tmp_path):
-    watcher = Watcher(lambda event, *facts: shutil.rmtree(tmp_path / "run") if event == "step" else None)
-    said = "run was moved or deleted during the run; resume it where it is now .* or start it again"
-    with pytest.raises(UserError, match=said):
-        runs.go("policy", tmp_path / "run", observer=watcher)
-
-
 def at_step_2(act):
     return Watcher(lambda event, *facts: act() if event == "step" and facts[0]["step"] == 2 else None)
 
 
 def test_a_folder_that_is_moved_under_a_run_is_said_and_resumes_where_it_is(runs, tmp_path):
     watcher = at_step_2(lambda: os.rename(tmp_path / "run", tmp_path / "moved"))
-    with pytest.raises(UserError, match="run was moved or deleted during the run; resume it where it is now"):
+    with pytest.raises(UserError, match="run was moved or deleted .*; resume it where it is now .* or start it again"):
         runs.go("policy", tmp_path / "run", observer=watcher)
     assert not (tmp_path / "run").exists()
     assert runs.go("policy", tmp_path / "moved", resume=True).status == "done"
@@ -296,7 +261,7 @@ def test_a_journal_that_is_deleted_under_a_run_is_said(runs, tmp_path):
     with pytest.raises(UserError, match="run.sqlite was deleted during the run; resume the run"):
         runs.go("policy", tmp_path / "run", observer=watcher)
     assert runs.go("policy", tmp_path / "run", resume=True).status == "done"
-    assert [r["step"] for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "train"] == [1, 2, 3, 4]
+    assert [r["step"] for r in steps_of(tmp_path / "run")] == [1, 2, 3, 4]
 
 
 def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
@@ -321,12 +286,19 @@ def test_a_second_ctrl_c_ends_at_once(runs, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "constant"])
-def test_another_length_under_a_falling_learning_rate_is_pointed_out(schedule, tiny_model, tmp_path):
+def test_more_steps_than_at_first(schedule, tiny_model, tmp_path):
+    """With a constant learning rate the longer run is the one that asked for them at once; else it is pointed out."""
     watcher = Watcher()
     for steps in (1, 2):
         tree = recipe(tiny_model("llama"), **SHORT | {"train__steps": steps, "train__schedule": schedule})
         assert not any("train.steps" in text for text in watcher.warnings)
         go(tmp_path / "run", tree, resume=True, observer=watcher)
     warnings = [text for text in watcher.warnings if "train.steps" in text]
+    if schedule == "constant":
+        go(tmp_path / "long", tree)
+        assert_same(traces(tmp_path / "run"), traces(tmp_path / "long"))
+        assert not warnings
+        return
+    (warning,) = warnings
     said = "train.steps=2, and the run was started with 1: from here on the cosine learning rate falls towards step 2"
-    assert len(warnings) == (schedule == "cosine") and all(text.startswith(said) for text in warnings)
+    assert warning.startswith(said)

@@ -12,7 +12,6 @@ from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.timeline import ENGINE, TRAINER, Timeline, rewind_timeline
 from tests.manual_clock import ManualClock
 from tests.runtime.loop.test_controller import World
-from tests.runtime.offline import tiny_sft
 from tests.runtime.tiny_run import Watcher, go, recipe
 
 
@@ -157,9 +156,8 @@ def test_a_run_that_generates_asynchronously(tmp_path, tiny_model):
     assert beside  # in the picture, too
 
 
-def test_training_on_a_fixed_data_set_has_one_too(tmp_path, tiny_model):
-    tiny_sft.go(tmp_path / "run", tiny_sft.recipe(tiny_model("llama"), tmp_path))
-    timeline = events(tmp_path / "run" / "timeline.json")
+def test_training_on_a_fixed_data_set_has_one_too(runs):
+    timeline = events(runs.finished("sft") / "timeline.json")
     assert_nested(timeline)
     names = {e["name"] for e in spans(timeline, TRAINER)}
     assert {"step", "train", "evaluate", "checkpoint", "prepare"} <= names and not spans(timeline, name="prompt")

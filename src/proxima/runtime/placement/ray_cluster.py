@@ -6,16 +6,18 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
+
+if TYPE_CHECKING:
+    from proxima.config.sections.ranks_section import RayPlacement  # imports torch, which no reward actor needs
 
 ADDRESS = "RAY_ADDRESS"
 
 
 @contextmanager
-def connected(spec: RayPlacement) -> Iterator[None]:
+def connected(spec: "RayPlacement") -> Iterator[None]:
     """Make this process a driver of the cluster within the block; a cluster that is started here ends with the block.
 
     Raises:
@@ -69,13 +71,13 @@ def first_line_of(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__).rstrip(".:")
 
 
-def bundle_of(spec: RayPlacement) -> dict[str, float]:
+def bundle_of(spec: "RayPlacement") -> dict[str, float]:
     """The resources that one rank reserves; with `colocate`, a server and its ranks."""
     cpus = spec.ranks // spec.bundles * spec.cpus_per_rank + (spec.cpus_per_engine if spec.colocate else 0)
     return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
 
 
-def check_devices(spec: RayPlacement) -> None:
+def check_devices(spec: "RayPlacement") -> None:
     """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
     Raises:
