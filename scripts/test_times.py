@@ -41,7 +41,7 @@ KEPT = {  # slow, but kept in `make check`: the house rules, a whole run of each
     "tests/runtime/offline/test_dpo_run.py::test_from_python",
     "tests/runtime/test_async_run.py::test_it_resumes_with_the_same_bounds_only",
     "tests/runtime/test_critic.py::test_behind_it_pruning_and_dynamic_sampling",
-    "tests/runtime/state/test_resume.py::test_many_interruptions",
+    "tests/runtime/state/test_resume.py::test_time_goes_on",
 }
 FOLDER = "PROXIMA_TEST_TIMES"  # environment variable: the folder in which each test process writes its times
 CAUSES = {  # (module, function): what its seconds are spent on

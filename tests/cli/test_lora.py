@@ -1,5 +1,6 @@
 """LoRA from the command line: a run, its evaluation, its answers, its export, and what is refused in one line."""
 
+import importlib.util
 import json
 import shutil
 from contextlib import chdir, redirect_stdout
@@ -75,7 +76,8 @@ def test_a_changed_or_missing_base_is_one_line(run, proxima, here):
 
 
 def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
-    monkeypatch.setattr("proxima.model.lora_layers.missing_peft", lambda: "pip install 'proxima-rl[lora]'")
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "peft" else find_spec(name, *a))
     code, _, err = proxima("train", recipe(), ADAPTER)
     assert code == 2 and "needs the package peft: pip install 'proxima-rl[lora]'" in err
 

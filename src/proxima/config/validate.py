@@ -4,7 +4,7 @@ A check is defined in the module of its section; all are listed here, in the ord
 Those in `CHECKS` stop the run; those in `WARNINGS` are only shown.
 """
 
-import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +33,12 @@ from proxima.config.tree import FILL_IN
 from proxima.model.demo_path import is_downloadable
 
 Check = Callable[..., Findings]
+PACKAGES = {  # a path → the kind that needs a package, or any; the package and its extra
+    "placement.kind": ("ray", "ray", "ray"),
+    "model.lora.rank": ("", "peft", "lora"),
+    "train.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
+    "critic.optimizer.kind": ("adamw_8bit", "torchao", "low-bit"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,15 @@ def values_are_filled_in(r: Resolved[Any]) -> Findings:
         if entry.where.endswith(FILL_IN):
             remedy = f"set it and remove the comment, or {entry.path}=… on the command line"
             yield entry.path, f"is a placeholder for a value that you have to fill in; {remedy}"
+
+
+def packages_are_installed(r: Resolved[Any]) -> Findings:
+    """What places, adapters and optimizers need must be installed; a reward's package is checked with the reward."""
+    for entry in r.entries:
+        if entry.path in PACKAGES:
+            kind, package, extra = PACKAGES[entry.path]
+            if kind in ("", entry.value) and importlib.util.find_spec(package) is None:
+                yield entry.path, f"needs the package {package}: pip install 'proxima-rl[{extra}]'"
 
 
 def trackers_are_ready(monitor: Sequence[Any]) -> Findings:
@@ -94,14 +109,12 @@ CHECKS: Sequence[Check | IfSet] = (
     runtime_section.overlap_settings_have_an_effect,
     algorithm_section.next_policy_is_read,
     algorithm_section.next_policy_is_computed,
-    placement_section.placement_is_installed,
+    packages_are_installed,
     placement_section.engines_can_rest,
     placement_section.gathered_weights_are_precise,
     placement_section.split_tokens_are_packed,
-    train_section.optimizers_are_installed,
     train_section.muon_has_whole_matrices,
     model_section.model_exists,
-    model_section.adapters_are_installed,
     model_section.adapters_are_ready,
     placement_section.models_can_be_split,
     model_section.reward_head_is_new,
@@ -121,13 +134,7 @@ CHECKS: Sequence[Check | IfSet] = (
     eval_section.evaluation_metric_exists,
     eval_section.best_metric_has_a_direction,
 )
-TO_DO = (
-    data_section.data_files_exist,
-    values_are_filled_in,
-    placement_section.placement_is_installed,
-    train_section.optimizers_are_installed,
-    model_section.adapters_are_installed,
-)
+TO_DO = (data_section.data_files_exist, packages_are_installed, values_are_filled_in)
 WARNINGS: Sequence[Check] = (
     eval_section.evaluation_is_held_out,
     train_section.warmup_ends,

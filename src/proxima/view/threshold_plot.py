@@ -37,7 +37,9 @@ class ThresholdFigure(Drawing):
         weighted, allowed = (values.numpy() for values in spec.threshold(batch))
         masked = ~spec(batch).keep.numpy()
         prefix = (
-            spec.delta + budget(spec, completion.divergence) * before(weights(spec, len(weighted))) - before(weighted)
+            spec.delta
+            + budget(spec, completion.divergence) * before(weights_of(spec, len(weighted)))
+            - before(weighted)
         )
         shown = {"weighted": weighted, "prefix": prefix, "allowed": allowed, "masked": masked}
         return cls(completion=completion, spec=spec, used=used, **shown)
@@ -99,7 +101,7 @@ def budget(spec: Cppo, divergence: Floats) -> float:
     return float(np.clip(np.quantile(divergence.astype(np.float64), 0.9), spec.delta_b, 2 * spec.delta_b))
 
 
-def weights(spec: Cppo, tokens: int) -> Floats:
+def weights_of(spec: Cppo, tokens: int) -> Floats:
     """[T] w_t."""
     if tokens == 1:
         return np.asarray([spec.w_min if spec.single_token == "w_min" else 1.0], np.float32)

@@ -49,24 +49,13 @@ def model_exists(model: ModelConfig) -> Findings:
         yield "model.path", remedy
 
 
-def adapters_are_installed(model: ModelConfig) -> Findings:
-    """The package for adapters must be installed."""
-    if model.lora is not None:
-        from proxima.model.lora_layers import missing_peft
-
-        if (remedy := missing_peft()) is not None:
-            yield "model.lora", f"needs the package peft: {remedy}"
-
-
 def adapters_are_ready(r: Resolved[Any], model: ModelConfig) -> Findings:
     """The targets must be layers of the model, and an adapter to start from must be one for this model."""
     if (lora := model.lora) is None:
         return
     from proxima.model.adapter_files import check_start
-    from proxima.model.lora_layers import missing_peft, target_layers
+    from proxima.model.lora_layers import target_layers
 
-    if missing_peft() is not None:
-        return
     if (Path(model.path) / ADAPTER).is_file():
         yield "model.path", "is an adapter; write its base there, and the adapter as model.lora.path"
     elif lora.path is not None and lora.init != Lora.init:

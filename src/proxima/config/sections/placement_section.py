@@ -1,12 +1,10 @@
 """The `placement` section: the processes in which a run computes. The kinds with several are in `ranks_section`."""
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from typing import Any
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections import PLACEMENTS
 from proxima.config.sections.model_section import ModelConfig
 
 KIND = "placement.kind"
@@ -44,12 +42,6 @@ def models_can_be_split(r: Resolved[Any], placement: Any) -> Findings:
     """The number of ranks must fit the placement's layout, and the models must be divisible among them."""
     if hasattr(placement, "sharding"):
         yield from placement.layout_problems(r)
-
-
-def placement_is_installed(placement: Any) -> Findings:
-    """The package that starts the processes must be installed."""
-    if PLACEMENTS.holds(placement, "ray") and importlib.util.find_spec("ray") is None:
-        yield "placement.kind", "needs the package ray: pip install 'proxima-rl[ray]'"
 
 
 def engines_can_rest(placement: Any, runtime: Any, algorithm: Any) -> Findings:

@@ -1,6 +1,5 @@
 """The `train` section: batch, optimizer, schedule."""
 
-import importlib.util
 import math
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -77,14 +76,6 @@ class TrainConfig(OptimizationConfig):
     def updates(self) -> int:
         """Optimizer updates of the run."""
         return self.steps * self.updates_per_step * self.epochs_per_step
-
-
-def optimizers_are_installed(r: Resolved[Any], train: OptimizationConfig) -> Findings:
-    """The package of an optimizer must be installed."""
-    given = {"train": train.optimizer, "critic": getattr(r.get("critic"), "optimizer", None)}
-    for section, optimizer in given.items():
-        if OPTIMIZERS.holds(optimizer, "adamw_8bit") and importlib.util.find_spec("torchao") is None:
-            yield f"{section}.optimizer.kind", "needs the package torchao: pip install 'proxima-rl[low-bit]'"
 
 
 def muon_has_whole_matrices(r: Resolved[Any], train: OptimizationConfig) -> Findings:
