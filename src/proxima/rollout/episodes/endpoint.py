@@ -24,7 +24,7 @@ from starlette.routing import Route
 from proxima.data import ToolCall
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 
-MOST_BYTES = 1 << 26  # maximum of a request
+MOST_BYTES = 1 << 24  # maximum of a request
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Unsupported fields that would change the answer, each with the values that change nothing.
 NOT_DONE: dict[str, tuple[Any, ...]] = {
@@ -150,7 +150,11 @@ class ChatEndpoint:
         try:
             key = _key(request)
             try:
-                body = parse_json(await read_at_most(request.stream(), MOST_BYTES))
+                data = await read_at_most(request.stream(), MOST_BYTES)
+            except TooLargeError:
+                raise ChatRefused(f"the request has more than {MOST_BYTES:,} bytes", status=413) from None
+            try:
+                body = parse_json(data)
             except (TooLargeError, UnreadableError) as error:
                 raise ChatRefused(f"the request can't be read: {error}") from None
             asked = chat_request(body)
