@@ -80,7 +80,9 @@ class AgentEpisode:
     cut: Cut = ""
     last: Talk | None = None  # the last one answered
     broken: Exception | None = None  # why no turn can follow
-    rendering: asyncio.Lock = field(default_factory=asyncio.Lock)  # one chat at a time, so that turns are in order
+
+    def __post_init__(self) -> None:
+        self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
 
 
 class AgentEpisodes:
