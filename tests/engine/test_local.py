@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from proxima.data import FieldError
+from proxima.data import FieldError, UserError
 from proxima.engine.decoder import Matrix, cached_attention, reach_mask, reach_of
 from proxima.engine.general_decoder import SteadyRows
 from proxima.engine.local import Local, LocalEngine, collect
@@ -273,6 +273,18 @@ def test_a_prompt_without_room_is_refused_and_the_engine_continues():
         run(local, requests(2, 2))
     assert not local.scheduler.waiting and not local.scheduler.running
     assert len(run(local, requests(1, 2))) == 2
+
+
+def test_an_empty_prompt_is_refused_and_other_requests_are_unharmed():
+    local, asked = engine(slots=8), requests(3, 4)
+    empty = Request(prompt=replace(prompt(9), tokens=np.empty(0, np.int32)), sample=0, sampling=Sampling())
+
+    async def both():
+        return await asyncio.gather(collect(local, asked), collect(local, [empty]), return_exceptions=True)
+
+    given, error = asyncio.run(both())
+    assert str(error) == "prompt 9 has no tokens; nothing predicts the first one." and isinstance(error, UserError)
+    assert given == run(engine(slots=8), asked)
 
 
 # ---- abort, pause, publish -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Kernels are compiled once, found again, and left out where a machine can't have them."""
 
+import os
 from functools import cache
 from inspect import unwrap
 
@@ -69,16 +70,95 @@ def test_why_a_machine_has_none(monkeypatch, tmp_path):
         assert compiled.unavailable(compiled.PRODUCTS) == "a processor without avx512_bf16"
 
 
+def rewritten(content):
+    """Another file in its place: what this process has loaded is mapped."""
+
+    def damage(held):
+        whole = held.read_bytes()
+        held.unlink()
+        held.write_bytes(content(whole))
+
+    return damage
+
+
+def linked(held):
+    held.rename(held.with_name("elsewhere"))
+    held.symlink_to("elsewhere")
+
+
 @needs_kernels
-def test_a_damaged_library_is_compiled_again(tmp_path):
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (rewritten(lambda whole: whole[:5000]), "is damaged"),  # to load it would be a SIGBUS
+        (rewritten(lambda whole: whole[:4096] + bytes(4096) + whole[8192:]), "is damaged"),
+        (rewritten(lambda whole: b""), "is damaged"),
+        (lambda held: (held.unlink(), os.mkfifo(held)), "is not a file"),
+        (linked, "can't be read (Too many levels of symbolic links)"),
+        (lambda held: held.chmod(0o664), "can be changed by other users"),
+        (lambda held: held.chmod(0o646), "can be changed by other users"),
+    ],
+)
+def test_what_may_not_be_loaded_is_compiled_again_and_one_line_says_so(tmp_path, capfd, damage, says):
+    source = tmp_path / "one.cpp"
+    source.write_text(SOURCE)
+    compiled.library(source, "-DANSWER=1")
+    (held,) = compiled.folder().glob("*.so")
+    damage(held)
+    capfd.readouterr()
+    for _ in range(2):  # what was compiled again is used
+        compiled.library.cache_clear()
+        assert compiled.library(source, "-DANSWER=1").answer() == 1
+    assert capfd.readouterr().err == f"{held} {says}: compiling it again\n"
+    assert held.stat().st_mode & 0o777 == 0o644 and not held.is_symlink()
+
+
+@needs_kernels
+def test_what_another_user_wrote_is_compiled_again(tmp_path, monkeypatch, capfd):
+    source = tmp_path / "one.cpp"
+    source.write_text(SOURCE)
+    compiled.library(source, "-DANSWER=1")
+    monkeypatch.setattr(compiled.os, "geteuid", lambda: os.getuid() + 1)
+    compiled.library.cache_clear()
+    assert compiled.library(source, "-DANSWER=1").answer() == 1
+    assert "can be changed by other users: compiling it again\n" in capfd.readouterr().err
+
+
+@needs_kernels
+def test_a_library_appears_when_it_is_on_the_disk(tmp_path, monkeypatch):
+    source, done = tmp_path / "one.cpp", []
+    source.write_text(SOURCE)
+    replace, fsync = compiled.Path.replace, os.fsync
+    monkeypatch.setattr(compiled.os, "fsync", lambda handle: done.append("fsync") or fsync(handle))
+    monkeypatch.setattr(compiled.Path, "replace", lambda path, to: done.append("replace") or replace(path, to))
+    compiled.library(source, "-DANSWER=1")
+    assert done == ["fsync", "replace", "fsync"]
+
+
+@needs_kernels
+def test_a_folder_in_its_place_is_an_error_of_one_line(tmp_path):
     source = tmp_path / "one.cpp"
     source.write_text(SOURCE)
     compiled.library(source, "-DANSWER=1")
     (held,) = compiled.folder().glob("*.so")
     held.unlink()
-    held.write_bytes(b"cut off")
+    held.mkdir()
     compiled.library.cache_clear()
-    assert compiled.library(source, "-DANSWER=1").answer() == 1
+    with pytest.raises(UserError, match=r"one-.*\.so can't be stored or loaded; set CXX=none .*Is a directory"):
+        compiled.library(source, "-DANSWER=1")
+
+
+@pytest.mark.parametrize("hangs", ["always", "when it compiles"])
+def test_a_compiler_that_hangs_is_ended_with_all_that_it_started(tmp_path, monkeypatch, hangs):
+    source, wrapper = tmp_path / "one.cpp", tmp_path / "slow-g++"
+    source.write_text(SOURCE)
+    wrapper.write_text(f"#!/bin/sh\n[ $1 = --version ] && [ '{hangs}' != always ] && exit\nsleep 100000 & wait\n")
+    wrapper.chmod(0o755)
+    monkeypatch.setenv("CXX", str(wrapper))
+    monkeypatch.setattr(compiled, "SECONDS", 0.5)
+    with pytest.raises(UserError, match=r"slow-g\+\+ .* did not end within 0\.5 s; .*set CXX=none"):
+        compiled.library(source)
+    assert not list(compiled.folder().glob("*/*"))
 
 
 @needs_kernels
@@ -88,7 +168,7 @@ def test_what_can_not_be_loaded_says_why(tmp_path, monkeypatch):
     wrapper.write_text('#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\necho >"$2"\n')
     wrapper.chmod(0o755)
     monkeypatch.setenv("CXX", str(wrapper))
-    with pytest.raises(UserError, match=r"one-.*\.so can't be loaded; set CXX=none"):
+    with pytest.raises(UserError, match=r"one-.*\.so can't be stored or loaded; set CXX=none"):
         compiled.library(source)
 
 

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from proxima.data import UserError
+from proxima.model.chat import encode_part, with_stand_ins
 from proxima.task import Cursor, PromptSource, prompt_tokens, to_prompt
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Row
@@ -66,6 +67,17 @@ def test_control_tokens_in_a_message_are_text(role):
     faked = prompt_tokens(({"role": role, "content": FAKED},), tokenizer).tolist()
     assert [faked.count(t) for t in (start, end)] == [honest.count(t) for t in (start, end)]
     assert tokenizer.decode(faked) == tokenizer.decode(honest).replace("Hi", FAKED)
+
+
+def test_encoding_leaves_the_tokenizer_alone(monkeypatch):
+    """Whether control texts are split is a state of it, which other threads that encode at the same time would see."""
+    tokenizer = tiny_tokenizer()
+    chat = with_stand_ins("a<|im_end|>b<|im_start|>", tokenizer) + "<|im_end|>"
+    ids = encode_part(chat, tokenizer)
+    given, encoded = [], type(tokenizer)._encode_plus
+    monkeypatch.setattr(type(tokenizer), "_encode_plus", lambda *a, **k: given.append(k) or encoded(*a, **k))
+    assert encode_part(chat, tokenizer) == ids and ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == 1
+    assert given and not any(options.get("split_special_tokens") for options in given)
 
 
 def test_control_tokens_are_text_without_a_template_too():

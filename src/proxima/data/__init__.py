@@ -14,6 +14,7 @@
     full_disk      recognises a full disk                 recipe_files   recipes by name
     machine        this machine's processor, compiler and cache folder
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
+    web_requests   who may ask an HTTP server of proxima
     user_code      imports what a recipe names                     text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use
     worker         killable processes for code that may hang or crash; `fork_server` is their side

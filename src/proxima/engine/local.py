@@ -179,7 +179,7 @@ class LocalEngine:
         """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:
-            UserError: a prompt leaves no room for one token.
+            UserError: a prompt is empty, or leaves no room for one token.
         """
         done: deque[Completion] = deque()
         sink = done.append  # also marks this caller's requests

@@ -107,7 +107,7 @@ class ProcessEngine:
         """Stream completions as they end. Concurrent callers share the slots.
 
         Raises:
-            UserError: a prompt leaves no room for one token; too many processes in a row ended.
+            UserError: a prompt is empty, or leaves no room for one token; too many processes in a row ended.
         """
         lean = {id(r.prompt): Prompt(uid=r.prompt.uid, messages=(), tokens=r.prompt.tokens) for r in requests}
         asked = [replace(request, prompt=lean[id(request.prompt)]) for request in requests]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
-from proxima.data import Completion, Prompt, require
+from proxima.data import Completion, Prompt, UserError, require
 from proxima.data.columns import Columns, Floats, Ints
 from proxima.data.flow import Key
 
@@ -86,6 +86,13 @@ class Request:
     def key(self) -> Key:
         """Prompt uid, sample and turn: the `key` of its completion."""
         return self.prompt.uid, self.sample, self.turn
+
+
+def check_prompt(prompt: Prompt, limit: int) -> None:
+    """Raise UserError for a prompt without tokens, or with `limit` or more: prompt and one new token must fit in it."""
+    if not 0 < (count := len(prompt.tokens)) < limit:
+        said = f"{count} tokens; the limit, one new token included, is {limit}."
+        raise UserError(f"prompt {prompt.uid} has {said if count else 'no tokens; nothing predicts the first one.'}")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from proxima.data import Completion, FinishReason, NotFiniteError, Prompt, UserError
+from proxima.data import Completion, FinishReason, NotFiniteError, Prompt
 from proxima.data.columns import Ints
 from proxima.data.random import completion_uniforms
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.decoder import ROWS, Decoder, padded_rows
 from proxima.engine.kept_prefixes import Beginning, KeptPrefixes
-from proxima.engine.protocol import InFlight, Request
+from proxima.engine.protocol import InFlight, Request, check_prompt
 from proxima.engine.sampler import Sampled, sample_tokens
 from proxima.engine.sampling_rows import SamplingRows
 from proxima.engine.token_table import Lines, TokenTable
@@ -155,16 +155,12 @@ class Scheduler:
         """Add requests; `sink` receives each completion, and identifies the caller.
 
         Raises:
-            UserError: a prompt leaves no room for one token; no request is added.
+            UserError: a prompt is empty, or leaves no room for one token; no request is added.
         """
         groups: dict[tuple[int, bytes, tuple[int, ...]], WaitingPrompt] = {}
         for request in requests:
             prompt = request.prompt
-            if len(prompt.tokens) >= self.max_length:
-                raise UserError(
-                    f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
-                    f"{self.max_length}."
-                )
+            check_prompt(prompt, self.max_length)
             # an agent may ask twice after the same messages: each length counts once
             lengths = {prompt.opening, *request.shared}
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))

@@ -22,6 +22,7 @@ from proxima.environment.hosts import EnvironmentFailure
 
 SCRIPT = Path(__file__).with_name("agent_process.py")
 LINE_BYTES = 1 << 20  # maximum of an agent's answer
+KEPT_BYTES = 1 << 16  # of the end of a command's output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +62,8 @@ class AgentSpec:
         run: `module:function`. The function receives those of `row`, `base_url`, `api_key` and `model` that are among
             its parameters, may be `async`, and returns a reward or None.
         command: a program and its arguments. `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` are set; the row is
-            passed as JSON on standard input. The last line of output may be the reward, a number.
+            passed as JSON on standard input. The last line of output may be the reward, a number; of longer output,
+            the last 64 KiB are kept.
         workers: number of processes that run the function, or of programs that run at once.
     """
 
@@ -120,8 +122,12 @@ class CommandAgents:
                 bound = f"can't be started: {error.strerror}"
                 raise FieldError("task.environment.command", list(self.command), bound) from None
             self._running.add(process)
+            assert process.stdin and process.stdout and process.stderr
+            row = json.dumps(dict(job.row)).encode()
             try:
-                out, errors = await process.communicate(json.dumps(dict(job.row)).encode())
+                (out, cut), (errors, cut_errors), _ = await asyncio.gather(
+                    _end_of(process.stdout), _end_of(process.stderr), _feed(process.stdin, row)
+                )
             finally:
                 _kill(process.pid)
                 self._running.discard(process)
@@ -129,8 +135,11 @@ class CommandAgents:
         if process.returncode:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             said = f": {last[0][:200]}" if last else ""
+            said += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
             raise EnvironmentFailure(f"the agent ended with exit code {process.returncode}{said}")
         lines = out.decode(errors="replace").strip().splitlines()
+        if cut and len(lines) < 2:  # what is left of a number may be another one
+            raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")
         with suppress(ValueError):
             return float(lines[-1]) if lines else None
         return None
@@ -242,13 +251,31 @@ class _AgentProcess:
 
     def _read_errors(self) -> None:
         assert self._process.stderr is not None
-        for line in self._process.stderr:
+        while line := self._process.stderr.readline(LINE_BYTES):
             self._last_error = line.decode(errors="replace").strip()[:200] or self._last_error
 
     def end(self) -> None:
         """Kill the process and everything that it started."""
         self.ended = True
         _kill(self._process.pid)
+
+
+async def _end_of(stream: asyncio.StreamReader) -> tuple[bytes, int]:
+    """Read a stream to its end; return its last KEPT_BYTES, and the number of bytes before them."""
+    kept, cut = b"", 0
+    while part := await stream.read(KEPT_BYTES):
+        kept += part
+        cut += max(0, len(kept) - KEPT_BYTES)
+        kept = kept[-KEPT_BYTES:]
+    return kept, cut
+
+
+async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
+    """Write all of `data` and close the stream; a process need not read it."""
+    with suppress(ConnectionError):
+        stream.write(data)
+        await stream.drain()
+    stream.close()
 
 
 _libc = ctypes.CDLL(None)

@@ -3,6 +3,9 @@
 A file takes half a second to a second and a half, on first use. Whether a machine has kernels depends on its processor
 and compiler, never on whether they have been compiled before: a resumed run takes the same path as before. `CXX=none`
 switches them off.
+
+A kept library ends with the SHA-256 of the bytes before it, which the system's loader ignores: a damaged one would end
+the process with a signal.
 """
 
 import ctypes
@@ -10,10 +13,12 @@ import hashlib
 import os
 import platform
 import re
+import signal
+import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -22,10 +27,13 @@ import torch
 from torch import Tensor
 
 from proxima.data import UserError
+from proxima.data.atomic_files import flush_to_disk
 from proxima.data.machine import cache_folder, compiler, processor_flags
 
 VECTORS = ("-march=native", "-mprefer-vector-width=512", "-Wno-psabi")
 FLAGS = ("-O3", "-std=c++17", "-fopenmp", "-shared", "-fPIC", *VECTORS)
+SECONDS = 300  # that the compiler may take
+DIGEST = hashlib.sha256
 OLDEST = 12  # the oldest GCC that supports the vectors used here
 PRODUCTS = "avx512_bf16"  # instructions that multiply bf16
 TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": ctypes.c_double}
@@ -33,7 +41,11 @@ TYPES = {"p": ctypes.c_void_p, "n": ctypes.c_long, "f": ctypes.c_float, "d": cty
 
 @cache
 def unavailable(instructions: str | None = None) -> str | None:
-    """The reason why this machine has no kernels, or none with these instructions (Linux names); None if it has."""
+    """The reason why this machine has no kernels, or none with these instructions (Linux names); None if it has.
+
+    Raises:
+        UserError: the compiler hangs.
+    """
     command = compiler()
     if not command:
         named = os.environ.get("CXX") or "g++"
@@ -75,29 +87,72 @@ def library(source: Path, *more: str) -> ctypes.CDLL:
     flags, compiler and processor. To be called only if `unavailable()` is None.
 
     Raises:
-        UserError: it does not compile (the compiler's message is included), or the result can't be loaded.
+        UserError: it does not compile (the compiler's message is included), the compiler hangs, or the result can't be
+            stored or loaded.
     """
     command = compiler()
     texts = [file.read_text() for file in (source, *sorted(source.parent.glob("*.h")))]
-    facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()))
+    facts = (texts, FLAGS, more, _said(*command, "--version"), sorted(processor_flags()), DIGEST.__name__)
     held = folder() / f"{source.stem}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:16]}.so"
-    with suppress(OSError):  # missing, or damaged, for example by a crash of the machine
-        return ctypes.CDLL(str(held))
-    held.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder()) as scratch:
-        made = Path(scratch) / held.name
+    fault = _fault(held)
+    if fault is None:
+        with suppress(OSError):
+            return ctypes.CDLL(str(held))
+        fault = "can't be loaded"
+    if fault:
+        print(f"{held} {fault}: compiling it again", file=sys.stderr, flush=True)
+    else:
         _announce()
-        done = subprocess.run([*command, *FLAGS, *more, str(source), "-o", made], capture_output=True, text=True)
-        if done.returncode:
-            failed = (
-                f"{' '.join(command)} can't compile {source.name}; set CXX=none to run without: {done.stderr[-2000:]}"
-            )
-            raise UserError(failed)
-        made.replace(held)  # atomic: another process may do the same
     try:
+        _compile(command, (*FLAGS, *more), source, held)
         return ctypes.CDLL(str(held))
     except OSError as error:
-        raise UserError(f"{held} can't be loaded; set CXX=none to run without: {error}") from error
+        raise UserError(f"{held} can't be stored or loaded; set CXX=none to run without: {error}") from error
+
+
+def _fault(held: Path) -> str | None:
+    """Why a kept library can't be used, in words; empty if there is none, None if it can."""
+    try:  # neither through a link, nor waiting for the other end of a pipe
+        opened = os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"can't be read ({error.strerror})"
+    try:
+        facts = os.fstat(opened)
+        if not stat.S_ISREG(facts.st_mode):
+            return "is not a file"
+        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return "can be changed by other users"
+        with open(opened, "rb", closefd=False) as file:
+            content = file.read()
+    finally:
+        os.close(opened)
+    size = DIGEST().digest_size
+    return None if DIGEST(content[:-size]).digest() == content[-size:] else "is damaged"
+
+
+def _compile(command: tuple[str, ...], flags: Sequence[str], source: Path, held: Path) -> None:
+    """Compile a file; `held` appears once all of it is on the disk, since another process may read it at any time.
+
+    Raises:
+        UserError: it does not compile.
+        OSError: it can't be stored.
+    """
+    held.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=held.parent) as scratch:
+        made = Path(scratch) / held.name
+        done = _run(*command, *flags, str(source), "-o", str(made))
+        if done.returncode:
+            what = f"{' '.join(command)} can't compile {source.name}; set CXX=none to run without"
+            raise UserError(f"{what}: {done.stderr[-2000:]}")
+        with made.open("ab") as file:
+            file.write(DIGEST(made.read_bytes()).digest())
+            os.fchmod(file.fileno(), 0o644)
+            file.flush()
+            os.fsync(file.fileno())
+        made.replace(held)
+    flush_to_disk(held.parent)
 
 
 def functions(of: ctypes.CDLL, arguments: Mapping[str, str]) -> dict[str, Callable[..., None]]:
@@ -138,4 +193,21 @@ def _announce() -> None:
 
 
 def _said(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True).stdout
+    return _run(*command).stdout
+
+
+def _run(*command: str) -> "subprocess.CompletedProcess[str]":
+    """Run the compiler; UserError if it hangs. It and all that it started then end."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, errors = process.communicate(timeout=SECONDS)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                reason = f"{' '.join(command[:2])} did not end within {SECONDS:g} s"
+                raise UserError(reason, remedy="repair the compiler, or set CXX=none to run without") from None
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)

@@ -99,15 +99,12 @@ def encode_opening(chat: str, tokenizer: Tokenizer) -> list[int]:
     return _without_end(tokenizer("")["input_ids"], tokenizer) + encode_part(chat, tokenizer)
 
 
-def encode_part(chat: str, tokenizer: Tokenizer) -> list[int]:
+def encode_part(chat: str, tokenizer: Any) -> list[int]:
     """The tokens of a part of a text of `render_chat`; control texts with stand-ins are split into ordinary tokens."""
-    hashable: Any = tokenizer
-    texts = {stand_in: text for text, stand_in in _stand_ins(hashable).items() if len(stand_in) == 1}
-    ids: list[int] = []
-    for part in re.split(f"([{''.join(texts)}])", chat) if texts else [chat]:
-        split = {"split_special_tokens": True} if part in texts else {}
-        text = texts.get(part) or re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
-        ids += tokenizer(text, add_special_tokens=False, **split)["input_ids"]
+    split, ids = _split_controls(tokenizer), list[int]()
+    for part in re.split(f"([{''.join(split)}])", chat) if split else [chat]:
+        text = re.sub(f"{chr(STAND_INS)}(.)", lambda m: chr(ord(m[1]) - ESCAPED + STAND_INS), part)
+        ids += split[part] if part in split else tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids
 
 
@@ -121,8 +118,7 @@ def _rendered(messages: Sequence[Message], tokenizer: Tokenizer, arguments: Mapp
         _require_read(tokenizer, arguments)
     options = {"add_generation_prompt": not complete, "tokenize": False}
     try:
-        text: str = tokenizer.apply_chat_template(list(messages), **arguments, **options)
-        return text
+        return str(tokenizer.apply_chat_template(list(messages), **arguments, **options))
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         remedy = "repair the template in the model's folder, or the row"
@@ -170,7 +166,7 @@ def _variables(template: str) -> set[str] | None:
 
 
 def _refuse_made_tokens(
-    chat: str, messages: Sequence[SafeMessage], tokenizer: Tokenizer, arguments: Mapping[str, Any], complete: bool
+    chat: str, messages: Sequence[SafeMessage], tokenizer: Any, arguments: Mapping[str, Any], complete: bool
 ) -> None:
     """Refuse a chat with more control tokens than the template writes around neutral words: a template that changes its
     text (`lower`, `replace`, `trim` between two contents) can form a control token from text that contains none.
@@ -178,8 +174,7 @@ def _refuse_made_tokens(
     Raises:
         UserError: names the message.
     """
-    hashable: Any = tokenizer
-    pattern = _any_of(control_texts(hashable))
+    pattern = _any_of(control_texts(tokenizer))
     neutral = [message.neutral for message in messages]
     written = Counter(pattern.findall(_rendered(neutral, tokenizer, arguments, complete)))
     if made := Counter(pattern.findall(chat)) - written:
@@ -191,10 +186,9 @@ def _refuse_made_tokens(
 STAND_INS, ESCAPED = 0xF0000, 0x100000  # private-use characters: see `_stand_ins`
 
 
-def with_stand_ins(text: str, tokenizer: Tokenizer) -> str:
+def with_stand_ins(text: str, tokenizer: Any) -> str:
     """The text with a private-use character in place of each control text, ready to be passed to a template."""
-    hashable: Any = tokenizer
-    table = _stand_ins(hashable)
+    table = _stand_ins(tokenizer)
     return _any_of(tuple(table)).sub(lambda match: table[match[0]], text)
 
 
@@ -206,6 +200,16 @@ def _stand_ins(tokenizer: Any) -> dict[str, str]:
     characters = [chr(STAND_INS + i) for i in range(len(control) + 1)]
     escaped = {character: characters[0] + chr(ESCAPED + i) for i, character in enumerate(characters)}
     return dict(zip(control, characters[1:], strict=True)) | escaped
+
+
+@lru_cache(maxsize=8)
+def _split_controls(tokenizer: Any) -> dict[str, list[int]]:
+    """The ordinary tokens of each control text, by its stand-in. Computed once, because splitting is a state of the
+    tokenizer, and several threads may encode with it."""
+    texts = [(text, stand_in) for text, stand_in in _stand_ins(tokenizer).items() if len(stand_in) == 1]
+    split = {s: tokenizer(t, add_special_tokens=False, split_special_tokens=True)["input_ids"] for t, s in texts}
+    tokenizer("")  # without splitting
+    return split
 
 
 @lru_cache(maxsize=8)

@@ -2,15 +2,20 @@
 
 import asyncio
 import sys
-from dataclasses import replace
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
-from proxima.data import Completion, FieldError, Prompt
+from proxima.data import Completion, FieldError, Prompt, UserError
 from proxima.engine.protocol import Request, Sampling
-from proxima.environment.agents import AgentSpec
+from proxima.environment.agents import AgentJob, AgentSpec
+from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.chat import prompt_tokens
 from proxima.rollout.episodes.agent_player import AgentEpisodes
 from proxima.rollout.episodes.played import with_group_prompt
@@ -181,6 +186,87 @@ def test_a_failure_is_an_episode_without_a_score(agent, failure):
     assert not len(completion.tokens) and completion.episode.reward is None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Here(AgentSpec):
+    """Agents in this process: `talks` gets a function that sends a chat and returns the response."""
+
+    command: tuple[str, ...] = ("none",)
+    talks: Callable[..., Any]
+
+    def build(self):
+        return self
+
+    async def play(self, job):
+        async with httpx.AsyncClient(headers={"Authorization": f"Bearer {job.api_key}"}, timeout=600) as client:
+
+            def ask(*messages):
+                return client.post(f"{job.base_url}/chat/completions", json={"messages": messages})
+
+            return await self.talks(ask)
+
+    def close(self):
+        pass
+
+
+def test_a_chat_that_renders_to_no_tokens_is_refused(monkeypatch):
+    monkeypatch.setattr(TOKENIZER, "chat_template", "{% for m in messages %}{{ m.content }}{% endfor %}")
+    given = []
+
+    async def talks(ask):
+        given.append(await ask({"role": "user", "content": ""}))
+
+    (completion,) = play(Scripted(lambda context, request: "x"), Here(talks=talks))
+    error = given[0].json()["error"]
+    assert given[0].status_code == 400 and error["message"].endswith("these messages give a prompt without tokens")
+    assert completion.episode.failure == "these messages give a prompt without tokens"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("out of memory"), UserError("no server is left")])
+def test_what_the_engine_raises_ends_the_run_and_not_the_episode(error):
+    def says(context, request):
+        raise error
+
+    async def talks(ask):
+        given.append((await ask({"role": "user", "content": "begin"})).json()["error"]["message"])
+
+    given = []
+    with pytest.raises(type(error), match=str(error)):
+        play(Scripted(says), Here(talks=talks), retries=5)
+    assert given in ([], [f"the engine has failed: {error}"])  # the run may end first
+
+
+@pytest.mark.parametrize("continued", [False, True])
+def test_a_long_chat_delays_no_other_agent(monkeypatch, continued):
+    """The encoding of one chat waits here until another agent has been answered."""
+    answered, encoded = threading.Event(), TurnTemplate.encode_after if continued else TurnTemplate.encode_opening
+    waited = []
+
+    def slow(template, *texts):
+        if "long" in texts[-1]:
+            waited.append(answered.wait(600))
+        return encoded(template, *texts)
+
+    monkeypatch.setattr(TurnTemplate, encoded.__name__, slow)
+    order = iter(["long", "short"])
+    begun = asyncio.Event()
+
+    async def talks(ask):
+        kind, opening = next(order), {"role": "user", "content": "begin"}
+        if continued:
+            said = (await ask(opening)).json()["choices"][0]["message"]
+        own = [opening, said, {"role": "user", "content": kind}] if continued else [{"role": "user", "content": kind}]
+        if kind == "short":
+            await begun.wait()
+        begun.set()
+        response = await ask(*own)
+        if kind == "short":
+            answered.set()
+        return float(response.status_code)
+
+    play(Scripted(lambda context, request: "x"), Here(talks=talks), samples=2)
+    assert waited == [True]
+
+
 def test_what_an_agent_prints_is_no_answer():
     (completion,) = play(Scripted(lambda context, request: "ab"), "prints")
     assert completion.episode.reward == 2.0
@@ -212,6 +298,33 @@ def test_a_command_in_any_language():
     assert completion.episode.reward == 5.0
     (completion,) = play(Scripted(lambda c, r: ""), AgentSpec(command=(sys.executable, "-c", "raise SystemExit(3)")))
     assert completion.episode.failure == "the agent ended with exit code 3"
+
+
+@pytest.mark.parametrize(
+    ("code", "reward", "failure"),
+    [
+        ("print('x' * 300_000); print(0.5)", 0.5, ""),
+        ("print('1' * 300_000)", None, "the last line of the agent's output has more than 65,536 bytes"),
+        (
+            "import sys; print('x' * 300_000, file=sys.stderr); sys.exit('no way')",
+            None,
+            "the agent ended with exit code 1: no way (234,472 bytes of its output are cut)",
+        ),
+    ],
+)
+def test_of_the_output_of_a_command_the_end_is_kept(code, reward, failure):
+    agents = AgentSpec(command=(sys.executable, "-c", code)).build()
+    job = AgentJob(row={"long": "x" * 300_000}, base_url="", api_key="", model="")  # nor must it read all of its input
+
+    async def run():
+        return await agents.play(job)
+
+    if not failure:
+        assert asyncio.run(run()) == reward
+    else:
+        with pytest.raises(EnvironmentFailure) as error:
+            asyncio.run(run())
+        assert str(error.value) == failure
 
 
 def test_log_probs_of_a_tiny_model_are_the_trainers():

@@ -51,6 +51,16 @@ def shown(tokenizer, conversation):
     return texts
 
 
+def test_a_prompt_without_tokens_is_refused():
+    """Nothing predicts the first token of a turn after it, neither at the beginning nor where a past is rewritten."""
+    last = "{% if messages[0].content %}{{ messages[-1].content }}{% endif %}"
+    with pytest.raises(UserError, match="these messages give a prompt without tokens"):
+        converse(speaker("chatml", last), opening=[{"role": "user", "content": ""}])
+    forgets = "{% if messages|length == 1 %}{{ messages[0].content }}{% endif %}{{ messages[-1].content }}"
+    with pytest.raises(UserError, match="these messages give a prompt without tokens"):
+        converse(speaker("chatml", forgets), "a", "b", answer=[{"role": "user", "content": ""}])
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_tokens_trained_are_those_sampled_and_forks_are_those_of_a_whole_rendering(family):
     tokenizer = family_tokenizer(family)

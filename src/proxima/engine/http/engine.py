@@ -111,8 +111,8 @@ class HttpEngine:
         """Stream completions as they end.
 
         Raises:
-            UserError: a prompt leaves no room for one token; the servers report no log-probs for this sampling; a
-                completion failed repeatedly; no server is left.
+            UserError: a prompt is empty, or leaves no room for one token; the servers report no log-probs for this
+                sampling; a completion failed repeatedly; no server is left.
             RuntimeError: the engine is closed.
         """
         arrivals = Arrivals[Completion]()

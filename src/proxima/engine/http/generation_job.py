@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from proxima.data import Completion, FinishReason, UserError
+from proxima.data import Completion, FinishReason
 from proxima.data.columns import ExpertIds, Floats, Ints
 from proxima.data.random import server_seed
 from proxima.data.sampling_mask import SamplingMask
@@ -22,7 +22,7 @@ from proxima.engine.http.answer_checks import (
 )
 from proxima.engine.http.dialect import Chunk, LogProbMode, TokenRequest
 from proxima.engine.http.route_rows import RouteShape, joined_routes
-from proxima.engine.protocol import EngineSetup, InFlight, Request
+from proxima.engine.protocol import EngineSetup, InFlight, Request, check_prompt
 from proxima.model.pretrained import context_limit, load_config, load_generation_config, stop_tokens_of
 from proxima.model.routing import FAMILIES
 
@@ -114,7 +114,8 @@ class GenerationJob:
         deliver: gets the completion, or the error in its place, once.
 
     Raises:
-        UserError: a prompt that leaves no room for one token, or a sampling for which the servers report no log-probs.
+        UserError: a prompt that is empty or leaves no room for one token, or a sampling for which the servers report
+            no log-probs.
     """
 
     def __init__(
@@ -123,11 +124,7 @@ class GenerationJob:
         self.request, self.rules = request, rules
         self._deliver: Callable[[Completion | BaseException], object] | None = deliver
         prompt = request.prompt
-        if len(prompt.tokens) >= rules.max_length:
-            raise UserError(
-                f"prompt {prompt.uid} has {len(prompt.tokens)} tokens; the limit, one new token included, is "
-                f"{rules.max_length}."
-            )
+        check_prompt(prompt, rules.max_length)
         check_sampling(request.sampling, rules.log_probs)
         self.limit = min(request.sampling.max_tokens, rules.max_length - len(prompt.tokens))
         self.kept: list[JobSegment] = []

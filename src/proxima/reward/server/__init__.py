@@ -9,7 +9,9 @@ If the request has `"per_token": true`, each score also has `tokens`, the score 
     scorer_limits     limits on the requests of clients
     fair_queue        slices of each request in turn, on the compute thread
     scorer_app        access checks and responses
-    scorer_listener   uvicorn: the socket, deadlines of a connection, the shutdown
+    scorer_listener   uvicorn: the socket, the shutdown
+    bounded_connections  the deadlines and the number of connections, also for `proxima view`
 
-Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported only by `proxima serve-reward`.
+Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima serve-reward`; the limits and
+`bounded_connections` by `proxima view`.
 """

@@ -7,7 +7,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -16,11 +15,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.data.web_requests import LOOPBACK_NAMES, refused
 from proxima.reward.server.fair_queue import FairQueue, Scores
 from proxima.reward.server.score_requests import RefusedRequest, SubmittedGroup, score_request, score_requests
 from proxima.reward.server.scorer_limits import ScorerLimits
 
-LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 BUSY = {"Retry-After": "1"}
 READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
 
@@ -83,17 +82,10 @@ class ScorerApp:
         return answer
 
     def admit(self, request: Request) -> None:
-        """Raise RefusedRequest for a client without access, before any of its body is read.
-
-        A web page in a browser can address a server on the browser's machine: by a name that resolves to it (`Host`),
-        or from the page's own site (`Origin`). Programs send no `Origin`.
-        """
-        host, own = request.headers.get("host", ""), (request.scope.get("server") or ("",))[0]
-        if _name(host) not in self.hosts | {own}:
-            raise RefusedRequest(403, f"Host {host!a:.60} is not allowed; start the server with --allow-host")
-        origin = request.headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-            raise RefusedRequest(403, f"Origin {origin!a:.60} is not allowed: requests of web pages are refused")
+        """Raise RefusedRequest for a client without access, before any of its body is read."""
+        own = (request.scope.get("server") or ("",))[0]
+        if refusal := refused(request.headers, self.hosts | {own}, "start the server with --allow-host"):
+            raise RefusedRequest(*refusal)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         sent = token.strip().encode() if scheme.lower() == "bearer" else b""
         if self.token and not hmac.compare_digest(sent, self.token):
@@ -183,15 +175,6 @@ async def _disconnected(request: Request) -> None:
     """Return when the client has disconnected; its body has been read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def _name(host: str) -> str:
-    """The name or address in a `Host` header; empty if it contains none."""
-    try:
-        parts = urlsplit(f"//{host}")
-        return (parts.hostname or "") if parts.netloc == host and "@" not in host else ""
-    except ValueError:
-        return ""
 
 
 def _log(request: Request, text: str) -> None:

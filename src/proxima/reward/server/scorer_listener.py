@@ -1,8 +1,6 @@
-"""The socket of a scorer, the deadlines of its connections, and its shutdown."""
+"""The socket of a scorer, and its shutdown."""
 
-import asyncio
 import ipaddress
-import json
 import signal
 import socket
 import threading
@@ -12,11 +10,10 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from proxima.data import FieldError, UserError
+from proxima.reward.server.bounded_connections import server_config
 from proxima.reward.server.scorer_app import ScorerApp
-from proxima.reward.server.scorer_limits import ScorerLimits
 
 GRACE_SECONDS = 3  # for requests that are being answered when the server shuts down
-WRITE_SECONDS = 30  # for a client that has stopped reading to resume
 
 
 class Listener(uvicorn.Server):
@@ -28,17 +25,10 @@ class Listener(uvicorn.Server):
 
     def __init__(self, app: ScorerApp) -> None:
         super().__init__(
-            uvicorn.Config(
+            server_config(
                 app.asgi,
-                http=_connection(app.limits),
-                ws="none",
-                lifespan="off",
-                proxy_headers=False,
-                server_header=False,
-                access_log=False,
-                log_config=None,
-                log_level="critical",  # the app logs requests and answers errors itself
-                timeout_keep_alive=60,  # `_connection` has its own timeouts
+                read_seconds=app.limits.read_seconds,
+                connections=app.limits.connections,
                 timeout_graceful_shutdown=GRACE_SECONDS,
             )
         )
@@ -62,58 +52,6 @@ class Listener(uvicorn.Server):
             if isinstance(connection, H11Protocol) and connection.cycle is not None and connection.cycle.more_body:
                 connection.transport.abort()  # the client is still sending
         await super().shutdown(sockets)
-
-
-def _connection(limits: ScorerLimits) -> type[H11Protocol]:
-    """uvicorn's protocol with deadlines for sending and reading clients; uvicorn itself waits forever."""
-
-    class Connection(H11Protocol):
-        timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._end_in(limits.read_seconds)
-            if len(self.connections) > limits.connections:
-                transport.abort()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._end_in(None)
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self._answering:
-                self._end_in(None)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if not self._answering:  # deadline for the next request
-                self._end_in(limits.read_seconds)
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._end_in(WRITE_SECONDS)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            self._end_in(None)
-
-        def send_400_response(self, msg: str) -> None:
-            body = json.dumps({"error": msg}).encode()
-            head = f"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
-            self.transport.write(f"{head}Connection: close\r\n\r\n".encode() + body)
-            self.transport.close()
-
-        @property
-        def _answering(self) -> bool:
-            return self.cycle is not None and not self.cycle.response_complete
-
-        def _end_in(self, seconds: float | None) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
-
-    return Connection
 
 
 def open_socket(host: str, port: int) -> socket.socket:

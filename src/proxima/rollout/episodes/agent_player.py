@@ -9,6 +9,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -69,15 +70,19 @@ class Talk:
 
 @dataclass(eq=False)
 class AgentEpisode:
-    """An attempt at an episode, as seen by the endpoint."""
+    """An attempt at an episode, as seen by the endpoint; `fail` ends the run with an exception of the engine."""
 
     request: Request
+    fail: Callable[[Exception], None]
     talks: list[Talk] = field(default_factory=list)
     turns: int = 0  # requested, in all conversations
     waits: list[tuple[float, float]] = field(default_factory=list)  # for the policy: begin and end
     cut: Cut = ""
     last: Talk | None = None  # the last one answered
     broken: Exception | None = None  # why no turn can follow
+
+    def __post_init__(self) -> None:
+        self.rendering = asyncio.Lock()  # one chat at a time, so that turns are numbered in the order of the requests
 
 
 class AgentEpisodes:
@@ -138,7 +143,7 @@ class AgentEpisodes:
 
         async def play(request: Request) -> None:
             try:
-                arrivals.put_nowait(await self._play(request, openings))
+                arrivals.put_nowait(await self._play(request, openings, arrivals.put_nowait))
             except BaseException as error:
                 arrivals.put_nowait(error)
 
@@ -172,19 +177,21 @@ class AgentEpisodes:
 
     # ---- an episode --------------------------------------------------------------------------------------------------
 
-    async def _play(self, request: Request, openings: dict[int, Prompt]) -> Completion:
+    async def _play(
+        self, request: Request, openings: dict[int, Prompt], fail: Callable[[Exception], None]
+    ) -> Completion:
         """Play an episode to its end, restarting it if its agent fails."""
         attempts = Attempts(self.settings.retries)
         while True:
             try:
-                return await self._attempt(request, openings, attempts.made)
+                return await self._attempt(AgentEpisode(request, fail), openings, attempts.made)
             except (EnvironmentFailure, UserError) as failure:  # a chat template's UserError would recur
                 if not attempts.again(failure):
                     return failed_episode(request, str(failure), attempts.made)
 
-    async def _attempt(self, request: Request, openings: dict[int, Prompt], attempts: int) -> Completion:
-        key, limit = secrets.token_urlsafe(24), self.settings.seconds
-        episode = self._episodes[key] = AgentEpisode(request)
+    async def _attempt(self, episode: AgentEpisode, openings: dict[int, Prompt], attempts: int) -> Completion:
+        key, limit, request = secrets.token_urlsafe(24), self.settings.seconds, episode.request
+        self._episodes[key] = episode
         self._playing[request.prompt.uid, request.sample] = episode
         assert self._endpoint is not None
         job = AgentJob(row=row_of(request.prompt), base_url=self._endpoint.address, api_key=key)
@@ -251,18 +258,35 @@ class AgentEpisodes:
         """Answer an agent's request with a message of the policy.
 
         Raises:
-            ChatRefused: no episode has this key, or the episode has failed or reached a limit.
+            ChatRefused: no episode has this key, it has failed or reached a limit, or the engine has failed.
         """
         episode = self._episodes.get(key)
         if episode is None:
             raise ChatRefused("no episode has this API key, or it is over", code="invalid_api_key", status=401)
+        async with episode.rendering:
+            talk, request, limit = await self._next_turn(episode, asked)
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        try:
+            completion = await sampled_turn(self.engine, request, self.times)
+        except Exception as error:  # not the agent's fault: it must not become a failed episode
+            episode.fail(error)
+            raise ChatRefused(f"the engine has failed: {error}", code="server_error", status=500) from error
+        episode.waits.append((began, clock()))
+        answer = self._answer(episode, talk, asked, completion)
+        episode.cut = limit if completion.finish_reason == "length" else ""
+        return answer
+
+    async def _next_turn(self, episode: AgentEpisode, asked: ChatRequest) -> tuple[Talk, Request, Cut]:
+        """Return the conversation that a chat continues or begins, the request of its next turn, and the limit of the
+        episode that ends a turn of that length; empty if the agent wants a shorter one."""
         if episode.broken is not None:
             raise ChatRefused(f"the episode has failed: {episode.broken}", code="episode_failed")
         if episode.turns >= self.settings.turns:
             episode.cut = episode.cut or "turns"
             raise ChatRefused(f"the episode has had its {self.settings.turns} turns", code="episode_limit")
         try:
-            talk = self._talk(episode, asked)
+            talk = await self._talk(episode, asked)
         except UserError as error:
             episode.broken = error
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
@@ -277,49 +301,51 @@ class AgentEpisodes:
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
         talk.asking = episode.turns
         episode.turns += 1
-        clock = asyncio.get_running_loop().time
-        began = clock()
-        completion = await sampled_turn(self.engine, request, self.times)
-        episode.waits.append((began, clock()))
-        turn = played.add(completion)
-        talk.numbers.append(request.turn)
+        return talk, request, "" if most < room else "context" if room == left else "tokens"
+
+    def _answer(self, episode: AgentEpisode, talk: Talk, asked: ChatRequest, completion: Completion) -> ChatAnswer:
+        """Add a turn to its conversation, and return it as the agent sees it."""
+        turn = talk.played.add(completion)
+        talk.numbers.append(completion.turn)
         names = [tool["function"]["name"] for tool in asked.tools]
         if names:
             read = read_calls(completion.text, self.tool_format, names)
             turn.calls, turn.unreadable = read.calls, read.unreadable
         content = completion.text.partition(MARKS[self.tool_format])[0].rstrip() if turn.calls else completion.text
-        calls = {f"call_{request.turn}_{i}": call for i, call in enumerate(turn.calls)}
+        calls = {f"call_{completion.turn}_{i}": call for i, call in enumerate(turn.calls)}
         talk.history = [*asked.messages, ChatMessage(role="assistant", content=content, calls=turn.calls)]
         talk.answering, episode.last = False, talk
-        episode.cut = ""
-        if completion.finish_reason == "length" and most == room:
-            episode.cut = "context" if room == left else "tokens"
         return ChatAnswer(
             content=content,
             calls=calls,
             finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
-            prompt_tokens=len(request.prompt.tokens),
+            prompt_tokens=len(talk.played.contexts[-1]),
             completion_tokens=len(completion.tokens),
         )
 
-    def _talk(self, episode: AgentEpisode, asked: ChatRequest) -> Talk:
-        """Return the conversation that a chat continues, with the new messages added, or a new conversation."""
+    async def _talk(self, episode: AgentEpisode, asked: ChatRequest) -> Talk:
+        """Return the conversation that a chat continues, with the new messages added, or a new conversation. Chats are
+        encoded in threads, because a long one takes seconds, in which other agents would wait."""
         for talk in reversed(episode.talks):
             if new := talk.continued_by(asked):
-                talk.answering = True
                 observed = [self._message(message) for message in new]
+                conversation = copy(talk.played.conversation)
+                await asyncio.to_thread(conversation.observe, observed)
                 talk.played.turns[-1].answers = [(message, False) for message in observed]
-                talk.played.conversation.observe(observed)
+                talk.played.conversation, talk.answering = conversation, True
                 return talk
+        talk = await asyncio.to_thread(self._new_talk, episode.request, asked)
+        episode.talks.append(talk)
+        return talk
+
+    def _new_talk(self, request: Request, asked: ChatRequest) -> Talk:
         messages = self._opening(asked)
-        template, prompt = self._template(asked.tools), episode.request.prompt
+        template, prompt = self._template(asked.tools), request.prompt
         conversation = Conversation(template, messages, self.settings.forks)
         if not np.array_equal(prompt.tokens, conversation.prompt):
             opening = template.opening(messages, conversation.prompt)
             prompt = replace(prompt, messages=messages, tokens=conversation.prompt, opening=opening)
-        talk = Talk(Played(episode.request, prompt, None, conversation), asked.tools)
-        episode.talks.append(talk)
-        return talk
+        return Talk(Played(request, prompt, None, conversation), asked.tools)
 
     def _opening(self, asked: ChatRequest) -> tuple[Message, ...]:
         messages = tuple(self._message(message) for message in asked.messages)

@@ -65,7 +65,7 @@ class Conversation:
     model's. A `copy.copy` continues independently of the original.
 
     Raises:
-        UserError: the template fails for the opening.
+        UserError: the template fails for the opening, or makes nothing of it.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Conversation:
         self._messages = [template.message(message) for message in opening]
         self._first = len(self._messages)  # index of the first turn
         self._opening = self._seen = template.render(self._messages)
-        self.prompt: Ints = np.array(template.encode_opening(self._opening), np.int32)
+        self.prompt = self._encoded_opening()
         self._own: Ints | None = None  # tokens of `_opening`, if they differ from `prompt`
         self._nodes: list[_MessageNode] = []
         self._ended: list[Path] = []
@@ -153,7 +153,13 @@ class Conversation:
             opening = chat
         variants = (text for text in (opening, opening.rstrip()) if chat.startswith(turn, len(text)))
         self._opening = next(variants, opening)
-        self._own = np.array(self._template.encode_opening(self._opening), np.int32)
+        self._own = self._encoded_opening()
+
+    def _encoded_opening(self) -> Ints:
+        tokens = np.array(self._template.encode_opening(self._opening), np.int32)
+        if not len(tokens):  # nothing would predict the first token of a turn
+            raise UserError("these messages give a prompt without tokens")
+        return tokens
 
     def _observation(self, messages: Sequence[Message], before: str, text: str) -> _MessageNode:
         """Create the node of messages that the template renders as `text`."""

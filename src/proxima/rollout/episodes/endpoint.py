@@ -23,8 +23,9 @@ from starlette.routing import Route
 
 from proxima.data import ToolCall
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.data.web_requests import name_in_host
 
-MOST_BYTES = 1 << 26  # maximum of a request
+MOST_BYTES = 1 << 24  # maximum of a request
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Unsupported fields that would change the answer, each with the values that change nothing.
 NOT_DONE: dict[str, tuple[Any, ...]] = {
@@ -150,7 +151,11 @@ class ChatEndpoint:
         try:
             key = _key(request)
             try:
-                body = parse_json(await read_at_most(request.stream(), MOST_BYTES))
+                data = await read_at_most(request.stream(), MOST_BYTES)
+            except TooLargeError:
+                raise ChatRefused(f"the request has more than {MOST_BYTES:,} bytes", status=413) from None
+            try:
+                body = parse_json(data)
             except (TooLargeError, UnreadableError) as error:
                 raise ChatRefused(f"the request can't be read: {error}") from None
             asked = chat_request(body)
@@ -173,6 +178,8 @@ class _SilentServer(uvicorn.Server):
 
 
 def _key(request: Request) -> str:
+    if not name_in_host(host := request.headers.get("Host", "")):  # an agent behind a forwarded port may use any name
+        raise ChatRefused(f"Host {host!a:.60} is malformed")
     scheme, _, key = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not key:
         raise ChatRefused("no API key: send that of the episode as a bearer token", code="invalid_api_key", status=401)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,8 +14,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from proxima.data import UserError
+from proxima.data.bounded_reading import TooLargeError, parse_json, read_at_most
 from proxima.data.flow import Key
 from proxima.data.jsonl import dumps
+from proxima.data.web_requests import LOOPBACK_NAMES, refused
+from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.view.microscope.completion_page import CompletionPage, completion_key, first_difference
 from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note
@@ -25,7 +27,6 @@ from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 COOKIE, PAGE = "proxima-view", Path(__file__).parent / "page"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
@@ -53,7 +54,7 @@ class MicroscopeApp:
 
     def __init__(self, runs: Sequence[ViewedRun], key: str = "", host: str = "") -> None:
         self.runs, self.key = runs, key
-        self.hosts = {*LOOPBACK, *([host.lower()] if host else [])}
+        self.hosts = {*LOOPBACK_NAMES, *([host.lower()] if host else [])}
         self.tokens = TokenProcess()
         self._pages: dict[tuple[int, int, Key], CompletionPage] = {}
         self._texts: dict[int, TokenText] = {}
@@ -78,7 +79,7 @@ class MicroscopeApp:
                 Route("/api/{run:int}/notes", self._answering(self.notes), methods=["GET", "POST"]),
                 Route("/{path:path}", self._answering(self.file)),
             ],
-            exception_handlers={HTTPException: _refused, Exception: _failed},
+            exception_handlers={HTTPException: _refused, ValueError: self._unreadable, Exception: _failed},
         )
         self.asgi.router.redirect_slashes = False  # a redirect would skip `admit` and echo the request's `Host`
 
@@ -110,17 +111,20 @@ class MicroscopeApp:
         return response
 
     def admit(self, request: Request) -> None:
-        """Raise HTTPException for an unauthorised request: one from a page of another site, through a name that
-        resolves to this machine (`Host`) or from its own origin (`Origin`), or one without the key."""
-        host = request.headers.get("host", "")
-        if _name(host) not in self.hosts:
-            raise HTTPException(403, "the Host of the request is not that of this server; start it with --host NAME")
-        origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
-            raise HTTPException(403, "requests of other sites are refused")
+        """Raise HTTPException for an unauthorised request: one from a page of another site, or without the key."""
+        if refusal := refused(request.headers, self.hosts, "start the server with --host NAME"):
+            raise HTTPException(*refusal)
         sent = request.query_params.get("key") or request.headers.get("x-proxima-key") or request.cookies.get(COOKIE)
         if self.key and not hmac.compare_digest((sent or "").encode(), self.key.encode()):
             raise HTTPException(401, "the key is missing or wrong; open the whole address that the terminal printed")
+
+    async def _unreadable(self, request: Request, error: Exception) -> Response:
+        """Answer a request whose path has a number with more digits than Python reads."""
+        try:
+            self.admit(request)
+        except HTTPException as refusal:
+            return await _refused(request, refusal)
+        return _error(400, "a number in the address has too many digits")
 
     # ---- the answers -------------------------------------------------------------------------------------------------
 
@@ -198,20 +202,20 @@ class MicroscopeApp:
 
 
 async def _body(request: Request) -> Any:
-    """Read the JSON of a request. Raises: HTTPException if it is too large or invalid."""
-    import json
-
-    content = b""
-    async for part in request.stream():
-        content += part
-        if len(content) > MOST_BODY:
-            raise HTTPException(413, f"a request has at most {MOST_BODY} bytes")
+    """Read the JSON of a request. Raises: HTTPException if it is too large, too slow or invalid."""
+    try:
+        async with asyncio.timeout(ScorerLimits.read_seconds):
+            content = await read_at_most(request.stream(), MOST_BODY)
+    except TimeoutError:
+        raise HTTPException(408, f"the body was not complete after {ScorerLimits.read_seconds} s") from None
+    except TooLargeError:
+        raise HTTPException(413, f"a request has at most {MOST_BODY} bytes") from None
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "the body must be application/json")  # a form of another site can't send it
     try:
-        return json.loads(content)
-    except ValueError:
-        raise HTTPException(400, "the body is not JSON") from None
+        return parse_json(content)
+    except ValueError as error:
+        raise HTTPException(400, f"the body can't be read: {error}") from None
 
 
 def _number(request: Request, name: str) -> int:
@@ -219,14 +223,6 @@ def _number(request: Request, name: str) -> int:
     if not value.isdecimal() or len(value) > 9:
         raise UserError(f"{name} must be a number")
     return int(value)
-
-
-def _name(host: str) -> str:
-    """Return the name in a `Host`, without its port."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").lower()
-    except ValueError:
-        return ""
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -8,11 +8,14 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import uvicorn
 
 from proxima.data import UserError
+from proxima.reward.server.bounded_connections import server_config
+from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.resident_memory import one_arena, release_memory, without_pandas
@@ -64,22 +67,16 @@ def address_of(listening: socket.socket, host: str, key: str, fragment: str = ""
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
 
 
+def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seconds) -> uvicorn.Server:
+    """Make a server with a scorer's limits on connections."""
+    settings: dict[str, Any] = {"loop": "asyncio", "timeout_graceful_shutdown": 1}
+    connections = ScorerLimits.connections
+    return uvicorn.Server(server_config(app.asgi, read_seconds=read_seconds, connections=connections, **settings))
+
+
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     """Serve until a signal arrives."""
-    settings = uvicorn.Config(
-        app.asgi,
-        http="h11",
-        ws="none",
-        loop="asyncio",
-        lifespan="off",
-        proxy_headers=False,
-        server_header=False,
-        access_log=False,
-        log_config=None,
-        log_level="critical",
-        limit_concurrency=BACKLOG,
-        timeout_graceful_shutdown=1,
-    )
+    server = make_server(app)
     pa.set_memory_pool(pa.system_memory_pool())  # one heap, so that free memory can be returned
     without_pandas()
     one_arena()
@@ -88,6 +85,6 @@ def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:
     app.tokens.begin()
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(uvicorn.Server(settings).serve([listening]))
+            asyncio.run(server.serve([listening]))
     finally:
         app.tokens.end()

@@ -1,0 +1,231 @@
+"""The same bytes to each server of ours: hosts, origins, numbers, nested bodies and requests that never end."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+from types import SimpleNamespace
+
+import pytest
+import uvicorn
+
+from proxima.core import SURROGATES
+from proxima.data import Score
+from proxima.data.web_requests import name_in_host
+from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
+from proxima.view.microscope.app import MicroscopeApp
+from proxima.view.microscope.explained_tokens import here
+from proxima.view.microscope.server import listen, make_server, open_runs
+from tests.reward.make import LONG, SHORT
+from tests.reward.served import request_of, served
+from tests.view.microscope.stored_run import make_step
+
+NOTE = {"key": "1/0.0.0", "text": "odd"}
+CHAT = {"messages": [{"role": "user", "content": "hello"}]}
+KEY = "Authorization: Bearer an-episode\r\n"
+CLIENTS = 80  # more than the view answered at once
+
+
+class Judge:
+    def score(self, prompt, completions):
+        return [Score(value=1.0) for _ in completions]
+
+
+@contextlib.contextmanager
+def view(folder, **limits):
+    app = MicroscopeApp(open_runs([folder]))
+    app.tokens = here
+    server: uvicorn.Server = make_server(app, **limits)
+    with listen("127.0.0.1", 0) as listening:
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve([listening])), daemon=True)
+        thread.start()
+        try:
+            yield listening.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(LONG)
+
+
+@contextlib.contextmanager
+def scorer(folder, **limits):
+    with served(Judge(), **limits) as made:
+        yield int(made.url.rpartition(":")[2])
+
+
+@contextlib.contextmanager
+def agents(folder):
+    async def answer(key, asked):
+        return ChatAnswer(content="hi")
+
+    async def run():
+        endpoint = ChatEndpoint("policy", answer)
+        address, loop = await endpoint.start(), asyncio.get_running_loop()
+        made.port, made.end = (
+            int(address.removesuffix("/v1").rpartition(":")[2]),
+            lambda: loop.call_soon_threadsafe(end),
+        )
+        stop, ready_now = asyncio.Event(), ready.set
+
+        def end():
+            stop.set()
+
+        ready_now()
+        await stop.wait()
+        await endpoint.close()
+
+    made, ready = SimpleNamespace(), threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    assert ready.wait(LONG)
+    try:
+        yield made.port
+    finally:
+        made.end()
+        thread.join(LONG)
+
+
+SERVERS = {
+    "view": (view, "/api/0/notes", NOTE, ""),
+    "scorer": (scorer, "/score", request_of("a"), ""),
+    "agents": (agents, "/v1/chat/completions", CHAT, KEY),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    place = tmp_path_factory.mktemp("runs") / "one"
+    make_step(place, SURROGATES["cppo"](), prompts=1, samples=2, tokens=4)
+    return place
+
+
+@pytest.fixture(scope="module")
+def ports(folder):
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(server(folder)) for name, (server, *_) in SERVERS.items()}
+
+
+def sent(port, name, *, host="localhost", more="", body=None, path=None, method="POST"):
+    """The status of a server's answer to these bytes; it must be one line of JSON with an error if it refuses."""
+    _, its_path, its_body, key = SERVERS[name]
+    body = json.dumps(its_body).encode() if body is None else body
+    head = f"{method} {path or its_path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{key}{more}"
+    with socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
+        client.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
+        answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    head, _, content = answer.partition(b"\r\n\r\n")
+    status = int(head.split()[1])
+    assert status == 200 or json.loads(content)["error"]
+    return status
+
+
+OWN, OTHERS = {"view": 200, "scorer": 200, "agents": 200}, {"view": 403, "scorer": 403, "agents": 200}
+MALFORMED = {"view": 403, "scorer": 403, "agents": 400}
+REFUSED = {"view": 400, "scorer": 400, "agents": 400}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", OWN),
+        ("LOCALHOST:80", OWN),
+        ("127.0.0.1:65535", OWN),
+        ("[::1]:8000", OWN),
+        ("[::1]", OWN),
+        ("evil.com", OTHERS),
+        ("localhost.evil.com", OTHERS),
+        ("evil.com@localhost", MALFORMED),
+        ("localhost@evil.com", MALFORMED),
+        ("[::1].evil", MALFORMED),
+        ("[::1]evil:80", MALFORMED),
+        ("[localhost]", MALFORMED),
+        ("[::1", MALFORMED),
+        ("localhost:80:80", MALFORMED),
+        ("localhost:http", MALFORMED),
+        ("localhost:999999", MALFORMED),
+        ("localhost/evil.com", MALFORMED),
+        ("localhost?evil.com", MALFORMED),
+        ("", MALFORMED),
+    ],
+)
+def test_hosts(ports, name, host, status):
+    assert sent(ports[name], name, host=host) == status[name]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost:8000", OWN),
+        ("HTTPS://LOCALHOST:8000", OWN),
+        ("http://localhost:3000", OTHERS),
+        ("http://evil.com", OTHERS),
+        ("http://evil.com@localhost:8000", REFUSED | {"agents": 200}),
+        ("http://[", REFUSED | {"agents": 200}),  # nothing is allowed by an origin there: the key is asked for
+        ("http://[::1].evil", REFUSED | {"agents": 200}),
+        ("null", OTHERS),
+        ("", OTHERS),
+    ],
+)
+def test_origins(ports, name, origin, status):
+    assert sent(ports[name], name, host="localhost:8000", more=f"Origin: {origin}\r\n") == status[name]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"key": ' + b"9" * 5000 + b"}", REFUSED),
+        (b"[" * 30_000, REFUSED | {"scorer": 413}),
+        (b'{"a":' * 10_000, REFUSED | {"scorer": 413}),
+        (b"\xff", REFUSED),
+        (b"", REFUSED),
+        (b"NaN", REFUSED | {"view": 404}),
+        (b"5", REFUSED | {"view": 404}),
+    ],
+)
+def test_bodies(ports, name, body, status):
+    assert sent(ports[name], name, body=body) == status[name]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        (f"/api/{'9' * 5000}/trend", 400),
+        (f"/api/0/step/{'9' * 5000}", 400),
+        (f"/api/0/trend?after={'9' * 5000}", 404),
+        (f"/api/0/step/{'9' * 300}", 404),
+    ],
+)
+def test_numbers_in_a_path(ports, path, status):
+    assert sent(ports["view"], "view", path=path, method="GET", body=b"") == status
+    if status == 400:
+        assert sent(ports["view"], "view", path=path, method="GET", body=b"", host="evil.com") == 403
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_half_a_header_delays_nobody(ports, name):
+    with contextlib.ExitStack() as stack:
+        for _ in range(CLIENTS):
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", ports[name]), timeout=LONG))
+            client.sendall(b"GET / HTTP/1.1\r\nHost: local")
+        assert sent(ports[name], name) == 200
+
+
+@pytest.mark.parametrize("name", ["view", "scorer"])
+def test_half_a_header_ends(folder, name):
+    with SERVERS[name][0](folder, read_seconds=SHORT) as port, contextlib.ExitStack() as stack:
+        clients = [socket.create_connection(("127.0.0.1", port), timeout=LONG) for _ in range(3)]
+        for client in map(stack.enter_context, clients):
+            client.sendall(b"GET / HTTP/1.1\r\nHost: local")
+        for client in clients:
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(1) == b""
+
+
+def test_the_name_in_a_host():
+    hosts = ("Lab.Example:80", "[::1]:80", "[FE80::1%eth0]", "lab_1.example.", "a\nb", "a b", "::1", "[127.0.0.1]")
+    assert [name_in_host(host) for host in hosts] == [
+        "lab.example", "::1", "fe80::1%eth0", "lab_1.example.", "", "", "", "",
+    ]  # fmt: skip
