@@ -26,6 +26,7 @@ from proxima.train.checkpoint import checkpoints, read_checkpoint
 from proxima.train.ranks import RankError
 
 T = TypeVar("T")
+RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
 
 class Stopped(Exception):
