@@ -130,10 +130,13 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
-    """Return the mean reward of the first and the last step, or their loss on a fixed data set."""
+    """Return the mean reward of the first and the last step, their divergence from the teacher, or their loss on a
+    fixed data set."""
     if not train:
         return None
     name, key = ("Loss", "loss") if "examples" in train[0] else ("Mean reward", "reward/mean")
+    if "distillation/divergence" in train[0]:
+        name, key = "Divergence from the teacher", "distillation/divergence"
     return {"name": name, "first": fixed(train[0].get(key)), "last": fixed(train[-1].get(key))}
 
 
