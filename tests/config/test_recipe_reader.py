@@ -9,6 +9,8 @@ from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_overrides, read_recipe, read_yaml, shown_path, with_values
 from proxima.config.tree import NO_LAYOUT, Layout, merge
 
+NO_FIELD = "a `:` where no field can begin: indent the fields of a section alike, and quote a text that contains `: `"
+
 
 def lines_of(error):
     return str(error.value).splitlines()
@@ -64,7 +66,19 @@ def test_merge_keys_and_anchors(recipe):
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("a: 1\nb: [1, 2\n", "run.yaml:3: not YAML: expected ',' or ']', but got '<stream end>'"),
+        (
+            "a: 1\nb: [1, 2\n",
+            "run.yaml:3: not YAML: a `[` that is not closed, or a missing comma, in this line or above",
+        ),
+        ("a:\n  b: 1\n   c: 2\n", f"run.yaml:3: not YAML: {NO_FIELD}"),
+        ("a: b: c\n", f"run.yaml:1: not YAML: {NO_FIELD}"),
+        ("a:\n\tb: 1\n", "run.yaml:2: not YAML: a tab; indent with spaces"),
+        (
+            "a:\n  b: 1\n c: 2\n",
+            "run.yaml:3: not YAML: its indentation fits none of the lines above: indent the fields of a section alike",
+        ),
+        ("a:\n  b: 1\n- c\n", "run.yaml:3: not YAML: a list item (`-`) among fields: indent it below its own field"),
+        ('a: "b\nc: 1\n', "run.yaml:3: not YAML: a quotation mark that is not closed"),
         ("a: 1\na: 2\n", "run.yaml:2: the key 'a' is given twice; keep one"),
         ("a: {b: 1, b: 2}\n", "run.yaml:1: the key 'b' is given twice; keep one"),
         (
@@ -166,6 +180,10 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
 @pytest.mark.parametrize(
     ("texts", "line"),
     [
+        (
+            ["reward=[{kind:", "number},", "{kind:", "length}]"],
+            "reward=[{kind:: the shell has split the value at a space: quote it, reward='[{kind: …'",
+        ),
         (["steps"], "steps (command line): is not an override; write key=value, for example train.steps=10"),
         (
             ["train..steps=1"],

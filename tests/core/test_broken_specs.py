@@ -1,6 +1,6 @@
 """Each law of corrections, penalties, advantages and selections finds a spec that breaks it, and says what is wrong."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -46,6 +46,16 @@ class Biased(Correction):
 def test_corrections(spec: Any, law: str, message: str) -> None:
     assert found("correction", Biased(), law) == ""
     assert message in found("correction", spec, law)
+
+
+def test_a_metric_that_is_a_plain_tensor_is_told_what_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    call = PpoClip.__call__
+    monkeypatch.setattr(
+        PpoClip, "__call__", lambda spec, b: replace(call(spec, b), metrics={"gate": b.log_prob.mean().detach()})
+    )
+    assert found("surrogate", PpoClip(), "shape").startswith(
+        "of the metrics, gate is a Tensor; use SumCount.over(x, mask)"
+    )
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 show."""
 
 import re
+import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -144,6 +146,23 @@ def anchors(page):
     """What GitHub makes of the headings of a page."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_code_block_can_be_read(page):
+    """bash parses the bash blocks, YAML loads, and no command of an indented block is wrapped into two lines."""
+    text = page.read_text(encoding="utf-8")
+    for _, language, body in re.findall(r"^( *)```(\w*)\n(.*?)^\1```", text, re.MULTILINE | re.DOTALL):
+        if language == "bash":
+            subprocess.run(["bash", "-n"], input=body, text=True, check=True)
+        elif language == "yaml":
+            list(yaml.safe_load_all(textwrap.dedent(body)))
+    for block in re.findall(r"\n\n((?:    .*\n)+)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        lines = [line.strip() for line in block.splitlines()]
+        if any(line.startswith("proxima ") for line in lines):
+            whole = [line for before, line in zip(["", *lines], lines, strict=False) if not before.endswith("\\")]
+            others = {line for line in whole if not STARTS.fullmatch(line) and line[0] != "#"}
+            assert {line for line in others if line.split()[0] not in ("torchrun", ".venv-vllm/bin/python")} == set()
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name != "algorithms"], ids=lambda p: p.name)

@@ -1,7 +1,9 @@
 """Dynamic sampling and allocation in the loop: exact counts, surplus with its age, the clear end, and resumes equal to
 an unbroken run."""
 
+import json
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -17,6 +19,7 @@ from proxima.runtime.state.pending_files import read_groups, write_groups
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.checkpoint import CARRIED_GROUPS, checkpoints
+from proxima.view.report import write_report
 from tests.runtime.loop.test_controller import World
 from tests.runtime.runs import CUT
 from tests.runtime.state.test_rollouts import make_group
@@ -136,13 +139,65 @@ def test_the_clear_end_keeps_what_was_learned(tmp_path):
     assert [c.step for c in checkpoints(world.folder.checkpoints)] == [2]
 
 
+@pytest.mark.parametrize("exhausted", ["stop", "partial"])
+def test_uniform_in_another_metric_than_the_reward_is_said_with_the_field_that_helps(exhausted, tmp_path):
+    """A graded reward that also judges: every answer is wrong, but one group of three differs in its rewards."""
+    world = refilled(
+        tmp_path / "run",
+        every=0,
+        selection=(DropUniformGroups(metric="accuracy"),),
+        max_num_gen_batches=1,
+        exhausted=exhausted,
+    )
+    world.controller.observer = world.controller.review.observer = heard = Watcher()
+
+    def graded(prompt, completion):
+        return Score(value=0.1 * completion.sample * (prompt.uid % 3 == 1), correct=False)
+
+    world.rewards.score = each(graded)
+    with pytest.raises(RunEnded) as end:
+        world.run()
+    helps = (
+        "These groups are uniform in accuracy (algorithm.selection.0.metric), but the rewards differ in {}. To train "
+        "on those, set algorithm.selection.0.metric=reward in another run, or resume with it and --accept-changes"
+    )
+    assert str(end.value).endswith(helps.format("1 of 3" if exhausted == "stop" else "4 of 12"))
+    assert "easier or harder" not in str(end.value) and "partial" not in str(end.value)
+    assert world.journal.step == {"stop": 0, "partial": 3}[exhausted]
+    assert [text.endswith(helps.format("1 of 3")) for text in heard.warnings if "step 1:" in text] == [
+        True for _ in range(exhausted == "partial")
+    ]
+
+
+@pytest.mark.parametrize("exhausted", ["stop", "partial"])
+def test_a_run_without_an_update_fails_also_when_resumed_and_reports_what_it_generated(exhausted, tiny_model, tmp_path):
+    changes = {
+        "train__steps": 1,
+        "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 1}],  # the same for all
+        "algorithm": {
+            "preset": "dapo",
+            "dynamic_sampling": {"oversample": 1, "max_num_gen_batches": 1, "exhausted": exhausted},
+        },
+    }
+    tree, folder = recipe(tiny_model("llama"), **SETTINGS | changes | NO_EVAL), tmp_path / "run"
+    for resume in (False, True):
+        with pytest.raises(RunEnded, match="no step of 1 trained anything|gave 0 of 4 usable groups"):
+            go(folder, tree, resume=resume)
+    assert json.loads((folder / "summary.json").read_text())["status"] == "failed"
+    words = " ".join(re.sub("<[^>]*>", " ", write_report(folder).read_text()).split())
+    assert "completions 16 " in words
+    same = "all completions of the group have the same accuracy (algorithm.selection.0.metric)"
+    assert f"dropped: uniform_group 16 100.0 % {same}" in words
+
+
 def test_a_partial_batch_is_trained_on_if_so_configured(tmp_path):
     world = refilled(tmp_path / "run", every=10, max_num_gen_batches=2, exhausted="partial")
     world.run()
     assert counts(world)[0] == (7, 1, 6, 0, 2)
     empty = refilled(tmp_path / "empty", every=0, max_num_gen_batches=1, exhausted="partial")
     before = empty.weights()
-    empty.run()
+    with pytest.raises(RunEnded, match=r"no step of 3 trained anything; in the last one, nothing was left to train on"):
+        empty.run()
     assert counts(empty) == [(3, 0, 3, 0, 1), (12, 0, 12, 0, 1), (12, 0, 12, 0, 1)]
     assert all((a == b).all() for a, b in zip(before, empty.weights(), strict=True))
 
@@ -315,8 +370,9 @@ def test_a_batch_that_is_not_full_moves_the_learning_rate_on_as_a_full_one(tmp_p
         refilled(tmp_path / "full", every=1),
         refilled(tmp_path / "partial", every=0, max_num_gen_batches=1, exhausted="partial"),
     )
-    for world in (full, partial):
-        world.run()
+    full.run()
+    with pytest.raises(RunEnded, match="no step of 3 trained anything"):
+        partial.run()
     assert full.stack.updates == partial.stack.updates == 3
 
 

@@ -266,9 +266,11 @@ def test_uniform_groups_are_dropped_and_counted(trained):
         assert set(reasons.values()) <= {"uniform_group", None}
 
 
-def test_a_step_with_nothing_to_train_on_changes_no_weight(trained, tiny_model):
-    watcher = Watcher()
-    run = trained(observer=watcher, reward=[{"kind": EVEN, "constant": 1}], algorithm=FILTER, train__steps=2, **NO_EVAL)
+def test_a_step_with_nothing_to_train_on_changes_no_weight(tiny_model, tmp_path):
+    watcher, run = Watcher(), RunFolder(tmp_path / "run")
+    same = {"reward": [{"kind": EVEN, "constant": 1}], "algorithm": FILTER}
+    with pytest.raises(RunEnded, match="no step of 2 trained anything"):
+        go(run.path, recipe(tiny_model("llama"), **same, train__steps=2, **NO_EVAL), observer=watcher)
     assert [r["updates"] for r in steps_of(run.path)] == [0, 0]
     assert sum("nothing was left to train on" in w for w in watcher.warnings) == 2
     start, end = load_file(tiny_model("llama") / "model.safetensors"), weights(run, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxima.evaluate.headline import Headline
+from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.watch.observer import WarningList
 from proxima.view.diagnostics import warnings_about
 from proxima.view.live import LiveView
@@ -245,6 +246,20 @@ def test_the_view_follows_the_stream(monkeypatch):
     assert isinstance(screen(Terminal()), LiveView)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(screen(Terminal()), LogLines)
+
+
+def test_a_distillation_ends_with_what_was_learned(tmp_path, undrawn):
+    folder, stream, gaps = RunFolder(tmp_path / "run"), io.StringIO(), {1: 0.5, 2: 0.3, 3: 0.25}
+    folder.begin()
+    observer = RunViews(stream)
+    observer.started(info(folder.path, steps=3))
+    for step, gap in gaps.items():
+        folder.append_metrics(record(step, **{"distillation/divergence": gap}))
+        observer.step(record(step, **{"distillation/divergence": gap}), None)
+    observer.finished({"status": "done", "steps": 3, "seconds": 9.0})
+    assert "divergence from the teacher step 1: 0.5 → step 3: 0.25" in stream.getvalue().splitlines()[-1]
+    words = " ".join(re.sub("<[^>]*>", " ", folder.report.read_text(encoding="utf-8")).split())
+    assert "Divergence from the teacher, first and last step 0.50 → 0.25" in words
 
 
 def test_all_watchers_together(tmp_path, undrawn):

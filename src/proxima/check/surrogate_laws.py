@@ -1,7 +1,7 @@
 """Laws of surrogates."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -46,6 +46,11 @@ def surrogate_shape(spec: Any, case: BatchCase) -> None:
     require_that(token.keep.dtype == torch.bool, f"keep is {token.keep.dtype}, expected torch.bool")
     require_that(not bool((token.keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
     require_that(token.unit in ("token", "sequence"), f"unit is {token.unit!r}, expected token or sequence")
+    plain = [
+        f"{name} is a {type(metric).__name__}" for name, metric in token.metrics.items() if not is_dataclass(metric)
+    ]
+    over = "use SumCount.over(x, mask), with x and mask [N]: micro-batches are merged by sum and count"
+    require_that(not plain, f"of the metrics, {', '.join(plain)}; {over}")
     first = {name: getattr(metric, fields(metric)[0].name) for name, metric in token.metrics.items()}
     attached = [name for name, tensor in first.items() if tensor.requires_grad]
     require_that(not attached, f"metrics carry a gradient: {', '.join(attached)}; detach them")

@@ -63,12 +63,14 @@ class Builder:
             (key, node), *_ = node.mapping.items()
             path = f"{path}.{key}"
         remedy, paths = suggestion(name, names), [entry.path for entry in self.entries]
-        from proxima.config.other_names import our_name, place_of_name  # only a mistyped recipe needs them
+        from proxima.config.other_names import our_name, place_of_name, whole_path  # only a mistyped recipe needs them
 
         if nearest(name, names) is None:
             remedy = place_of_name(name, parent, slot, paths) or remedy
         *_, section, last = ("", *path.split("."))
-        if ours := our_name(section, last, paths):
+        if whole := whole_path(path, paths):
+            remedy = f"did you mean {whole}?"
+        elif ours := our_name(section, last, paths):
             remedy = f"proxima calls it {ours}"
         return Problem(path, f"{label!r} has no field {name!r}; {remedy}", node.shown(), node.source.text)
 

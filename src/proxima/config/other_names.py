@@ -6,6 +6,7 @@
 from collections.abc import Collection
 
 from proxima.config.describe import fields_of, kinds_of
+from proxima.config.problems import nearest
 from proxima.config.slots import Slot
 
 # our field: names in TRL, verl, AReaL; with a section if the name alone is ambiguous
@@ -69,6 +70,20 @@ def our_name(section: str, name: str, paths: Collection[str]) -> str | None:
         if any(path == head or path.startswith(f"{head}.") for path in paths):
             return ours
     return None
+
+
+def whole_path(wrong: str, paths: Collection[str]) -> str | None:
+    """The path of `paths` that ends like `wrong`, each part the same or mistyped: `surogate.delta` is
+    `algorithm.surrogate.delta`. None if there is none, or several."""
+    parts = wrong.split(".")
+    found = [
+        path
+        for path in paths
+        if len(path.split(".")) > len(parts) > 1
+        and path.rpartition(".")[2] == parts[-1]
+        and all(nearest(a, [b]) for a, b in zip(parts[:-1], path.split(".")[-len(parts) :], strict=False))
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def place_of_name(name: str, parent: str, slot: Slot | None, paths: Collection[str]) -> str | None:

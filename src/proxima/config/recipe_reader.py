@@ -90,7 +90,9 @@ def _parse(text: str, name: str) -> Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
-        raise one_problem(f"{name}{line}", f"not YAML: {error.problem or error.context}") from None
+        from proxima.config.yaml_problems import in_plain_words
+
+        raise one_problem(f"{name}{line}", f"not YAML: {in_plain_words(error)}") from None
     except yaml.YAMLError as error:
         raise one_problem(name, f"not YAML: {' '.join(str(error).split())}") from None
     except RecursionError:
@@ -131,6 +133,10 @@ def _refuse_duplicates(node: yaml.MappingNode, name: str) -> None:
 def read_overrides(overrides: Sequence[str], layout: Layout) -> Node:
     """Parse `key=value` texts, in any order, into one layer; a value is YAML (`selection=[]`, `folder=null`,
     `train.optimizer.lr=1e-5`). ConfigError for a text without `=`, an empty part of a path, or a key given twice."""
+    if unquoted := [
+        text for text in overrides if text.count("{") + text.count("[") > text.count("}") + text.count("]")
+    ]:
+        _check_quotes(unquoted[0], overrides)
     split = [_split(text) for text in overrides]
     for key, count in Counter(key for key, _ in split).items():
         if count > 1:
@@ -153,6 +159,13 @@ def with_values(overrides: Sequence[str], values: Mapping[str, object]) -> list[
         if not any(field == name or field.startswith(f"{name}.") for name in values)
     ]
     return [*kept, *(f"{name}={value}" for name, value in values.items())]
+
+
+def _check_quotes(first: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError if words without `=` follow a value that its braces leave open: the shell has split it."""
+    if any("=" not in text for text in overrides[overrides.index(first) :]):
+        key, _, value = first.partition("=")
+        raise one_problem(key, f"the shell has split the value at a space: quote it, {key}='{value} …'", value)
 
 
 def _split(text: str) -> tuple[str, Node]:

@@ -1,6 +1,5 @@
 """Base classes of the rewards, and the checks that every score passes."""
 
-import importlib.util
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -231,13 +230,6 @@ def _as_float(value: object, key: str) -> float:
 def binary_score(correct: bool) -> Score:
     """A score of 1 if correct, else 0, with `correct` set."""
     return Score(value=float(correct), correct=correct)
-
-
-def require_package(module: str, kind: str, extra: str) -> None:
-    """Raise `UserError` unless the package that the reward imports as `module` is installed."""
-    if importlib.util.find_spec(module) is None:
-        package = module.replace("_", "-")
-        raise UserError(f"reward '{kind}' needs the package {package}: pip install 'proxima-rl[{extra}]'")
 
 
 def missing_answer(answer: Any) -> str | None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score, require
-from proxima.reward.base import Job, PooledReward, require_package, validated
+from proxima.reward.base import Job, PooledReward, validated
 from proxima.reward.math.extract import last_tagged
+from proxima.reward.packages import require_package
 from proxima.reward.workers.graders import to_float
 
 

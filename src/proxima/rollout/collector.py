@@ -5,7 +5,6 @@ preferred because its completions are short and arrive early.
 """
 
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -49,23 +48,14 @@ class BatchNotFilled(Exception):
         wanted, usable: number of groups in a full batch, and of usable groups so far.
         generated: groups generated in the step.
         dropped: the groups that can't be used.
-
-    `unscored` holds the errors of the rewards if no completion has a score; otherwise it is empty.
     """
 
     def __init__(self, *, batches: int, wanted: int, usable: int, generated: Sequence[Group], dropped: Dropped) -> None:
-        reasons = Counter(reason for _, reason in dropped).most_common()
-        scores = [score for group in generated for score in group.scores if score.valid]
-        if scores:
-            rewards = f"mean reward {sum(score.value for score in scores) / len(scores):.3g}"
-        else:
-            rewards = score_errors(generated) or "no score"
-        self.unscored = "" if scores else rewards
+        self.generated, self.dropped = generated, dropped
         super().__init__(
             f"{batches} generation batches (max_num_gen_batches) gave {usable} of {wanted} usable groups out of "
-            f"{len(generated)} generated ({', '.join(f'{count} {reason}' for reason, count in reasons)}; {rewards})"
+            f"{len(generated)} generated"
         )
-        self.dropped = dropped
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ jinja's escaping, or through JSON and `textContent`, never as markup.
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ def report_values(run: Run) -> dict[str, Any]:
     charts, waiting = all_charts(run.train, run.evals), waiting_cards(run.train)
     for number, chart in enumerate((*charts, *waiting)):
         chart["number"] = number
+    counted = run
+    if run.status == "failed":
+        from proxima.view.report_given_up import given_up
+
+        counted = replace(run, train=(*run.train, *given_up(run)))
     steps, samples, unreadable = select_samples(run.files)
     data = {"steps": [r["step"] for r in run.train], "charts": [c["values"] for c in (*charts, *waiting)]}
     return {
@@ -64,12 +70,12 @@ def report_values(run: Run) -> dict[str, Any]:
         "sets": sets_table(run.evals),
         "training": training_figure(run.train),
         "not_evaluated": not_evaluated(run),
-        "tiles": tiles(run),
+        "tiles": tiles(counted),
         "arithmetic": batch_arithmetic(run.recipe, run.files),
         "charts": [("Curves", charts[:LARGE], charts[LARGE:]), ("Where the time goes", [], waiting)],
         "timeline": last_steps(run.files),
         "questions": held_out_questions(run.files),
-        "discarded": discarded(run.train),
+        "discarded": discarded(counted),
         "config": config_lines(run.files),
         "environment": [
             (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
@@ -124,10 +130,13 @@ def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
 
 
 def training_figure(train: Sequence[Record]) -> dict[str, str] | None:
-    """Return the mean reward of the first and the last step, or their loss on a fixed data set."""
+    """Return the mean reward of the first and the last step, their divergence from the teacher, or their loss on a
+    fixed data set."""
     if not train:
         return None
     name, key = ("Loss", "loss") if "examples" in train[0] else ("Mean reward", "reward/mean")
+    if "distillation/divergence" in train[0]:
+        name, key = "Divergence from the teacher", "distillation/divergence"
     return {"name": name, "first": fixed(train[0].get(key)), "last": fixed(train[-1].get(key))}
 
 
@@ -185,11 +194,7 @@ def told_warnings(summary: Record) -> list[dict[str, str]]:
 
 def when_warned(warning: Record, steps: int) -> str:
     """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
-    first, last, times = (
-        warning["step"],
-        warning.get("last"),
-        warning["times"],
-    )  # earlier versions recorded no last step
+    first, last, times = warning["step"], warning.get("last"), warning["times"]  # older runs recorded no last step
     if not first and not last:
         return "before the first step"
     if last is None:
@@ -251,12 +256,15 @@ def _batch_info(folder: RunFolder, **batch: Any) -> RunInfo:
     return RunInfo(version="", algorithm="", model="", seed=0, folder=folder.path, steps=0, **batch)
 
 
-def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
+def discarded(run: Run) -> list[dict[str, str]]:
     """Count the completions of the whole run that were not trained on, by reason."""
-    completions = total(train, "completions")
+    metrics = [p for p in run.config if p.startswith("algorithm.selection.") and p.endswith(".metric")]
+    same = [f"all completions of the group have the same {run.config[path]} ({path})" for path in metrics]
+    meaning = dict(zip(["dropped/uniform_group"], same, strict=False))
+    completions = total(run.train, "completions")
     reasons = {"reward/invalid": ("invalid", "a reward failed or timed out; left out of all means")}
-    for key in sorted({k for r in train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
-        reasons[key] = (f"dropped: {key.partition('/')[2]}", "dropped by a selection")
+    for key in sorted({k for r in run.train for k in r if k.startswith("dropped/")} - {"dropped/invalid"}):
+        reasons[key] = (f"dropped: {key.partition('/')[2]}", meaning.get(key, "dropped by a selection"))
     reasons["skipped_zero_advantage"] = ("advantage 0", "no effect on the update: forward and backward were skipped")
     return [
         {
@@ -266,7 +274,7 @@ def discarded(train: Sequence[Record]) -> list[dict[str, str]]:
             "meaning": meaning,
         }
         for key, (name, meaning) in reasons.items()
-        if (number := total(train, key))
+        if (number := total(run.train, key))
     ]
 
 

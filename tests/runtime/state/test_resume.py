@@ -2,6 +2,7 @@
 unbroken runs."""
 
 import os
+import re
 import shutil
 import signal
 
@@ -70,6 +71,29 @@ def test_a_step_that_is_stopped_midway_is_given_up_whole(step, runs, tmp_path, m
     assert_same(traces(tmp_path / "run"), runs.traces("policy"))
 
 
+def test_before_the_first_step_no_checkpoint_is_promised(runs, tmp_path, monkeypatch):
+    for step, promise in ((1, "there is a checkpoint only if step 1 can end"), (2, "a checkpoint is written first")):
+        watcher = Watcher()
+        at_first_score_of(step, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
+        summary = go(tmp_path / str(step), runs.tree("policy", checkpoint__every=0), observer=watcher)
+        assert (summary.status, summary.steps) == ("stopped", step - 1)
+        (said,) = [text for text in watcher.warnings if text.startswith("stopping: ")]
+        assert said.startswith(f"stopping: {promise}; send SIGTERM again to quit now")
+
+
+@pytest.mark.parametrize("ignored", [False, True])
+def test_a_closed_terminal_stops_a_run_with_a_checkpoint_unless_nohup_ignores_it(ignored, runs, tmp_path, monkeypatch):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        at_first_score_of(2, lambda: os.kill(os.getpid(), signal.SIGHUP), monkeypatch)
+        summary = go(tmp_path / "run", runs.tree("policy", checkpoint__every=0))
+        assert signal.getsignal(signal.SIGHUP) == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    saved = [checkpoint.step for checkpoint in checkpoints(tmp_path / "run" / "checkpoints")]
+    assert (summary.status, saved) == (("done", [STEPS]) if ignored else ("stopped", [1]))
+
+
 @pytest.mark.parametrize("name", ["policy", "sft"])
 def test_resume_of_a_finished_run_changes_nothing(name, runs, tmp_path):
     shutil.copytree(runs.finished(name), tmp_path / "run")
@@ -127,6 +151,16 @@ def test_resume_of_another_run_is_refused(changes, field, one_step, runs):
     assert len({line.partition(": the run")[0] for line in lines}) == len(lines)
     assert str(caught.value).count("; resume") == 1
     assert RunFolder(one_step).metrics.read_bytes() == before
+
+
+def test_another_algorithm_is_one_line_that_says_so(one_step, runs):
+    changes = {"algorithm": {"preset": "grpo"}, "seed": 4}
+    with pytest.raises(ValueError, match="differs") as caught:
+        runs.go("policy", one_step, resume=True, train__steps=1, eval__every=0, **changes)
+    algorithm, seed = str(caught.value).splitlines()
+    assert algorithm.startswith("algorithm.surrogate.kind='ppo_clip' differs from 'cppo', with which the run in ")
+    assert re.search(r"it is another algorithm, and \d+ more fields differ \(.*, …\); resume with", algorithm)
+    assert seed.startswith("seed=4 differs from 3")
 
 
 def test_a_refusal_lists_all_differences_and_says_which_can_be_accepted(one_step, runs):

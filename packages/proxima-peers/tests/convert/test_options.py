@@ -70,6 +70,23 @@ def test_options_become_fields_or_are_told(converted, case):
     assert not any(holds(done.recipe, place) for place in case.get("lacks", ()))
 
 
+def test_the_defaults_that_stand_for_options_are_listed_with_the_version(converted):
+    options = {"valid_dataset.path": "openai/gsm8k", "evaluator.freq_steps": 5, "rollout.max_head_offpolicyness": 2}
+    done = converted("areal", options)
+    assumed = {entry.name: entry.why for entry in done.assumed}
+    assert {"sampling.temperature=1.0 (gconfig.temperature)", "eval.limit=0"} <= set(assumed)
+    assert set(assumed.values()) == {"AReaL 4aef98d8"} and resolve(done.recipe).config.eval.limit == 0
+    at_their_place = [line for line in done.text.splitlines() if "AReaL's default" in line and line[0] != "#"]
+    assert len(at_their_place) == len(assumed) and "over_age: wait  # ours; AReaL trains on such" in done.text
+    assert "defaults of the framework, assumed because the file does not set them:" in done.report
+
+
+def test_an_option_that_is_null_is_named(converted):
+    options = GRPO | {"algorithm.rollout_is_threshold": 2.0, "algorithm.rollout_is_threshold_lower": None}
+    done = converted("verl", options | {"algorithm.rollout_is": True})
+    assert why(done.read)["algorithm.rollout_is_threshold_lower"] == "null"
+
+
 BYPASSED = [{}, {R + "rollout_is": "sequence"}, {R + "rollout_is": "token", R + "loss_type": "reinforce"}]
 
 

@@ -102,6 +102,11 @@ def load_run_data(config: "RunConfig") -> RunData:
     else:
         rows = rows_of["task"]
         source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
+        if len(rows) < config.train.prompts_per_step:
+            notes.append(
+                f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
+                "a step asks some of them several times; lower it, or give more rows"
+            )
         checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
         trials[id(config.reward)] = config.reward, trial_prompts(source)
     for path, spec in config.eval.all_sets.items():

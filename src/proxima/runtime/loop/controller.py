@@ -20,7 +20,7 @@ from proxima.rollout.collector import BatchNotFilled, CollectedBatch, Collector
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.step_metrics import step_record
-from proxima.runtime.loop.step_review import StepReview, not_filled, sample_of
+from proxima.runtime.loop.step_review import StepReview, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.clock import Clock
@@ -69,7 +69,7 @@ class Controller(TrainingLoop):
             store.folder.engine_log.name,
             shares_devices=plan.shares_devices,
         )
-        self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps)
+        self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps, batch_builder.selection)
         self._accuracy_warned = False
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
@@ -91,6 +91,7 @@ class Controller(TrainingLoop):
             await self.checkpoint_if_due(step)
             self.review.end_if_hopeless(record)
         await self.evaluate_last()
+        self.review.end_if_untrained()
 
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
@@ -106,9 +107,12 @@ class Controller(TrainingLoop):
                         self.collector.collect(self.journal.version, self.journal.history)
                     )
             except BatchNotFilled as shortfall:
+                from proxima.runtime.loop.nothing_left import not_filled
+
                 unused = self.batch_builder.step_batch((), step, shortfall.dropped)
                 await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
-                raise not_filled(shortfall, step, self.folder.rollout_file(step).name) from shortfall
+                file = self.folder.rollout_file(step).name
+                raise not_filled(shortfall, step, file, self.batch_builder.selection) from shortfall
         if not self._accuracy_warned and (notice := self.batch_builder.missing_accuracy_warning(collected.generated)):
             self._accuracy_warned = True
             self.observer.warning(notice)

@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.core.correction import MismatchGuard, health
-from proxima.rollout.collector import BatchNotFilled, CollectedBatch, score_errors
-from proxima.runtime.loop.training_loop import RunEnded
+from proxima.rollout.collector import CollectedBatch, score_errors
+from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.observer import Observer, Sample
 from proxima.train.batch_builder import TrainingBatch
-
-RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
 
 class StepReview:
@@ -21,11 +19,14 @@ class StepReview:
         observer: gets the warnings.
         guard: for when rollout engine and trainer differ too much.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
+        selection: the specs that drop completions before the update.
     """
 
-    def __init__(self, store: Store, observer: Observer, guard: MismatchGuard, max_unscored_steps: int) -> None:
+    def __init__(
+        self, store: Store, observer: Observer, guard: MismatchGuard, max_unscored_steps: int, selection: Sequence[Any]
+    ) -> None:
         self.store, self.observer, self.guard, self.limit = store, observer, guard, max_unscored_steps
-        self._score_error = ""
+        self.selection, self._score_error, self._nothing_left = selection, "", ""
 
     def warn(
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch, notes: Sequence[str]
@@ -46,16 +47,23 @@ class StepReview:
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
         if not batch.updates:
-            dropped = ", ".join(f"{count} {reason}" for reason, count in batch.drop_counts.items())
-            self.observer.warning(
-                f"step {step}: nothing was left to train on ({dropped or 'no groups'}); the weights did not change"
-            )
+            from proxima.runtime.loop.nothing_left import nothing_left
+
+            self._nothing_left = nothing_left(batch, self.selection)
+            self.observer.warning(f"step {step}: {self._nothing_left}")
 
     def _unscored_note(self, record: Mapping[str, Any]) -> str:
         """The sentence that says when a run without scores ends."""
         if not self.limit or record["reward/invalid"] < record["completions"]:
             return ""
         return f". The run ends after {self.limit} such steps in a row (runtime.max_unscored_steps)"
+
+    def end_if_untrained(self) -> None:
+        """Raises RunEnded if the last step is finished and none had anything to train on: such a run is not done."""
+        journal = self.store.journal
+        if journal.step and not any((record or {}).get("prompts_used", 1) for record in journal.history()):
+            last = self._nothing_left or "nothing was left to train on"
+            raise RunEnded(f"no step of {journal.step} trained anything; in the last one, {last}")
 
     def end_if_hopeless(self, record: Mapping[str, Any]) -> None:
         """End a run that learns nothing, or learns from log-probs that are not the policy's.
@@ -77,18 +85,6 @@ class StepReview:
                 f"step {step}: {excess}: engine and trainer differ too much; the documentation of the "
                 "mismatch lists causes. Fix it and resume, or resume with algorithm.mismatch.on_mismatch=reject or warn"
             )
-
-
-def not_filled(shortfall: BatchNotFilled, step: int, file: str) -> RunEnded:
-    """The end of a run whose generation batches gave too few groups; `file` has their completions."""
-    remedy = (
-        f"Fix the reward and {RESUME_CHANGED}"
-        if shortfall.unscored
-        else "Start another run with easier or harder questions or more completions per prompt, or resume "
-        "this one (--resume) with a higher algorithm.dynamic_sampling.max_num_gen_batches or "
-        "algorithm.dynamic_sampling.exhausted=partial"
-    )
-    return RunEnded(f"step {step}: {shortfall}; see rollouts/{file}. {remedy}")
 
 
 def sample_of(batch: TrainingBatch, step: int) -> Sample | None:

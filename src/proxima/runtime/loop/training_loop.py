@@ -26,6 +26,7 @@ from proxima.train.checkpoint import checkpoints, read_checkpoint
 from proxima.train.ranks import RankError
 
 T = TypeVar("T")
+RESUME_CHANGED = "resume (--resume, with --accept-changes where its file or fields have changed)"
 
 
 class Stopped(Exception):
@@ -168,9 +169,11 @@ class TrainingLoop:
             watching.cancel()
             self.activity.timeline.close()
 
-    def stop(self) -> None:
-        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop."""
+    def stop(self) -> bool:
+        """Ask the loop to end; it does so at the next point where nothing is half-done. Call it on the event loop.
+        Returns True if a step is finished."""
         self._stop.set()
+        return self.journal.step > 0
 
     @property
     def steps_left(self) -> bool:

@@ -2,25 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 from proxima.config.comparable import ABSENT, Purpose, compared, differences, flat_values, may_differ
 from proxima.config.scalars import in_one_line
-from proxima.data import FieldError, FieldErrors
+from proxima.data import FieldErrors
 from proxima.runtime.state.journal import Journal
-
-BOUND = {  # why not even a user who accepts it may change a field, by section
-    "model": "the checkpoint has the weights of that model",
-    "critic": "the checkpoint has the weights of that critic",
-    "seed": "the order of the data and all draws come from it",
-    "task": "the data cursor counts its rows",
-    "data": "the data cursor counts its rows",
-    "train.optimizer.kind": "the checkpoint has the state of that optimizer",
-    "train.completions_per_prompt": "the groups that wait in the checkpoint have that many",
-    "runtime": "the prompts in flight and the groups in the checkpoint were admitted under it",
-    "": "a checkpoint may not fit another value",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +39,11 @@ def check_resume(journal: Journal, config: Any, *, accept: bool = False) -> list
     differing = list(differences(before, now, Purpose.RESUME))
     refused = [field for field in differing if not (accept and may_differ(field[0], Purpose.CHANGE))]
     if refused:
-        errors = [_refusal(journal, *field) for field in refused]
-        for error, following in pairwise(errors):
-            if error.remedy == following.remedy:  # said once, by the last of them
-                error.remedy = ""
-        raise FieldErrors(*errors)
+        from proxima.runtime.state.refused_resume import refusals
+
+        raise FieldErrors(*refusals(journal, refused))
     changed = [(path, [None if value is ABSENT else value for value in values]) for path, *values in differing]
     return [Change(field=path, before=was, now=new) for path, (was, new) in changed]
-
-
-def _refusal(journal: Journal, path: str, was: Any, wanted: Any) -> FieldError:
-    shown = "a config without it" if was is ABSENT else repr(was)
-    reason = f"differs from {shown}, with which the run in {journal.path.parent} was started"
-    other = "resume with that value, or start another run with folder=PATH"
-    if may_differ(path, Purpose.CHANGE):
-        other += "; --accept-changes resumes anyway, and says so in log, summary and report"
-    else:
-        section = next((name for name in BOUND if path == name or path.startswith(f"{name}.")), "")
-        reason += f", and {BOUND[section]}"
-    return FieldError(path, None if wanted is ABSENT else wanted, reason, remedy=other)
 
 
 def record_changes(journal: Journal, config: Any, changes: Sequence[Change]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from proxima.model.compute_thread import ComputeThread
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEATH_SECONDS = 0.5  # in which the death of another process is noticed, for which a launcher may end this one
 
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Restore the handlers of SIGINT and SIGTERM on exit. Does nothing outside the main thread, which alone may."""
+    """Restore the handlers of `SIGNALS` on exit. Does nothing outside the main thread, which alone may."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -28,16 +28,17 @@ def signals_restored() -> Iterator[None]:
 
 
 def stop_on_interrupt(
-    ask_to_stop: Callable[[], None],
+    ask_to_stop: Callable[[], bool],
     warn: Callable[[str], None],
     compute: ComputeThread,
     lost: Callable[[], bool] | None = None,
 ) -> None:
-    """The first Ctrl-C (or SIGTERM) asks the loop to stop with a checkpoint, the second one is a KeyboardInterrupt.
+    """The first Ctrl-C, SIGTERM or SIGHUP asks the loop to stop with a checkpoint, the second is a KeyboardInterrupt.
 
     Python runs signal handlers in the main thread, which is the compute thread: the second Ctrl-C ends its call.
 
     Args:
+        ask_to_stop: returns whether a step is finished; before that there is nothing for a checkpoint.
         lost: of several processes, whether one has died; then a launcher ends all with SIGTERM, and who watches them
             ends this one. None: there is one process.
     """
@@ -50,23 +51,23 @@ def stop_on_interrupt(
         if lost is not None and lost():
             seen.clear()
             return
-        again = "press Ctrl-C again" if seen[0] == signal.SIGINT else "send SIGTERM again"
-        warn(
-            f"stopping: a checkpoint is written first; {again} to quit now and lose what came after the last checkpoint"
-        )
-        ask_to_stop()
+        again = "press Ctrl-C again" if seen[0] == signal.SIGINT else f"send {signal.Signals(seen[0]).name} again"
+        saved = "a checkpoint is written first" if ask_to_stop() else "there is a checkpoint only if step 1 can end"
+        warn(f"stopping: {saved}; {again} to quit now and lose what came after the last checkpoint")
 
     def handle(number: int, frame: Any) -> None:
         seen.append(number)
         if len(seen) > 1:
             raise KeyboardInterrupt
-        if lost is not None and number == signal.SIGTERM:
+        if lost is not None and number != signal.SIGINT:
             events.call_soon_threadsafe(events.call_later, DEATH_SECONDS, stop)
         else:
             events.call_soon_threadsafe(stop)
 
     if compute.call(lambda: threading.current_thread() is threading.main_thread()):  # it alone can set handlers
         for number in SIGNALS:
+            if signal.getsignal(number) == signal.SIG_IGN and number == signal.SIGHUP:
+                continue  # nohup
             compute.call(signal.signal, number, handle)
 
 

@@ -27,6 +27,7 @@ class Peer(NamedTuple):
 
     Args:
         title: its name in texts.
+        version: the release or commit whose defaults are assumed.
         online: the module of its trainings with rewards: `convert(options)`.
         offline: the module of its trainings on a fixed data set, if they are converted: `command_of(options)` returns
             our command for a file, if any; `convert_offline(options, command)` converts it; `rules_of(options)` returns
@@ -34,14 +35,15 @@ class Peer(NamedTuple):
     """
 
     title: str
+    version: str
     online: str
     offline: str = ""
 
 
 # Names of modules, imported when a file is converted, so that `--help` lists the peers without loading torch.
 PEERS = {
-    "areal": Peer("AReaL", "areal", "areal_offline"),
-    "trl": Peer("TRL", "trl", "trl_offline"),
-    "unirl": Peer("UniRL", "unirl"),
-    "verl": Peer("verl", "verl", "verl_sft"),
+    "areal": Peer("AReaL", "4aef98d8", "areal", "areal_offline"),
+    "trl": Peer("TRL", "1.16", "trl", "trl_offline"),
+    "unirl": Peer("UniRL", "e300d690", "unirl"),
+    "verl": Peer("verl", "0.9.1", "verl", "verl_sft"),
 }

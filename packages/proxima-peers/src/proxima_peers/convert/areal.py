@@ -311,8 +311,9 @@ def _asynchrony(d: Draft, o: Options) -> None:
     if at_once > (most := (lag + 1) * prompts):
         at_once, origin = most, f"{origin}, {at_once}: no more than (max_lag + 1) x {prompts} are ever admitted"
     d.put("runtime.max_concurrent_rollouts", at_once, origin)
-    late, ours = ("drops", "drop") if segment_wise(o) else ("trains on", "train")
-    note = f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound: `{ours}` is like"
-    note += " that. `wait` takes the groups in the order of admission, and none gets beyond it."
-    d.put("runtime.over_age", "wait", "AReaL has no such option", note)
+    late, like = ("drops", "drop") if segment_wise(o) else ("trains on", "train")
+    note = f"AReaL takes what is finished, the oldest first, and {late} what is beyond the bound."
+    note += f" Not so here: `wait` takes the groups in the order of admission, so that none gets beyond it. `{like}` is"
+    note += " AReaL's way."
+    d.put("runtime.over_age", "wait", f"ours; AReaL {late} such groups: {like}", note)
     d.put("engine.kind", "local_process", "it works beside the trainer")

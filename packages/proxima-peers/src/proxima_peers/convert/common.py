@@ -310,6 +310,7 @@ def evaluation(d: Draft, o: Options, data: str, every: tuple[int, str], split: s
         return False
     task(d, o, data, path="eval.task", split=split, **columns)
     d.put("eval.every", *every)
+    d.put("eval.limit", 0, f"{o.peer}'s default, all questions")
     return True
 
 

@@ -25,14 +25,16 @@ class Conversion:
         recipe: plain dicts and lists, as `proxima.config.resolution` takes them.
         text: the same as YAML, each value with its origin; options without an equivalent are comments at the top.
         missing, unsupported, unknown, ignored: values that the file does not give; options without an equivalent.
+        assumed: the peer's defaults that values come from, with the version.
         read: options that influenced fields, but are not named as the origin of any.
         problems: the reasons why the recipe would not resolve or run here; empty if it would.
-        report: the five lists, for a terminal.
+        report: the six lists, for a terminal.
     """
 
     recipe: dict[str, Any]
     text: str
     missing: tuple[Leftover, ...]
+    assumed: tuple[Leftover, ...]
     unsupported: tuple[Leftover, ...]
     unknown: tuple[Leftover, ...]
     ignored: tuple[Leftover, ...]
@@ -80,6 +82,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     sort_out(draft, o, rules)
     problems = make_loadable(draft)
     draft.account(o)
+    draft.assume(o.peer, PEERS[peer].version)
     recipe = draft.tree()
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
     head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."

@@ -22,6 +22,7 @@ SECTIONS = (
 WIDTH = 130
 TITLES = {  # of the lists of a draft
     "missing": "to fill in, the file does not say",
+    "assumed": "defaults of the framework, assumed because the file does not set them",
     "unsupported": "not supported yet",
     "unknown": "unknown option",
     "read": "read, and said by the fields together",
@@ -57,6 +58,7 @@ class Draft:
     ignored: list[Leftover] = field(default_factory=list)
     unknown: list[Leftover] = field(default_factory=list)
     missing: list[Leftover] = field(default_factory=list)
+    assumed: list[Leftover] = field(default_factory=list, init=False)
     read: list[Leftover] = field(default_factory=list)
     waiting: dict[str, list[str]] = field(default_factory=dict)
     own_columns: bool = False
@@ -128,8 +130,17 @@ class Draft:
         texts += [f"{leftover.name} {leftover.why}" for _, leftovers in self.leftovers() for leftover in leftovers]
         named = {word.strip(".,:;") for text in texts for word in re.findall(r"[^\s()'=]+", text)}
         for name in o.flat:
-            if name in o.asked and name not in named and o.flat[name] is not None:
-                self.read.append(Leftover(name, on_one_line(str(o.flat[name]))[:60]))
+            if name in o.asked and name not in named:
+                value = "null" if o.flat[name] is None else str(o.flat[name])
+                self.read.append(Leftover(name, on_one_line(value)[:60]))
+
+    def assume(self, peer: str, version: str) -> None:
+        """Record each default of the peer that a value comes from, with the version whose default it is."""
+        for path, entry in self.entries.items():
+            name = entry.origin.partition(f"{peer}'s default of ")[2].split(",")[0]
+            if name or f"{peer}'s default" in entry.origin:
+                named = f" ({name})" if name else ""
+                self.assumed.append(Leftover(f"{path}={for_any_reader(entry.value)}{named}", f"{peer} {version}"))
 
     def drops(self, name: str, why: str) -> None:
         """Record an option that has no effect here."""

@@ -247,18 +247,23 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
 def _sampler_correction(d: Draft, o: Options, prefix: str) -> None:
     """TRL's weights for the gap between vLLM and the trainer, on by default with vLLM."""
     modes = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-    level, _, bound = o.choice(modes, prefix + "mode", default="sequence_mask").rpartition("_")
+    capped = o.given(prefix + "cap") and not o.given(prefix + "mode", prefix + "clip_max")
+    mode = "token_truncate" if capped else "sequence_mask"
+    level, _, bound = o.choice(modes, prefix + "mode", default=mode).rpartition("_")
     caps, low = (prefix + "cap", prefix + "clip_max"), prefix + "clip_min"
     unbounded = caps[1] in o.flat and o.flat[caps[1]] is None
     high = math.inf if unbounded else o.number(*caps, default=3.0)
-    origin = o.origin(prefix + "mode")
+    origin = o.origin(prefix + "mode", *([prefix + "cap"] if capped else []))
+    note = "where vLLM gave no log-prob TRL takes ratio 1 (T11)"
+    if capped:
+        note = f"The versions of TRL with {prefix}cap and no {prefix}mode truncate the weight of each token; {note}"
     fields: Fields = {
         "level": (level, origin),
         "bound": ("clip" if bound == "mask" else "clamp", origin),
         "upper": (high, o.origin(*(caps if o.given(caps[0]) else caps[1:]))),
         "lower": (o.number(low, default=0.0), o.origin(low) if o.given(low) else "no lower bound"),
     }
-    d.append(LIST, "importance", origin, "where vLLM gave no log-prob TRL takes ratio 1 (T11)", **fields)
+    d.append(LIST, "importance", origin, note, **fields)
 
 
 def _penalties(d: Draft, o: Options) -> None:
