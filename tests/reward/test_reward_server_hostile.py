@@ -252,6 +252,7 @@ def test_an_end_refuses_those_that_wait(judge, monkeypatch):
         eventually(lambda: scorer.server.app.waiting == 3)
         half = connected(scorer.url)
         half.sendall(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
+        eventually(lambda: len(scorer.server.server_state.tasks) == 4)
         scorer.server.should_exit = True
         for asked in waiting:
             asked.thread.join()
