@@ -88,7 +88,7 @@ def test_ctrl_c_leaves_the_run_the_time_to_write_its_checkpoint(tmp_path):
 import os, pathlib, signal, time
 
 def stop(*_):
-    time.sleep(0.4)
+    time.sleep(0.6)
     (pathlib.Path(__file__).parent / "checkpoint").touch()
     os._exit(130)
 

@@ -39,7 +39,7 @@ def test_an_update_is_that_of_one_process(size, together, names, folder):
     run_ranks(same_updates, size, folder, together, names)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [3, 4])
 def test_columns_weights_and_ended_calls(size, folder):
     run_ranks(same_columns, size, folder)
 

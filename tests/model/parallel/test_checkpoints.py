@@ -21,7 +21,7 @@ E2, E4 = {"expert_parallel": 2}, {"expert_parallel": 4}
 def test_saved_on_two_loaded_on_one_and_four_and_back(models, tmp_path):
     kinds = ("policy", "critic", "adapter")
     run_ranks(moves, 2, models, tmp_path, "qwen2", kinds, ({}, None))
-    run_ranks(moves, 4, models, tmp_path, "qwen2", kinds, (OFFLOAD | C2,))
+    run_ranks(moves, 4, models, tmp_path, "qwen2", kinds, (OFFLOAD | HYBRID | C2,))
     run_ranks(moves, 2, models, tmp_path, "qwen2", kinds, ({},))
     regular_folders(tmp_path / "0", tmp_path / "1")
 
@@ -30,7 +30,7 @@ def test_saved_on_two_loaded_on_one_and_four_and_back(models, tmp_path):
     ("model", "layouts"),
     [
         ("split/sparse", (T2, None, T2 | C2)),
-        ("qwen3_moe", (E2, {})),
+        ("qwen3_moe", (E2, HYBRID | E2)),
         *campaign(
             "test_checkpoints.py::test_ranks_that_split_matrices_tokens_and_experts_and_others",
             [

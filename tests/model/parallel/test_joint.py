@@ -49,14 +49,14 @@ BOTH = {T: 2, C: 2}
 HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
 CASES = [
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
-    Case(model="windows", layout=BOTH, trains="reward"),
+    Case(model="sparse", layout=BOTH, trains="reward"),
     Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
     Case(model="sparse", layout={C: 2, E: 4}, routes=True),
     Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
 ]
 BREADTH = (
     Case(model="windows", layout=BOTH),
-    Case(model="sparse", layout=BOTH, trains="reward"),
+    Case(model="windows", layout=BOTH, trains="reward"),
     Case(model="llama", layout=BOTH),
     Case(model="qwen2", layout={**BOTH, "offload": True}, settings=AGAIN),
     Case(model="heads", layout=BOTH),
