@@ -53,7 +53,7 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     }
     for name, code in scripts.items():
         (tmp_path / f"{name}.py").write_text(code)
-    parts = {name: gpu.Part(f"{tmp_path}/{name}.py {{out}}", 0.002 if name == "slow" else 30) for name in scripts}
+    parts = {name: gpu.Part(f"{tmp_path}/{name}.py {{out}}", 0.01 if name == "slow" else 30) for name in scripts}
     parts["absent"] = gpu.Part("-m nothing", 1, needs=("no_such_package",))
     monkeypatch.setattr(gpu, "PARTS", parts)
     monkeypatch.setattr(gpu, "need_model", lambda path: path)
@@ -68,7 +68,7 @@ def test_every_part_has_its_result_or_its_reason(tmp_path, monkeypatch, capsys):
     reasons = {name: entry["reason"] for name, entry in output["parts"].items() if "reason" in entry}
     assert reasons == {
         "broken": "exit code 1: ValueError: 17 rows",
-        "slow": "not done after 0.002 minutes",
+        "slow": "not done after 0.01 minutes",
         "absent": "no_such_package is not installed",
     }
     shown = capsys.readouterr().out

@@ -141,7 +141,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
             "recipe": smaller(long_tail.recipe),
             "checkout": lambda _: harness.HERE.parent,
             "import_everything": lambda: None,
-            "IDLE": 0.5,
+            "IDLE": 1.0,
         }
         for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():
             if hasattr(module, name):

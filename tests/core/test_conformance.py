@@ -71,7 +71,10 @@ def test_every_law(slot: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> Non
     def on_some_cases(law: Law, spec: Any) -> LawResult:
         cases = list(law.cases())
         if law.cases is check_cases:
-            chosen = BATCHES if spec == TABLES[slot][kind]() else BATCHES[next(turns) % 2 :: 2]
+            default = (
+                spec == TABLES[slot][kind]()
+            )  # else half of them, of which 14 is far off policy and 28 has an empty row
+            chosen = BATCHES if default else sorted({14, 28, *BATCHES[next(turns) % 2 :: 2]})
             some = [cases[i] for i in chosen]
         else:
             some = cases if len(cases) <= FEW else cases[::5]

@@ -73,7 +73,7 @@ def test_the_engine_of_a_recipe_may_register_hooks(tiny_model, tmp_path):
     assert published and Hooked.calls == ["paused"] * (1 + published)
 
 
-@pytest.mark.parametrize(("stage", "mode"), [("pre_pause", "async"), ("post_resume", "sync")])
+@pytest.mark.parametrize(("stage", "mode"), [("post_pause", "async"), ("post_resume", "sync")])
 def test_a_hook_that_raises_ends_a_whole_step(stage, mode, tiny_model, tmp_path, monkeypatch):
     made, calls = Executor.__init__, []
 

@@ -34,8 +34,8 @@ WAITING = pytest.mark.campaign(
     "mode", [pytest.param(mode, marks=[WAITING] * (mode not in ("wait", "the next policy"))) for mode in ASYNCHRONOUS]
 )
 def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, tmp_path, mark):
-    tree = episode_recipe(tiny_model("llama"), checkpoint__every=2, **OVERLAP | ASYNCHRONOUS[mode])
-    interrupt_and_resume(go, tmp_path / "run", tree, "after step 3")
+    tree = episode_recipe(tiny_model("llama"), checkpoint__every=1, **OVERLAP | ASYNCHRONOUS[mode])
+    interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")
     records = assert_whole(tmp_path / "run", steps=3, prompts=2, lag=tree["runtime"]["max_lag"])
     if mode != "drop":  # how many are too old is the machine's
         assert sum(record["async/evicted"] for record in records) == 0
@@ -51,7 +51,7 @@ def test_workers_and_engines_of_an_asynchronous_run_are_killed(tiny_model, tmp_p
     def kill(event, *facts):
         if event == "step":
             killed.append(kill_workers(mark, draw))
-        if event == "step" and facts[0]["step"] == 2:
+        if event == "step" and facts[0]["step"] == 1:
             for process in warm_processes:
                 process.kill()
 

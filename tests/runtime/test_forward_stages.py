@@ -16,7 +16,8 @@ from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.train import LogProbStage
-from tests.runtime.tiny_run import NO_EVAL, go, recipe
+from tests.runtime.interruptions import interrupt_and_resume
+from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, traces
 
 
 @dataclass
@@ -44,12 +45,12 @@ class ValueStage:
         return values
 
 
-def gae_run(folder, model, *, stages):
-    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, **NO_EVAL)
+def gae_run(folder, model, *, stages, steps=3, **how):
+    tree = recipe(model, algorithm={"preset": "grpo"}, train__updates_per_step=2, train__steps=steps, **NO_EVAL)
     config = resolve({**tree, "folder": str(folder)}).config
     advantage = Gae(gamma=0.9, lam=0.8, whiten=False)
     config = replace(config, algorithm=replace(config.algorithm, advantage=advantage))
-    return train(config, stages=stages)
+    return train(config, stages=stages, **how)
 
 
 def by_hand(values, score, gamma=0.9, lam=0.8):
@@ -85,6 +86,15 @@ def test_gae_by_a_value_head_supplied_from_outside(tiny_model, tmp_path):
     assert all(r["grad_norm"] > 0 and r["updates"] == 2 for r in steps)
     first, last = (value[uid, 0, 0] for uid in (min(value)[0], max(value)[0]))
     assert first.std() > 0 and last.std() > 0
+
+
+def test_a_run_with_a_stage_is_resumed_to_the_bit(tiny_model, tmp_path):
+    def start(folder, model, **how):
+        return gae_run(folder, model, stages=lambda policy: [ValueStage(policy)], steps=2, **how)
+
+    start(tmp_path / "whole", tiny_model("llama"))
+    interrupt_and_resume(start, tmp_path / "run", tiny_model("llama"), "after step 1", "stopped")
+    assert_same(traces(tmp_path / "run"), traces(tmp_path / "whole"))
 
 
 def test_an_advantage_whose_column_no_stage_fills_is_refused(tiny_model, tmp_path):

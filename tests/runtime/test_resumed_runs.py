@@ -46,7 +46,7 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
     "teacher": [(STEP_2, "stopped", 1)],
     "adaptive KL": [(STEP_2, "stopped", 1)],
     "epochs that stop": [(STEP_2, "stopped", 1)],
-    "held-out sets": [("while the second set is evaluated at 2", "died", 1)],
+    "held-out sets": [(EVALUATING, "stopped", 1), ("while the second set is evaluated at 2", "died", 1)],
     "replay": [(STEP_3, "died", 2)],
     "plateau": [("after the evaluation at 1", "died", 1), (EVALUATED, "died", 1)],
     "plateau of sft": [(EVALUATED, "died", 1)],

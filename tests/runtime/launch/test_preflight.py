@@ -227,7 +227,9 @@ def test_a_column_that_a_reward_asks_for_is_missed_before_weights_are_loaded(tin
     def load(*more, eval_task=None):
         task = _rows(tmp_path, "2", "2", more=more)
         return load_run_data(
-            resolve(recipe(tiny_model("llama"), reward=rewards, task=task, eval__task=eval_task)).config
+            resolve(
+                recipe(tiny_model("llama"), reward=rewards, task=task, eval__task=eval_task, train__prompts_per_step=2)
+            ).config
         )
 
     for more, message in (

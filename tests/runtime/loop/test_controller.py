@@ -315,7 +315,9 @@ def test_an_engine_that_loses_a_completion_does_not_hang_the_run(tmp_path):
         world.run()
 
 
-@pytest.mark.parametrize("trouble", [{"engine": {"hang": True}}, {"rewards": {"hang_on": 1}}])
+@pytest.mark.parametrize(
+    "trouble", [{"engine": {"hang": True}}, {"engine": {"hang": True}, "evaluation": True}, {"rewards": {"hang_on": 1}}]
+)
 def test_a_stop_does_not_wait_for_what_hangs(trouble, tmp_path):
     world = World(tmp_path / "run", **trouble)
 

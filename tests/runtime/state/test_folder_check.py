@@ -46,9 +46,9 @@ def test_a_run_without_damage(run, capsys):
 @pytest.mark.parametrize(
     ("name", "kind", "at"),
     [
-        ("rollouts/000001.parquet", "rollouts/", 0.5),
+        ("rollouts/000003.parquet", "rollouts/", 0.5),
         ("evals/000000-before.parquet", "evals/", 0.9),
-        ("metrics.jsonl", "metrics.jsonl", 0.1),
+        ("metrics.jsonl", "metrics.jsonl", 0.9),
         ("config.yaml", "config.yaml", 0.5),
         ("environment.json", "environment.json", 0.9),
         ("summary.json", "summary.json", 0.1),
