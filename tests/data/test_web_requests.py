@@ -13,6 +13,7 @@ import uvicorn
 from proxima.core import SURROGATES
 from proxima.data import Score
 from proxima.data.web_requests import name_in_host
+from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.rollout.episodes.endpoint import ChatAnswer, ChatEndpoint
 from proxima.view.microscope.app import MicroscopeApp
 from proxima.view.microscope.explained_tokens import here
@@ -105,13 +106,14 @@ def ports(folder):
         yield {name: stack.enter_context(server(folder)) for name, (server, *_) in SERVERS.items()}
 
 
-def sent(port, name, *, host="localhost", more="", body=None, path=None, method="POST"):
+def sent(port, name, *, host="localhost", more="", body=None, path=None, method="POST", length=None):
     """The status of a server's answer to these bytes; it must be one line of JSON with an error if it refuses."""
     _, its_path, its_body, key = SERVERS[name]
     body = json.dumps(its_body).encode() if body is None else body
+    length = len(body) if length is None else length
     head = f"{method} {path or its_path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n{key}{more}"
     with socket.create_connection(("127.0.0.1", port), timeout=LONG) as client:
-        client.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode("latin-1") + body)
+        client.sendall(f"{head}Connection: close\r\nContent-Length: {length}\r\n\r\n".encode("latin-1") + body)
         answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
     head, _, content = answer.partition(b"\r\n\r\n")
     status = int(head.split()[1])
@@ -222,6 +224,14 @@ def test_half_a_header_ends(folder, name):
         for client in clients:
             with contextlib.suppress(ConnectionResetError):
                 assert client.recv(1) == b""
+
+
+@pytest.mark.parametrize("name", ["view", "scorer"])
+def test_half_a_body_ends(folder, name, monkeypatch):
+    monkeypatch.setattr(ScorerLimits, "read_seconds", SHORT)
+    limits = {"read_seconds": SHORT} if name == "scorer" else {}
+    with SERVERS[name][0](folder, **limits) as port:
+        assert sent(port, name, body=b"{", length=100) == 408
 
 
 def test_the_name_in_a_host():

@@ -114,20 +114,20 @@ def _fault(held: Path) -> str | None:
     """Why a kept library can't be used, in words; empty if there is none, None if it can."""
     try:  # neither through a link, nor waiting for the other end of a pipe
         opened = os.open(held, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            facts = os.fstat(opened)
+            if not stat.S_ISREG(facts.st_mode):
+                return "is not a file"
+            if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return "can be changed by other users"
+            with open(opened, "rb", closefd=False) as file:
+                content = file.read()
+        finally:
+            os.close(opened)
     except FileNotFoundError:
         return ""
     except OSError as error:
         return f"can't be read ({error.strerror})"
-    try:
-        facts = os.fstat(opened)
-        if not stat.S_ISREG(facts.st_mode):
-            return "is not a file"
-        if facts.st_uid != os.geteuid() or facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            return "can be changed by other users"
-        with open(opened, "rb", closefd=False) as file:
-            content = file.read()
-    finally:
-        os.close(opened)
     size = DIGEST().digest_size
     return None if DIGEST(content[:-size]).digest() == content[-size:] else "is damaged"
 
