@@ -62,7 +62,9 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
         around = None if options["warm_ups"] == ["math"] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
             jobs, options = LENT_HOST, {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
-        servers, key = _SERVERS if around in (None, at_first) else own, repr((jobs, options["warm_ups"], around))
+        # processes of a marked test inherit its mark, and none may outlive it
+        shared = around in (None, at_first) and not os.environ.get("PROXIMA_TEST_MARK")
+        servers, key = _SERVERS if shared else own, repr((jobs, options["warm_ups"], around))
         if key not in servers or not servers[key].alive:
             servers[key] = ForkServer(jobs, who, options)
         return LentServer(servers[key], {name: options[name] for name in ("restricted", "memory_mb")})
