@@ -97,7 +97,7 @@ def test_turns_that_saw_other_prompts_are_in_other_states(agent):
     items = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch([group], 1).completions
     tokens = EpisodeTokens(pack(items), group.completions)
     rewards = tokens.rewards(torch.zeros(len(tokens.batch.loss_mask)), {"group", "turn", "state"})
-    assert rewards.turn[tokens.batch.loss_mask].tolist() == [0, 1, 2] * 2  # in time, whichever path has them
+    assert rewards.turn[tokens.loss_mask].tolist() == [0, 1, 2] * 2  # in time, whichever path has them
     states = {}
     for i, begin in enumerate(rewards.cu_seqlens[:-1].tolist()):
         for at in range(begin, rewards.cu_seqlens[i + 1]):

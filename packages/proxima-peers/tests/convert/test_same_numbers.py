@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.config import load_recipe
+from proxima.config import resolve
 from proxima.core.correction import CORRECTION_PRESETS, Importance, Rejection
 from proxima.data import PolicyBatch
 from proxima_peers.verify import areal, trl, unirl, verl
@@ -300,5 +300,5 @@ def test_recipes_of_verls_first_examples(specs, recipe, options):
         "verl",
         {"algorithm.adv_estimator": "grpo"} | {f"algorithm.rollout_is{name}": value for name, value in options.items()},
     )
-    assert load_recipe(f"cpu/{recipe}").config.algorithm.correction == spec.correction
+    assert resolve(f"cpu/{recipe}").config.algorithm.correction == spec.correction
     assert spec.proximal == "recompute"
