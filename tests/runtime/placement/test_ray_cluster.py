@@ -2,7 +2,7 @@ import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement.ray_cluster import check_devices, connected, first_line_of
+from proxima.runtime.placement.ray_cluster import connected, first_line_of, fitted
 
 pytest.importorskip("ray")
 CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
@@ -24,18 +24,22 @@ PLACEMENTS = [  # and what is said of it on these nodes
 def test_devices(monkeypatch, fields, line):
     nodes = [{"Alive": True, "Resources": {"CPU": 4.0}}, {"Alive": True, "Resources": {"CPU": 3.0, "GPU": 1.0}}]
     monkeypatch.setattr("ray.nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 99.0}}])
+    spec = RayPlacement(**fields)
     if line is None:
-        check_devices(RayPlacement(**fields))
+        assert fitted(spec, pytest.fail) is spec
         return
     with pytest.raises(FieldError) as caught:
-        check_devices(RayPlacement(**fields))
+        fitted(spec, pytest.fail)
     assert line in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_cluster_without_gpus(monkeypatch):
     monkeypatch.setattr("ray.nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0}}])
+    said = []
+    assert fitted(RayPlacement(ranks=2), said.append) == RayPlacement(ranks=2, gpus_per_rank=0)
+    assert said == ["no node of the cluster has a GPU: the ranks compute on CPUs"]
     with pytest.raises(FieldError, match="0 GPU on 1 node, room for 0; set gpus_per_rank=0 to compute on CPUs"):
-        check_devices(RayPlacement())
+        fitted(RayPlacement(ranks=2, engines=1, colocate=True), said.append)
 
 
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:x", ":1"])

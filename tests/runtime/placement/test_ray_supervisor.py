@@ -99,7 +99,7 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch):
         return group
 
     monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
-    monkeypatch.setattr(ray_supervisor, "check_devices", lambda spec: None)
+    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec, say: spec)
     monkeypatch.setattr(ray_supervisor, "start_group", start_group)
     monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
     monkeypatch.setattr("ray.nodes", lambda: [{"NodeID": "a", "Alive": True}, {"NodeID": "b", "Alive": False}])

@@ -4,8 +4,9 @@ one line that the user can act on."""
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, UserError
@@ -77,21 +78,25 @@ def bundle_of(spec: "RayPlacement") -> dict[str, float]:
     return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
 
 
-def check_devices(spec: "RayPlacement") -> None:
+def fitted(spec: "RayPlacement", say: Callable[[str], None]) -> "RayPlacement":
     """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
+    Returns: the placement; where no node has a GPU, with ranks that compute on CPUs, which is said.
     Raises:
         FieldError: names the devices requested, those available, and the remedy.
     """
     import ray
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if spec.gpus_per_rank and not spec.engines and not any(node.get("GPU") for node in nodes):
+        say("no node of the cluster has a GPU: the ranks compute on CPUs")
+        spec = replace(spec, gpus_per_rank=0.0)
     bundle = bundle_of(spec)
     fits = [min(int(node.get(name, 0) // amount) for name, amount in bundle.items()) for node in nodes]
     ranks = {"STRICT_PACK": max(fits, default=0), "STRICT_SPREAD": sum(fit > 0 for fit in fits)}
     possible = ranks.get(spec.strategy, sum(fits))
     if possible >= spec.bundles:
-        return
+        return spec
     asked = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     totals = {name: sum(node.get(name, 0) for node in nodes) for name in bundle}
     there = " and ".join(f"{amount:g} {name}" for name, amount in totals.items())

@@ -17,7 +17,7 @@ from proxima.runtime.placement.rank_group import RankCall, RankGroup, start_grou
 from proxima.runtime.placement.rank_host import RankReport
 from proxima.runtime.placement.rank_lines import RankLines
 from proxima.runtime.placement.rank_process import INTERRUPTED, REFUSED
-from proxima.runtime.placement.ray_cluster import check_devices, connected
+from proxima.runtime.placement.ray_cluster import connected, fitted
 from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
 
 POLL_SECONDS = 0.5  # that an actor waits for a line
@@ -101,7 +101,7 @@ def supervise(
     lines = RankLines(log, out=out, err=err)
     with connected(spec), signals_restored(), ExitStack() as stack:
         interrupts = Interrupts()
-        check_devices(spec)
+        spec = fitted(spec, lines.say)
         placed = stack.enter_context(engines_on(spec, engines, lines.say, interrupts.look))
         call = RankCall(function=function, arguments=arguments)
         died_at: float | None = None
