@@ -54,7 +54,8 @@ def text_of_fit(fit: "DeviceFit") -> str:
     if fit.estimate is not None and rehearsal.peak:
         ratio = fit.estimate / rehearsal.peak - 1
         lines.append(
-            f"         `proxima explain` estimates {fit.estimate / 2**30:.1f} GiB for what was run, {ratio:+.0%}"
+            f"         counted in the step: {rehearsal.peak / 2**30:.1f} GiB; the formula of `proxima explain`, "
+            f"which knows neither fragments nor CUDA, gives {fit.estimate / 2**30:.1f}, {ratio:+.0%}"
         )
     if not fit.fits and not fit.advice:
         lines.append("change   no known change is enough: it needs a larger device")
