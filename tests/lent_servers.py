@@ -72,6 +72,7 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker, "ForkServer", start)
         yield
+        assert worker.ForkServer is start, "a patch that is undone later would put this `start` back, for good"
     for server in own.values():
         server.close()
 
