@@ -98,22 +98,13 @@ def test_the_cache_of_the_hub(tmp_path):
     assert locate_files(PARTS["gsm8k"], "openai/gsm8k") == origin
 
 
-def test_the_newest_contest(tmp_path):
-    cached(
-        tmp_path,
-        "math-ai/aime26",
-        lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "answer": "7"}]),
-    )
-    assert locate_files(PARTS["aime26"]).name == "math-ai/aime26"
-
-
-def test_the_second_data_set_where_the_first_is_not_cached(tmp_path):
-    cached(
-        tmp_path,
-        "math-ai/aime24",
-        lambda folder: write_jsonl(folder / "test.jsonl", [{"problem": "1?", "solution": "\\boxed{204}"}]),
-    )
-    assert locate_files(PARTS["aime24"]).name == "math-ai/aime24"
+@pytest.mark.parametrize(
+    ("part", "row"),  # the second place of the one, the first of the other
+    [("aime24", {"problem": "1?", "solution": "\\boxed{204}"}), ("aime26", {"problem": "1?", "answer": "7"})],
+)
+def test_the_first_data_set_that_is_cached(part, row, tmp_path):
+    cached(tmp_path, f"math-ai/{part}", lambda folder: write_jsonl(folder / "test.jsonl", [row]))
+    assert locate_files(PARTS[part]).name == f"math-ai/{part}"
 
 
 def test_configurations_that_are_files(tmp_path):
