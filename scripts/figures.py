@@ -157,12 +157,12 @@ def results(source: str) -> list[Any]:
 
 def figure(source: str, path: str, form: str) -> str:
     """Return the number as the page shows it: `8.6`, or over several results `5.2 to 8.6`."""
-    measured = results(source)
+    found = results(source)
     if path in COUNTS:
-        return str(COUNTS[path](measured))
+        return str(COUNTS[path](found))
     if source in PLANNED:
-        measured = measured[-1:]
-    texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in measured)]
+        found = found[-1:]
+    texts = [f"{value:{form}}" for value in sorted(number(each, path) for each in found)]
     span = texts[:1] if texts[0] == texts[-1] else [texts[0].removesuffix("%"), texts[-1]]
     return " to ".join(span).replace("%", " %")
 

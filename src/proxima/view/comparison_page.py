@@ -226,15 +226,17 @@ def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -
 
 
 def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: str) -> list[dict[str, Any]]:
-    """Return what each cell reached and what it cost, over the value that it has in a field: the held-out figure after
-    training, or the best one if no run was evaluated at its end, and the training clock."""
-    if not is_number(places := comparison.differing.get(field, ())):
-        fields = [path for path, values in comparison.differing.items() if is_number(values)]
+    """Return what each cell reached and what it cost, over the value that it has in a field: the held-out figure at its
+    end, and the training clock."""
+    if not are_numbers(values_of_cells := comparison.differing.get(field, ())):
+        fields = [path for path, values in comparison.differing.items() if are_numbers(values)]
         problem = f"--over {field}: must be a number in the recipe, and differ between the cells"
         raise UserError(problem, remedy=f"such are: {', '.join(fields) or 'none'}")
-    ends = "after" if any(row.after for row in rows) else "best"
     charts = []
-    for title, key, factor in (("Held-out " + comparison.headline.title, ends, 1.0), ("Minutes", "clock", 1 / 60)):
+    for title, key, factor in (
+        ("Held-out " + comparison.headline.title, end_of(rows), 1.0),
+        ("Minutes", "clock", 1 / 60),
+    ):
         means = [getattr(row, key) for row in rows]
         series = [
             Series(
@@ -242,7 +244,7 @@ def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: st
                 spread=[(factor * mean.low, factor * mean.high)],
                 color=f"k{i % COLORS}",
             )
-            for i, (x, mean) in enumerate(zip(places, means, strict=True))
+            for i, (x, mean) in enumerate(zip(values_of_cells, means, strict=True))
             if mean is not None
         ]
         if series:
@@ -251,7 +253,12 @@ def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: st
     return charts
 
 
-def is_number(values: Sequence[Any]) -> bool:
+def end_of(rows: Sequence[CellSummary]) -> str:
+    """Which held-out figure is a run's end: that after training, or the best one if no run was evaluated at its end."""
+    return "after" if any(row.after for row in rows) else "best"
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
     return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
@@ -262,7 +269,7 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     The axis shows every seed with a margin of a third of their range, within the possible values of the figure. A bar
     whose interval exceeds that, as with two seeds, has an open end (`cut`): it would squeeze all seeds into one spot.
     """
-    key = "after" if any(row.after for row in rows) else "best"
+    key = end_of(rows)
     measured: list[SeedMean | None] = [getattr(row, key) for row in rows]
     means = [(i, rows[i].cell, mean) for i, mean in enumerate(measured) if mean is not None]
     if not means:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proxima.core.surrogate import Cppo
+from proxima.core.surrogate.band import band_of
 from proxima.data.columns import Bools, Floats
 from proxima.lab.divergences import TrainedCompletion, as_batch
 from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
@@ -36,11 +37,10 @@ class ThresholdFigure(Drawing):
         batch = as_batch([completion])
         weighted, allowed = (values.numpy() for values in spec.threshold(batch))
         masked = ~spec(batch).keep.numpy()
-        prefix = (
-            spec.delta
-            + budget(spec, completion.divergence) * before(weights_of(spec, len(weighted)))
-            - before(weighted)
-        )
+        band = band_of(spec, batch)
+        assert band is not None
+        columns = band.columns
+        prefix = (spec.delta + columns["prefix_budget"] - columns["prefix_spent"]).numpy()
         shown = {"weighted": weighted, "prefix": prefix, "allowed": allowed, "masked": masked}
         return cls(completion=completion, spec=spec, used=used, **shown)
 
@@ -92,25 +92,6 @@ class ThresholdFigure(Drawing):
         round_ticks(axes.xaxis, 8, integer=True)
         round_ticks(axes.yaxis, 5)
         figure.text(MARGINS[0] / self.size[0], 10 / self.size[1], self.remark, color=color("muted"))
-
-
-def budget(spec: Cppo, divergence: Floats) -> float:
-    """Return the drift allowed per token of the prefix."""
-    if spec.budget == "static":
-        return spec.delta_b
-    return float(np.clip(np.quantile(divergence.astype(np.float64), 0.9), spec.delta_b, 2 * spec.delta_b))
-
-
-def weights_of(spec: Cppo, tokens: int) -> Floats:
-    """[T] w_t."""
-    if tokens == 1:
-        return np.asarray([spec.w_min if spec.single_token == "w_min" else 1.0], np.float32)
-    return np.linspace(1.0, spec.w_min, tokens, dtype=np.float32)
-
-
-def before(values: Floats) -> Floats:
-    """[T] the sums of the values before each."""
-    return np.cumsum(values) - values
 
 
 #: Divergences that meet every case: below both bounds, above δ, and above what the prefix has left alone.
