@@ -83,6 +83,10 @@ def test_the_example_has_both_kinds_of_masked_tokens(proxima, here):
     assert proxima("plot", "threshold", "--surrogate", "cppo,delta=0.1") == (0, "threshold.svg\n", "")
     text = (here / "threshold.svg").read_text()
     assert "(δ = 0.1, δ_b = 0.02" in text and "by the prefix alone" in text
+    code, _, err = proxima("plot", "threshold", "--surrogate", "ppo_clip")
+    assert code == 2 and err.startswith("error: --surrogate ppo_clip: only cppo with a finite delta and divergence")
+    code, _, err = proxima("plot", "threshold", "--step", 3)
+    assert (code, err) == (2, "error: --step and --completion are of a run; give its folder\n")
 
 
 def test_most_masked():

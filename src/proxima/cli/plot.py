@@ -78,16 +78,17 @@ def threshold_figure(
     from proxima.lab.divergences import measurable, read_algorithm, read_trained
     from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
 
+    asked = measurable(parse_surrogate(surrogate)) if surrogate else None
+    if surrogate and asked is None:
+        raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
     if run_folder is None:
-        of = measurable(parse_surrogate(surrogate or "cppo")) or Cppo()
-        return _write(ThresholdFigure.of(EXAMPLE, of), out, "threshold.svg")
+        if step is not None or completion:
+            raise UserError("--step and --completion are of a run; give its folder")
+        return _write(ThresholdFigure.of(EXAMPLE, asked or Cppo()), out, "threshold.svg")
     completions = read_trained(run_folder, step)
     algorithm = read_algorithm(run_folder, import_code=import_code)
     own = algorithm.surrogate
-    spec = measurable(parse_surrogate(surrogate) if surrogate else own)
-    if surrogate and spec is None:
-        raise UserError(f"--surrogate {surrogate}: only cppo with a finite delta and divergence binary_tv fits")
-    spec = spec or Cppo()
+    spec = asked or measurable(own) or Cppo()
     keys = {f"{each.prompt_uid}:{each.sample}": each for each in reversed(completions)}
     if completion and completion not in keys:
         near = ", ".join(f"{each.prompt_uid}:{each.sample}" for each in completions[:3])
