@@ -16,6 +16,7 @@ from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints
+from proxima.view.diagnostics import warnings_about
 from tests.runtime.tiny_run import NO_EVAL, assert_same, go, recipe, steps_of, summary_of, traces
 
 
@@ -145,29 +146,36 @@ def test_a_huge_reward_costs_its_completion(tiny_model, tmp_path):
     assert all(0 < r["reward/invalid"] < r["completions"] and r["grad_norm"] > 0 for r in steps)
 
 
-def test_a_step_of_zero_advantages_moves_the_weights_by_momentum_alone_skipped_or_not(tiny_model, tmp_path):
-    """Prompts 0 and 2 score the same for every completion. Step 1 has no momentum yet, step 3 has that of step 2."""
-    made = {}
-    for skip in (True, False):
+def test_a_gradient_of_zero_moves_the_weights_by_momentum_or_not_at_all(tiny_model, tmp_path):
+    """Prompts 0 and 2 score the same for every completion. Step 1 has no momentum yet, step 3 has that of step 2.
+    Whether their forward passes are skipped changes no bit."""
+    made, said = {}, {}
+    for action, forwards in (("step", "true"), ("step", "false"), ("skip", "true")):
         changes = {
-            "algorithm": {"preset": "grpo", "skip_zero_advantage": skip},
+            "algorithm": {"preset": "grpo", "skip_zero_advantage": forwards == "true"},
             "reward": [{"kind": "tests.runtime.tiny_run:Even", "constant": 2}],
             "train__prompts_per_step": 1,
             "train__schedule": "constant",
+            "train__on_zero_gradient": action,
             **NO_EVAL,
         }
-        go(tmp_path / str(skip), recipe(tiny_model("llama"), **changes))
-        saved = checkpoints(tmp_path / str(skip) / "checkpoints")
-        made[skip] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in saved]
-        steps = steps_of(tmp_path / str(skip))
+        folder = tmp_path / f"{action}-{forwards}"
+        go(folder, recipe(tiny_model("llama"), **changes))
+        saved = checkpoints(folder / "checkpoints")
+        made[action, forwards] = [load_file(next(checkpoint.model.glob("*.safetensors"))) for checkpoint in saved]
+        steps = steps_of(folder)
         assert [r["grad_norm"] > 0 for r in steps] == [False, True, False]
         assert [(r["policy_version"], r["updates"]) for r in steps] == [(1, 1), (2, 1), (3, 1)]
-        assert [r["skipped_zero_advantage"] for r in steps] == ([4, 0, 4] if skip else [0, 0, 0])
-    assert_equal(made[True], made[False])
+        assert [r["skipped_zero_advantage"] for r in steps] == ([4, 0, 4] if forwards == "true" else [0, 0, 0])
+        assert [r.get("updates/skipped", 0) for r in steps] == ([1, 0, 1] if action == "skip" else [0, 0, 0])
+        said[action] = warnings_about(steps[2])
+    assert_equal(made["step", "true"], made["step", "false"])
     start = load_file(next(tiny_model("llama").glob("*.safetensors")))
     name = "model.layers.0.mlp.up_proj.weight"
-    assert torch.equal(made[True][0][name], start[name])
-    assert not torch.equal(made[True][2][name], made[True][1][name])
+    first, second, third = (weights[name] for weights in made["skip", "true"])
+    assert torch.equal(first, start[name]) and not torch.equal(second, first) and torch.equal(third, second)
+    assert not torch.equal(made["step", "true"][2][name], made["step", "true"][1][name])
+    assert "taught nothing and the weights are unchanged" in said["skip"][0]
 
 
 def assert_equal(first, second):

@@ -180,7 +180,7 @@ def test_remarks_say_what_it_means_and_what_to_do():
 
     assert remarks() == []
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0})
-    assert nothing.startswith("every advantage is 0 (mean reward 0.17), so the step taught nothing; use questions")
+    assert nothing.startswith("every advantage is 0 (mean reward 0.17), so the step taught nothing and only momentum")
     (nothing,) = remarks(**{"updates": 1, "tokens/trained": 0, "episode/cut": 0.0, "reward/mean": 0.0})
     assert "check that the environment gives a reward" in nothing
     assert remarks(**{"updates": 1, "tokens/trained": 1}) == remarks(**{"updates": 0, "tokens/trained": 0}) == []

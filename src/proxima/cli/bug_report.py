@@ -5,16 +5,14 @@ import sys
 import tempfile
 import time
 import traceback
-from contextvars import ContextVar
 from pathlib import Path
 
 from proxima import __version__
 
-RUN_FOLDER: ContextVar[Path | None] = ContextVar("RUN_FOLDER", default=None)  # of the run that the command trains
-
 
 def report_bug(error: BaseException) -> int:
-    """Append the traceback to the run's log.txt, else to a new file, and name that file on standard error.
+    """Append the traceback to log.txt of the error's `run_folder`, else to a new file, and name that file on standard
+    error.
 
     `PROXIMA_DEBUG=1` prints the traceback too.
 
@@ -25,7 +23,7 @@ def report_bug(error: BaseException) -> int:
         sys.stderr.write(trace)
     what = " ".join(f"{type(error).__name__}: {error}".split())
     versions = f"proxima {__version__}, Python {sys.version.split()[0]}"
-    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", RUN_FOLDER.get())
+    written = _write(f"{versions}: {' '.join(sys.argv)}\n{trace}", getattr(error, "run_folder", None))
     remedy = f"report it with the traceback in {written}" if written else "PROXIMA_DEBUG=1 prints the traceback"
     print(f"internal error: {what[:300]}; this is a bug in proxima or in a spec of yours: {remedy}", file=sys.stderr)
     return os.EX_SOFTWARE

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from proxima import __version__
-from proxima.cli.bug_report import RUN_FOLDER, report_bug
 from proxima.cli.command_module import load_command
 from proxima.cli.parameters import Actions, add_command, option_strings, run_command
 from proxima.config.families import FAMILIES
@@ -86,7 +85,6 @@ def train_rank(**arguments: Any) -> int:
 
 
 def _guarded(run: Callable[[], int]) -> int:
-    RUN_FOLDER.set(None)
     if "SLURM_PROCID" in os.environ:
         from proxima.runtime.placement.process_group import adopt_launcher
 
@@ -112,6 +110,8 @@ def _guarded(run: Callable[[], int]) -> int:
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if reason := _of_a_path(error):
             return _refuse(f"{reason}; give another path")
+        from proxima.cli.bug_report import report_bug
+
         return report_bug(error)
 
 

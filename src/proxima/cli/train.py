@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from proxima.cli import bug_report
 from proxima.cli.output import Overrides, Recipe, complete_override, override_help
 from proxima.cli.parameters import Argument, Command
 from proxima.config.families import FAMILIES, TRAIN, Family
@@ -118,8 +117,9 @@ def train_recipe(
         if not end.reported:
             print(f"error: {end}", file=sys.stderr)
         status = "failed"
-    finally:
-        bug_report.RUN_FOLDER.set(views.run_folder)
+    except Exception as error:
+        error.run_folder = views.run_folder  # type: ignore[attr-defined]  # `report_bug` writes into its log.txt
+        raise
     if FAMILIES[command].prints_pairs and not quiet and views.run_folder is not None:
         print_last_evaluation(views.run_folder)
     return exit_code(status)

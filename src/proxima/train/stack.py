@@ -76,6 +76,9 @@ class TrainStack:
         optimizer: spec with `build`.
         schedule: of the learning rate, over the updates of the whole run.
         max_grad_norm: bound on the global gradient norm; 0 turns clipping off.
+        on_zero_gradient: what an update does whose gradient is exactly 0, for instance because every advantage is:
+            `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
+            TRL and verl do. The schedule counts it in both.
         tokens_per_micro_batch: token budget of one forward pass.
         ranks: the processes that share each update; rank 0 calls the methods, and the others follow its calls.
         name: identifies the stack to the other ranks.
@@ -88,6 +91,7 @@ class TrainStack:
         optimizer: OptimizerSpec | None = None,
         schedule: Schedule | None = None,
         max_grad_norm: float = 1.0,
+        on_zero_gradient: str = "skip",
         tokens_per_micro_batch: int = 4096,
         ranks: Ranks = ALONE,
         name: str = POLICY,
@@ -97,7 +101,7 @@ class TrainStack:
         self.optimizer = _built(optimizer or AdamW(), model)
         self.peak = [float(group["lr"]) for group in self.optimizer.param_groups]
         self.schedule = schedule or Schedule()
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm, self.on_zero_gradient = max_grad_norm, on_zero_gradient
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.updates = 0
         self._one_pass = _one_pass(self.optimizer, model, ranks)
@@ -257,8 +261,9 @@ class TrainStack:
             first = self._accumulate(share, number, run, state, whole)
             if number == 0:
                 self._look_at_first(share.objective, first, state, whole)
-            norms.append(self._step())
-            before = self._check_weights(before)
+            norms.append(norm := self._step())
+            if not self._skips(norm):
+                before = self._check_weights(before)
             result.updates += 1
             if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
                 break
@@ -269,6 +274,8 @@ class TrainStack:
             "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
+        if skipped := sum(map(self._skips, norms)):
+            result.metrics["updates/skipped"] = float(skipped)
         return result
 
     def _look_at_first(
@@ -381,10 +388,10 @@ class TrainStack:
         return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
     def _step(self) -> Tensor:
-        """Clip, schedule and step.
+        """Clip, schedule and step; returns the norm of the gradient.
 
-        An update without a backward pass steps with a gradient of zero, as TRL and verl do: AdamW's momentum and weight
-        decay still move the weights. So skipping advantages of exactly 0 does not change a bit of any update.
+        An update without a backward pass has a gradient of zero, as one over advantages of exactly 0: so skipping those
+        does not change a bit of any update.
         """
         for parameter in self.parameters:
             if parameter.grad is None:
@@ -398,7 +405,9 @@ class TrainStack:
         factor = self.schedule.factor(self.updates)
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
-        if one_pass is not None:
+        if self._skips(norm):
+            pass
+        elif one_pass is not None:
             one_pass.step(self.max_grad_norm, norm)
         else:
             if self.max_grad_norm > 0:
@@ -407,6 +416,10 @@ class TrainStack:
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         return norm.detach()
+
+    def _skips(self, norm: Tensor) -> bool:
+        """Return True if an update with a gradient of this norm leaves the weights as they are."""
+        return self.on_zero_gradient == "skip" and float(norm) == 0
 
     def _weight_norm(self) -> float:
         """The norm of all trained weights; reads each of them once."""

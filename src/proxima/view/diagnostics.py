@@ -15,7 +15,10 @@ def warnings_about(record: Record) -> list[str]:
 def nothing_learned(record: Record) -> str | None:
     if not record.get("updates") or record.get("tokens/trained") != 0:
         return None
-    text = f"every advantage is 0 (mean reward {fixed(record.get('reward/mean'))}), so the step taught nothing"
+    moved = "only momentum moved the weights (train.on_zero_gradient=skip keeps them)"
+    weights = "the weights are unchanged" if record.get("updates/skipped") else moved
+    reward = fixed(record.get("reward/mean"))
+    text = f"every advantage is 0 (mean reward {reward}), so the step taught nothing and {weights}"
     remedy = "use questions that are neither always right nor always wrong, or more completions per prompt"
     if "episode/cut" in record and not record.get("reward/mean"):
         sources = "get_reward, reward or Reply.reward; an agent returns it"

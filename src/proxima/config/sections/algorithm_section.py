@@ -108,7 +108,7 @@ class AlgorithmConfig:
         "the engine",
     ] = "off"
     skip_zero_advantage: Annotated[
-        bool, "skip forward and backward where the advantage is exactly 0 (exact: momentum still steps)"
+        bool, "skip forward and backward where the advantage is exactly 0, which changes no bit of an update"
     ] = True
 
     def __post_init__(self) -> None:

@@ -25,6 +25,10 @@ class OptimizationConfig:
     )
     final_lr_ratio: Annotated[float, "share of the learning rate that linear and cosine fall towards"] = 0.0
     max_grad_norm: Annotated[float, "clip the global gradient norm; 0: off"] = 1.0
+    on_zero_gradient: Annotated[
+        Literal["skip", "step"],
+        "an update with a gradient of 0: weights stay; or momentum and decay move them, as in TRL",
+    ] = "skip"
 
     def __post_init__(self) -> None:
         require_at_least(self, 1, "tokens_per_micro_batch")

@@ -74,6 +74,7 @@ def make_stack(
             train.schedule, total_updates=updates, warmup=train.warmup_of(updates), final_ratio=train.final_lr_ratio
         ),
         max_grad_norm=train.max_grad_norm,
+        on_zero_gradient=train.on_zero_gradient,
         tokens_per_micro_batch=train.tokens_per_micro_batch,
         ranks=ranks,
         name=name,

@@ -26,6 +26,8 @@ def updates(d: Draft, wanted: float, origin: str, note: str = "", path: str = "t
         why = f"{wanted:g} updates a step split a group over two updates; taken: {divisor}"
         d.lacks(f"{path}.updates_per_step", why)
     d.put(f"{path}.updates_per_step", divisor, origin, note.strip())
+    if path == "train":
+        d.put("train.on_zero_gradient", "step", "no peer skips an update")
     return divisor
 
 
