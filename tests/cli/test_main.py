@@ -136,6 +136,28 @@ def test_a_bug_is_one_line_and_exit_70(proxima, monkeypatch, here, problem):
     assert "Traceback (most recent call last)" in file.read_text()
 
 
+def raising(error):
+    def problem():
+        raise error
+
+    return problem
+
+
+TORCH_ON_A_CPU = RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you ...")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), TORCH_ON_A_CPU, type("OutOfMemoryError", (RuntimeError,), {})("CUDA")]
+)
+def test_too_little_memory_is_one_line_with_a_remedy(proxima, monkeypatch, error):
+    import proxima.cli.doctor as doctor
+
+    monkeypatch.setattr(doctor, "describe_machine", raising(error))
+    code, out, err = proxima("doctor")
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith("error: out of memory: ") and "lower train.tokens_per_micro_batch" in err
+
+
 def test_a_shape_error_of_the_mathematics_is_a_bug(proxima, monkeypatch, here):
     import torch
 

@@ -110,9 +110,20 @@ def _guarded(run: Callable[[], int]) -> int:
             return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
         if reason := _of_a_path(error):
             return _refuse(f"{reason}; give another path")
+        if _is_out_of_memory(error):
+            remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
+            return _refuse(
+                f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1
+            )
         from proxima.cli.bug_report import report_bug
 
         return report_bug(error)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """True for Python's error and for those of torch, of which the one on a CPU has no type of its own."""
+    named = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return named or "can't allocate memory" in str(error)
 
 
 def _left_to_first(error: Exception) -> bool:
