@@ -13,7 +13,7 @@ from torch import Tensor
 
 from proxima.core.reward_kl import RewardKl
 from proxima.core.selection import select
-from proxima.data import Group, NotFiniteError, Outcomes, Trajectory, UserError, pack
+from proxima.data import Completion, Group, NotFiniteError, Outcomes, Trajectory, UserError, pack
 from proxima.data.columns import Bools, Floats
 from proxima.data.flow import REPAIR, Key
 from proxima.data.random import EPOCH_ORDER, permutation
@@ -68,10 +68,14 @@ class TrainingBatch:
         )
 
     @property
+    def usable(self) -> list[Group]:
+        """The groups that were not dropped before, by uid."""
+        return [group for group in self.groups if group.prompt.uid not in self.unused]
+
+    @property
     def scored(self) -> set[Key]:
         """The paths of the completions with a valid score, of the usable groups."""
-        used = (group for group in self.groups if group.prompt.uid not in self.unused)
-        pairs = (pair for group in used for pair in zip(group.completions, group.scores, strict=True))
+        pairs = (pair for group in self.usable for pair in zip(group.completions, group.scores, strict=True))
         return {path.key for completion, score in pairs if score.valid for path in completion.paths}
 
     @property
@@ -197,76 +201,89 @@ class BatchBuilder:
         """
         ordered = tuple(sorted(groups, key=lambda group: group.prompt.uid))
         outcomes = Outcomes.from_groups(ordered, self.rewards)
-        advantage, items, metrics = self._with_advantages(ordered, outcomes)
+        paid, items, metrics = self._with_token_rewards(ordered, outcomes, self._trajectories(ordered))
+        advantage, items = self._with_advantages(ordered, paid, items)
         keep, reasons = select(self.selection, outcomes, advantage, unscored=self.unscored)
-        owners, is_kept = _owners(ordered), keep.tolist()
-        of_items = [(item.key, reasons[i]) for item, i in zip(items, owners, strict=True)]
-        dropped_for = {key: reason for key, reason in of_items if reason is not None}
+        verdicts = zip(_completions(ordered), keep.tolist(), reasons, strict=True)
+        verdict = {completion.key: (is_kept, reason) for completion, is_kept, reason in verdicts}
+        of_path = {
+            path.key: verdict[completion.key] for completion in _completions(ordered) for path in completion.paths
+        }
+        dropped_for = {key: reason for key, (_, reason) in of_path.items() if reason is not None}
         dropped_for |= {path.key: reason for group, reason in dropped for path in group.paths}
-        kept = [item for item, i in zip(items, owners, strict=True) if is_kept[i]]
+        uids = [group.prompt.uid for group in ordered]
+        kept = [item for item in items if of_path[item.key][0]]
         return TrainingBatch(
             groups=(*ordered, *(group for group, _ in dropped)),
             unused={group.prompt.uid for group, _ in dropped},
             completions=tuple(items),
             reasons=dropped_for,
-            updates=split_into_updates(kept, len(ordered), self.seed, step, updates=self.updates, epochs=self.epochs),
+            updates=split_into_updates(kept, uids, self.seed, step, updates=self.updates, epochs=self.epochs),
             step=step,
             critic_only=step <= self.value_warmup,
             metrics=metrics,
         )
 
-    def _with_advantages(
-        self, groups: Sequence[Group], outcomes: Outcomes
-    ) -> tuple[Tensor, list[Trajectory], dict[str, float]]:
-        """The advantage [S] of each completion, the trajectories of its paths, and metrics of the reward. With an
-        advantage per token, a completion's is the mean over its loss tokens, 0 without any."""
-        per_token, metrics = self.advantage.per_token, dict[str, float]()
+    def _trajectories(self, groups: Sequence[Group]) -> list[Trajectory]:
+        """The trajectory of each path of each completion, with an advantage of 0."""
         of_engine: dict[str, Any] = {"behavior": self.behavior, "routes": self.replays_routes}
         items = [
             Trajectory.of(path.opening or group.prompt, path, group=number, advantage=0.0, **of_engine)
             for group, numbers in zip(groups, _prompt_numbers(groups), strict=True)
             for path, number in zip(group.paths, numbers, strict=True)
         ]
-        items, owners = self._with_behavior(items), _owners(groups)
-        advantage = torch.zeros_like(outcomes.reward)
-        valid = outcomes.valid.tolist()
-        rows = [row for row, owner in enumerate(owners) if valid[owner]]
-        if rows and (per_token or self.reward_kl is not None):
-            from proxima.train.episode_tokens import EpisodeTokens
+        return self._with_behavior(items)
 
-            needs = {*(self.advantage.needs if per_token else ())}
-            if self.reward_kl is not None:
-                needs |= {"proximal_log_prob", "reference_log_prob"}
-            scored = self.fill([items[row] for row in rows], needs)
-            completions = (completion for group in groups for completion in group.completions)
-            episodes = [completion for completion, own in zip(completions, valid, strict=True) if own]
-            tokens = EpisodeTokens(pack(scored), episodes, self.turn_weight)
-            reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
-            if self.reward_kl is not None:
-                outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
-            if self.reward_kl is not None or tokens.paid_by_turn is not None:
-                scored = _with_column(scored, "reward", reward, tokens)
-            if per_token:
-                columns, of_values = self._token_advantage(reward, scored, tokens)
-                for name, column in columns.items():
-                    scored = _with_column(scored, name, column, tokens)
-                metrics |= of_values
-            paths: dict[int, list[Trajectory]] = {}
-            for row, item in zip(rows, scored, strict=True):
-                items[row] = item
-                paths.setdefault(owners[row], []).append(item)
-            for i, own in paths.items():
-                advantage[i] = completion_advantage(*own)
-        if not per_token:  # the same for all tokens of a completion
+    def _with_token_rewards(
+        self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
+    ) -> tuple[Outcomes, list[Trajectory], dict[str, float]]:
+        """Where the reward or the advantage is one of tokens: the outcomes with the KL in their rewards, the
+        trajectories with the columns of tokens, and metrics. Otherwise both as they are."""
+        scored = [c for c, valid in zip(_completions(groups), outcomes.valid.tolist(), strict=True) if valid]
+        if not scored or not (self.advantage.per_token or self.reward_kl is not None):
+            return outcomes, items, {}
+        from proxima.train.episode_tokens import EpisodeTokens
+
+        needs = {*(self.advantage.needs if self.advantage.per_token else ())}
+        if self.reward_kl is not None:
+            needs |= {"proximal_log_prob", "reference_log_prob"}
+        keys = {path.key for completion in scored for path in completion.paths}
+        filled = self.fill([item for item in items if item.key in keys], needs)
+        tokens = EpisodeTokens(pack(filled), scored, self.turn_weight)
+        reward, total, metrics = self._shaped(outcomes.reward[outcomes.valid], tokens)
+        columns: dict[str, Tensor] = {}
+        if self.reward_kl is not None:
+            outcomes = replace(outcomes, reward=outcomes.reward.masked_scatter(outcomes.valid, total))
+        if self.reward_kl is not None or tokens.paid_by_turn is not None:
+            columns["reward"] = reward
+        if self.advantage.per_token:
+            of_tokens, of_values = self._token_advantage(reward, filled, tokens)
+            columns, metrics = columns | of_tokens, metrics | of_values
+        by_key = {item.key: item for item in _with_columns(filled, columns, tokens)}
+        return outcomes, [by_key.get(item.key, item) for item in items], metrics
+
+    def _with_advantages(
+        self, groups: Sequence[Group], outcomes: Outcomes, items: list[Trajectory]
+    ) -> tuple[Tensor, list[Trajectory]]:
+        """The advantage [S] of each completion, and the trajectories with theirs. Where the trajectories have an
+        advantage per token already, a completion's is the mean over its loss tokens, 0 without any."""
+        completions = _completions(groups)
+        if self.advantage.per_token:
+            by_key = {item.key: item for item in items}
+            means = [completion_advantage(*(by_key[path.key] for path in c.paths)) for c in completions]
+            advantage = torch.tensor(means, dtype=outcomes.reward.dtype)
+        else:  # the same for all tokens of a completion
             advantage = self.advantage(outcomes)
-            values = advantage.tolist()
-            given = zip(items, owners, strict=True)
-            items = [replace(item, advantage=np.asarray(values[i], np.float32)) for item, i in given]
+            pairs = zip(completions, advantage.tolist(), strict=True)
+            values = {
+                path.key: np.asarray(value, np.float32) for completion, value in pairs for path in completion.paths
+            }
+            items = [replace(item, advantage=values[item.key]) for item in items]
         if count := int((outcomes.valid & ~advantage.isfinite()).sum()):
             raise NotFiniteError(
                 f"{type(self.advantage).__name__} gives {count} completions an advantage of NaN or infinity"
             )
-        return advantage, items, metrics
+        return advantage, items
 
     def _with_behavior(self, items: list[Trajectory]) -> list[Trajectory]:
         """The trajectories, all with μ or all without it.
@@ -324,31 +341,29 @@ class BatchBuilder:
 
 
 def split_into_updates(
-    trajectories: Sequence[Trajectory], groups: int, seed: int, step: int, *, updates: int, epochs: int
+    trajectories: Sequence[Trajectory], groups: Sequence[int], seed: int, step: int, *, updates: int, epochs: int
 ) -> tuple[tuple[Key, ...], ...]:
     """Assign whole groups to optimizer steps, as evenly as the original groups divide; empty steps are omitted.
 
     Args:
-        trajectories: those to train; `group` modulo `groups`, the number of groups before any selection, is its group.
+        trajectories: those to train, in the order of their groups.
+        groups: uids of the groups before any selection.
         seed, step: from the second epoch on, groups are dealt in an order drawn by (seed, step, epoch).
         updates: optimizer steps per epoch; groups are dealt to them in order.
         epochs: passes over the trajectories.
 
     Returns: the keys of the trajectories of each optimizer step.
     """
+    keys: dict[int, list[Key]] = {uid: [] for uid in groups}
+    for item in trajectories:
+        keys[item.uid].append(item.key)
     out: list[tuple[Key, ...]] = []
     for epoch in range(epochs):
-        order = list(range(groups))
-        if epoch:
-            order = permutation(groups, EPOCH_ORDER, seed, step, epoch).tolist()
+        order = permutation(len(groups), EPOCH_ORDER, seed, step, epoch).tolist() if epoch else range(len(groups))
         for u in range(updates):
-            share = order[u * groups // updates : (u + 1) * groups // updates]
-            rank = {group: i for i, group in enumerate(share)}
-            own = [item for item in trajectories if item.group % groups in rank]
-            members = sorted(own, key=lambda item: rank[item.group % groups])
-            if members:
-                out.append(tuple(item.key for item in members))
-    return tuple(out)
+            dealt = order[u * len(groups) // updates : (u + 1) * len(groups) // updates]
+            out.append(tuple(key for i in dealt for key in keys[groups[i]]))
+    return tuple(update for update in out if update)
 
 
 def completion_advantage(*paths: Trajectory) -> float:
@@ -366,10 +381,9 @@ def _prompt_numbers(groups: Sequence[Group]) -> Iterator[list[int]]:
         yield [i if path.opening is None else others[path.opening.tokens.tobytes()] for path in group.paths]
 
 
-def _owners(groups: Sequence[Group]) -> list[int]:
-    """For each path, the number of its completion in the order of the groups."""
-    completions = (completion for group in groups for completion in group.completions)
-    return [i for i, completion in enumerate(completions) for _ in completion.paths]
+def _completions(groups: Sequence[Group]) -> list[Completion]:
+    """The completions of all groups, in the order of `Outcomes`."""
+    return [completion for group in groups for completion in group.completions]
 
 
 def _absent(item: Trajectory, column: Floats) -> Bools:
@@ -378,11 +392,15 @@ def _absent(item: Trajectory, column: Floats) -> Bools:
     return absent if item.sampled is None else absent & item.sampled
 
 
-def _with_column(items: Sequence[Trajectory], name: str, values: Tensor, tokens: "EpisodeTokens") -> list[Trajectory]:
-    """The trajectories with a column of `values` [N], which are in time."""
-    columns = np.split(tokens.in_paths(values).numpy(), tokens.batch.cu_seqlens[1:-1].tolist())
-    filled: list[dict[str, Any]] = [{name: column} for column in columns]
-    return [replace(item, **column) for item, column in zip(items, filled, strict=True)]
+def _with_columns(
+    items: Sequence[Trajectory], columns: Mapping[str, Tensor], tokens: "EpisodeTokens"
+) -> list[Trajectory]:
+    """The trajectories with columns of values [N], which are in time."""
+    edges = tokens.batch.cu_seqlens[1:-1].tolist()
+    of_paths: dict[str, Any] = {
+        name: np.split(tokens.in_paths(values).numpy(), edges) for name, values in columns.items()
+    }
+    return [replace(item, **{name: of_paths[name][i] for name in columns}) for i, item in enumerate(items)]
 
 
 def _by_group(groups: Sequence[Group], reasons: Mapping[Key, str], kept: Set[int]) -> dict[int, str]:

@@ -42,7 +42,7 @@ class Critic:
         Raises:
             NotFiniteError: the critic diverges; see `TrainStack.update`.
         """
-        groups, planned = len(batch.groups) - len(batch.unused), self.updates * self.epochs
+        groups, planned = [group.prompt.uid for group in batch.usable], self.updates * self.epochs
         updates = split_into_updates(
             batch.valued, groups, self.seed, batch.step, updates=self.updates, epochs=self.epochs
         )

@@ -271,7 +271,7 @@ class TrainStack:
         result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
         result.metrics = {key: value.value for key, value in on_host(merge_metrics(state.metrics)).items()} | {
             "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),
-            "grad_norm": float(torch.stack(norms).mean()) if norms else 0.0,
+            "grad_norm": sum(norms) / max(1, len(norms)),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
         if skipped := sum(map(self._skips, norms)):
@@ -387,7 +387,7 @@ class TrainStack:
     def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
         return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
 
-    def _step(self) -> Tensor:
+    def _step(self) -> float:
         """Clip, schedule and step; returns the norm of the gradient.
 
         An update without a backward pass has a gradient of zero, as one over advantages of exactly 0: so skipping those
@@ -399,13 +399,13 @@ class TrainStack:
         one_pass = self._one_pass
         grads = [p.grad for p in self.parameters if p.grad is not None]
         norm = self.ranks.norm(grads) if one_pass is None else one_pass.gradient_norm()
-        if not bool(torch.isfinite(norm)):
+        if not math.isfinite(value := float(norm)):
             self.optimizer.zero_grad(set_to_none=True)
-            raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {float(norm)}")
+            raise SharedProblem(f"the gradient norm of update {self.updates + 1} is {value}")
         factor = self.schedule.factor(self.updates)
         for group, peak in zip(self.optimizer.param_groups, self.peak, strict=True):
             group["lr"] = peak * factor
-        if self._skips(norm):
+        if self._skips(value):
             pass
         elif one_pass is not None:
             one_pass.step(self.max_grad_norm, norm)
@@ -415,11 +415,11 @@ class TrainStack:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
-        return norm.detach()
+        return value
 
-    def _skips(self, norm: Tensor) -> bool:
+    def _skips(self, norm: float) -> bool:
         """Return True if an update with a gradient of this norm leaves the weights as they are."""
-        return self.on_zero_gradient == "skip" and float(norm) == 0
+        return self.on_zero_gradient == "skip" and norm == 0
 
     def _weight_norm(self) -> float:
         """The norm of all trained weights; reads each of them once."""

@@ -16,9 +16,9 @@ KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"
 # elsewhere, must be entered here, with a reason.
 UPDATE = {
     "TrainStack._accumulate": 2,  # the denominators, to the device
-    "TrainStack._step": 2,  # is the gradient norm finite
+    "TrainStack._step": 2,  # the gradient norm: is it finite, or 0
     "TrainStack._weight_norm": 3,  # before, and after each update
-    "TrainStack._update": 2,  # the loss, and the gradient norm
+    "TrainStack._update": 1,  # the loss
 }
 STATISTICS = {"HostCopies.wait": 2}  # the token statistics of each update
 METRICS = {"on_host": 1}
