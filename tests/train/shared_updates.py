@@ -282,13 +282,7 @@ def ended_calls(stack: TrainStack, items) -> None:
     with pytest.raises(NotFiniteError, match="gradient norm|weights"):
         stack.update(policy(surrogate=SURROGATES["reinforce"](), aggregate=AGGREGATES["token_sum"]()), [large] * 2)
     assert not stack.ranks.in_call
-    judged, before = [], stack.updates
-    stop = EarlyStop(limit=1e-9, items=len(items))
-    result = stack.update(
-        policy(),
-        [items[:5], items[5:], items[:5]],
-        should_continue=lambda *seen: judged.append(len(seen[0])) or stop(*seen),
-        planned=3,
-    )
+    before, stop = stack.updates, EarlyStop(limit=1e-9, items=len(items))
+    result = stack.update(policy(), [items[:5], items[5:], items[:5]], should_continue=stop, planned=3)
     assert stack.updates == before + 3
-    assert judged == [5, len(items) - 5] and result.updates == 2
+    assert (stop.epochs, result.updates) == (1, 2)

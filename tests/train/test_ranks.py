@@ -51,14 +51,14 @@ def test_a_loss_that_fails_on_one_rank_of_a_group(folder):
 def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     """The loss of a rank ends a call of rank 0 before its watch, another thread, says during which."""
     ranks = ProcessRanks(0, 2)
-    monkeypatch.setattr(ranks, "_scatter", lambda parts: None)
+    monkeypatch.setattr(ranks, "_broadcast", lambda call: None)
     for error, lost in ((RuntimeError("Connection closed by peer"), True), (SharedProblem("NaN"), False)):
-        with pytest.raises(type(error)), ranks.call("policy", "update", [None] * 2):
+        with pytest.raises(type(error)), ranks.call("policy", "update"):
             ranks.at("update 1 of 2")
             raise error
         assert ranks.in_call == lost
         assert (ranks.status.call, ranks.status.part) == (("update of policy", "update 1 of 2") if lost else ("", ""))
-    with ranks.call("policy", "update", [None] * 2):
+    with ranks.call("policy", "update"):
         assert ranks.in_call and ranks.status.call
     assert not ranks.in_call and not ranks.status.call
 

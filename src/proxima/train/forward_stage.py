@@ -49,16 +49,6 @@ def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
     return {stage.column: stage for stage in stages}
 
 
-@dataclass(frozen=True)
-class ColumnShare:
-    """A rank's share of a stage's columns: its trajectories, and a filler, which it runs without using the result while
-    other ranks have more micro-batches."""
-
-    column: str
-    trajectories: Sequence[Trajectory]
-    filler: Trajectory | None = None
-
-
 @torch.no_grad()
 def stage_columns(
     stage: ForwardStage,
@@ -70,7 +60,8 @@ def stage_columns(
     filler: Trajectory | None = None,
 ) -> dict[str, list[Floats]]:
     """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
-    Collective on several `ranks`, each with its own trajectories; see `ColumnShare` for `filler`."""
+    Collective on several `ranks`, each with its own trajectories: a rank runs the `filler`, without using the result,
+    while others have more micro-batches."""
     out: dict[str, list[Floats]] = {stage.column: []}
     copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)

@@ -46,8 +46,8 @@ class NodeFolders:
             UserError: a node can't write it.
         """
         part = FolderPart(folder, tuple(path.name for path in kept))
-        with self.ranks.call(RUN, "folder", [part] * self.ranks.size) as own:
-            problems = [problem for problem in self.follow(own) if problem]
+        with self.ranks.call(RUN, "folder", part):
+            problems = [problem for problem in self.follow(part) if problem]
         if problems:
             remedy = "set engine.weight_folder to a folder with more room, or one that all nodes share"
             raise UserError(f"weights could not be written: {problems[0]}", remedy=remedy)

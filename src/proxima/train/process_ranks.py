@@ -1,6 +1,6 @@
 """The ranks of a run on several processes, over torch.distributed."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
 from proxima.train.rank_status import RankStatus
@@ -19,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Call:
-    """A message from rank 0 to another rank: the call of a target, with the rank's part."""
+    """A message from rank 0 to the other ranks: the call of a target, with its arguments."""
 
     target: str
     name: str
@@ -36,12 +37,15 @@ class ProcessRanks(Ranks):
         self.status = RankStatus(_collectives)
 
     @contextmanager
-    def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
+    def call(self, target: str, name: str, part: Any = None) -> Iterator[None]:
+        if self.rank > 0:
+            yield
+            return
         self.in_call = True
         self.status.begin(f"{name} of {target}")
-        self._scatter([Call(target, name, part) for part in parts])
+        self._broadcast(Call(target, name, part))
         try:
-            yield parts[0]
+            yield
         except SharedProblem:
             self.in_call = False
             raise
@@ -55,24 +59,27 @@ class ProcessRanks(Ranks):
         if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
             if self.watch is not None:
                 self.watch.release()
-            self._scatter([Call(RUN, "end", outcome)] * self.size)
+            self._broadcast(Call(RUN, "end", outcome))
 
     def receive(self) -> Call:
         """Receive the next call, on the other ranks."""
         self.status.begin("")
-        call = self._scatter(None)
-        assert isinstance(call, Call)
+        call = self._broadcast(None)
+        assert call is not None
         self.status.begin(f"{call.name} of {call.target}")
         return call
 
     def at(self, part: str) -> None:
         self.status.at(part)
 
-    def _scatter(self, parts: list[Any] | None) -> Any:
-        own: list[Any] = [None]
-        with self.status.within("scatter"):
-            dist.scatter_object_list(own, parts, src=0, group=self.objects)
-        return own[0]
+    def _broadcast(self, call: Call | None) -> Call | None:
+        box = [call]
+        with self.status.within("broadcast"):
+            dist.broadcast_object_list(box, src=0, group=self.objects)
+        return box[0]
+
+    def kept(self, problem: Exception) -> Exception:
+        return problem
 
     def agree(self, problem: Exception | None) -> None:
         own = None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
@@ -87,12 +94,6 @@ class ProcessRanks(Ranks):
             raise problem
         text, not_finite = problems[rank] or ("", False)
         raise (SharedProblem if not_finite else RankError)(f"{self.name(rank)}: {text}")
-
-    def broadcast(self, value: T) -> T:
-        box: list[Any] = [moved(value, "cpu") if self.rank == 0 else None]
-        with self.status.within("broadcast"):
-            dist.broadcast_object_list(box, src=0, group=self.objects)
-        return value if self.rank == 0 else box[0]
 
     def gather(self, value: T) -> list[T]:
         values: list[Any] | None = [None] * self.size if self.rank == 0 else None
@@ -109,6 +110,9 @@ class ProcessRanks(Ranks):
         with self.status.within("all_gather"):
             dist.all_gather_object(values, moved(value, "cpu"), group=self.objects)
         return values
+
+    def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
+        return self.gather_shares(merge_metrics(metrics), everywhere=True)
 
     def sum(self, value: Tensor) -> Tensor:
         total = value.detach().cpu().clone()

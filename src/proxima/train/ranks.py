@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
+from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError, Trajectory
 from proxima.model.micro_batch import tokens_fed
 
@@ -80,20 +81,16 @@ class Ranks:
         """The index of this rank's share."""
         return self.rank // self.together
 
-    def dealt(self, parts: Sequence[T]) -> list[T]:
-        """The part for each rank, from one part per share."""
-        return [part for part in parts for _ in range(self.together)]
-
     @property
     def writing(self) -> bool:
         """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
     @contextmanager
-    def call(self, target: str, name: str, parts: Sequence[T]) -> Iterator[T]:
-        """On rank 0: tell every rank to call `name` of `target`, each with its own one of the `parts`; rank 0 makes its
-        call in the block, which gets its part."""
-        yield parts[0]
+    def call(self, target: str, name: str, part: Any = None) -> Iterator[None]:
+        """On rank 0: tell every rank to call `name` of `target` with `part`; rank 0 makes its call in the block. No
+        effect on the other ranks, which are in that call."""
+        yield
 
     def end(self, outcome: Any) -> None:
         """On rank 0: end the other ranks, with the outcome of the run."""
@@ -120,9 +117,9 @@ class Ranks:
         if problem is not None:
             raise problem
 
-    def broadcast(self, value: T) -> T:
-        """Rank 0's value; collective."""
-        return value
+    def kept(self, problem: Exception) -> Exception:
+        """A problem that waits until all ranks `agree` on it; a single process raises it at once."""
+        raise problem
 
     def gather(self, value: T) -> list[T]:
         """The values of all ranks, on rank 0; elsewhere only this rank's. Collective; tensors arrive on the CPU."""
@@ -136,6 +133,10 @@ class Ranks:
     def gather_everywhere(self, value: T) -> list[T]:
         """The values of all ranks, on every rank. Collective; tensors arrive on the CPU."""
         return [value]
+
+    def gather_metrics(self, metrics: list[Metrics]) -> list[Metrics]:
+        """The metrics of all shares, on every rank; collective."""
+        return metrics
 
     def sum(self, value: Tensor) -> Tensor:
         """[] summed over the shares; collective."""

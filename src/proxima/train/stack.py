@@ -1,6 +1,7 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
+from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -17,11 +18,11 @@ from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.micro_batch import micro_batches, tokens_fed
-from proxima.train.forward_stage import ColumnShare, ForwardStage, LogProbStage, stage_columns
+from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
 from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
-from proxima.train.update_share import Occurrence, UpdateShare, WholeUpdate, by_occurrence, in_order
+from proxima.train.shared_update import SharedUpdate
 
 if TYPE_CHECKING:
     from proxima.train.one_pass_adamw import OnePassAdamW
@@ -57,15 +58,20 @@ class UpdateResult:
     skipped: int = 0
 
 
-@dataclass
-class _Accumulator:
-    """Running sums of a call of `update`, on this rank."""
+class _Totals:
+    """Running sums of a call of `update`, on this rank; `metrics` and `token_statistics` are those of all ranks."""
 
-    result: UpdateResult
-    report: Callable[[int, int], None] | None
-    total_tokens: int
-    loss: Tensor
-    metrics: list[Metrics] = field(default_factory=list)
+    def __init__(self, device: torch.device, progress: Callable[[int, int], None] | None, to_feed: int) -> None:
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        self.metrics: list[Metrics] = []
+        self.token_statistics: dict[Key, TokenStatistics] = {}
+        self.tokens, self.to_feed, self.progress = 0, to_feed, progress
+
+    def fed(self, tokens: int) -> None:
+        """Count the tokens of a micro-batch, and report them."""
+        self.tokens += tokens
+        if self.progress is not None:
+            self.progress(self.tokens, self.to_feed)
 
 
 class TrainStack:
@@ -122,66 +128,54 @@ class TrainStack:
         return out
 
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        """The columns that a stage fills, [T, …] of each trajectory."""
+        """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
+        the other ranks return only these, and empty ones for the rest."""
         order = _packing_order([(trajectory,) for trajectory in trajectories])
-        by_name, places = self._columns(stage, [trajectories[i] for i in order]), sorted(order, key=order.__getitem__)
-        return {name: [values[i] for i in places] for name, values in by_name.items()}
-
-    def _columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
-        if self.ranks.size == 1 or getattr(stage, "on_rank_zero", False):
-            return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
-        parts = self._split([(trajectory,) for trajectory in trajectories])
-        filler = min(trajectories, key=len, default=None)
-        shares = [ColumnShare(stage.column, [trajectories[i] for i in part], filler) for part in parts]
-        with self.ranks.call(self.name, "columns", self.ranks.dealt(shares)) as share:
-            columns = self.follow_columns(stage, share)
-        out: dict[str, list[Any]] = {name: [None] * len(trajectories) for part in columns for name in part}
-        for places, part in zip(parts, columns, strict=True):
-            for name, values in part.items():
-                for place, value in zip(places, values, strict=True):
-                    out[name][place] = value
+        packed, shares, ranks = [trajectories[i] for i in order], 1, ALONE
+        if not getattr(stage, "on_rank_zero", False):
+            shares, ranks = self.ranks.shares, self.ranks
+        with ranks.call(self.name, "columns", (stage.column, trajectories)):
+            own = split([(item,) for item in packed], shares, share_prompt=self.model.share_prompt)[ranks.share]
+            values = stage_columns(
+                stage,
+                [packed[i] for i in own],
+                self.tokens_per_micro_batch,
+                share_prompt=self.model.share_prompt,
+                ranks=ranks,
+                filler=min(packed, key=len, default=None),
+            )
+            everywhere = ranks.gather_shares(([order[i] for i in own], values))
+        out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, part in everywhere for name in part}
+        for places, part in everywhere:
+            for name, columns in part.items():
+                for place, column in zip(places, columns, strict=True):
+                    out[name][place] = column
         return out
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
         """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
-        with self.ranks.call(self.name, "stages", [None] * self.ranks.size):
+        with self.ranks.call(self.name, "stages"):
             return make()
-
-    def follow_columns(self, stage: ForwardStage, share: ColumnShare) -> list[dict[str, list[Floats]]]:
-        """Fill a share of the columns; on rank 0, all shares."""
-        budget, share_prompt = self.tokens_per_micro_batch, self.model.share_prompt
-        own = stage_columns(
-            stage, share.trajectories, budget, share_prompt=share_prompt, ranks=self.ranks, filler=share.filler
-        )
-        return self.ranks.gather_shares(own)
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
         """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
-        on rank 0. The first call creates that copy, on `device`."""
+        on rank 0; the others get their own part. The first call creates that copy, on `device`. Collective."""
         if self.ranks.size == 1:
             return self.model.loaded
-        with self.ranks.call(self.name, "gather", [None] * self.ranks.size):
-            self.follow_gather(device)
-        assert self._plain is not None
-        return self._plain
-
-    def follow_gather(self, device: torch.device | str = "cpu") -> None:
-        """Gather the weights of all ranks on the first."""
         from proxima.model.parallel.gather import gather_into, plain_copy
 
-        if self._gathers:
-            gather_into(self.model.model, None if self._plain is None else self._plain.model)
-        else:
-            self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+        with self.ranks.call(self.name, "gather"):
+            if self._gathers:
+                gather_into(self.model.model, None if self._plain is None else self._plain.model)
+            else:
+                self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+        return self._plain or self.model.loaded
 
     def release(self) -> None:
-        """Return unused device memory, on every rank, to other processes on the device."""
-        with self.ranks.call(self.name, "release", [None] * self.ranks.size):
-            self.follow_release()
-
-    def follow_release(self) -> None:
-        """Release the memory of this rank; no effect if it has not used a GPU."""
-        torch.cuda.empty_cache()
+        """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
+        not used a GPU. Collective."""
+        with self.ranks.call(self.name, "release"):
+            torch.cuda.empty_cache()
 
     def update(
         self,
@@ -192,7 +186,7 @@ class TrainStack:
         should_continue: Callable[[Sequence[Any], Metrics], bool] | None = None,
         before_first: Callable[[FirstForward], None] | None = None,
     ) -> UpdateResult:
-        """Make one optimizer step for each of the `updates`, in order.
+        """Make one optimizer step for each of the `updates`, in order. Collective: every rank computes its share.
 
         Args:
             objective: the loss to minimise.
@@ -200,7 +194,8 @@ class TrainStack:
             progress: called with (tokens done, tokens in total) after each micro-batch.
             planned: updates that the schedule counts for this call, if fewer are made: a batch that was not full
                 advances the schedule like a full one.
-            should_continue: called after each update with its items and its metrics; False skips the rest.
+            should_continue: called on every rank after each update with its items and its metrics; False skips the
+                rest.
             before_first: called with the statistics of the first update before its optimizer step, which is skipped if
                 the call raises.
 
@@ -209,108 +204,94 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown more than `EXPLODED` times.
         """
-        occurrences = [[Occurrence(item, objective.sequences(item)) for item in items] for items in updates]
-        active = [[each for each in part if each.has_tokens] for part in occurrences]
-        kept = [[each for each in part if not objective.skippable(each.item)] for part in active]
-        run = [[part[i] for i in _packing_order([each.sequences for each in part])] for part in kept]
-        parts = [self._split([each.sequences for each in part]) for part in run]
-        whole = WholeUpdate(updates, run, parts, progress, should_continue, before_first)
-        shares = [
-            UpdateShare(
-                objective,
-                [[part[i].item for i in places[place]] for part, places in zip(run, parts, strict=True)],
-                judged=should_continue is not None,
-                planned=planned,
+        runs = [self._shared(objective, items) for items in updates]
+        with self.ranks.call(self.name, "update", (objective, updates, None, planned, should_continue)):
+            before = 0.0 if self._one_pass else self._weight_norm()
+            self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
+            totals = _Totals(self.model.device, progress, sum(self._tokens_fed(run) for run in runs))
+            norms: list[float] = []
+            for items, run in zip(updates, runs, strict=True):
+                first, metrics = self._accumulate(objective, items, run, totals)
+                for trajectory, values in first:
+                    totals.token_statistics.setdefault(trajectory.key, values)
+                if not norms:
+                    metrics.append(self._look_at_first(objective, first, before_first))
+                totals.metrics += metrics
+                norms.append(norm := self._step())
+                if not self._skips(norm):
+                    before = self._check_weights(before)
+                if should_continue is not None and not should_continue(items, merge_metrics(metrics)):
+                    break
+            self.updates += max(0, planned - len(norms))  # the schedule reads it
+            return UpdateResult(
+                metrics=self._metrics(totals, norms),
+                token_statistics=totals.token_statistics,
+                tokens=int(self.ranks.sum(torch.tensor(totals.tokens))),
+                updates=len(norms),
+                skipped=sum(run.skipped for run in runs[: len(norms)]),
             )
-            for place in range(self.ranks.shares)
-        ]
-        own = [[part[i] for i in places[0]] for part, places in zip(run, parts, strict=True)]
-        with self.ranks.call(self.name, "update", self.ranks.dealt(shares)) as share:
-            result = self._update(share, own, whole)
-        skipped = [len(part) - len(rest) for part, rest in zip(active, run, strict=True)]
-        result.skipped = sum(skipped[: result.updates])
-        return result
 
-    def follow_update(self, share: UpdateShare) -> None:
-        """Compute this rank's share of rank 0's `update`, on the other ranks.
-
-        Raises:
-            Refused: rank 0 has ended the call before its first step.
-            NotFiniteError: as `update`, on every rank.
-        """
-        sequences = share.objective.sequences
-        self._update(share, [[Occurrence(item, sequences(item)) for item in part] for part in share.updates], None)
-
-    def _update(
-        self, share: UpdateShare, own: Sequence[Sequence[Occurrence]], whole: WholeUpdate | None
-    ) -> UpdateResult:
-        before = 0.0 if self._one_pass else self._weight_norm()
-        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
-        cuts = ([each.sequences for each in cut] for part in own for cut in self._micro_batches(part))
-        total = sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
-        result = UpdateResult()
-        state = _Accumulator(
-            result,
-            None if whole is None else whole.report,
-            total,
-            torch.zeros((), dtype=torch.float64, device=self.model.device),
+    def _shared(self, objective: Objective[Any], items: Sequence[Any]) -> SharedUpdate:
+        """The items that are run, and this rank's share: the same function of the update on every rank."""
+        pairs = [(item, objective.sequences(item)) for item in items]
+        active = [(item, sequences) for item, sequences in pairs if any(len(each.tokens) for each in sequences)]
+        run = [(item, sequences) for item, sequences in active if not objective.skippable(item)]
+        run = [run[i] for i in _packing_order([sequences for _, sequences in run])]
+        sequences = [sequences for _, sequences in run]
+        shares = split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
+        return SharedUpdate(
+            items=[item for item, _ in run],
+            sequences=sequences,
+            skipped=len(active) - len(run),
+            own=shares[self.ranks.share],
         )
-        norms = []
-        for number, run in enumerate(own):
-            already = len(state.metrics)
-            first = self._accumulate(share, number, run, state, whole)
-            if number == 0:
-                self._look_at_first(share.objective, first, state, whole)
-            norms.append(norm := self._step())
-            if not self._skips(norm):
-                before = self._check_weights(before)
-            result.updates += 1
-            if share.judged and not self.ranks.broadcast(_goes_on(whole, number, state.metrics[already:])):
-                break
-        self.updates += max(0, share.planned - result.updates)  # on every rank: the schedule reads it
-        result.tokens = int(self.ranks.sum(torch.tensor(result.tokens)))
-        result.metrics = {key: value.value for key, value in on_host(merge_metrics(state.metrics)).items()} | {
-            "loss": float(self.ranks.sum(state.loss)) / max(1, result.updates),
+
+    def _tokens_fed(self, run: SharedUpdate) -> int:
+        cuts = ([run.sequences[i] for i in cut] for cut in self._cuts(run.sequences, run.own))
+        return sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
+
+    def _metrics(self, totals: "_Totals", norms: Sequence[float]) -> dict[str, float]:
+        """The metrics of the call, ready to be logged."""
+        metrics = {key: value.value for key, value in on_host(merge_metrics(totals.metrics)).items()} | {
+            "loss": float(self.ranks.sum(totals.loss)) / max(1, len(norms)),
             "grad_norm": sum(norms) / max(1, len(norms)),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
         if skipped := sum(map(self._skips, norms)):
-            result.metrics["updates/skipped"] = float(skipped)
-        return result
+            metrics["updates/skipped"] = float(skipped)
+        return metrics
 
     def _look_at_first(
-        self, objective: Objective[Any], first: FirstForward, state: _Accumulator, whole: WholeUpdate | None
-    ) -> None:
+        self, objective: Objective[Any], first: FirstForward, before_first: Callable[[FirstForward], None] | None
+    ) -> Metrics:
         """Measure and observe before the first optimizer step; rank 0 may refuse the step."""
         problem: Exception | None = None
-        if whole is not None:
-            try:
-                if first:
-                    state.metrics.append(objective.measure_first(first, self.model.device))
-                if whole.before_first is not None:
-                    whole.before_first(first)
-            except Exception as error:  # the other ranks have to know before they step
-                problem = error
+        metrics: Metrics = {}
+        try:
+            if first:
+                metrics = objective.measure_first(first, self.model.device)
+            if before_first is not None:
+                before_first(first)
+        except Exception as error:  # the other ranks have to know before they step
+            problem = error
         self.ranks.agree(problem)
+        return metrics
 
     def _accumulate(
-        self, share: UpdateShare, number: int, run: Sequence[Occurrence], state: _Accumulator, whole: WholeUpdate | None
-    ) -> list[tuple[Trajectory, TokenStatistics]]:
-        """Accumulate the gradient of one update: forward and backward passes over the micro-batches of `run`, this
-        rank's items. Returns, on rank 0, the statistics of all trajectories."""
-        objective, already = share.objective, len(state.metrics)
-        statistics, row = None, dict[Occurrence, int]()
-        if objective.has_batch_statistics and self.ranks.most(len(run)):
-            statistics, row = self._batch_statistics(share, run)
-            if whole is not None:
-                state.metrics.append(statistics.metrics)
+        self, objective: Objective[Any], items: Sequence[Any], run: SharedUpdate, totals: "_Totals"
+    ) -> tuple[FirstForward, list[Metrics]]:
+        """Accumulate the gradient of one update: forward and backward passes over this rank's items of `run`. Returns
+        the statistics of all trajectories, and the metrics of all ranks."""
+        statistics, row = None, dict[int, int]()
+        if objective.has_batch_statistics and run.items:
+            statistics, row = self._batch_statistics(objective, run)
         denominators = [
             torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in self.ranks.broadcast(whole and objective.denominators(whole.updates[number], statistics)) or ()
+            for d in objective.denominators(items, statistics)
         ]
-        measured = Measured()
+        measured, metrics = Measured(), list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
-        cuts = self._micro_batches(run)
+        cuts = self._cuts(run.sequences, run.own)
         passes = self.ranks.most(len(cuts))
         for index in range(passes):
             self.ranks.at(f"update {self.updates + 1}, micro-batch {index + 1} of {passes}")
@@ -318,74 +299,59 @@ class TrainStack:
             if index >= len(cuts):
                 self.model.idle_pass(objective.outputs, backward=True)
                 continue
-            cut = cuts[index]
-            trajectories = [trajectory for occurrence in cut for trajectory in occurrence.sequences]
+            trajectories = [trajectory for i in cuts[index] for trajectory in run.sequences[i]]
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
-            part = None if statistics is None else statistics.take([row[occurrence] for occurrence in cut])
+            part = None if statistics is None else statistics.take([row[i] for i in cuts[index]])
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
                     losses = objective.losses(batch, outputs, part)
                 except Exception as error:
-                    if self.ranks.size == 1:
-                        raise
-                    problem = error
+                    problem = self.ranks.kept(error)
             if problem is not None:  # its own tokens still need their passes: other ranks may compute parts of them
                 outputs.no_gradient().backward()
                 continue
             value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
             value.backward()
-            state.loss += value.detach()
-            state.metrics.extend(loss.metrics for loss in losses)
+            totals.loss += value.detach()
+            metrics.extend(loss.metrics for loss in losses)
             measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
-            state.result.tokens += len(batch.tokens)
-            if state.report:
-                state.report(state.result.tokens, state.total_tokens)
+            totals.fed(len(batch.tokens))
         try:
-            statistics_of = by_occurrence(run, cuts, measured.on_host())
+            by_item = run.by_item(cuts, measured.on_host())
         except ValueError as error:  # invalid values of a token
             problem = problem or error
         self.ranks.agree(problem)
-        if self.ranks.size > 1:
-            state.metrics[already:] = self.ranks.gather_shares(merge_metrics(state.metrics[already:]))
-        everywhere = self.ranks.gather_shares(statistics_of)
-        first = [] if whole is None else in_order(whole.run[number], whole.parts[number], everywhere)
-        for trajectory, values in first:
-            state.result.token_statistics.setdefault(trajectory.key, values)
-        return first
+        everywhere = self.ranks.gather_shares(by_item, everywhere=True)
+        of_statistics = [] if statistics is None else [statistics.metrics]
+        return run.in_order(ChainMap(*everywhere)), [*of_statistics, *self.ranks.gather_metrics(metrics)]
 
     @torch.no_grad()
-    def _batch_statistics(
-        self, share: UpdateShare, run: Sequence[Occurrence]
-    ) -> tuple[BatchStatistics, dict[Occurrence, int]]:
+    def _batch_statistics(self, objective: Objective[Any], run: SharedUpdate) -> tuple[BatchStatistics, dict[int, int]]:
         """The objective's statistics of all items of an update, on every rank, and the row of each item of this rank in
         the packs that they were computed from."""
-        objective = share.objective
-        sequences = [objective.statistics_sequences(occurrence.item) for occurrence in run]
-        cuts, parts = self._cuts(sequences), []
+        sequences = [objective.statistics_sequences(item) for item in run.items]
+        cuts, parts = self._cuts(sequences, run.own), []
         idle = self.ranks.most(len(cuts)) - len(cuts)
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
         for _ in range(idle):
             self.model.idle_pass(objective.statistics_outputs, backward=False)
-        everywhere = self.ranks.gather_shares((len(run), parts), everywhere=True)
+        everywhere = self.ranks.gather_shares((len(run.own), parts), everywhere=True)
         if self.ranks.size > 1:
             parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]
         start = sum(count for count, _ in everywhere[: self.ranks.share])
-        rows = {run[i]: row for row, i in enumerate(chain.from_iterable(cuts), start)}
+        rows = {i: row for row, i in enumerate(chain.from_iterable(cuts), start)}
         return objective.batch_statistics(parts), rows
 
-    def _split(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
-        return split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
-
-    def _micro_batches(self, run: Sequence[Occurrence]) -> list[list[Occurrence]]:
-        cuts = self._cuts([occurrence.sequences for occurrence in run])
-        return [[run[i] for i in cut] for cut in cuts]
-
-    def _cuts(self, sequences: Sequence[Sequence[Trajectory]]) -> list[list[int]]:
-        return micro_batches(sequences, self.tokens_per_micro_batch, share_prompt=self.model.share_prompt)
+    def _cuts(self, sequences: Sequence[Sequence[Trajectory]], own: Sequence[int]) -> list[list[int]]:
+        """The micro-batches of this rank, as indices of all items."""
+        cuts = micro_batches(
+            [sequences[i] for i in own], self.tokens_per_micro_batch, share_prompt=self.model.share_prompt
+        )
+        return [[own[i] for i in cut] for cut in cuts]
 
     def _step(self) -> float:
         """Clip, schedule and step; returns the norm of the gradient.
@@ -491,13 +457,6 @@ def _one_pass(optimizer: torch.optim.Optimizer, model: PackedModel, ranks: Ranks
     from proxima.train.one_pass_adamw import one_pass
 
     return one_pass(optimizer)
-
-
-def _goes_on(whole: WholeUpdate | None, number: int, metrics: Sequence[Metrics]) -> bool:
-    """Return True if another update follows; rank 0's answer counts."""
-    if whole is None or whole.should_continue is None:
-        return True
-    return whole.should_continue(whole.updates[number], merge_metrics([*metrics]))
 
 
 def _with_columns(item: Trajectory, columns: dict[str, Any]) -> Trajectory:

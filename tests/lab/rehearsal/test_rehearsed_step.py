@@ -18,7 +18,7 @@ UPDATE = {
     "TrainStack._accumulate": 2,  # the denominators, to the device
     "TrainStack._step": 2,  # the gradient norm: is it finite, or 0
     "TrainStack._weight_norm": 3,  # before, and after each update
-    "TrainStack._update": 1,  # the loss
+    "TrainStack._metrics": 1,  # the loss
 }
 STATISTICS = {"HostCopies.wait": 2}  # the token statistics of each update
 METRICS = {"on_host": 1}

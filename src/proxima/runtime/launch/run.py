@@ -284,13 +284,13 @@ def _compare_files(hashes: Hashes, folder: RunFolder, ranks: Ranks) -> None:
         return
     from proxima.runtime.placement.agreement import compare_files
 
-    with ranks.call(RUN, "preflight", [folder.path] * ranks.size):
+    with ranks.call(RUN, "preflight", folder.path):
         gathered = ranks.gather(hashes())
     compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
 
 
 def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:
-    with ranks.call(RUN, "load", [None if checkpoint is None else checkpoint.path] * ranks.size):
+    with ranks.call(RUN, "load", None if checkpoint is None else checkpoint.path):
         try:
             loaded = work.load(None if checkpoint is None else str(checkpoint.model))
         except ValueError as error:
@@ -306,5 +306,5 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -
 def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
     from proxima.train.checkpoint_restore import restore
 
-    with ranks.call(RUN, "restore", [checkpoint] * ranks.size):
+    with ranks.call(RUN, "restore", checkpoint):
         restore(checkpoint, trained.stack, trained.others)

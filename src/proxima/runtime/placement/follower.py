@@ -125,15 +125,16 @@ def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
     """Execute a call from rank 0 with this rank's part."""
     stack = parts.stacks.get(target)
     if name == "update" and stack is not None:
-        stack.follow_update(part)
+        stack.update(*part)
     elif name == "columns" and stack is not None:
-        stack.follow_columns(parts.stage(target, part.column), part)
+        column, trajectories = part
+        stack.columns(parts.stage(target, column), trajectories)
     elif name == "stages":
         parts.late.update(by_column(parts.late_stages()))
     elif name == "gather" and stack is not None:
-        stack.follow_gather()
+        stack.gathered()
     elif name == "release" and stack is not None:
-        stack.follow_release()
+        stack.release()
     elif name == "restore":
         from proxima.train.checkpoint_restore import restore
 

@@ -116,7 +116,7 @@ class RunStore:
 
     @contextmanager
     def _on_every_rank(self, name: str, part: Any) -> Iterator[None]:
-        with self.ranks.call(RUN, name, [part] * self.ranks.size):
+        with self.ranks.call(RUN, name, part):
             try:
                 yield
             except OSError:  # which the writer raises on every rank
