@@ -244,7 +244,7 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
     """`dapo` with a float reward: nothing is dropped that differs, and the log says so once."""
     world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
     heard = Watcher()
-    world.controller.observer = heard
+    world.controller.review.observer = heard
     world.rewards.score = each(lambda prompt, completion: Score(value=float(completion.sample * (prompt.uid != 1))))
     world.run()
     assert counts(world) == [(5, 3, 1, 1, 2), (3, 3, 0, 1, 1), (3, 3, 0, 1, 1)]

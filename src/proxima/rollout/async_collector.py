@@ -215,6 +215,7 @@ class AsyncCollector(Collector):
         self._entries = {uid: entry for uid, entry in self._entries.items() if uid not in gone}
         self._errors, self._stalls = [], 0
         self._taken += 1
+        self.listener.taken(batch.uids)
         return batch
 
     def _measured(

@@ -90,6 +90,11 @@ class CollectedBatch:
     measured: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    @property
+    def uids(self) -> list[int]:
+        """Those of the groups that leave the collector: the step uses them, or drops them."""
+        return [group.prompt.uid for group in (*self.groups, *(group for group, _ in self.dropped))]
+
     def metrics(self) -> dict[str, float]:
         """Counts of the step, and the age of the groups that it uses, in policy versions."""
         ages = [group_age(group, self.version) for group in self.groups]
@@ -263,7 +268,7 @@ class BatchCollector(Collector):
         if self.max_lag == 0:
             dropped, surplus = dropped + [(group, SURPLUS) for group in surplus], []
         self.carried = tuple(surplus)
-        return CollectedBatch(
+        batch = CollectedBatch(
             groups=tuple(groups),
             dropped=tuple(dropped),
             generated=tuple(generated),
@@ -274,6 +279,8 @@ class BatchCollector(Collector):
             accepted=accepted,
             unscored=without_score(generated),
         )
+        self.listener.taken(batch.uids)
+        return batch
 
     async def _generate(self, count: int) -> list[Group]:
         """Generate one batch of `count` new prompts; its groups are ordered by uid."""

@@ -1,7 +1,7 @@
 """From prompts to a stream of scored groups: the rewards score finished groups while the engine generates others."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
@@ -64,6 +64,9 @@ class RolloutListener:
 
     def scored(self, group: Group) -> None:
         """The scores of a group of a training batch are final."""
+
+    def taken(self, uids: Iterable[int]) -> None:
+        """A step has taken the groups of these prompts, or dropped them."""
 
 
 class EpisodePlayer(Protocol):

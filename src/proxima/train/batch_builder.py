@@ -162,17 +162,6 @@ class BatchBuilder:
         beta = self.reward_kl.next(self.beta, batch.metrics[KL], samples)
         return replace(self, kl_coefficient=beta)
 
-    def missing_accuracy_warning(self, groups: Sequence[Group]) -> str:
-        """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
-        named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
-        valid = [score for group in groups for score in group.scores if score.valid]
-        if not named or not valid or any(score.correct is not None for score in valid):
-            return ""
-        return (
-            f"no reward says which answers are right: algorithm.selection.{named[0]} compares the rewards of a group "
-            "in place of their accuracy; set its metric=reward to say so, or give a reward that sets `correct`"
-        )
-
     def reject(self, groups: Sequence[Group]) -> dict[int, str]:
         """uid → reason, for the groups that the selections which look at one group at a time drop as a whole.
 

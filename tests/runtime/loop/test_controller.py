@@ -20,8 +20,9 @@ from proxima.model import Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.rollout.collector import BatchCollector, Refill
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.build import make_plan
+from proxima.runtime.launch.build import device_turns
 from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -161,6 +162,7 @@ class World:
         prompts=3,
         sampling=None,
         clock=None,
+        overrides=(),
         **plan,
     ):
         self.clock, self.folder, self.source = clock or ManualClock(), RunFolder(path), Source()
@@ -196,15 +198,17 @@ class World:
         questions = [Prompt(uid=1000 + i, messages=(), tokens=(4, 5)) for i in range(3)]
         greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
         made_up = MismatchGuard(on_mismatch="warn")  # as the engine's log-probs are
+        learner = Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up)
+        turns = device_turns(resolve("quickstart", list(overrides)).config, self.engine, learner)
         self.controller = Controller(
             Plan(**{"steps": 2, "seed": 1} | plan),
             self.collector,
             algorithm,
-            Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up),
+            learner,
+            Publisher(self.collector.generator, learner, self.store, self.observer, turns),
             self.store,
             Evaluation(questions, greedy, evaluation_progress(self.observer)) if evaluation else None,
             self.observer,
-            self.clock,
         )
 
     def run(self):
@@ -242,12 +246,12 @@ def test_the_state_of_prompts_at_each_stage(tmp_path):
     assert {v for row in rows for v in row["policy_version"]} == {1}
 
 
+SHARED = ("placement={kind: ray, ranks: 2, engines: 1, colocate: true}", "engine=vllm")
+
+
 @pytest.mark.parametrize("sleeps", [True, False])
 def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, tmp_path):
-    placement = "placement={kind: ray, ranks: 2, engines: 1, colocate: true}"
-    shares = make_plan(resolve("quickstart", [placement, "engine=vllm"]).config, 2).shares_devices
-    assert not make_plan(resolve("quickstart").config, 2).shares_devices
-    world = World(tmp_path / "run", engine={"sleeps": sleeps}, shares_devices=shares, evaluation=True, evaluate_every=1)
+    world = World(tmp_path / "run", engine={"sleeps": sleeps}, overrides=SHARED, evaluation=True, evaluate_every=1)
     inner, release = world.stack.update, world.stack.release
     world.stack.update = lambda *a, **k: world.engine.calls.append("update") or inner(*a, **k)
     world.stack.release = lambda: world.engine.calls.append("release") or release()
@@ -258,8 +262,14 @@ def test_an_engine_on_the_devices_of_the_trainer_sleeps_during_updates(sleeps, t
     assert world.engine.calls == sum(asleep if sleeps else awake, first)
 
 
+def test_an_engine_with_devices_of_its_own_stays_awake(tmp_path):
+    world = World(tmp_path / "run", engine={"sleeps": True}, steps=1)
+    world.run()
+    assert "sleep" not in world.engine.calls
+
+
 def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
-    world = World(tmp_path / "run", engine={"sleeps": True}, shares_devices=True, steps=1)
+    world = World(tmp_path / "run", engine={"sleeps": True}, overrides=SHARED, steps=1)
     world.stack.update = lambda *a, **k: UpdateResult()
     world.run()
     assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]

@@ -32,6 +32,7 @@ from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.generation import make_collector, training_groups
 from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.journal import Journal
@@ -180,4 +181,5 @@ def _controller(
     )
     builder = BatchBuilder(advantage=TimedAdvantage(times, thread), selection=(), seed=config.seed)
     learner, evaluation = timed_learner(times, thread), TimedEvaluation(times, thread, generator)
-    return Controller(plan, collector, builder, learner, store, evaluation, observer, clock)
+    publisher = Publisher(generator, learner, store, observer)
+    return Controller(plan, collector, builder, learner, publisher, store, evaluation, observer)

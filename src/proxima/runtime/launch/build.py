@@ -7,11 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proxima.engine.protocol import Engine
 from proxima.rollout.collector import Collector, Pending
 from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator, max_unscored_steps
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
+from proxima.runtime.loop.publisher import DeviceTurns, Publisher
 from proxima.runtime.loop.training_loop import Plan
 from proxima.runtime.state.store import RolloutRecorder
 from proxima.task.prompts import PromptSource
@@ -94,9 +96,26 @@ def _controller(
     plan = make_plan(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)
     )
+    turns = None if generator is None else device_turns(config, generator.engine, learner)
     return Controller(
-        plan, collector, batch_builder, learner, services.store, evaluation, services.observer, services.clock
+        plan,
+        collector,
+        batch_builder,
+        learner,
+        Publisher(generator, learner, services.store, services.observer, turns),
+        services.store,
+        evaluation,
+        services.observer,
     )
+
+
+def device_turns(config: "RunConfig", engine: Engine, learner: Learner) -> DeviceTurns | None:
+    """The turns of engine and trainer, if they share the devices and the engine can sleep."""
+    if not getattr(config.placement, "colocate", False) or not engine.capabilities.sleeps:
+        return None
+    from proxima.runtime.loop.shared_devices import SharedDevices
+
+    return SharedDevices(engine, learner.stack, learner.compute)
 
 
 def make_plan(
@@ -116,5 +135,4 @@ def make_plan(
         stall_seconds=config.runtime.stall_seconds,
         metric=metric,
         max_unscored_steps=max_unscored_steps,
-        shares_devices=getattr(config.placement, "colocate", False),
     )

@@ -83,17 +83,17 @@ def make_generator(
     rewards = make_rewards(config, config.reward, services.compute)
     opened.callback(rewards.close)
     player = player_of(data.world, executor, services.store.folder.path, services)
-    return GroupGenerator(executor, rewards, training_groups(config), services.clock.now, player)
+    return GroupGenerator(executor, rewards, training_groups(config), services.store.activity.clock.now, player)
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
     """The function that copies weights to the nodes of the other ranks; None if no servers can run there."""
     elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
-    if services.ranks.size == 1 or not elsewhere:
+    if services.store.ranks.size == 1 or not elsewhere:
         return None
     from proxima.train.node_folders import NodeFolders
 
-    return NodeFolders(services.ranks).send
+    return NodeFolders(services.store.ranks).send
 
 
 def make_collector(

@@ -76,15 +76,13 @@ class OfflineWorkload:
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> OfflineLoop:
         config, compute = self.config, services.compute
         self.notes += self.method.notes(loaded)
-        stack = make_stack(config.train, self.method.model(loaded), self.steps, services.ranks)
+        stack = make_stack(config.train, self.method.model(loaded), self.steps, services.store.ranks)
         trained, samples = TrainState(loaded=loaded, stack=stack, compute=compute), None
         if self.data.samples and (prompts := self.method.prompts(self.data.samples)):
             most = getattr(config.eval, "sample_tokens", 0)
             samples = HeldOutSamples(prompts, stack, compute, max_tokens=most, max_length=self.context)
         plan = make_plan(config, self.steps)
-        return OfflineLoop(
-            plan, trained, self.method, self.data, samples, services.store, services.observer, services.clock
-        )
+        return OfflineLoop(plan, trained, self.method, self.data, samples, services.store, services.observer)
 
     def rank_parts(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None

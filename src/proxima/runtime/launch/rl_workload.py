@@ -73,7 +73,7 @@ class RlWorkload:
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
         learner = self._learner(
-            loaded, services.compute, services.ranks, self.restored.path, services.store.folder.engine_log
+            loaded, services.compute, services.store.ranks, self.restored.path, services.store.folder.engine_log
         )
         batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
         return make_controller(self.config, learner, batch_builder, self.data, services, self.restored)

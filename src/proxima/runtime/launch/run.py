@@ -204,7 +204,7 @@ async def _run(
         store = RunStore(journal, folder, disk, activity, ranks)
         if resolved is not None:
             await store.replace_file(folder.config, folder.write_config, dump(resolved))
-        loop = work.make_loop(loaded, RunServices(store, compute, observer, clock, ranks))
+        loop = work.make_loop(loaded, RunServices(store, compute, observer))
         opened.callback(loop.close)
         if checkpoint:
             await compute.run(_restore, checkpoint, loop.trained, ranks)

@@ -8,7 +8,8 @@ before the weights of the step before it are published, `AsyncCollector` generat
 runs in a thread beside the event loop, so that engine, rewards and Ctrl-C are served.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from proxima.runtime.loop.step_metrics import step_record
 from proxima.runtime.loop.step_review import StepReview, sample_of
 from proxima.runtime.loop.training_loop import Plan, RunEnded, TrainingLoop, TrainState
 from proxima.runtime.state.store import Store
-from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.runtime.watch.observer import Observer
 from proxima.train import UpdateResult
@@ -36,11 +36,12 @@ class Controller(TrainingLoop):
     """The loop of a run, with everything that it uses.
 
     Args:
-        plan, store, observer, clock: see `TrainingLoop`.
+        plan, store, observer: see `TrainingLoop`.
         collector: from prompts to the scored groups of a step, with the engine and the rewards; or the groups that
             another run stored, without engine and rewards if there are no held-out questions.
         batch_builder: from scored groups to updates.
         learner: the weights, and what changes them.
+        publisher: hands them to the engine.
         evaluation: the held-out questions; None: there are none.
     """
 
@@ -50,27 +51,17 @@ class Controller(TrainingLoop):
         collector: Collector,
         batch_builder: BatchBuilder,
         learner: Learner,
+        publisher: Publisher,
         store: Store,
         evaluation: HeldOut | None,
         observer: Observer,
-        clock: Clock,
     ) -> None:
         others = {} if learner.critic is None else {CRITIC: learner.critic.stack}
         trained = TrainState(loaded=learner.policy.loaded, stack=learner.stack, compute=learner.compute, others=others)
-        super().__init__(plan, trained, store, observer, clock)
+        super().__init__(plan, trained, store, observer)
         self.collector, self.batch_builder = collector, batch_builder
-        self.learner, self.evaluation = learner, evaluation
-        self.publisher = Publisher(
-            collector.generator,
-            learner.stack,
-            self.compute,
-            self.activity,
-            observer,
-            store.folder.engine_log.name,
-            shares_devices=plan.shares_devices,
-        )
+        self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
         self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps, batch_builder.selection)
-        self._accuracy_warned = False
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._stage_files: Mapping[str, Callable[[Path], None]] = {}
@@ -96,36 +87,20 @@ class Controller(TrainingLoop):
     # ---- its stages, in order ----------------------------------------------------------------------------------------
 
     async def collect(self, step: int) -> CollectedBatch:
-        """Collect scored groups until they make a batch; then the engine rests if it shares devices with the
-        trainer."""
-        self.publisher.watch.begin_step()
-        stage = self.collector.stage
-        with self.timed(stage):
+        """Collect scored groups until they make a batch."""
+        with self.timed(self.collector.stage), engine_errors():
             try:
-                with engine_errors():
-                    collected: CollectedBatch = await self.cancel_on_stop(
-                        self.collector.collect(self.journal.version, self.journal.history)
-                    )
+                collected: CollectedBatch = await self.cancel_on_stop(
+                    self.collector.collect(self.journal.version, self.journal.history)
+                )
             except BatchNotFilled as shortfall:
-                from proxima.runtime.loop.nothing_left import not_filled
-
-                unused = self.batch_builder.step_batch((), step, shortfall.dropped)
-                await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
-                file = self.folder.rollout_file(step).name
-                raise not_filled(shortfall, step, file, self.batch_builder.selection) from shortfall
-        if not self._accuracy_warned and (notice := self.batch_builder.missing_accuracy_warning(collected.generated)):
-            self._accuracy_warned = True
-            self.observer.warning(notice)
-        self.activity.taken(group.prompt.uid for group in collected.groups)
-        self.activity.taken(group.prompt.uid for group, _ in collected.dropped)
-        self.times[stage] -= collected.scoring_seconds
-        self.times["score"] = collected.scoring_seconds
-        if self.publisher.turns is not None:
-            await self.publisher.turns.rest()
+                raise await self.not_filled(step, shortfall) from shortfall
         return collected
 
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
-        """Compute advantages, selection and the order of the updates, then the columns that the update needs."""
+        """Compute advantages, selection and the order of the updates, then the columns that the update needs. From
+        here to `publish` the trainer has the devices."""
+        await self.publisher.turns.rest()
         batch = await self.compute.run(self.batch_builder.step_batch, collected.groups, step, collected.dropped)
         with self.timed("train"):
             batch = await self.learner.prepare(batch, collected.version)
@@ -149,7 +124,7 @@ class Controller(TrainingLoop):
         if result.updates:
             with self.timed("publish"):
                 await self.publisher.publish(version, self.journal.step + 1, deferring=True)
-        elif self.publisher.turns is not None:
+        else:
             await self.publisher.turns.go_on()
         return version
 
@@ -230,18 +205,34 @@ class Controller(TrainingLoop):
             files[VALUE_HEAD] = lambda path: write_tensors(path, head.state_dict())
         return facts, files
 
+    @contextmanager
+    def next_step(self) -> Iterator[int]:
+        self.publisher.watch.begin_step()
+        with super().next_step() as step:
+            yield step
+
+    async def not_filled(self, step: int, shortfall: BatchNotFilled) -> RunEnded:
+        """Write the completions of a step that gets no batch; returns the end of the run."""
+        from proxima.runtime.loop.nothing_left import not_filled
+
+        unused = self.batch_builder.step_batch((), step, shortfall.dropped)
+        await self.disk.write(self.store.write_rollouts, step, unused.groups, unused.records({}))
+        return not_filled(shortfall, step, self.folder.rollout_file(step).name, self.batch_builder.selection)
+
     def record(
         self, step: int, version: int, collected: CollectedBatch, batch: TrainingBatch, result: UpdateResult
     ) -> dict[str, Any]:
         """The step's line of metrics.jsonl."""
+        stage, scoring = self.collector.stage, collected.scoring_seconds
+        times = {**self.times, stage: self.times[stage] - scoring, "score": scoring}
         return {
             "kind": "train",
             "step": step,
             "time": self.now(),
-            **step_record(collected, batch, result, self.times, self.learner.stage_metrics()),
-            **self.collector.step_metrics(self.times),
+            **step_record(collected, batch, result, times, self.learner.stage_metrics()),
+            **self.collector.step_metrics(times),
             **self.publisher.watch.metrics,
-            **{f"time/{name}": value for name, value in self.times.items()},
+            **{f"time/{name}": value for name, value in times.items()},
             "policy_version": version,
         }
 

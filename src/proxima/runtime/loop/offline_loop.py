@@ -16,7 +16,6 @@ from proxima.runtime.launch.offline_data import OfflineData
 from proxima.runtime.loop.step_metrics import mean_metrics
 from proxima.runtime.loop.training_loop import Plan, TrainingLoop, TrainState
 from proxima.runtime.state.store import Store
-from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.observer import Observer
 from proxima.train import TrainStack, UpdateResult
 from proxima.train.checkpoint import read_checkpoint
@@ -52,7 +51,7 @@ class OfflineLoop(TrainingLoop):
     """The loop of a run on a fixed data set, with everything that it uses.
 
     Args:
-        plan, trained, store, observer, clock: see `TrainingLoop`.
+        plan, trained, store, observer: see `TrainingLoop`.
         method: what is trained.
         data: the items, and the order in which they come.
         samples: held-out prompts that are completed at each evaluation; None: there are none.
@@ -67,9 +66,8 @@ class OfflineLoop(TrainingLoop):
         samples: HeldOutSamples | None,
         store: Store,
         observer: Observer,
-        clock: Clock,
     ) -> None:
-        super().__init__(plan, trained, store, observer, clock)
+        super().__init__(plan, trained, store, observer)
         self.method, self.data, self.samples = method, data, samples
         self._cursor = data.cursor.state()  # of the last finished step: the items of a discarded one are drawn again
 

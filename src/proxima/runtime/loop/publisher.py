@@ -1,20 +1,31 @@
 """New weights for the engine, and what the run hears from it."""
 
-from typing import TYPE_CHECKING
-
 from proxima.data import UserError
 from proxima.engine.executor import HookError
 from proxima.engine.protocol import Health, WeightUpdate
-from proxima.model.compute_thread import Compute
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.loop.training_loop import RunEnded
-from proxima.runtime.watch.activity import Activity
+from proxima.runtime.state.store import Store
 from proxima.runtime.watch.engine_watch import RESUME, EngineWatch, engine_errors
 from proxima.runtime.watch.observer import Observer
-from proxima.train import TrainStack
+from proxima.train.learner import Learner
 
-if TYPE_CHECKING:
-    from proxima.runtime.loop.device_turns import DeviceTurns
+
+class DeviceTurns:
+    """Turns of engine and trainer on the devices: nobody waits, each has its own. `SharedDevices` is the other case."""
+
+    async def rest(self) -> None:
+        """Pause the engine and leave the devices to the trainer.
+
+        Raises:
+            RunEnded: a hook of the pause failed.
+        """
+
+    async def wake(self) -> None:
+        """Release the trainer's memory and give the devices back to the engine, which stays paused."""
+
+    async def go_on(self) -> None:
+        """Let the engine continue with its current weights."""
 
 
 class Publisher:
@@ -25,33 +36,23 @@ class Publisher:
 
     Args:
         generator: engine and rewards; None where nothing is generated.
-        stack: with the trained weights.
-        compute: the thread of the tensor work.
-        activity, observer: notified of new weights.
-        log: name of the engine's log in the run folder.
-        shares_devices: engine and trainer take turns: see `DeviceTurns`.
+        learner: with the trained weights.
+        store, observer: notified of new weights.
+        turns: of engine and trainer on the devices; None: each has its own.
     """
 
     def __init__(
         self,
         generator: GroupGenerator | None,
-        stack: TrainStack,
-        compute: Compute,
-        activity: Activity,
+        learner: Learner,
+        store: Store,
         observer: Observer,
-        log: str,
-        *,
-        shares_devices: bool = False,
+        turns: DeviceTurns | None = None,
     ) -> None:
-        self.generator, self.stack, self.compute = generator, stack, compute
-        self.activity, self.observer = activity, observer
-        self.watch = EngineWatch(log)
+        self.generator, self.learner, self.activity, self.observer = generator, learner, store.activity, observer
+        self.turns = turns or DeviceTurns()
+        self.watch = EngineWatch(store.folder.engine_log.name)
         self.failure: RunEnded | None = None
-        self.turns: DeviceTurns | None = None
-        if shares_devices and generator is not None and generator.engine.capabilities.sleeps:
-            from proxima.runtime.loop import device_turns
-
-            self.turns = device_turns.DeviceTurns(generator.engine, stack, compute)
 
     async def publish(self, version: int, step: int, *, deferring: bool) -> None:
         """Give the engine the weights `version` of `step`; `deferring` keeps an error until `end_if_failed`.
@@ -66,9 +67,8 @@ class Publisher:
             with engine_errors():
                 await engine.pause()
                 self.generator.newest = version
-                whole = await self.compute.run(self.stack.gathered)
-                if self.turns is not None:
-                    await self.turns.wake()
+                whole = await self.learner.compute.run(self.learner.stack.gathered)
+                await self.turns.wake()
                 await engine.publish(WeightUpdate(version=version, module=whole.model))
                 await engine.resume()
         except HookError as error:

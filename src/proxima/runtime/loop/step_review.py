@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.core.correction import MismatchGuard, health
+from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
 from proxima.runtime.state.store import Store
@@ -27,12 +28,16 @@ class StepReview:
     ) -> None:
         self.store, self.observer, self.guard, self.limit = store, observer, guard, max_unscored_steps
         self.selection, self._score_error, self._nothing_left = selection, "", ""
+        self._accuracy_missing = False  # and said
 
     def warn(
         self, record: Mapping[str, Any], collected: CollectedBatch, batch: TrainingBatch, notes: Sequence[str]
     ) -> None:
         """Tell the user what matters about the step, and what to do; `notes` are further sentences."""
         step, invalid = record["step"], record["reward/invalid"]
+        if not self._accuracy_missing and (warning := self._missing_accuracy(collected.generated)):
+            self._accuracy_missing = True
+            self.observer.warning(warning)
         for note in (*collected.notes, *notes):
             self.observer.warning(f"step {step}: {note}")
         if invalid:
@@ -51,6 +56,17 @@ class StepReview:
 
             self._nothing_left = nothing_left(batch, self.selection)
             self.observer.warning(f"step {step}: {self._nothing_left}")
+
+    def _missing_accuracy(self, groups: Sequence[Group]) -> str:
+        """A warning if a selection compares accuracies and no reward gives one; otherwise empty."""
+        named = [i for i, spec in enumerate(self.selection) if getattr(spec, "by_accuracy", False)]
+        valid = [score for group in groups for score in group.scores if score.valid]
+        if not named or not valid or any(score.correct is not None for score in valid):
+            return ""
+        return (
+            f"no reward says which answers are right: algorithm.selection.{named[0]} compares the rewards of a group "
+            "in place of their accuracy; set its metric=reward to say so, or give a reward that sets `correct`"
+        )
 
     def _unscored_note(self, record: Mapping[str, Any]) -> str:
         """The sentence that says when a run without scores ends."""

@@ -17,7 +17,6 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import Compute, Progress
 from proxima.rollout.generator import GroupGenerator
 from proxima.runtime.state.store import Store
-from proxima.runtime.watch.clock import Clock
 from proxima.runtime.watch.disk import StoppedWaiting
 from proxima.runtime.watch.observer import Observer, Stage
 from proxima.runtime.watch.stall import StallWatch
@@ -60,7 +59,6 @@ class Plan:
     keep_best: bool = False
     metric: str | None = None  # see `EvalConfig`
     max_unscored_steps: int = 0  # consecutive steps without a score after which the run ends; 0: never
-    shares_devices: bool = False  # engine and trainer take turns; an engine that can sleeps during updates
     stall_seconds: float = 0.0  # without a token or a finished stage, until a warning says what waits; 0: never
 
 
@@ -84,14 +82,14 @@ class TrainingLoop:
         plan: when the loop does what.
         trained: the weights, and what changes them.
         store: journal and run folder.
-        observer, clock: who watches, and the time.
+        observer: who watches.
     """
 
-    def __init__(self, plan: Plan, trained: TrainState, store: Store, observer: Observer, clock: Clock) -> None:
+    def __init__(self, plan: Plan, trained: TrainState, store: Store, observer: Observer) -> None:
         self.plan, self.trained, self.compute = plan, trained, trained.compute
         self.store, self.journal, self.folder = store, store.journal, store.folder
-        self.observer, self.clock = observer, clock
-        self.activity, self.disk = store.activity, store.disk
+        self.observer, self.activity, self.disk = observer, store.activity, store.disk
+        self.clock = store.activity.clock
         self._stop = store.disk.stop
         self.times: dict[str, float] = {}  # seconds of the stages of the step
         self.step_complete = True  # the weights are those after the last step of the journal

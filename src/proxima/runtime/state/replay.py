@@ -202,6 +202,7 @@ class ReplayCollector(Collector):
         for number, group in enumerate(batch.generated, 1):
             self.listener.scored(group)
             self.listener.rewarded(number, len(batch.generated))
+        self.listener.taken(batch.uids)
         return batch
 
 

@@ -1,6 +1,6 @@
 """State that survives the process: the journal and the files of the run folder, and how a run reads them back."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -161,3 +161,6 @@ class RolloutRecorder(RolloutListener):
     def scored(self, group: Group) -> None:
         self.store.disk.enqueue(self.store.journal.scored, [group])
         self.store.activity.scored(group.prompt.uid)
+
+    def taken(self, uids: Iterable[int]) -> None:
+        self.store.activity.taken(uids)

@@ -6,12 +6,13 @@ from proxima.engine.executor import Executor, HookError
 from proxima.engine.protocol import Engine
 from proxima.engine.sleeping_engine import SleepingEngine
 from proxima.model.compute_thread import Compute
+from proxima.runtime.loop.publisher import DeviceTurns
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.watch.engine_watch import engine_errors
 from proxima.train import TrainStack
 
 
-class DeviceTurns:
+class SharedDevices(DeviceTurns):
     """Turns on a device that trainer and engine share. The engine has the first.
 
     Args:
@@ -26,11 +27,6 @@ class DeviceTurns:
         self.asleep = False
 
     async def rest(self) -> None:
-        """Pause the engine and leave the devices to the trainer.
-
-        Raises:
-            RunEnded: a hook of the pause failed.
-        """
         try:
             with engine_errors():
                 await self.engine.pause()
@@ -40,14 +36,12 @@ class DeviceTurns:
         self.asleep = True
 
     async def wake(self) -> None:
-        """Release the trainer's memory and give the devices back to the engine, which stays paused."""
         if self.asleep:
             await self.compute.run(self.stack.release)
             await self.sleeper.wake()
             self.asleep = False
 
     async def go_on(self) -> None:
-        """Let the engine continue with its current weights."""
         if self.asleep:
             with engine_errors():
                 await self.wake()
