@@ -64,6 +64,35 @@ class LoadedModel:
         return stop_tokens_of(getattr(self.model, "generation_config", None), self.model.config, self.tokenizer)
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnloadedModel:
+    """The facts of a model that are known before its weights are loaded; prompt and completion may have `context`
+    tokens together."""
+
+    path: str
+    revision: str | None
+    config: "PretrainedConfig"
+    tokenizer: Any
+    context: int
+
+    @classmethod
+    def read(cls, path: str, revision: str | None = None, max_length: int | None = None) -> "UnloadedModel":
+        """Read config and tokenizer; `max_length` bounds the context.
+
+        Raises:
+            FieldError: as `load_config` and `load_tokenizer`.
+        """
+        config, tokenizer = load_config(path, revision), load_tokenizer(path, revision)
+        limit = context_limit(config.get_text_config())
+        context = min(max_length or limit, limit)
+        return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
+
+    @property
+    def vocabulary(self) -> int:
+        """The rows of the output layer."""
+        return int(self.config.get_text_config().vocab_size)
+
+
 def stop_tokens_of(*sources: Any) -> tuple[int, ...]:
     """The ids that end a completion, from generation config, model config and tokenizer."""
     stop: list[Any] = []

@@ -1,6 +1,7 @@
 """Chats and episodes with tools: real environments, and an engine that says what it is told to."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -90,8 +91,8 @@ def proxima(capsys):
 def roomy(monkeypatch):
     from proxima.runtime.launch import episode_chat
 
-    whole = episode_chat.load_tokenizer_and_context
-    monkeypatch.setattr(episode_chat, "load_tokenizer_and_context", lambda model: (whole(model)[0], 2000))
+    read = episode_chat.unloaded
+    monkeypatch.setattr(episode_chat, "unloaded", lambda model: replace(read(model), context=2000))
 
 
 def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, roomy):

@@ -10,7 +10,7 @@ from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, load_scalar_model
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import DTYPES, load_tokenizer, vocabulary_problem
+from proxima.model.pretrained import DTYPES, UnloadedModel, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.launch.models import make_stack, model_source, sharding_of
 from proxima.train import ValueObjective, ValueStage
@@ -22,19 +22,17 @@ if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
 
 
-def check_critic_tokens(config: "RunConfig") -> None:
+def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
     """Refuse a critic whose token ids have a different meaning from the policy's.
 
     Raises:
         FieldError: `critic.path` has a different tokenizer, or can't be read.
     """
-    critic, model = config.critic, config.model
     if not isinstance(critic, ModelCritic) or critic.path is None:
         return
     with renamed("model.path", "critic.path"):
         other = load_tokenizer(critic.path, critic.revision)
-    ours = load_tokenizer(model.path, model.revision)
-    if problem := vocabulary_problem(ours.get_vocab(), other.get_vocab()):
+    if problem := vocabulary_problem(model.tokenizer.get_vocab(), other.get_vocab()):
         raise FieldError("critic.path", critic.path, problem, remedy="start the critic from a model of the same family")
 
 

@@ -8,7 +8,7 @@ from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.data import within
 from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, LogProbName, Sampling, close_engine
-from proxima.model.pretrained import load_config, load_tokenizer
+from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.generator import greedy
 from proxima.runtime.placement.placed_engine import placed_engine, starts_later
 
@@ -20,9 +20,9 @@ REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
 
 
-def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str]:
-    """Check that the engines of the rollouts, the reference and the teacher meet the requirements of the run. Prompt
-    and completion together have at most `context` tokens; `tokenizer` is the policy's.
+def check_engines(config: "RunConfig", model: UnloadedModel) -> list[str]:
+    """Check that the engines of the rollouts, the reference and the teacher meet the requirements of the run; `model`
+    is the policy.
 
     Returns: warnings.
 
@@ -30,7 +30,7 @@ def check_engines(config: "RunConfig", tokenizer: Any, context: int) -> list[str
         FieldError, UserError: as `EngineSpec.check`; a field is named by its path in the config.
     """
     notes: list[str] = []
-    for path, spec, needs in _engines(config, tokenizer, context):
+    for path, spec, needs in _engines(config, model):
         notes += ask_engine(spec, needs, path)
     return notes
 
@@ -63,28 +63,26 @@ def build_engine(
         raise
 
 
-def scoring_engine(config: "RunConfig", path: str, tokenizer: Any, context: int) -> tuple[Any, EngineRequirements]:
+def scoring_engine(config: "RunConfig", path: str, model: UnloadedModel) -> tuple[Any, EngineRequirements]:
     """The engine spec of the reference or the teacher, at `path`, and its requirements."""
-    return next((spec, needs) for at, spec, needs in _engines(config, tokenizer, context) if at == path)
+    return next((spec, needs) for at, spec, needs in _engines(config, model) if at == path)
 
 
-def _engines(config: "RunConfig", tokenizer: Any, context: int) -> Iterator[tuple[str, Any, EngineRequirements]]:
+def _engines(config: "RunConfig", model: UnloadedModel) -> Iterator[tuple[str, Any, EngineRequirements]]:
     algorithm = config.algorithm
-    rollouts = rollout_needs(config, tokenizer, context)
+    rollouts = rollout_needs(config, model)
     if rollouts.samplings and not starts_later(config.placement):
         yield "engine", placed_engine(config.engine), rollouts
     temperature = (config.sampling.temperature,)
     if algorithm.reference_engine is not None and algorithm.needs_reference:
         yield REFERENCE, algorithm.reference_engine, _scoring(rollouts, "reference", temperature)
     if algorithm.distillation is not None and algorithm.distillation.engine is not None:
-        path = algorithm.distillation.path
-        rows = int(load_config(path).get_text_config().vocab_size)
-        needs = _scoring(rollouts, "teacher", temperature)
-        needs = replace(needs, model_path=path, revision=None, tokenizer=load_tokenizer(path), vocabulary=rows)
+        teacher = UnloadedModel.read(algorithm.distillation.path, max_length=model.context)
+        needs = replace(_scoring(rollouts, "teacher", temperature), **_of_model(teacher, config))
         yield TEACHER, algorithm.distillation.engine, needs
 
 
-def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRequirements:
+def rollout_needs(config: "RunConfig", model: UnloadedModel) -> EngineRequirements:
     """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
@@ -93,7 +91,7 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRe
     training = [] if replayed else [config.sampling]
     caches_next = algorithm.proximal == "next" and not replayed
     return EngineRequirements(
-        **_of_model(config, tokenizer, context),
+        **_of_model(model, config),
         training=None if replayed else config.sampling,
         samplings=tuple(dict.fromkeys([*training, *baseline, *held_out])),
         log_probs=behavior if algorithm.reads_behavior else frozenset(),
@@ -109,11 +107,10 @@ def rollout_needs(config: "RunConfig", tokenizer: Any, context: int) -> EngineRe
 
 
 def evaluation_needs(
-    config: "EvaluateConfig", tokenizer: Any, context: int, samplings: Sequence[Sampling]
+    config: "EvaluateConfig", model: UnloadedModel, samplings: Sequence[Sampling]
 ) -> EngineRequirements:
     """Requirements on an engine that only answers questions: no log-probs are read."""
-    of_model = _of_model(config, tokenizer, context)
-    return EngineRequirements(**of_model, samplings=tuple(dict.fromkeys(samplings)), publishes=True)
+    return EngineRequirements(**_of_model(model, config), samplings=tuple(dict.fromkeys(samplings)), publishes=True)
 
 
 def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
@@ -123,15 +120,14 @@ def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
     return spec.sampling or (training if spec.samples > 1 else alone)
 
 
-def _of_model(config: "RunConfig | EvaluateConfig", tokenizer: Any, context: int) -> dict[str, Any]:
-    model = config.model
+def _of_model(model: UnloadedModel, config: "RunConfig | EvaluateConfig") -> dict[str, Any]:
     return {
         "model_path": model.path,
         "revision": model.revision,
-        "tokenizer": tokenizer,
-        "vocabulary": int(load_config(model.path, model.revision).get_text_config().vocab_size),
-        "max_length": context,
-        "compute_dtype": model.compute_dtype,
+        "tokenizer": model.tokenizer,
+        "vocabulary": model.vocabulary,
+        "max_length": model.context,
+        "compute_dtype": config.model.compute_dtype,
     }
 
 

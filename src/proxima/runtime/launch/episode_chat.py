@@ -18,7 +18,7 @@ from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.runtime.launch.episodes import AgentWorld, World, make_worlds
 from proxima.runtime.launch.inference import ShownEngine
-from proxima.runtime.launch.run_data import load_tokenizer_and_context
+from proxima.runtime.launch.models import unloaded
 from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
@@ -98,18 +98,18 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
         UserError: environment, tools or chat template can't be used, or the row does not exist.
     """
     with quiet_transformers():
-        tokenizer, context = load_tokenizer_and_context(config.model)
-    questions, notes = Questions(config, tokenizer), list[str]()
+        model = unloaded(config.model)
+    questions, notes = Questions(config, model.tokenizer), list[str]()
 
     def world(prompt: Prompt) -> World | AgentWorld:
-        return make_worlds(config, {"task": config.task}, {"task": [prompt]}, tokenizer, context, notes)["task"]
+        return make_worlds(config, {"task": config.task}, {"task": [prompt]}, model, notes)["task"]
 
     made, writes = None, False
     if config.task.environment is not None and not questions.prompt(row).question:
         with suppress(FieldError):  # on failure, the environment waits for a person's message
             made, writes = world(questions.prompt(row)), True
     made = made or world(questions.prompt(row, GREETING))
-    return None if isinstance(made, AgentWorld) else Table(questions, made, context, writes, tuple(notes))
+    return None if isinstance(made, AgentWorld) else Table(questions, made, model.context, writes, tuple(notes))
 
 
 class Hears(Protocol):

@@ -15,6 +15,7 @@ from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.chat import reads_tools
+from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
@@ -79,15 +80,13 @@ def make_worlds(
     config: "RunConfig | EvaluateConfig | PlayedConfig",
     tasks: Mapping[str, Any],
     prompts: Mapping[str, Sequence[Prompt]],
-    tokenizer: Any,
-    context: int,
+    model: UnloadedModel,
     notes: list[str],
 ) -> dict[str, World | AgentWorld]:
     """Build the world of each task, by the task's path. Tasks with equal environments share the processes.
 
     Args:
         prompts: the prompts of each task; episodes of the first few are opened as a trial.
-        context: the most tokens that prompt and episode may have together.
         notes: receives warnings.
 
     Raises:
@@ -100,7 +99,7 @@ def make_worlds(
             with within(path):
                 spec = _spec(task)
                 if spec.kind == AGENT:
-                    worlds[path] = _agent_world(config, spec, tokenizer, context)
+                    worlds[path] = _agent_world(config, spec, model)
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
@@ -108,7 +107,7 @@ def make_worlds(
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = world = _world(config, hosts, tokenizer, context)
+                worlds[path] = world = _world(config, hosts, model)
                 notes += _tried(world, prompts[path], config.seed, path)
     except BaseException:
         close_worlds(worlds.values())
@@ -126,7 +125,7 @@ def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
 
 
 def _agent_world(
-    config: "RunConfig | EvaluateConfig | PlayedConfig", spec: EnvironmentSpec, tokenizer: Any, context: int
+    config: "RunConfig | EvaluateConfig | PlayedConfig", spec: EnvironmentSpec, model: UnloadedModel
 ) -> AgentWorld:
     """The world of an agent, whose processes start with the first episode.
 
@@ -139,9 +138,13 @@ def _agent_world(
         for name, value in spec.arguments.items():
             require(name in names, name, value, "is not a field of an agent", remedy=f"it has {', '.join(names)}")
         agents = AgentSpec(**spec.arguments).build()
-    arguments = config.data.template_arguments
-    settings = config.episode
-    return AgentWorld(agents=agents, tokenizer=tokenizer, arguments=arguments, settings=settings, context=context)
+    return AgentWorld(
+        agents=agents,
+        tokenizer=model.tokenizer,
+        arguments=config.data.template_arguments,
+        settings=config.episode,
+        context=model.context,
+    )
 
 
 def _limits(settings: EpisodeSettings) -> HostLimits:
@@ -161,9 +164,9 @@ def _spec(task: Any) -> EnvironmentSpec:
     return EnvironmentSpec(kind=kind, arguments=arguments, tools=tools)
 
 
-def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, tokenizer: Any, context: int) -> World:
-    interface, settings, data = hosts.interface, config.episode, config.data
-    schemas, rules = interface.schemas, Rules(settings=settings, context=context, system=data.system)
+def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, model: UnloadedModel) -> World:
+    interface, settings, data, tokenizer = hosts.interface, config.episode, config.data, model.tokenizer
+    schemas, rules = interface.schemas, Rules(settings=settings, context=model.context, system=data.system)
     rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
     if not schemas:
         return World(hosts=hosts, template=TurnTemplate(tokenizer, data.template_arguments), rules=rules)

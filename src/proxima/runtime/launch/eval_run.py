@@ -28,7 +28,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
 from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.engine_needs import build_engine, evaluation_needs
+from proxima.runtime.launch.engine_needs import build_engine
 from proxima.runtime.launch.eval_suites import LoadedSuite
 from proxima.runtime.launch.generation import make_rewards, player_of
 from proxima.runtime.launch.models import load_model
@@ -103,9 +103,8 @@ def run_eval(
         model = load_model(config)
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
-        setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
-        needs = evaluation_needs(config, model.tokenizer, suites[0].context, [loaded.sampling for loaded in suites])
-        engine, notes = build_engine(config.engine, setup, needs)
+        setup = EngineSetup.of(model, max_length=suites[0].needs.max_length, compute=compute, log=log)
+        engine, notes = build_engine(config.engine, setup, suites[0].needs)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
             # a server has the weights that it was started with

@@ -14,12 +14,14 @@ import torch
 from proxima.config.describe import kind_of
 from proxima.config.sections.episode_section import is_played
 from proxima.data import FieldError, Prompt, UserError
-from proxima.engine.protocol import Sampling
+from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluate.group_metrics import check_ks
 from proxima.evaluate.suites import Suite
+from proxima.model.pretrained import UnloadedModel
 from proxima.runtime.launch.engine_needs import ask_engine, evaluation_needs
+from proxima.runtime.launch.models import unloaded
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
-from proxima.runtime.launch.run_data import held_out_prompts, load_tokenizer_and_context, prompt_source
+from proxima.runtime.launch.run_data import held_out_prompts, prompt_source
 from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows
@@ -54,7 +56,7 @@ class LoadedSuite:
     skipped: int  # those that do not
     rows: int  # of the whole data set
     sampling: Sampling  # of the suite, with fewer tokens than the context
-    context: int  # tokens of prompt and answer together
+    needs: EngineRequirements  # of all suites of the evaluation
     notes: tuple[str, ...] = ()  # warnings about the data
     world: "World | AgentWorld | None" = None  # of a task with an environment or tools; the caller closes it
 
@@ -134,11 +136,11 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        tokenizer, context = load_tokenizer_and_context(config.model)
-    needs = evaluation_needs(config, tokenizer, context, [suite.sampling for suite in suites])
+        model = unloaded(config.model)
+    needs = evaluation_needs(config, model, [suite.sampling for suite in suites])
     data[0][2].extend(ask_engine(config.engine, needs))
-    data[0][2].extend(template_note(tokenizer, config.model.path))  # once, whatever the number of suites
-    loaded = [_with_prompts(config, suite, rows, notes, tokenizer, context) for suite, rows, notes in data]
+    data[0][2].extend(template_note(model.tokenizer, model.path))  # once, whatever the number of suites
+    loaded = [_with_prompts(config, suite, rows, notes, model, needs) for suite, rows, notes in data]
     played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
     if not played:
         return loaded
@@ -147,7 +149,7 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     tasks = {path: part.suite.task for path, part in played.items()}
     prompts = {path: part.prompts for path, part in played.items()}
     warned: list[str] = []
-    worlds = make_worlds(config, tasks, prompts, tokenizer, context, warned)
+    worlds = make_worlds(config, tasks, prompts, model, warned)
     loaded = [replace(part, world=worlds.get(part.suite.path)) for part in loaded]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
@@ -165,20 +167,24 @@ def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:
 
 
 def _with_prompts(
-    config: "EvaluateConfig", suite: EvalSuite, rows: Rows, notes: Sequence[str], tokenizer: Any, context: int
+    config: "EvaluateConfig",
+    suite: EvalSuite,
+    rows: Rows,
+    notes: Sequence[str],
+    model: UnloadedModel,
+    needs: EngineRequirements,
 ) -> LoadedSuite:
-    source = prompt_source(config, rows, tokenizer, context, shuffle=False)
+    source = prompt_source(config, rows, model, shuffle=False)
     prompts, count = held_out_prompts(source, suite.limit)
     if not prompts:
-        raise UserError(
-            f"{suite.name}: none of the {count} questions fits a context of {context} tokens; raise model.max_length"
-        )
+        fits = f"none of the {count} questions fits a context of {model.context} tokens"
+        raise UserError(f"{suite.name}: {fits}; raise model.max_length")
     return LoadedSuite(
         suite=suite,
         prompts=prompts,
         skipped=count - len(prompts),
         rows=len(rows),
-        sampling=replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, context - 1)),
-        context=context,
+        sampling=replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1)),
+        needs=needs,
         notes=tuple(notes),
     )

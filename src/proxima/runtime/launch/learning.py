@@ -142,11 +142,11 @@ def make_stages(
         stages.append(LogProbStage("proximal_log_prob", policy, records_routes=records))
     if "score_variance" in config.algorithm.advantage.needs:
         stages.append(ScoreVarianceStage(policy))
-    algorithm, loaded, distillation = config.algorithm, policy.loaded, config.algorithm.distillation
+    algorithm, distillation = config.algorithm, config.algorithm.distillation
     if distillation is not None or algorithm.reference_engine is not None:
         from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages += [make_engine_stage(config, REFERENCE, loaded, compute, log)] if leads else []
+        stages += [make_engine_stage(config, REFERENCE, compute, log)] if leads else []
     elif algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif algorithm.needs_reference:
@@ -154,9 +154,9 @@ def make_stages(
         frozen.model.requires_grad_(False)
         stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
     if distillation is not None and distillation.engine is not None:
-        stages += [make_engine_stage(config, TEACHER, loaded, compute, log)] if leads else []
+        stages += [make_engine_stage(config, TEACHER, compute, log)] if leads else []
     elif distillation is not None:
-        stages.append(make_teacher_stage(config, distillation, compute))
+        stages.append(make_teacher_stage(config, distillation, policy.loaded, compute))
     return stages
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from proxima import __version__
 from proxima.model import LoadedModel, PackedModel, Policy
 from proxima.model.model_source import ModelSource
+from proxima.model.pretrained import UnloadedModel
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
@@ -26,6 +27,11 @@ def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str |
     """Load the weights at `config.model.path`, or at another path with the same architecture. With LoRA, load the model
     at `config.model.path`, and the adapter of `model.lora`, or the one at that other path."""
     return model_source(config.model, config.seed, sharding_of(config)).load(path)
+
+
+def unloaded(model: "ModelConfig") -> UnloadedModel:
+    """The model of a config before its weights are loaded."""
+    return UnloadedModel.read(model.path, model.revision, model.max_length)
 
 
 def make_policy(

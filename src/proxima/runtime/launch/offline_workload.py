@@ -14,9 +14,8 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack, model_source, sharding_of
+from proxima.runtime.launch.models import describe_model, make_stack, model_source, sharding_of, unloaded
 from proxima.runtime.launch.offline_data import load_offline_data
-from proxima.runtime.launch.run_data import load_tokenizer_and_context
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
 from proxima.runtime.loop.training_loop import TrainState
@@ -39,16 +38,17 @@ class OfflineWorkload:
     def __init__(self, config: OfflineConfig, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config = config
-        tokenizer, self.context = load_tokenizer_and_context(config.model)
+        model = unloaded(config.model)
+        self.context = model.context
         family = family_of_config(config)
         assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
         source = model_source(config.model, config.seed, sharding_of(config))
         self.method: OfflineMethod[Any, Any] = class_at(family.method)(
-            config, source, tokenizer, self.context, config.train.tokens_per_micro_batch
+            config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )
         self.method.check()
         self.data = load_offline_data(config, self.method, observer)
-        self.notes = [*template_note(tokenizer, config.model.path), *self.data.notes]
+        self.notes = [*template_note(model.tokenizer, model.path), *self.data.notes]
         if self.data.held_out and (why := self.method.unmeasured(self.data.held_out)):
             if config.checkpoint.keep_best:
                 raise FieldError(

@@ -34,10 +34,6 @@ class RlWorkload:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
-        if config.critic is not None:
-            from proxima.runtime.launch.critic_weights import check_critic_tokens
-
-            check_critic_tokens(config)
         self.data = load_run_data(config)
         self.notes = self.data.notes
         self.restored = Restored()

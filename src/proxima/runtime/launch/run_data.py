@@ -9,10 +9,11 @@ from proxima.config.sections.algorithm_section import asks_routers
 from proxima.config.sections.episode_section import is_played
 from proxima.data import Prompt
 from proxima.engine.protocol import EngineRequirements
-from proxima.model.pretrained import context_limit, load_config, load_tokenizer
+from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.generator import GroupSpec
 from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
 from proxima.runtime.launch.inputs import check_replayed_rewards
+from proxima.runtime.launch.models import unloaded
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.placement.placed_engine import asks_engines
@@ -23,7 +24,6 @@ from proxima.task.protocol import Rows, open_tasks
 if TYPE_CHECKING:
     from proxima.config.schema import EvaluateConfig, RunConfig
     from proxima.config.sections.eval_section import EvalSetConfig
-    from proxima.config.sections.model_section import ModelConfig
     from proxima.runtime.launch.episodes import AgentWorld, World
     from proxima.runtime.state.replay import StoredRollouts
 
@@ -38,7 +38,6 @@ class RunData:
     source: "PromptSource | StoredRollouts"
     held_out: list["HeldOutSet"]
     needs: EngineRequirements  # of the engine that generates
-    max_length: int
     notes: list[str]
     world: "World | AgentWorld | None" = None  # of the training task
 
@@ -76,32 +75,24 @@ def load_run_data(config: "RunConfig") -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    tokenizer, context = load_tokenizer_and_context(config.model)
-    if asks_routers(config.algorithm, config.engine):
-        from proxima.config.mixtures import check_routed
-
-        check_routed(config)
-    if (distillation := config.algorithm.distillation) is not None:
-        from proxima.runtime.launch.teacher import check_teacher
-
-        check_teacher(config, distillation, tokenizer, context)
-    notes = check_engines(config, tokenizer, context) if asks_engines() else []
+    model = unloaded(config.model)
+    notes = _check_models(config, model)
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
-        notes += template_note(tokenizer, config.model.path)
+        notes += template_note(model.tokenizer, model.path)
         tasks = {"task": config.task} | tasks
     rows_of = open_tasks(tasks, config.seed)
     if config.replayed is not None:
         from proxima.runtime.state.replay import stored_rollouts
 
-        source = stored_rollouts(config, config.replayed, tokenizer)
+        source = stored_rollouts(config, config.replayed, model)
         check_replayed_rewards(config)
     else:
         rows = rows_of["task"]
-        source = prompt_source(config, rows, tokenizer, context, shuffle=config.data.shuffle, notes=notes)
+        source = prompt_source(config, rows, model, shuffle=config.data.shuffle, notes=notes)
         if len(rows) < config.train.prompts_per_step:
             notes.append(
                 f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
@@ -111,7 +102,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         trials[id(config.reward)] = config.reward, trial_prompts(source)
     for path, spec in config.eval.all_sets.items():
         rows = rows_of[f"{path}.task"]
-        questions = prompt_source(config, rows, tokenizer, context, shuffle=False, notes=notes)
+        questions = prompt_source(config, rows, model, shuffle=False, notes=notes)
         prompts, count = held_out_prompts(questions, spec.limit)
         sampling = evaluation_sampling(config.sampling, spec)
         groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
@@ -121,33 +112,42 @@ def load_run_data(config: "RunConfig") -> RunData:
     for reward in {id(reward): reward for reward, _ in checks}.values():
         notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
     for reward, tried in trials.values():
-        notes += try_rewards(config, reward, tried, tokenizer)
-    needs = rollout_needs(config, tokenizer, context)
-    data = RunData(source=source, held_out=held_out, needs=needs, max_length=context, notes=notes)
+        notes += try_rewards(config, reward, tried, model.tokenizer)
+    needs = rollout_needs(config, model)
+    data = RunData(source=source, held_out=held_out, needs=needs, notes=notes)
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
         from proxima.runtime.launch.episodes import make_worlds
 
         paths = [f"{path}.task" for path in config.eval.all_sets]
         asked = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
         asked |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = make_worlds(config, played, asked, tokenizer, context, notes)
+        worlds = make_worlds(config, played, asked, model, notes)
         data.world = worlds.get("task")
         data.held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
     return data
 
 
-def load_tokenizer_and_context(model: "ModelConfig") -> tuple[Any, int]:
-    """The tokenizer, and the number of tokens that prompt and completion may have together."""
-    text_config = load_config(model.path, model.revision).get_text_config()
-    limit = context_limit(text_config)
-    return load_tokenizer(model.path, model.revision), min(model.max_length or limit, limit)
+def _check_models(config: "RunConfig", model: UnloadedModel) -> list[str]:
+    """Check that critic, teacher and engines suit the policy; returns warnings."""
+    if asks_routers(config.algorithm, config.engine):
+        from proxima.config.mixtures import check_routed
+
+        check_routed(config)
+    if config.critic is not None:
+        from proxima.runtime.launch.critic_weights import check_critic_tokens
+
+        check_critic_tokens(config.critic, model)
+    if (distillation := config.algorithm.distillation) is not None:
+        from proxima.runtime.launch.teacher import check_teacher
+
+        check_teacher(distillation, model)
+    return check_engines(config, model) if asks_engines() else []
 
 
 def prompt_source(
     config: "RunConfig | EvaluateConfig",
     rows: Rows,
-    tokenizer: Any,
-    context: int,
+    model: UnloadedModel,
     *,
     shuffle: bool,
     notes: list[str] | None = None,
@@ -156,8 +156,8 @@ def prompt_source(
     data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
     source = PromptSource(
         rows,
-        tokenizer,
-        context=context,
+        model.tokenizer,
+        context=model.context,
         cursor=cursor,
         system=data.system,
         template_arguments=data.template_arguments,
@@ -166,8 +166,8 @@ def prompt_source(
     source.check_template()
     if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
         notes.append(
-            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of {context} "
-            "and are skipped; shorten them or raise model.max_length"
+            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of "
+            f"{model.context} and are skipped; shorten them or raise model.max_length"
         )
     return source
 

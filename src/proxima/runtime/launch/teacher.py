@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
 from proxima.data import FieldError, renamed
@@ -11,9 +11,9 @@ from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import DTYPES, LoadedModel, context_limit, load_config, load_tokenizer, vocabulary_problem
+from proxima.model.pretrained import DTYPES, LoadedModel, UnloadedModel, vocabulary_problem
 from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
-from proxima.runtime.launch.models import sharding_of
+from proxima.runtime.launch.models import sharding_of, unloaded
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -26,39 +26,35 @@ PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"
 
 
-def check_teacher(config: "RunConfig", distillation: "DistillationConfig", tokenizer: Any, context: int) -> None:
-    """Refuse a teacher whose tokens differ from those of `tokenizer`, the student's, or that reads fewer tokens than
-    the `context` that prompt and completion may have together.
+def check_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> None:
+    """Refuse a teacher whose tokens differ from the student's, or that reads fewer tokens than prompt and completion
+    may have together.
 
     Raises:
         FieldError: names what differs.
     """
     path = distillation.path
     with renamed("model.path", PATH):
-        limits, other = load_config(path).get_text_config(), load_tokenizer(path)
-    if problem := vocabulary_problem(tokenizer.get_vocab(), other.get_vocab()):
+        teacher = UnloadedModel.read(path)
+    if problem := vocabulary_problem(student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()):
         raise FieldError(PATH, path, problem, remedy=FAMILY)
     for name in ("bos_token_id", "eos_token_id"):
-        ours, theirs = getattr(tokenizer, name, None), getattr(other, name, None)
+        ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
         if ours != theirs:
             raise FieldError(PATH, path, f"has {name}={theirs}, and model.path has {ours}", remedy=FAMILY)
-    if (limit := context_limit(limits)) < context:
-        reason = f"reads at most {limit} tokens, and prompt and completion may have {context}"
+    if (limit := teacher.context) < student.context:
+        reason = f"reads at most {limit} tokens, and prompt and completion may have {student.context}"
         raise FieldError(PATH, path, reason, remedy=f"set model.max_length={limit}")
-    if distillation.divergence.top_k > (size := shared_vocabulary(config)):
+    if distillation.divergence.top_k > (size := min(student.vocabulary, teacher.vocabulary)):
         field = "algorithm.distillation.divergence.top_k"
         raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
 
 
-def shared_vocabulary(config: "RunConfig") -> int:
-    """The number of token ids that both models have; further ids of one model are padding of its output layer."""
-    assert config.algorithm.distillation is not None
-    configs = load_config(config.model.path, config.model.revision), load_config(config.algorithm.distillation.path)
-    return min(int(model_config.get_text_config().vocab_size) for model_config in configs)
-
-
-def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", compute: ComputeThread) -> ForwardStage:
-    """Load the weights of a teacher, and build its stage.
+def make_teacher_stage(
+    config: "RunConfig", distillation: "DistillationConfig", student: LoadedModel, compute: ComputeThread
+) -> ForwardStage:
+    """Load the weights of a teacher, and build its stage. Token ids that one of the models lacks are padding of the
+    other's output layer.
 
     Raises:
         FieldError: the weights can't be loaded.
@@ -75,31 +71,27 @@ def make_teacher_stage(config: "RunConfig", distillation: "DistillationConfig", 
         compute_dtype=DTYPES[config.model.compute_dtype],
         log_prob_chunk=config.model.log_prob_chunk,
     )
-    return TeacherStage(
-        policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=shared_vocabulary(config)
-    )
+    vocabulary = min(int(each.model.config.get_text_config().vocab_size) for each in (student, teacher))
+    return TeacherStage(policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=vocabulary)
 
 
-def make_engine_stage(
-    config: "RunConfig", path: str, policy: LoadedModel, compute: ComputeThread, log: Path | None
-) -> ForwardStage:
-    """Build the engine of the reference or the teacher, and the stage that queries it.
+def make_engine_stage(config: "RunConfig", path: str, compute: ComputeThread, log: Path | None) -> ForwardStage:
+    """Build the engine of the reference or the teacher, and the stage that queries it. The reference has the policy's
+    initial weights, without an adapter.
 
     Args:
         path: of the engine in the config, `REFERENCE` or `TEACHER`.
-        policy: supplies the tokenizer and the length limit. The reference has its initial weights, without an adapter.
         log: file for the output of processes that the engine starts.
 
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.
     """
-    context = min(config.model.max_length or policy.max_length, policy.max_length)
-    spec, needs = scoring_engine(config, path, policy.tokenizer, context)
+    spec, needs = scoring_engine(config, path, unloaded(config.model))
     setup = EngineSetup(
         model_path=needs.model_path,
         tokenizer=needs.tokenizer,
         load_weights=partial(_load, config, needs.model_path, needs.revision),
-        max_length=context,
+        max_length=needs.max_length,
         compute=compute,
         log=log,
     )

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from proxima.data import FieldError
 from proxima.data.checksum import Checksum
 from proxima.data.jsonl import utf8
-from proxima.model.pretrained import load_config
+from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.collector import CollectedBatch, Collector, History
 from proxima.rollout.generator import GroupGenerator, RolloutListener
 from proxima.runtime.state.completion_columns import torn_file
@@ -212,15 +212,14 @@ def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
     return sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
-def stored_rollouts(config: "RunConfig", replayed: Path, tokenizer: Any) -> StoredRollouts:
+def stored_rollouts(config: "RunConfig", replayed: Path, model: UnloadedModel) -> StoredRollouts:
     """The rollouts of the run in the folder `replayed`.
 
     Raises:
         FieldError: they lack a step, or are not of the model's tokens, or not of its experts where these are replayed.
     """
     source = StoredRollouts(replayed, config.train.steps)
-    text_config = load_config(config.model.path, config.model.revision).get_text_config()
-    source.check_vocabulary(tokenizer, text_config.vocab_size)
+    source.check_vocabulary(model.tokenizer, model.vocabulary)
     if config.algorithm.routing_replay == "rollout":
-        source.check_routes(text_config)
+        source.check_routes(model.config.get_text_config())
     return source
