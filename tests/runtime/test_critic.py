@@ -32,7 +32,7 @@ KINDS = {"critic": CRITIC | {"value_warmup_steps": 1}, "value head": HEAD}
 def test_values_are_those_of_the_weights_before_the_step(runs, tiny_model, tmp_path):
     """The first step's advantages, from a forward of Hugging Face's class over each completion alone."""
     config = resolve({**runs.tree("critic"), "folder": str(tmp_path)}).config
-    critic = make_critic(config, load(str(tiny_model("llama"))))
+    critic, _ = make_critic(config, load(str(tiny_model("llama"))))
     rows = read_rows(RunFolder(runs.finished("critic")).rollout_file(1))
     model, raw = load_scalar_model(str(tiny_model("llama")), new_head=0.02, seed=config.seed, device="cpu").model, []
     for row in rows:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.data.columns import Bools
-from proxima.data.episode import EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request, Sampling
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class RolloutListener:
 class EpisodePlayer(Protocol):
     """Plays the episodes of a task in place of an engine: `rollout.episodes.player`, or `agent_player`."""
 
-    listener: Callable[[EpisodeLife], None]  # called with each finished episode
     times: "EpisodeTimes"  # the waiting times of its episodes
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[Completion]:

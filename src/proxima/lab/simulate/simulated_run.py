@@ -164,10 +164,8 @@ def _controller(
         times, config.seed, whole_batch=any(as_reward(reward).whole_batch for reward in config.reward)
     )
     executor = Executor(engine)
-    episodes = None if times.turns is None else TimedEpisodes(executor, times, config.seed)
+    episodes = None if times.turns is None else TimedEpisodes(executor, times, config.seed, store.activity.played)
     generator = GroupGenerator(executor, rewards, training_groups(config), clock.now, episodes)
-    if episodes is not None:
-        episodes.listener = store.activity.played
     recorder = RolloutRecorder(store, prompts, observer)
     reject = partial(thread.run, timed_reject, times, config.seed)
     collector = make_collector(config, generator, prompts, recorder, reject, Pending(), 0)

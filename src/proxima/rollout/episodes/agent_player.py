@@ -95,6 +95,7 @@ class AgentEpisodes:
         settings: limits of the episodes.
         context: maximum tokens of prompt and episode together.
         tool_format: the format in which the model writes calls.
+        times: the waiting times of its episodes.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class AgentEpisodes:
         settings: EpisodeSettings,
         context: int,
         tool_format: ToolFormat,
+        times: EpisodeTimes | None = None,
     ) -> None:
         self.engine, self.agents, self.settings = engine, agents, settings
         self.context, self.tool_format = context, tool_format
@@ -113,8 +115,7 @@ class AgentEpisodes:
         self._endpoint: ChatEndpoint | None = None
         self._playing: dict[tuple[int, int], AgentEpisode] = {}  # by uid and sample, until it is yielded
         self._users = 0
-        self.times = EpisodeTimes()
-        self.listener: Callable[[EpisodeLife], None] = lambda life: None
+        self.times = times or EpisodeTimes()
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
         """Return the paths of the episodes in progress, with the engine's partial turns, `running` (`in_flight`)."""
@@ -210,9 +211,7 @@ class AgentEpisodes:
         finally:
             waited = sum(end - begin for begin, end in episode.waits)
             self.times.environment += max(0.0, clock() - began - waited)
-            self.times.ended(
-                EpisodeLife(request.prompt.uid, request.sample, began, clock(), episode.waits), self.listener
-            )
+            self.times.ended(EpisodeLife(request.prompt.uid, request.sample, began, clock(), episode.waits))
             del self._episodes[key]
         if episode.broken is not None:
             raise episode.broken

@@ -254,9 +254,10 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 class EpisodeTimes:
     """The time that the episodes of a player spent waiting since the last `taken`, and `awaited`, the number of turns
-    that the engine is sampling; `listener` is called when `awaited` changes."""
+    that the engine is sampling; `listener` is called when `awaited` changes, and `told` with each finished episode."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[EpisodeLife], None] = lambda life: None) -> None:
+        self.told = told
         self.environment = self.turns = 0.0
         self.awaited = 0
         self.listener: Callable[[], None] = lambda: None
@@ -266,10 +267,10 @@ class EpisodeTimes:
         self.awaited += more
         self.listener()
 
-    def ended(self, life: EpisodeLife, listener: Callable[[EpisodeLife], None]) -> None:
+    def ended(self, life: EpisodeLife) -> None:
         """Record the end of an episode, successful or not."""
         self.turns += sum(end - begin for begin, end in life.turns)
-        listener(life)
+        self.told(life)
 
     def taken(self) -> dict[str, float]:
         """See `EpisodePlayer`."""

@@ -77,12 +77,14 @@ class Episodes:
         hosts: run the environments; the caller closes them.
         template: renders the messages.
         rules: the limits, and the format of tool calls.
+        times: the waiting times of its episodes.
     """
 
-    def __init__(self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules) -> None:
+    def __init__(
+        self, engine: Engine, hosts: Hosts, template: TurnTemplate, rules: Rules, times: EpisodeTimes | None = None
+    ) -> None:
         self.engine, self.hosts, self.template, self.rules = engine, hosts, template, rules
-        self.times = EpisodeTimes()
-        self.listener: Callable[[EpisodeLife], None] = lambda life: None
+        self.times = times or EpisodeTimes()
         self.playing: dict[tuple[int, int], Played] = {}  # by uid and sample, until the episode is yielded
 
     def unfinished(self, running: Sequence[InFlight]) -> PartialPaths:
@@ -203,7 +205,7 @@ class GroupTable:
 
     def _ended(self, request: Request, completion: Completion) -> None:
         life = EpisodeLife(request.prompt.uid, request.sample, self.began, self.clock(), self.turns[request.sample])
-        self.player.times.ended(life, self.player.listener)
+        self.player.times.ended(life)
         self.deliver(completion)
 
     async def _begin(self, request: Request) -> Played | Exception:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load_file
 
+from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
 from proxima.model import LoadedModel, load_scalar_model
@@ -28,7 +29,7 @@ def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
     Raises:
         FieldError: `critic.path` has a different tokenizer, or can't be read.
     """
-    if not isinstance(critic, ModelCritic) or critic.path is None:
+    if not CRITICS.holds(critic, "model") or critic.path is None:
         return
     with renamed("model.path", "critic.path"):
         other = load_tokenizer(critic.path, critic.revision)
@@ -38,23 +39,28 @@ def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
 
 def make_critic(
     config: "RunConfig", policy: LoadedModel, restored: Path | None = None, ranks: Ranks = ALONE
-) -> Critic | ValueHead | None:
-    """Build the critic of a config; None if no critic is configured. Called in the compute thread. A value head is
-    attached to the trunk of `policy`; `restored` is the checkpoint that the run resumes from.
+) -> tuple[Critic | None, ValueHead | None]:
+    """Build the critic of a config, a model or a head on the trunk of `policy`. Called in the compute thread.
+    `restored` is the checkpoint that the run resumes from.
 
     Raises:
         UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
     """
-    spec = config.critic
-    if isinstance(spec, HeadCritic):
-        objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
-        layer = make_value_head(policy.model, spec.head_std, config.seed)
-        if restored is not None:
-            with torch.no_grad():
-                layer.weight.copy_(load_file(_existing(restored / VALUE_HEAD))["weight"])
-        return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
-    if not isinstance(spec, ModelCritic):
-        return None
+    if CRITICS.holds(config.critic, "model"):
+        return _critic_model(config, config.critic, restored, ranks), None
+    return None, _value_head(config.critic, policy, config.seed, restored)
+
+
+def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path | None) -> ValueHead:
+    objective = ValueObjective(loss=spec.loss, aggregate=spec.aggregate, coefficient=spec.coefficient)
+    layer = make_value_head(policy.model, spec.head_std, seed)
+    if restored is not None:
+        with torch.no_grad():
+            layer.weight.copy_(load_file(_existing(restored / VALUE_HEAD))["weight"])
+    return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
+
+
+def _critic_model(config: "RunConfig", spec: ModelCritic, restored: Path | None, ranks: Ranks) -> Critic:
     model = model_source(config.model).scalar(_load(config, spec, restored))
     train = spec.training(config.train)
     planned = train.updates_per_step * train.epochs_per_step

@@ -17,7 +17,7 @@ from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.chat import reads_tools
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.episodes.conversation import ForkRefused
-from proxima.rollout.episodes.played import Played
+from proxima.rollout.episodes.played import EpisodeTimes, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.rollout.episodes.template_check import check_template
@@ -39,10 +39,10 @@ class World:
     template: TurnTemplate
     rules: Rules
 
-    def player(self, engine: Engine, log: Path | None = None) -> Episodes:
+    def player(self, engine: Engine, log: Path | None = None, times: EpisodeTimes | None = None) -> Episodes:
         """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`."""
         self.hosts.log_to(log)
-        return Episodes(engine, self.hosts, self.template, self.rules)
+        return Episodes(engine, self.hosts, self.template, self.rules, times)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -59,7 +59,7 @@ class AgentWorld:
     settings: EpisodeSettings
     context: int
 
-    def player(self, engine: Engine, log: Path | None = None) -> "AgentEpisodes":
+    def player(self, engine: Engine, log: Path | None = None, times: EpisodeTimes | None = None) -> "AgentEpisodes":
         """The player of episodes, with turns sampled by the engine. A failure names the last line that the agent
         printed."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
@@ -69,7 +69,7 @@ class AgentWorld:
 
         chosen = self.settings.tool_format
         tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
-        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format)
+        return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format, times)
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""

@@ -57,10 +57,12 @@ def player_of(
 ) -> EpisodePlayer | None:
     """The player of a task's episodes, which logs to a folder and to the run's timeline; None for a task without
     episodes."""
-    player: EpisodePlayer | None = None if world is None else world.player(engine, folder and folder / ENVIRONMENTS_LOG)
-    if player is not None and services is not None:
-        player.listener = services.store.activity.played
-    return player
+    if world is None:
+        return None
+    from proxima.rollout.episodes.played import EpisodeTimes
+
+    times = None if services is None else EpisodeTimes(services.store.activity.played)
+    return world.player(engine, folder and folder / ENVIRONMENTS_LOG, times)
 
 
 def make_generator(

@@ -1,7 +1,6 @@
 """Builds the learner from a config: the loss, the forward passes before it, and its batches."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,7 @@ from proxima.train.ranks import ALONE, Ranks
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.config.sections.algorithm_section import DistillationConfig
-    from proxima.train import PreferenceObjective
+    from proxima.train import PreferenceObjective, ValueObjective
     from proxima.train.critic import Critic, ValueHead
 
 RECOMPUTED = ("recompute", "next")  # the trust region's centre is the policy that the update starts from
@@ -37,31 +36,24 @@ def make_learner(
     loaded: LoadedModel,
     compute: ComputeThread,
     *,
-    critic: "Critic | ValueHead | None" = None,
+    critic: "Critic | None" = None,
+    head: "ValueHead | None" = None,
     stages: StageFactory | None = None,
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
     """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds more. `log` is
     for engines that run some of the stages."""
-    head = None
-    if critic is not None:
-        from proxima.train.critic import ValueHead
-
-        if isinstance(critic, ValueHead):
-            head, critic = critic, None
     replays = config.algorithm.routing_replay != "off"
     policy = make_policy(config.model, loaded, head.layer if head else None, replays_routes=replays)
-    train, objective, waits = config.train, make_objective(config), value_warmup(config)
-    if head is not None and isinstance(objective, PolicyObjective):
-        objective = replace(objective, value=head.objective)
+    train, waits = config.train, value_warmup(config)
     planned, kind = train.updates_per_step * train.epochs_per_step, Learner
     if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
         from proxima.train.replay_comparison import ComparingLearner as kind
     return kind(
         policy=policy,
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
-        objective=objective,
+        objective=make_objective(config, None if head is None else head.objective),
         stages=[
             *make_stages(config, policy, compute, log, leads=ranks.rank == 0),
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
@@ -76,8 +68,10 @@ def make_learner(
     )
 
 
-def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjective":
-    """The objective of a config."""
+def make_objective(
+    config: "RunConfig", value: "ValueObjective | None" = None
+) -> "PolicyObjective | PreferenceObjective":
+    """The objective of a config; `value` is that of a value head."""
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
     if algorithm.preference is not None:
         from proxima.train import PreferenceObjective
@@ -109,6 +103,7 @@ def make_objective(config: "RunConfig") -> "PolicyObjective | PreferenceObjectiv
         next_missing=algorithm.next_missing if algorithm.proximal == "next" else None,
         skip_zero_advantage=algorithm.skip_zero_advantage,
         distillation=None if algorithm.distillation is None else distillation_term(algorithm.distillation),
+        value=value,
         router_balance=balance,
         replays_routes=algorithm.routing_replay == "rollout"
         or (algorithm.routing_replay == "recompute" and recomputes_proximal(config)),

@@ -94,12 +94,14 @@ class RlWorkload:
         log: Path | None = None,
     ) -> Learner:
         """The learner of every rank; all ranks build their models in the same order."""
-        critic = None
+        critic, head = None, None
         if self.config.critic is not None:
             from proxima.runtime.launch.critic_weights import make_critic
 
-            critic = compute.call(make_critic, self.config, loaded, checkpoint, ranks)
-        return make_learner(self.config, loaded, compute, critic=critic, stages=self.stages, log=log, ranks=ranks)
+            critic, head = compute.call(make_critic, self.config, loaded, checkpoint, ranks)
+        return make_learner(
+            self.config, loaded, compute, critic=critic, head=head, stages=self.stages, log=log, ranks=ranks
+        )
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config, train = self.config, self.config.train
