@@ -23,11 +23,11 @@ QUICK = {"train__steps": 2, "eval__every": 0, "eval__before": False, "eval__afte
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Local):
-    """Reports `factor` log p + `shift` + noise, as `noise` times a Laplace draw, from version `since` on."""
+    """Reports `factor` log p + `shift` + noise, as `spread` times a Laplace draw, from version `since` on."""
 
     shift: float = 0.0
     factor: float = 1.0
-    noise: float = 0.0
+    spread: float = 0.0
     since: int = 0
 
     def build(self, setup: Any) -> Any:
@@ -47,7 +47,7 @@ class _WrongEngine:
                 draws = np.random.default_rng([completion.prompt_uid, completion.sample]).laplace(
                     size=len(completion.tokens)
                 )
-                wrong = self._spec.factor * completion.sampled_log_prob + self._spec.shift + self._spec.noise * draws
+                wrong = self._spec.factor * completion.sampled_log_prob + self._spec.shift + self._spec.spread * draws
                 reported = np.where(
                     completion.policy_version >= self._spec.since, wrong, completion.sampled_log_prob
                 ).astype(np.float32)
@@ -72,7 +72,7 @@ def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, ti
 
 def test_noise_of_a_sound_engine_goes_on(tiny_model, tmp_path):
     """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
-    assert go(tmp_path / "run", wrong(tiny_model, noise=0.1)).status == "done"
+    assert go(tmp_path / "run", wrong(tiny_model, spread=0.1)).status == "done"
     assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in steps_of(tmp_path / "run"))
 
 

@@ -252,6 +252,7 @@ class EngineSetup:
             process.
         spread: copies a newly written folder to the other machines whose servers read it, given the folders kept so
             far; called in the thread of the tensor work. None: all servers see the folders of this machine.
+        seed: of the run, for draws that an engine makes once.
     """
 
     model_path: str
@@ -261,6 +262,7 @@ class EngineSetup:
     compute: "ComputeThread | None" = None
     log: Path | None = None
     spread: Callable[[Path, Sequence[Path]], None] | None = None
+    seed: int = 0
 
     @classmethod
     def of(

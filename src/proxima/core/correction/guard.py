@@ -62,20 +62,26 @@ class MismatchGuard:
         """True if `check_fresh` is to be called."""
         return self.measure and self.on_mismatch == "auto"
 
-    def check_fresh(self, distances: Tensor) -> None:
+    def check_fresh(self, distances: Tensor, cause: str = "") -> None:
         """Raise `MismatchError` if the log-probs can't be those of the engine's own tokens.
 
         Args:
             distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST` prove nothing; nor
                 does NaN, which means that the engine does not know a log-prob.
+            cause: the settings of the engine that explain it, if they do.
         """
         gaps = distances[~distances.isnan()].double()
         if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
             raise MismatchError(
                 f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, of "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
-                remedy="the engine reports another distribution, or samples from other weights: see docs/mismatch.md; "
-                "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them anyway",
+                remedy=(
+                    f"{cause} makes it so"
+                    if cause
+                    else "the engine reports another distribution, or samples from other weights: see docs/mismatch.md"
+                )
+                + "; resume (--resume) with algorithm.mismatch.on_mismatch=warn "
+                "to train on them anyway",
             )
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:

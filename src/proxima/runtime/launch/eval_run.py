@@ -7,7 +7,7 @@ completions are the same bytes for the same command; facts that may differ (time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -104,6 +104,7 @@ def run_eval(
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
         setup = EngineSetup.of(model, max_length=suites[0].context, compute=compute, log=log)
+        setup = replace(setup, seed=config.seed)
         needs = evaluation_needs(config, model.tokenizer, suites[0].context, [loaded.sampling for loaded in suites])
         engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)

@@ -102,6 +102,7 @@ def make_engine_stage(
         max_length=context,
         compute=compute,
         log=log,
+        seed=config.seed,
     )
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
         engine, _ = build_engine(spec, setup, needs, path)
