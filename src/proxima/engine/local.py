@@ -82,9 +82,10 @@ class Local(EngineSpec):
 
     @property
     def mismatch(self) -> str:
-        """The settings that make it differ from the trainer on purpose: `engine.weights=int4`; empty if none does."""
-        given = {"weights": self.weights, "noise": self.noise}
-        return " and ".join(f"engine.{name}={value}" for name, value in given.items() if value)
+        """The settings that move its log-probs from the trainer's on purpose: `engine.weights=int4`; empty if none
+        does."""
+        values = {"weights": self.weights, "noise": self.noise}
+        return " and ".join(f"engine.{name}={value}" for name, value in values.items() if value)
 
     @property
     def provides(self) -> frozenset[str]:

@@ -61,7 +61,7 @@ def make_perturbed_decoder(
     on each logit; `seed` determines the draws."""
     bits = None if weights is None else int(weights.removeprefix("int"))
     head: Any = parts(model)[1].weight
-    bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device)
+    bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
     if kind in ("auto", "fast") and supports(model) is None:
         return PerturbedFastDecoder(model, dtype, bits, bias, graphs)
     if unpackable(model):
@@ -70,21 +70,24 @@ def make_perturbed_decoder(
 
 
 class _Perturbed:
-    """What perturbed decoders share: `bits` of their weights, or None, and the `bias` [V] float32 of their logits."""
+    """What perturbed decoders share: `bits` of their weights, and the `bias` [V] float32 of their logits; None for
+    neither."""
 
     bits: int | None
-    bias: Tensor
+    bias: Tensor | None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[n, V] float32: in bfloat16 a small bias would be lost in the rounding of large logits."""
+        """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
         logits: Tensor = super().logits(hidden)  # type: ignore[misc]
-        return logits.float() + self.bias
+        return logits if self.bias is None else logits.float() + self.bias
 
 
 class PerturbedFastDecoder(_Perturbed, FastDecoder):
     """`FastDecoder` with `_Perturbed`; one layer's rounded weight at a time is in memory beside the engine's copy."""
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor, graphs: int) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, graphs: int
+    ) -> None:
         self.bits, self.bias = bits, bias
         super().__init__(model, dtype, graphs=graphs)
 
@@ -95,7 +98,9 @@ class PerturbedFastDecoder(_Perturbed, FastDecoder):
 
 
 class _PerturbedCopy(_Perturbed, ModelCopy):
-    def __init__(self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor, **given: Any) -> None:
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, **given: Any
+    ) -> None:
         self.bits, self.bias = bits, bias
         super().__init__(model, dtype, **given)
         self.axes = _input_axes(self.model, self.head)

@@ -265,23 +265,10 @@ class EngineSetup:
     seed: int = 0
 
     @classmethod
-    def of(
-        cls,
-        loaded: "LoadedModel",
-        *,
-        max_length: int | None = None,
-        compute: "ComputeThread | None" = None,
-        log: Path | None = None,
-    ) -> "EngineSetup":
+    def of(cls, loaded: "LoadedModel", max_length: int | None = None) -> "EngineSetup":
         """The setup for a model that is already loaded."""
-        return cls(
-            model_path=loaded.path,
-            tokenizer=loaded.tokenizer,
-            load_weights=lambda: loaded,
-            max_length=max_length,
-            compute=compute,
-            log=log,
-        )
+        path, tokenizer = loaded.path, loaded.tokenizer
+        return cls(model_path=path, tokenizer=tokenizer, load_weights=lambda: loaded, max_length=max_length)
 
 
 @dataclass(frozen=True, kw_only=True)
