@@ -80,7 +80,7 @@ class ServerSettings(EngineSpec):
     def __post_init__(self) -> None:
         remedy = "set engine.quantization where servers have quantised weights, or engine.kind=local"
         require(
-            not str(self.weights).startswith("int"), "weights", self.weights, "rounds a local engine", remedy=remedy
+            not str(self.weights).startswith("int"), "weights", self.weights, "is for a local engine", remedy=remedy
         )
         check_choices(self)
         named = bool(self.urls) and all(self.urls)

@@ -43,14 +43,15 @@ def choose_threads(
     before = read()
     wait(SECONDS)
     passed = [(idle - before[core][0], ticks - before[core][1]) for core, (idle, ticks) in read().items()]
-    free = sum(idle / ticks for idle, ticks in passed if ticks)
-    chosen = min(threads, max(1, round(free)))
-    if not passed or chosen == threads:
+    shares = [idle / ticks for idle, ticks in passed if ticks]
+    chosen = min(threads, max(1, round(sum(shares))))
+    if not shares or chosen == threads:
         return None
     torch.set_num_threads(chosen)
+    free = f"{sum(shares):.1f} of {len(shares)} cores are free"
     return (
-        f"other processes keep the machine busy: {free:.1f} of {len(passed)} cores are free, so torch uses {chosen} of "
-        f"{threads} threads, which can change the last bits of log-probs; OMP_NUM_THREADS={threads} uses all"
+        f"other processes keep the machine busy: {free}, so torch uses {chosen} of {threads} threads, which can change "
+        f"the last bits of log-probs; OMP_NUM_THREADS={threads} uses all"
     )
 
 
