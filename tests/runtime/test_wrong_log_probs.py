@@ -3,15 +3,18 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from proxima.config import EvaluateConfig, resolve
 from proxima.core.correction import MismatchError, MismatchGuard
 from proxima.data import FieldError, FieldErrors
 from proxima.engine.local import Local
+from proxima.runtime.launch.eval_run import run_eval
+from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.interruptions import Died, act_at, die
@@ -126,6 +129,32 @@ def test_an_interrupted_run_with_a_difference_is_the_unbroken_one(tiny_model, tm
     tree["seed"] = 4
     go(tmp_path / "other", tree)
     assert traces(tmp_path / "other")["metrics"] != whole["metrics"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen(Local):
+    """Keeps the seeds that it is built with."""
+
+    seeds: ClassVar[list[int]] = []
+
+    def build(self, setup: Any) -> Any:
+        self.seeds.append(setup.seed)
+        return super().build(setup)
+
+
+def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
+    """The rollout's, the reference's, and that of an evaluation afterwards: a bias is the same in all of them."""
+    monkeypatch.setattr(Seen, "seeds", [])
+    seen = {"kind": "tests.runtime.test_wrong_log_probs:Seen", "dtype": "float32", "slots": 8}
+    tree = recipe(tiny_model("llama"), engine=seen, **QUICK)
+    tree["algorithm"] |= {"reference_engine": seen, "reference_kl": "k3"}
+    go(tmp_path / "run", tree)
+    assert Seen.seeds == [3, 3]
+    run = RunFolder(tmp_path / "run")
+    config = resolve(run.config, [f"model.path={run.checkpoint(2) / 'model'}"], root=EvaluateConfig).config
+    (suite,) = recipe_suites(config)
+    run_eval(config, load_suites(config, [suite]))
+    assert Seen.seeds == [3, 3, 3]
 
 
 @pytest.mark.parametrize("setting", ["weights", "noise"])
