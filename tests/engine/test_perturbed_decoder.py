@@ -118,6 +118,15 @@ def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind
     assert torch.equal(logits(ours), logits(plain(rounded(loaded(kind, seed=1), "int4").model, dtype)))
 
 
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # tied, and not
+def test_embedding_and_output_head_are_kept(kind):
+    """In the copy itself: its output head is applied from another copy, made before."""
+    model = loaded(kind).model
+    copied = PerturbedGeneralDecoder(model, torch.float32, 3, None).model
+    for ours, theirs in ((copied.lm_head, model.lm_head), (copied.model.embed_tokens, model.model.embed_tokens)):
+        assert torch.equal(ours.weight, theirs.weight)
+
+
 def test_what_is_built():
     def made(kind, decoder="auto"):
         settings = {"weights": "int4", "noise": 0.0, "seed": 0}

@@ -103,8 +103,7 @@ def run_eval(
         model = load_model(config)
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
-        setup = EngineSetup.of(model, suites[0].context)
-        setup = replace(setup, compute=compute, log=log, seed=config.seed)
+        setup = replace(EngineSetup.of(model, suites[0].context), compute=compute, log=log, seed=config.seed)
         needs = evaluation_needs(config, model.tokenizer, suites[0].context, [loaded.sampling for loaded in suites])
         engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
