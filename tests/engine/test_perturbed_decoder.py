@@ -127,6 +127,20 @@ def test_embedding_and_output_head_are_kept(kind):
         assert torch.equal(ours.weight, theirs.weight)
 
 
+@pytest.mark.parametrize("family", ["Qwen3-MoE", "Qwen3-Next", "Mixtral", "Phi3", "Mamba"])
+def test_which_weights_are_rounded(family):
+    """Experts and projections; no router, gate of a shared expert, norm, bias, embedding or output head."""
+    model = make(family).model
+    decoder = make_perturbed_decoder(model, torch.float32, "general", weights="int3", noise=0.0, seed=0)
+    original = dict(model.named_parameters())
+    changed = {name for name, own in decoder.model.named_parameters() if not torch.equal(own, original[name])}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    experts = {name for name in original if name.endswith(("experts.gate_up_proj", "experts.down_proj"))}
+    kept = {"lm_head.weight", *(name for name in linear if name.endswith("shared_expert_gate.weight"))}
+    assert changed == linear - kept | experts and changed
+    assert (family == "Qwen3-Next") == (len(kept) > 1)
+
+
 def test_what_is_built():
     def made(kind, decoder="auto"):
         settings = {"weights": "int4", "noise": 0.0, "seed": 0}
