@@ -1,6 +1,7 @@
 """A run from the command line on a tiny model: train, resume, evaluate, generate, export."""
 
 import json
+import re
 import shutil
 
 from proxima.config import resolve
@@ -152,6 +153,24 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
     assert proxima("generate", "run", "hi")[0] == 0
     assert seen["system"] == "Be brief."
     assert seen["path"].endswith("checkpoints/000002/model")
+
+
+def test_a_run_lends_its_threads(run, proxima, here, monkeypatch):
+    seen = []
+    monkeypatch.setattr("proxima.runtime.launch.inference.generate", lambda *_, **o: (seen.append(o), ([], 1.0))[1])
+    config = here / "run" / "config.yaml"
+    stored = config.read_text()
+    (own,) = re.findall(r"^  threads: .*$", stored, re.MULTILINE)
+    for written in ("  threads: 0", "  threads: 3"):
+        config.write_text(stored.replace(own, written))
+        assert proxima("generate", "run", "hi")[0] == 0
+    config.write_text(stored.replace(own, ""))
+    assert proxima("generate", "run", "hi")[0] == 0
+    assert [options["threads"] for options in seen] == [0, 3, 0]
+    for written, says in (("-1", "must be in [0, 1024]; 0 uses all cores"), ("1.5", "must be a whole number")):
+        config.write_text(stored.replace(own, f"  threads: {written}"))
+        code, out, err = proxima("generate", "run", "hi")
+        assert (code, out) == (2, "") and err == f"error: runtime.threads={written} {says}\n"
 
 
 def test_template_arguments_from_a_recipe_to_generate(proxima, recipe, here, tiny_model):

@@ -18,6 +18,9 @@ def memory(recipe, *overrides):
 
 def test_who_gets_what_is_reported(recipe):
     assert list(engine_notes(resolve(recipe()).config)) == []
+    (purpose,) = engine_notes(resolve(recipe(), ["engine.weights=int4", "engine.noise=0.05"]).config)
+    settings = "engine.weights=int4 and engine.noise=0.05"
+    assert purpose == f"engine: differs from the trainer on purpose, by {settings}: see docs/mismatch.md"
     goods, reference, weights = engine_notes(resolve(recipe(), [VLLM, REFERENCE, KL]).config)
     assert goods.startswith("engine: vllm at http://127.0.0.1:8000 gets prompts, completions and")
     assert "vllm at http://127.0.0.1:8001 gets tokens, for the reference" in reference

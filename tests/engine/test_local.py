@@ -430,7 +430,7 @@ async def test_a_caller_that_leaves_takes_only_its_own_even_of_the_very_same_req
         (Local, "slots", 10**9, "in [1, 65536]"),
         (Local, "dtype", "float16", "bfloat16 or float32"),
         (Local, "prefill_tokens", 0, ">= 1"),
-        (Local, "interrupt", "stop", "one of recompute, keep, finish"),
+        (Local, "interrupt", "stop", "recompute, keep or finish"),
         (Local, "num_speculative_tokens", 65, "in [0, 64]; 0 is none"),
         (LocalProcess, "slots", 0, "in [1, 65536]"),
         (LocalProcess, "threads", -1, "in [0, 1024]"),

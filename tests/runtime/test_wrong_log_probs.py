@@ -3,18 +3,22 @@
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 
+from proxima.config import EvaluateConfig, resolve
 from proxima.core.correction import MismatchError, MismatchGuard
-from proxima.data import FieldError
+from proxima.data import FieldError, FieldErrors
 from proxima.engine.local import Local
+from proxima.runtime.launch.eval_run import run_eval
+from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
-from tests.runtime.tiny_run import go, recipe, steps_of
+from tests.runtime.interruptions import Died, act_at, die
+from tests.runtime.tiny_run import go, recipe, steps_of, traces
 
 pytestmark = pytest.mark.slow  # whole runs
 KIND = "tests.runtime.test_wrong_log_probs:Wrong"
@@ -23,11 +27,11 @@ QUICK = {"train__steps": 2, "eval__every": 0, "eval__before": False, "eval__afte
 
 @dataclass(frozen=True, kw_only=True)
 class Wrong(Local):
-    """Reports `factor` log p + `shift` + noise, as `noise` times a Laplace draw, from version `since` on."""
+    """Reports `factor` log p + `shift` + noise, as `spread` times a Laplace draw, from version `since` on."""
 
     shift: float = 0.0
     factor: float = 1.0
-    noise: float = 0.0
+    spread: float = 0.0
     since: int = 0
 
     def build(self, setup: Any) -> Any:
@@ -47,7 +51,7 @@ class _WrongEngine:
                 draws = np.random.default_rng([completion.prompt_uid, completion.sample]).laplace(
                     size=len(completion.tokens)
                 )
-                wrong = self._spec.factor * completion.sampled_log_prob + self._spec.shift + self._spec.noise * draws
+                wrong = self._spec.factor * completion.sampled_log_prob + self._spec.shift + self._spec.spread * draws
                 reported = np.where(
                     completion.policy_version >= self._spec.since, wrong, completion.sampled_log_prob
                 ).astype(np.float32)
@@ -72,8 +76,96 @@ def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, ti
 
 def test_noise_of_a_sound_engine_goes_on(tiny_model, tmp_path):
     """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
-    assert go(tmp_path / "run", wrong(tiny_model, noise=0.1)).status == "done"
+    assert go(tmp_path / "run", wrong(tiny_model, spread=0.1)).status == "done"
     assert all(0.05 < r["mismatch/log_prob_absdiff_mean"] < 0.2 for r in steps_of(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"weights": "int3"}, "engine.weights=int3"),
+        ({"noise": 1.0}, "engine.noise=1.0"),
+        ({"weights": "int3", "noise": 1.0}, "engine.weights=int3 and engine.noise=1.0"),
+    ],
+)
+def test_a_difference_on_purpose_is_named(settings, named, tiny_model, tmp_path):
+    engine = {"kind": "local", "dtype": "float32", "slots": 8, **settings}
+    tree = recipe(tiny_model("llama"), engine=engine, **QUICK)
+    with pytest.raises(RunEnded) as error:
+        go(tmp_path / "run", tree)
+    said = str(error.value)
+    assert said.startswith("step 1, before its update: the engine's log-probs of ") and "\n" not in said
+    assert f"within 0.05; expected with {named}: see docs/mismatch.md; resume (--resume) with" in said
+    assert "another distribution" not in said and steps_of(tmp_path / "run") == []
+    tree["algorithm"] = {"preset": "cppo", "mismatch": {"on_mismatch": "warn"}}
+    assert go(tmp_path / "run", tree, resume=True).status == "done"
+    assert all(r["mismatch/log_prob_absdiff_mean"] > 0.2 for r in steps_of(tmp_path / "run"))
+
+
+def test_the_metrics_show_the_dose(tiny_model, tmp_path):
+    """From none to int3 the mean distance grows; that of noise is of the size of its standard deviation."""
+    means = []
+    for settings in ({}, {"weights": "int8"}, {"weights": "int4"}, {"weights": "int3"}, {"noise": 0.05}):
+        engine = {"kind": "local", "dtype": "float32", "slots": 8, **settings}
+        changes = {"engine": engine, "algorithm__mismatch": {"on_mismatch": "warn"}, **QUICK, "train__steps": 1}
+        go(tmp_path / f"run{len(means)}", recipe(tiny_model("llama"), **changes))
+        means.append(steps_of(tmp_path / f"run{len(means)}")[0]["mismatch/log_prob_absdiff_mean"])
+    none, int8, int4, int3, noise = means
+    assert 10 * none < 1e-5 < int8 < int4 < int3 and 8 * int8 < int4
+    assert 0.025 < noise < 0.06
+
+
+def test_an_interrupted_run_with_a_difference_is_the_unbroken_one(tiny_model, tmp_path):
+    """The bias is that of the run's seed, and weights of a checkpoint are rounded again."""
+    settings = {"weights": "int4", "noise": 0.3}
+    engine = {"kind": "local", "dtype": "float32", "slots": 8, **settings}
+    tree = recipe(tiny_model("llama"), engine=engine, algorithm__mismatch={"on_mismatch": "warn"})
+    go(tmp_path / "whole", tree)
+    with pytest.raises(Died):
+        go(tmp_path / "broken", tree, observer=act_at(("step", lambda record, *_: record["step"] == 1, 0), die))
+    assert go(tmp_path / "broken", tree, resume=True).status == "done"
+    whole, broken = traces(tmp_path / "whole"), traces(tmp_path / "broken")
+    assert [name for name in whole if whole[name] != broken[name]] == []
+    tree["seed"] = 4
+    go(tmp_path / "other", tree)
+    assert traces(tmp_path / "other")["metrics"] != whole["metrics"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen(Local):
+    """Keeps the seeds that it is built with."""
+
+    seeds: ClassVar[list[int]] = []
+
+    def build(self, setup: Any) -> Any:
+        self.seeds.append(setup.seed)
+        return super().build(setup)
+
+
+def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
+    """The rollout's, the reference's, and that of an evaluation afterwards: a bias is the same in all of them."""
+    monkeypatch.setattr(Seen, "seeds", [])
+    seen = {"kind": "tests.runtime.test_wrong_log_probs:Seen", "dtype": "float32", "slots": 8}
+    tree = recipe(tiny_model("llama"), engine=seen, **QUICK)
+    tree["algorithm"] |= {"reference_engine": seen, "reference_kl": "k3"}
+    go(tmp_path / "run", tree)
+    assert Seen.seeds == [3, 3]
+    run = RunFolder(tmp_path / "run")
+    config = resolve(run.config, [f"model.path={run.checkpoint(2) / 'model'}"], root=EvaluateConfig).config
+    (suite,) = recipe_suites(config)
+    run_eval(config, load_suites(config, [suite]))
+    assert Seen.seeds == [3, 3, 3]
+
+
+@pytest.mark.parametrize("setting", ["weights", "noise"])
+def test_a_resume_with_another_difference_needs_consent(setting, tiny_model, tmp_path):
+    engine = {"kind": "local", "dtype": "float32", "slots": 8}
+    tree = recipe(tiny_model("llama"), engine=engine, **QUICK)
+    go(tmp_path / "run", tree)
+    tree["engine"] |= {"weights": "int8"} if setting == "weights" else {"noise": 0.01}
+    tree["train"]["steps"] = 3
+    with pytest.raises(FieldErrors, match=rf"engine\.{setting}=.*--accept-changes"):
+        go(tmp_path / "run", tree, resume=True)
 
 
 def test_who_says_warn_goes_on(tiny_model, tmp_path):

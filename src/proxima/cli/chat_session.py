@@ -54,7 +54,7 @@ def _talk(asked: ModelAsked, inference: Inference) -> None:
 
     sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
-        *local_engine(asked.path, inference.dtype, inference.device, warn),
+        *local_engine(asked.path, inference.dtype, inference.device, warn, asked.threads),
         sampling,
         seed=inference.seed,
         system=data.system,
@@ -110,7 +110,7 @@ class EpisodeTalk:
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)
         self.row, self.plays = row or 0, row is not None or table.writes
-        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn)
+        _, engine = local_engine(asked.path, inference.dtype, inference.device, warn, asked.threads)
         self.chat = EpisodeChat(table, engine, self.sampling, inference.seed, self)
         self.length = 0  # tokens of the last turn
         self.dim = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

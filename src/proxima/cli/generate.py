@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
-from proxima.data import FieldError, UserError
+from proxima.data import FieldError, UserError, require
+from proxima.data.errors import require_threads, within
 
 if TYPE_CHECKING:
     from proxima.config.schema import PlayedConfig
@@ -122,6 +123,7 @@ def _completed(
     how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
     how["seed"] = inference.seed
     place: dict[str, Any] = {"dtype": inference.dtype, "device": inference.device, "warn": warn}
+    place["threads"] = asked.threads
     if table is None:
         data = asked.data
         return generate(
@@ -157,11 +159,13 @@ class ModelAsked:
     Args:
         path: the path of the weights; for a run, of its checkpoint.
         data: system prompt and template arguments: those given, else the run's own.
+        threads: of torch, as the run sets `runtime.threads`; 0: the run does not set it, or it is no run.
         played: the config of the episodes, if there are tools or an environment; None: the model answers once.
     """
 
     path: str
     data: "DataConfig"
+    threads: int = 0
     played: "PlayedConfig | None" = None
     locating: Callable[[], AbstractContextManager[None]] = nullcontext
 
@@ -185,12 +189,14 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
     world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
     world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
     recipe: Any = {}
-    plays = bool(world)
+    plays, threads = bool(world), 0
     if (Path(model) / "config.yaml").is_file():
+        from proxima.config.recipe_reader import read_yaml
         from proxima.runtime.state.export import find_checkpoint
 
         recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
-        plays = plays or _plays(model)
+        stored = read_yaml(Path(model) / "config.yaml").to_python()
+        plays, threads = plays or _plays(stored), _threads(stored)
     else:
         if remedy := model_problem(model):
             raise one_problem("model", remedy, model, "command line")
@@ -200,18 +206,26 @@ def model_asked(model: str, inference: Inference) -> ModelAsked:
         # rows are read only by an environment of the command line, which needs only their numbers
         world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
     if not plays:
-        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data)
+        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data, threads)
     place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
     resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
-    return ModelAsked(path, resolved.config.data, resolved.config, resolved.locating)
+    return ModelAsked(path, resolved.config.data, threads, resolved.config, resolved.locating)
 
 
-def _plays(run: str) -> bool:
-    """True if the task of a run has an environment or tools; reads only its config.yaml."""
-    from proxima.config.recipe_reader import read_yaml
-
-    task = read_yaml(Path(run) / "config.yaml").to_python().get("task")
+def _plays(config: Mapping[str, Any]) -> bool:
+    """True if the task of a run's config has an environment or tools."""
+    task = config.get("task")
     return isinstance(task, dict) and bool(task.get("environment") or task.get("tools"))
+
+
+def _threads(config: Mapping[str, Any]) -> int:
+    """`runtime.threads` of a run's config."""
+    runtime = config.get("runtime")
+    threads = runtime.get("threads", 0) if isinstance(runtime, dict) else 0
+    with within("runtime"):
+        require(isinstance(threads, int), "threads", threads, "must be a whole number")
+        require_threads(threads, "0 uses all cores")
+    return int(threads)
 
 
 @contextmanager

@@ -47,7 +47,7 @@ _PATHS: Mapping[FieldClass, str] = {
     # `engine.serve` says where and how servers run; their capabilities are queried at each start
     FieldClass.OPERATION: """checkpoint engine.away_seconds engine.call_seconds engine.chunk_tokens
         engine.health_seconds engine.idle_seconds engine.probe_bound engine.probe_tokens engine.restarts engine.retries
-        engine.serve engine.timeout engine.weight_seconds engine.weights runtime.max_unscored_steps
+        engine.serve engine.timeout engine.weight_seconds runtime.max_unscored_steps
         runtime.reward_timeout runtime.reward_memory_mb runtime.reward_trial runtime.reward_workers
         runtime.rollout_retries runtime.stall_seconds""",
     FieldClass.PROGRESS: "eval.after eval.before eval.every train.epochs train.steps",

@@ -198,7 +198,8 @@ def example_lengths(config: OfflineConfig) -> tuple[int, list[int]]:
 
 
 def engine_notes(config: Any) -> Iterator[str]:
-    """Yield a line for each engine that is a server, on the data sent to it; none for an engine in this process."""
+    """Yield a line for each engine that is a server, on the data sent to it, and one for an engine that differs from
+    the trainer on purpose."""
     algorithm = config.algorithm
     places = [("engine", config.engine, "prompts, completions and, at the start and after each step, all weights")]
     if algorithm.needs_reference:
@@ -208,6 +209,8 @@ def engine_notes(config: Any) -> Iterator[str]:
     for path, spec, goods in places:
         if (urls := getattr(spec, "urls", None)) is not None:
             yield f"{path}: {kind_of(spec)} {_where(spec, urls)} gets {goods}"
+    if settings := getattr(config.engine, "mismatch", ""):
+        yield f"engine: differs from the trainer on purpose, by {settings}: see docs/mismatch.md"
     if getattr(config.engine, "urls", None) is not None:
         folder = config.engine.weight_folder or "a folder in memory (/dev/shm)"
         yield (

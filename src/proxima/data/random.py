@@ -3,7 +3,7 @@
     mix, permutation, sample_without_replacement    splitmix64: orders, subsets, seeds of other libraries
     completion_uniforms, random_bits                Philox: the tokens of a completion, the rows of a bootstrap
     server_seed                                     splitmix64: the tokens of a completion that a server draws
-    normals                                         Philox: the weights of a new layer
+    normals                                         Philox: the weights of a new layer, the bias of an engine's logits
     finalize                                        splitmix64's mixing step on int, numpy and torch: hashes of values
     share_of                                        BLAKE2: the side of a split for a text
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EPOCH_ORDER, ANSWER_CHECK, VALUE_HEAD, ADAPTER_INIT = 1, 2, 3, 4
 SIMULATED_DRAW, SIMULATED_BLOCK, SIMULATED_VERDICT = 5, 6, 7
-SERVER_SEED, BUSY_SERVER, MIX_REST, EPISODE_SEED = 8, 9, 10, 11
+SERVER_SEED, BUSY_SERVER, MIX_REST, EPISODE_SEED, LOGIT_BIAS = 8, 9, 10, 11, 12
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -25,6 +25,7 @@ class ProcessSetup:
         places: of the weights in the shared memory.
         spec, max_length: as of `LocalEngine`.
         threads: of torch.
+        seed: as of `LocalEngine`.
     """
 
     files: Mapping[str, bytes]
@@ -34,6 +35,7 @@ class ProcessSetup:
     spec: Local
     max_length: int | None
     threads: int
+    seed: int = 0
 
 
 VALUES: dict[str, Any] = {

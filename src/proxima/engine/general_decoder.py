@@ -23,7 +23,7 @@ from proxima.model.lora_layers import merge_adapter, plain_weights
 from proxima.model.policy import parts
 
 
-class _ModelCopy:
+class ModelCopy:
     """A copy of a model: linear weights in the engine's dtype, the rest as in the original, run under autocast.
 
     This is the trainer's arithmetic, so log-probs agree up to rounding.
@@ -59,11 +59,11 @@ class _ModelCopy:
         return nullcontext() if self.dtype == torch.float32 else torch.autocast(self.device.type, dtype=self.dtype)
 
 
-class GeneralDecoder(CachingDecoder, _ModelCopy):
+class GeneralDecoder(CachingDecoder, ModelCopy):
     """For architectures that call their attention through Hugging Face's attention interface."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, *, routes: bool = False) -> None:
-        _ModelCopy.__init__(self, model, dtype)
+        ModelCopy.__init__(self, model, dtype)
         CachingDecoder.__init__(self, self.model.config.get_text_config(), dtype, self.device)
         self.records_routes = routes
         self.takes_past = not routes  # routes are needed for all tokens
@@ -88,7 +88,7 @@ class GeneralDecoder(CachingDecoder, _ModelCopy):
         return hidden
 
 
-class RecomputeDecoder(_ModelCopy):
+class RecomputeDecoder(ModelCopy):
     """Works for every causal model; each token costs a forward pass over its full sequence. The cache stores token
     ids."""
 

@@ -1,17 +1,19 @@
 """The engine in this process: continuous batching over a decoder with its own copy of the weights."""
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
 
 from proxima.data import Completion, UserError, require
 from proxima.data.columns import Floats
+from proxima.data.field_checks import check_choices
 from proxima.engine.decoder import Decoder, padded_rows
 from proxima.engine.fast_decoder import FastDecoder, supports
 from proxima.engine.protocol import (
@@ -56,6 +58,11 @@ class Local(EngineSpec):
         cuda_graphs: on a GPU, with the fast decoder and without drafts, launch the kernels of a step together.
         interrupt: how to treat completions that are running when new weights arrive: `recompute` their KV under the new
             weights, `keep` it, or `finish` them under the old weights before the new ones are loaded.
+        weights: round the weights of the blocks' linear layers to `int8`, `int4` or `int3`, one scale per output
+            channel, at every publication: the mismatch of a quantised server, for experiments. The memory is that of
+            `dtype`. null: as trained.
+        noise: standard deviation of a bias on the logits of sampling and of all log-probs: one normal draw per token of
+            the vocabulary, determined by the run's seed; 0: none.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -70,6 +77,15 @@ class Local(EngineSpec):
     num_speculative_tokens: int = 0
     cuda_graphs: bool = True
     interrupt: Interrupt = "recompute"
+    weights: Literal["int8", "int4", "int3"] | None = None
+    noise: float = 0.0
+
+    @property
+    def mismatch(self) -> str:
+        """The settings that move its log-probs from the trainer's on purpose: `engine.weights=int4`; empty if none
+        does."""
+        values = {"weights": self.weights, "noise": self.noise}
+        return " and ".join(f"engine.{name}={value}" for name, value in values.items() if value)
 
     @property
     def provides(self) -> frozenset[str]:
@@ -80,17 +96,14 @@ class Local(EngineSpec):
 
     def __post_init__(self) -> None:
         require(1 <= self.slots <= 65_536, "slots", self.slots, "must be in [1, 65536]")
-        require(self.dtype in ("bfloat16", "float32"), "dtype", self.dtype, "must be bfloat16 or float32")
+        check_choices(self)
         require(self.top_k_log_probs >= 0, "top_k_log_probs", self.top_k_log_probs, "must be >= 0; 0 is none")
         require(self.prefill_tokens >= 1, "prefill_tokens", self.prefill_tokens, "must be >= 1")
-        require(
-            0 <= self.num_speculative_tokens <= 64,
-            "num_speculative_tokens",
-            self.num_speculative_tokens,
-            "must be in [0, 64]; 0 is none",
-        )
-        modes = get_args(Interrupt)
-        require(self.interrupt in modes, "interrupt", self.interrupt, f"must be one of {', '.join(modes)}")
+        drafts = self.num_speculative_tokens
+        require(0 <= drafts <= 64, "num_speculative_tokens", drafts, "must be in [0, 64]; 0 is none")
+        integers = self.weights in (None, "int8", "int4", "int3")
+        require(integers, "weights", self.weights, "must be int8, int4 or int3", remedy="null is none")
+        require(0 <= self.noise < math.inf, "noise", self.noise, "must be >= 0 and finite; 0 is none")
 
     def capabilities_on(self, device: torch.device) -> Capabilities:
         """The engine's capabilities with a model on this device."""
@@ -106,7 +119,8 @@ class Local(EngineSpec):
     def build(self, setup: EngineSetup) -> Engine:
         """Start the engine."""
         compute = setup.compute or ComputeThread()
-        return LocalEngine(compute.call(setup.load_weights), self, max_length=setup.max_length, compute=compute)
+        given = compute.call(setup.load_weights)
+        return LocalEngine(given, self, max_length=setup.max_length, compute=compute, seed=setup.seed)
 
 
 def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int = 0) -> None:
@@ -151,6 +165,7 @@ class LocalEngine:
         spec: the settings.
         max_length: tokens of prompt and completion together; None is the model's own limit.
         compute: the thread of the tensor work, which alone touches `scheduler`; None: the thread of the event loop.
+        seed: of `spec.noise`.
     """
 
     def __init__(
@@ -160,10 +175,11 @@ class LocalEngine:
         *,
         max_length: int | None = None,
         compute: ComputeThread | None = None,
+        seed: int = 0,
     ) -> None:
         self.spec = spec = spec or Local()
         self.compute = compute or ComputeThread()
-        self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length)
+        self.scheduler = self.compute.call(_make_scheduler, loaded, spec, max_length, seed)
         self._first = _marks(loaded.model)
         self._open = asyncio.Event()
         self._open.set()
@@ -315,7 +331,7 @@ def _marks(module: nn.Module) -> list[tuple[int, int, float]]:
     return [(id(p), p._version, total) for p, total in zip(module.parameters(), sums, strict=True)]
 
 
-def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) -> Scheduler:
+def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None, seed: int) -> Scheduler:
     check_decoder(loaded.model, spec.decoder, spec.routed_experts, spec.num_speculative_tokens)
     scheduler: Callable[..., Scheduler] = Scheduler
     slots = padded_rows(spec.slots)
@@ -324,8 +340,13 @@ def _make_scheduler(loaded: LoadedModel, spec: Local, max_length: int | None) ->
         from proxima.engine.speculation import SpeculativeScheduler
 
         scheduler = partial(SpeculativeScheduler, most=spec.num_speculative_tokens)
+    make = make_decoder
+    if spec.mismatch:
+        from proxima.engine.perturbed_decoder import make_perturbed_decoder
+
+        make = partial(make_perturbed_decoder, weights=spec.weights, noise=spec.noise, seed=seed)
     return scheduler(
-        make_decoder(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
+        make(loaded.model, DTYPES[spec.dtype], spec.decoder, routes=spec.routed_experts, graphs=graphs),
         loaded.tokenizer,
         slots=slots,
         max_length=min(max_length or loaded.max_length, loaded.max_length),

@@ -60,7 +60,7 @@ class LocalProcess(Local):
         """Build the engine; its process starts in the background."""
         compute = setup.compute or ComputeThread()
         loaded = compute.call(setup.load_weights)
-        return ProcessEngine(loaded, self, max_length=setup.max_length, compute=compute, log=setup.log)
+        return ProcessEngine(loaded, self, max_length=setup.max_length, compute=compute, log=setup.log, seed=setup.seed)
 
 
 class ProcessEngine:
@@ -75,6 +75,7 @@ class ProcessEngine:
         max_length: tokens of prompt and completion together; None is the model's own limit.
         compute: the thread of the tensor work in this process: copying weights to the shared memory.
         log: file to which the output of the process is appended.
+        seed: of `spec.noise`.
 
     Raises:
         UserError: the decoder can't run this model, or the system can't pass file descriptors to another process.
@@ -88,6 +89,7 @@ class ProcessEngine:
         max_length: int | None = None,
         compute: ComputeThread | None = None,
         log: Path | None = None,
+        seed: int = 0,
     ) -> None:
         self.spec = spec = spec or LocalProcess()
         self.compute = compute or ComputeThread()
@@ -96,7 +98,7 @@ class ProcessEngine:
             raise UserError("engine.kind='local_process' needs Linux or macOS", remedy="use local")
         self._device = loaded.model.device
         self._version = 0
-        self._weights, setup = self.compute.call(_share, loaded, spec, max_length)
+        self._weights, setup = self.compute.call(_share, loaded, spec, max_length, seed)
         self._supervisor = Supervisor(setup, self._weights, restarts=spec.restarts, timeout=spec.timeout, log=log)
 
     @property
@@ -171,7 +173,9 @@ class ProcessEngine:
         self._supervisor.close()
 
 
-def _share(loaded: LoadedModel, spec: LocalProcess, max_length: int | None) -> tuple[SharedWeights, ProcessSetup]:
+def _share(
+    loaded: LoadedModel, spec: LocalProcess, max_length: int | None, seed: int
+) -> tuple[SharedWeights, ProcessSetup]:
     weights = SharedWeights.allocate(loaded.model)
     weights.write(loaded.model, 0)
     setup = ProcessSetup(
@@ -182,5 +186,6 @@ def _share(loaded: LoadedModel, spec: LocalProcess, max_length: int | None) -> t
         spec=Local(**{setting.name: getattr(spec, setting.name) for setting in fields(Local)}),
         max_length=max_length,
         threads=spec.threads or torch.get_num_threads(),
+        seed=seed,
     )
     return weights, setup

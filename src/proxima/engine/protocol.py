@@ -252,6 +252,7 @@ class EngineSetup:
             process.
         spread: copies a newly written folder to the other machines whose servers read it, given the folders kept so
             far; called in the thread of the tensor work. None: all servers see the folders of this machine.
+        seed: of the run, for draws that an engine makes once.
     """
 
     model_path: str
@@ -261,25 +262,13 @@ class EngineSetup:
     compute: "ComputeThread | None" = None
     log: Path | None = None
     spread: Callable[[Path, Sequence[Path]], None] | None = None
+    seed: int = 0
 
     @classmethod
-    def of(
-        cls,
-        loaded: "LoadedModel",
-        *,
-        max_length: int | None = None,
-        compute: "ComputeThread | None" = None,
-        log: Path | None = None,
-    ) -> "EngineSetup":
+    def of(cls, loaded: "LoadedModel", max_length: int | None = None) -> "EngineSetup":
         """The setup for a model that is already loaded."""
-        return cls(
-            model_path=loaded.path,
-            tokenizer=loaded.tokenizer,
-            load_weights=lambda: loaded,
-            max_length=max_length,
-            compute=compute,
-            log=log,
-        )
+        path, tokenizer = loaded.path, loaded.tokenizer
+        return cls(model_path=path, tokenizer=tokenizer, load_weights=lambda: loaded, max_length=max_length)
 
 
 @dataclass(frozen=True, kw_only=True)

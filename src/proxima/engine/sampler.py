@@ -60,15 +60,11 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
         token, log_prob = draw(logits, rows.temperature, uniform)
         return Sampled(token=token, sampled_log_prob=log_prob, untruncated_log_prob=log_prob)
     greedy = bool((rows.temperature == 0).any())
-    parts = []
-    for at in range(0, len(logits), step):
-        part = slice(at, at + step)
-        block = rows.of_rows(part)
-        parts.append(
-            _sample_block(
-                logits[part].to(torch.float32, copy=True), block, uniform[part], truncates, greedy, top, masks
-            )
-        )
+    options = truncates, greedy, top, masks
+    blocks = [slice(at, at + step) for at in range(0, len(logits), step)]
+    parts = [
+        _sample_block(logits[b].to(torch.float32, copy=True), rows.of_rows(b), uniform[b], *options) for b in blocks
+    ]
     token, chosen, untruncated, ids, log_probs, *kept = (torch.cat(column) for column in zip(*parts, strict=True))
     sampled = Sampled(token=token, sampled_log_prob=chosen, untruncated_log_prob=untruncated)
     if masks:

@@ -34,7 +34,8 @@ class ServedEngine:
         self.source = ModelOverWeights(setup.files, weights, torch.device(setup.device))
         self.source.refresh(weights.version)
         loaded = LoadedModel(model=self.source.model, tokenizer=self.source.tokenizer, path=setup.path)
-        self.engine = LocalEngine(loaded, setup.spec, max_length=setup.max_length, compute=compute)
+        limit, seed = setup.max_length, setup.seed
+        self.engine = LocalEngine(loaded, setup.spec, max_length=limit, compute=compute, seed=seed)
         self.engine.scheduler.version = weights.version
 
     async def answer(self, method: str, arguments: tuple[Any, ...]) -> AsyncIterator[tuple[str, Any]]:

@@ -42,6 +42,7 @@ class Learner:
     max_epoch_kl: float | None = None  # nats per token; None: no limit
     run_stages: "Sequence[RunStage]" = ()  # those with state, which run on the event loop
     guard: MismatchGuard = field(default_factory=MismatchGuard)  # acts when rollout engine and trainer differ too much
+    known_mismatch: str = ""  # the settings that make the engine differ on purpose
     compute: Compute = field(default_factory=ComputeThread)  # the thread of the tensor work
 
     async def prepare(self, batch: TrainingBatch, version: int) -> TrainingBatch:
@@ -93,7 +94,7 @@ class Learner:
                     fresh = item.policy_version == version
                     counted = fresh if item.loss_mask is None else fresh & item.loss_mask
                     gaps.append(np.abs(statistics.log_prob - item.behavior_log_prob)[counted])
-            self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)))
+            self.guard.check_fresh(torch.from_numpy(np.concatenate(gaps)), self.known_mismatch)
         for stage in self.run_stages:
             stage.observe(first, version)
 

@@ -13,6 +13,7 @@ from proxima.core.metrics import k3
 from proxima.data import PolicyBatch, UserError, check_choices, require
 
 OnMismatch = Literal["auto", "warn", "reject", "stop"]
+UNEXPECTED = "the engine reports another distribution, or samples from other weights"
 FEWEST = 32  # fresh tokens: one rare token can dominate the mean of fewer
 
 
@@ -62,20 +63,22 @@ class MismatchGuard:
         """True if `check_fresh` is to be called."""
         return self.measure and self.on_mismatch == "auto"
 
-    def check_fresh(self, distances: Tensor) -> None:
+    def check_fresh(self, distances: Tensor, settings: str = "") -> None:
         """Raise `MismatchError` if the log-probs can't be those of the engine's own tokens.
 
         Args:
             distances: [n] |log pi - log mu| of the step's fresh tokens, nats. Fewer than `FEWEST` prove nothing; nor
                 does NaN, which means that the engine does not know a log-prob.
+            settings: those of the engine that move its log-probs on purpose, for the message.
         """
         gaps = distances[~distances.isnan()].double()
         if len(gaps) >= FEWEST and (mean := float(gaps.mean())) > self.max_fresh:
+            cause = f"expected with {settings}" if settings else UNEXPECTED
             raise MismatchError(
                 f"the engine's log-probs of {len(gaps)} tokens are {mean:.3g} nats from the trainer's on average, of "
                 f"the same weights; algorithm.mismatch.max_fresh={self.max_fresh:g}, and sound engines are within 0.05",
-                remedy="the engine reports another distribution, or samples from other weights: see docs/mismatch.md; "
-                "resume (--resume) with algorithm.mismatch.on_mismatch=warn to train on them anyway",
+                remedy=f"{cause}: see docs/mismatch.md; resume (--resume) with "
+                "algorithm.mismatch.on_mismatch=warn to train on them anyway",
             )
 
     def exceeded(self, values: Mapping[str, object]) -> str | None:

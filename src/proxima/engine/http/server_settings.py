@@ -78,6 +78,10 @@ class ServerSettings(EngineSpec):
     serve: Serve | None = None
 
     def __post_init__(self) -> None:
+        remedy = "set engine.quantization where servers have quantised weights, or engine.kind=local"
+        require(
+            not str(self.weights).startswith("int"), "weights", self.weights, "is for a local engine", remedy=remedy
+        )
         check_choices(self)
         named = bool(self.urls) and all(self.urls)
         require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")

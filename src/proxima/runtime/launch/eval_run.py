@@ -7,7 +7,7 @@ completions are the same bytes for the same command; facts that may differ (time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,8 +103,9 @@ def run_eval(
         model = load_model(config)
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
-        setup = EngineSetup.of(model, max_length=suites[0].needs.max_length, compute=compute, log=log)
-        engine, notes = build_engine(config.engine, setup, suites[0].needs)
+        needs = suites[0].needs
+        setup = replace(EngineSetup.of(model, needs.max_length), compute=compute, log=log, seed=config.seed)
+        engine, notes = build_engine(config.engine, setup, needs)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
             # a server has the weights that it was started with

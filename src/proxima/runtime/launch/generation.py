@@ -74,9 +74,9 @@ def make_generator(
         return None
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
-    log = services.store.folder.engine_log
-    setup = EngineSetup.of(policy, max_length=data.needs.max_length, compute=services.compute, log=log)
-    setup = replace(setup, model_path=config.model.path, spread=_spread(config, services))
+    path, spread, log = config.model.path, _spread(config, services), services.store.folder.engine_log
+    setup = EngineSetup.of(policy, data.needs.max_length)
+    setup = replace(setup, model_path=path, compute=services.compute, log=log, spread=spread, seed=config.seed)
     engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     opened.callback(executor.close)

@@ -15,6 +15,7 @@ from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.model.chat import prompt_tokens
 from proxima.runtime.watch.clock import SystemClock
+from proxima.runtime.watch.free_cores import choose_threads
 from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import template_note, with_system
 
@@ -22,12 +23,15 @@ PIECE_SECONDS = 0.05  # between polls of the answer so far
 
 
 def local_engine(
-    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object]
+    path: str, dtype: Literal["bfloat16", "float32"], device: str, warn: Callable[[str], object], threads: int = 0
 ) -> tuple[Any, LocalEngine]:
-    """The tokenizer of a model and an engine that runs it."""
+    """The tokenizer of a model and an engine that runs it, on a CPU with so many `threads` of torch; 0: as many as
+    other processes leave room for."""
+    on_cpu = device == "cpu" or (device == "auto" and not torch.cuda.is_available())
+    busy = choose_threads(threads) if on_cpu else None  # before loading, which is work itself
     with quiet_transformers():
         loaded = load(path, dtype=torch.float32, device=device)
-    for note in template_note(loaded.tokenizer, path):
+    for note in [*([busy] if busy else []), *template_note(loaded.tokenizer, path)]:
         warn(note)
     return loaded.tokenizer, LocalEngine(loaded, Local(dtype=dtype))
 
@@ -131,15 +135,17 @@ def generate(
     seed: int = 0,
     dtype: Literal["bfloat16", "float32"] = "bfloat16",
     device: str = "auto",
+    threads: int = 0,
     warn: Callable[[str], object] = lambda text: None,
 ) -> tuple[list[Completion], float]:
     """Generate answers with a model (a path, or a run folder's last checkpoint) on the local engine.
 
-    `warn` is called if the model has no chat template.
+    `warn` is called if the model has no chat template, or fewer threads are used because the machine is busy;
+    `threads` as of `local_engine`.
 
     Returns: `samples` completions for each question, in order, and the seconds that generation took.
     """
-    tokenizer, engine = local_engine(path, dtype, device, warn)
+    tokenizer, engine = local_engine(path, dtype, device, warn, threads)
     chats = [with_system(({"role": "user", "content": question},), system) for question in questions]
     prompts = [
         Prompt(uid=i, messages=chat, tokens=prompt_tokens(chat, tokenizer, template_arguments))

@@ -64,6 +64,7 @@ def make_learner(
         epochs=train.epochs_per_step,
         max_epoch_kl=None if train.target_kl is None else train.target_kl * train.target_kl_factor,
         guard=config.algorithm.mismatch,
+        known_mismatch=getattr(config.engine, "mismatch", ""),
         compute=compute,
     )
 

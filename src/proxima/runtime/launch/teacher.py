@@ -94,6 +94,7 @@ def make_engine_stage(config: "RunConfig", path: str, compute: ComputeThread, lo
         max_length=needs.max_length,
         compute=compute,
         log=log,
+        seed=config.seed,
     )
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
         engine, _ = build_engine(spec, setup, needs, path)

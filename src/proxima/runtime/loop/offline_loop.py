@@ -4,6 +4,7 @@ rows → items → order → update → held-out items → checkpoint
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,8 @@ class HeldOutSamples:
         self.prompts, self.stack, self.compute = prompts, stack, compute
         self.sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
         whole = compute.call(stack.gathered, stack.model.device)
-        self.engine = Local(slots=len(prompts)).build(EngineSetup.of(whole, max_length=max_length, compute=compute))
+        setup = replace(EngineSetup.of(whole, max_length), compute=compute)
+        self.engine = Local(slots=len(prompts)).build(setup)
 
     async def groups(self, version: int) -> list[Group]:
         """A group of one completion without a score for each prompt, under the current weights."""

@@ -1,0 +1,136 @@
+"""Decoders whose policy differs from the trainer's on purpose, as that of a quantised server does.
+
+    weights     fake quantisation: rounded to integers with one scale per output channel, and scaled back
+    noise       a constant bias of the logits, one normal draw for each entry of the vocabulary
+
+As in the usual int8 and int4 formats (GPTQ, AWQ, compressed-tensors), the linear layers of the blocks are quantised;
+embeddings, output layer, norms, biases, routers of a mixture, activations and KV cache are not. Differs: those formats
+have a scale for each group of 32 to 128 inputs where they have 4 bits, so at 4 bits they are closer to the original.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from proxima.data.random import LOGIT_BIAS, normals
+from proxima.engine.decoder import Decoder, Matrix
+from proxima.engine.fast_decoder import FastDecoder, supports
+from proxima.engine.general_decoder import GeneralDecoder, ModelCopy, RecomputeDecoder
+from proxima.model.attention import unpackable
+from proxima.model.lora import weight_of
+from proxima.model.lora_layers import plain_weights
+from proxima.model.policy import parts
+
+ROUTERS = ("gate", "router", "shared_expert_gate")  # last parts of the names of linear layers that route
+
+
+def fake_quantized(weight: Tensor, bits: int | None, axis: int = -1) -> Tensor:
+    """Round a weight to integers, one scale per output channel, and scale it back.
+
+        w' = s round(w / s)      s = max |w| over `axis` / (2^(bits - 1) - 1)
+
+    Args:
+        weight: a float tensor, of any shape.
+        bits: of an integer, with its sign; None returns the weight itself.
+        axis: of the inputs, which share a scale.
+
+    Returns: the shape and dtype of `weight`, computed in float32. Halves are rounded to even; zeros stay zero.
+    """
+    if bits is None:
+        return weight
+    values = weight.detach().float()
+    scale = values.abs().amax(axis, keepdim=True) / (2 ** (bits - 1) - 1)
+    rounded: Tensor = (values / scale.where(scale > 0, 1.0)).round_().mul_(scale).to(weight.dtype)
+    return rounded
+
+
+def make_perturbed_decoder(
+    model: nn.Module,
+    dtype: torch.dtype,
+    kind: str = "auto",
+    *,
+    weights: str | None,
+    noise: float,
+    seed: int,
+    routes: bool = False,
+    graphs: int = 0,
+) -> Decoder:
+    """As `make_decoder`, with weights rounded to `int8`, `int4` or `int3` unless None, and `noise` times a normal draw
+    on each logit; `seed` determines the draws."""
+    bits = None if weights is None else int(weights.removeprefix("int"))
+    head: Any = parts(model)[1].weight
+    bias = noise * torch.from_numpy(normals(len(head), LOGIT_BIAS, seed)).to(head.device) if noise else None
+    if kind in ("auto", "fast") and supports(model) is None:
+        return PerturbedFastDecoder(model, dtype, bits, bias, graphs)
+    if unpackable(model):
+        return PerturbedRecomputeDecoder(model, dtype, bits, bias)
+    return PerturbedGeneralDecoder(model, dtype, bits, bias, routes=routes)
+
+
+class _Perturbed:
+    """What perturbed decoders share: `bits` of their weights, and the `bias` [V] float32 of their logits; None for
+    neither."""
+
+    bits: int | None
+    bias: Tensor | None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[n, V], with a bias in float32: bfloat16 would lose a small one in the rounding of large logits."""
+        logits: Tensor = super().logits(hidden)  # type: ignore[misc]
+        return logits if self.bias is None else logits.float() + self.bias
+
+
+class PerturbedFastDecoder(_Perturbed, FastDecoder):
+    """`FastDecoder` with `_Perturbed`; one layer's rounded weight at a time is in memory beside the engine's copy."""
+
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, graphs: int
+    ) -> None:
+        self.bits, self.bias = bits, bias
+        super().__init__(model, dtype, graphs=graphs)
+
+    def _matrix(self, name: str, *modules: Any, rotary: int = 0) -> Matrix:
+        bits = None if name == "head" else self.bits
+        rounded = [SimpleNamespace(weight=fake_quantized(weight_of(m), bits), bias=m.bias) for m in modules]
+        return super()._matrix(name, *rounded, rotary=rotary)
+
+
+class _PerturbedCopy(_Perturbed, ModelCopy):
+    def __init__(
+        self, model: nn.Module, dtype: torch.dtype, bits: int | None, bias: Tensor | None, **given: Any
+    ) -> None:
+        self.bits, self.bias = bits, bias
+        super().__init__(model, dtype, **given)
+        self.axes = _input_axes(self.model, self.head)
+        self.load(model)
+
+    @torch.no_grad()
+    def load(self, model: nn.Module) -> None:
+        super().load(model)
+        own = dict(self.model.named_parameters())
+        for name, weight in plain_weights(model):
+            if name in own and name in self.axes:
+                own[name].copy_(fake_quantized(weight, self.bits, self.axes[name]))
+
+
+class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):
+    """`GeneralDecoder` with `_Perturbed`."""
+
+
+class PerturbedRecomputeDecoder(_PerturbedCopy, RecomputeDecoder):
+    """`RecomputeDecoder` with `_Perturbed`."""
+
+
+def _input_axes(model: nn.Module, head: nn.Module) -> dict[str, int]:
+    """The axis of the inputs of each weight that is quantised, by the name of the parameter."""
+    axes: dict[str, int] = {}
+    for name, module in model.named_modules():
+        kind, routes = type(module).__name__, name.rpartition(".")[2] in ROUTERS
+        if kind == "Conv1D" or (isinstance(module, nn.Linear) and module is not head and not routes):
+            axes[f"{name}.weight"] = 0 if kind == "Conv1D" else 1
+        elif isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):  # the experts of a layer
+            axis = 1 if getattr(module, "is_transposed", False) else 2
+            axes |= {f"{name}.{part}_proj": axis for part in ("gate_up", "down")}
+    return axes

@@ -1,0 +1,319 @@
+"""An engine that differs from the trainer on purpose: with rounded weights it is the plain engine of a model whose
+weights a test has rounded, to the bit; with noise its distribution is the trainer's with a bias on the logits."""
+
+import asyncio
+import copy
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from proxima.data import FieldError
+from proxima.data.random import LOGIT_BIAS, normals
+from proxima.engine.decoder import Matrix
+from proxima.engine.fast_decoder import FastDecoder
+from proxima.engine.general_decoder import GeneralDecoder, RecomputeDecoder
+from proxima.engine.local import Local, LocalEngine, collect
+from proxima.engine.local_process import LocalProcess, ProcessEngine
+from proxima.engine.perturbed_decoder import (
+    PerturbedFastDecoder,
+    PerturbedGeneralDecoder,
+    PerturbedRecomputeDecoder,
+    fake_quantized,
+    make_perturbed_decoder,
+)
+from proxima.engine.protocol import EngineSetup, ScoreRequest, WeightUpdate
+from proxima.model import LoadedModel
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import merge_adapter
+from tests.engine.helpers import behavior, in_loop, requests, run, untruncated
+from tests.engine.test_kept_prefixes import first_turns, next_turns
+from tests.engine.test_local import wide
+from tests.engine.test_speculation import drafter_that_knows, every_draft_is_run  # noqa: F401  a fixture
+from tests.model.adapters import with_adapter
+from tests.model.families import make
+from tests.model.rows import ids, loaded
+
+BITS = {"int8": 127, "int4": 7, "int3": 3}  # largest integer
+CLASSES = {
+    "fast": (FastDecoder, PerturbedFastDecoder),
+    "general": (GeneralDecoder, PerturbedGeneralDecoder),
+    "recompute": (RecomputeDecoder, PerturbedRecomputeDecoder),
+}
+
+
+def rounded(model: LoadedModel, weights: str) -> LoadedModel:
+    """The model with the weights of its blocks' linear layers rounded, one output channel at a time."""
+    rounded = copy.deepcopy(model)
+    blocks = rounded.model.transformer.h if hasattr(rounded.model, "transformer") else rounded.model.model.layers
+    for module in blocks.modules():
+        if isinstance(module, nn.Linear):
+            _round_channels(module.weight.data, BITS[weights])
+        elif type(module).__name__ == "Conv1D":  # [in, out]
+            _round_channels(module.weight.data.T, BITS[weights])
+        elif isinstance(getattr(module, "gate_up_proj", None), nn.Parameter):  # [experts, out, in]
+            for experts in (module.gate_up_proj, module.down_proj):
+                for expert in experts.data:
+                    _round_channels(expert, BITS[weights])
+    return rounded
+
+
+def _round_channels(weight: torch.Tensor, most: int) -> None:
+    for channel in weight:
+        values = channel.numpy()
+        scale = np.abs(values).max() / np.float32(most)
+        channel.copy_(torch.from_numpy(np.rint(values / scale) * scale))
+
+
+def perturbed(model: LoadedModel, decoder: str = "auto", seed: int = 0, **settings) -> LocalEngine:
+    return LocalEngine(model, Local(**{"slots": 8, "dtype": "float32", "decoder": decoder} | settings), seed=seed)
+
+
+def test_rounding_by_hand():
+    """int3: integers from -3 to 3; the scale of a channel is a third of its largest absolute value."""
+    weight = torch.tensor([[3.0, -1.5, 0.72, 2.5], [0.0, 0.0, 0.0, 0.0], [-0.75, 0.2, 0.1, 0.375]])
+    expected = torch.tensor([[3.0, -2.0, 1.0, 2.0], [0.0, 0.0, 0.0, 0.0], [-0.75, 0.25, 0.0, 0.5]])
+    assert torch.equal(fake_quantized(weight, 3), expected)
+    assert torch.equal(fake_quantized(weight.T.contiguous(), 3, axis=0), expected.T)
+    assert torch.equal(fake_quantized(weight.bfloat16(), 3), expected.bfloat16())
+    assert fake_quantized(weight.bfloat16(), 3).dtype == torch.bfloat16
+    four, eight = torch.tensor([[7.0, -2.5, 3.5, 0.4]]), torch.tensor([[127.0, -63.5, 0.5, 0.6]])
+    assert fake_quantized(four, 4).tolist() == [[7.0, -2.0, 4.0, 0.0]]
+    assert fake_quantized(eight, 8).tolist() == [[127.0, -64.0, 0.0, 1.0]]
+    assert fake_quantized(weight, None) is weight
+
+
+@pytest.mark.parametrize("weights", BITS)
+def test_rounding_again_changes_nothing(weights):
+    once = fake_quantized(torch.randn(40, 30, generator=torch.Generator().manual_seed(0)), int(weights[3:]))
+    assert len(once[0].unique()) <= 2 * BITS[weights] + 1
+    torch.testing.assert_close(fake_quantized(once, int(weights[3:])), once, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("kind", "decoder"),
+    [
+        *((kind, "fast") for kind in ("llama", "qwen2", "qwen3")),
+        *((kind, "general") for kind in ("llama", "qwen2", "gpt2")),
+        *((kind, "recompute") for kind in ("llama", "gpt2")),
+    ],
+)
+def test_a_decoder_with_rounded_weights_is_the_plain_one_of_a_rounded_model(kind, decoder, dtype):
+    """At the start, and with new weights; in bfloat16 the weights of the trainer are rounded, not those of the copy."""
+
+    def logits(decoder):
+        return decoder.logits(decoder.prefill([ids(6, 1), ids(3, 2)])[0])
+
+    plain, own = CLASSES[decoder]
+    more = {"graphs": 0} if decoder == "fast" else {}
+    ours = own(loaded(kind).model, dtype, 4, None, **more)
+    before = logits(ours)
+    assert torch.equal(before, logits(plain(rounded(loaded(kind), "int4").model, dtype)))
+    assert not torch.allclose(before, logits(plain(loaded(kind).model, dtype)), atol=0.05)
+    ours.load(loaded(kind, seed=1).model)
+    assert torch.equal(logits(ours), logits(plain(rounded(loaded(kind, seed=1), "int4").model, dtype)))
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])  # tied, and not
+def test_embedding_and_output_head_are_kept(kind):
+    """In the copy itself: its output head is applied from another copy, made before."""
+    model = loaded(kind).model
+    copied = PerturbedGeneralDecoder(model, torch.float32, 3, None).model
+    for ours, theirs in ((copied.lm_head, model.lm_head), (copied.model.embed_tokens, model.model.embed_tokens)):
+        assert torch.equal(ours.weight, theirs.weight)
+
+
+@pytest.mark.parametrize("family", ["Qwen3-MoE", "Qwen3-Next", "Mixtral", "Phi3", "Mamba"])
+def test_which_weights_are_rounded(family):
+    """Experts and projections; no router, gate of a shared expert, norm, bias, embedding or output head."""
+    model = make(family).model
+    decoder = make_perturbed_decoder(model, torch.float32, "general", weights="int3", noise=0.0, seed=0)
+    original = dict(model.named_parameters())
+    changed = {name for name, own in decoder.model.named_parameters() if not torch.equal(own, original[name])}
+    linear = {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    experts = {name for name in original if name.endswith(("experts.gate_up_proj", "experts.down_proj"))}
+    kept = {"lm_head.weight", *(name for name in linear if name.endswith("shared_expert_gate.weight"))}
+    assert changed == linear - kept | experts and changed
+    assert (family == "Qwen3-Next") == (len(kept) > 1)
+
+
+def test_what_is_built():
+    def made(kind, decoder="auto"):
+        settings = {"weights": "int4", "noise": 0.0, "seed": 0}
+        return make_perturbed_decoder(loaded(kind).model, torch.float32, decoder, **settings)
+
+    assert type(made("llama")) is type(made("qwen3", "fast")) is PerturbedFastDecoder
+    assert type(made("llama", "general")) is type(made("gpt2")) is PerturbedGeneralDecoder
+    assert type(perturbed(loaded("llama")).scheduler.decoder) is FastDecoder  # neither setting: the plain one
+
+
+@pytest.mark.parametrize("weights", BITS)
+def test_experts_are_rounded_and_routers_are_not(weights):
+    model, asked = make("Qwen3-MoE"), requests(3, 3, max_tokens=9)
+    given = run(perturbed(model, weights=weights, routed_experts=True), asked)
+    assert given == run(perturbed(rounded_without_routers(model, weights), routed_experts=True), asked)
+    assert given != run(perturbed(model, routed_experts=True), asked)
+
+
+def rounded_without_routers(model: LoadedModel, weights: str) -> LoadedModel:
+    routed = rounded(model, weights)
+    original = dict(model.model.named_parameters())
+    for name, weight in routed.model.named_parameters():
+        if name.endswith("mlp.gate.weight"):
+            weight.data.copy_(original[name])
+    return routed
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder", "settings"),
+    [
+        (lambda: loaded("llama"), "fast", {"weights": "int8"}),
+        (lambda: loaded("qwen2"), "fast", {"weights": "int3", "top_k_log_probs": 3}),
+        (lambda: loaded("gpt2"), "general", {"weights": "int4", "sampling_mask": True}),
+        (lambda: loaded("llama"), "fast", {"weights": "int4", "dtype": "bfloat16"}),
+        (lambda: wide("llama"), "fast", {"weights": "int4", "dtype": "bfloat16"}),  # compiled kernels, if it has any
+    ],
+)
+def test_the_engine_is_that_of_a_rounded_model(model, decoder, settings, monkeypatch):
+    """Completions and scores, to the bit; also with drafts, and with the turns that continue kept prefixes."""
+    model = model()
+    rest = {name: value for name, value in settings.items() if name != "weights"}
+    plain = perturbed(rounded(model, settings["weights"]), decoder, **rest)
+    asked = first_turns(4, 3, max_tokens=12)
+    expected = run(plain, asked)
+    local = perturbed(model, decoder, **settings)
+    assert run(local, asked) == expected
+    assert run(local, next_turns(asked, expected)) == run(plain, next_turns(asked, expected))
+    scored = [
+        ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens) for r, c in zip(asked, expected, strict=True)
+    ]
+    ours, theirs = (np.concatenate(asyncio.run(engine.score(scored))) for engine in (local, plain))
+    assert np.array_equal(ours, theirs)
+    drafter_that_knows(expected, asked, Random(0), monkeypatch)
+    drafting = perturbed(model, decoder, num_speculative_tokens=4, **settings)
+    assert run(drafting, asked) == expected and drafting.scheduler.accepted > 10
+
+
+def test_adapters_are_merged_before_they_are_rounded(tiny_model):
+    model = with_adapter(tiny_model("llama"), Lora(rank=4, alpha=8))
+    merged = copy.deepcopy(model)
+    merge_adapter(merged.model)
+    asked = requests(3, 2, max_tokens=10)
+    for decoder in ("fast", "general"):
+        assert run(perturbed(model, decoder, weights="int4"), asked) == run(
+            perturbed(rounded(merged, "int4"), decoder), asked
+        )
+
+
+# ---- noise -----------------------------------------------------------------------------------------------------------
+
+
+def bias_of(engine: LocalEngine) -> torch.Tensor:
+    """[V]: what is added to logits that are all 0."""
+    decoder = engine.scheduler.decoder
+    decoder.head = decoder.head_matrix = Matrix(torch.zeros(259, 32), None, torch.float32)
+    return decoder.logits(torch.zeros(1, 32))[0]
+
+
+def test_the_bias_is_constant_of_the_given_size_and_that_of_the_seed():
+    first, again, other = (bias_of(perturbed(loaded("llama"), noise=0.05, seed=seed)) for seed in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert torch.allclose(bias_of(perturbed(loaded("llama"), noise=0.1, seed=3)), 2 * first)
+    assert torch.equal(first, bias_of(perturbed(loaded("llama"), "general", noise=0.05, seed=3)))
+    assert abs(float(first.std()) - 0.05) < 0.006 and abs(float(first.mean())) < 0.01
+    assert torch.equal(first, 0.05 * torch.from_numpy(normals(259, LOGIT_BIAS, 3)))
+
+
+@pytest.mark.parametrize(("kind", "decoder"), [("llama", "fast"), ("gpt2", "general")])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_log_probs_are_those_of_the_biased_logits(kind, decoder, temperature):
+    """log mu = log softmax((z + b) / T), z by Hugging Face's forward pass; what is sampled, reported and scored."""
+    model, asked = loaded(kind), requests(3, 4, temperature=temperature)
+    engine = perturbed(model, decoder, noise=1.0, seed=5)
+    given = run(engine, asked)
+    bias = torch.from_numpy(normals(259, LOGIT_BIAS, 5))
+    expected = []
+    for request, completion in zip(asked, given, strict=True):
+        tokens = torch.tensor([*request.prompt.tokens, *completion.tokens])
+        with torch.no_grad():
+            logits = model.model(tokens[None, :-1]).logits[0, len(request.prompt.tokens) - 1 :]
+        log_prob = ((logits + bias) / temperature).log_softmax(1)
+        expected.append(log_prob.gather(1, torch.tensor(completion.tokens.astype(np.int64))[:, None])[:, 0])
+    torch.testing.assert_close(behavior(given), torch.cat(expected), rtol=0, atol=2e-5)
+    assert [c.tokens.tolist() for c in given] != [c.tokens.tolist() for c in run(perturbed(model, decoder), asked)]
+
+
+def test_a_bias_below_the_steps_of_bfloat16_is_not_lost():
+    """Logits of about 64, whose bfloat16 neighbours are .25 to .5 apart."""
+    decoder = perturbed(loaded("llama"), noise=0.01, dtype="bfloat16").scheduler.decoder
+    decoder.head = Matrix(torch.full((259, 32), 2.0), None, torch.bfloat16)
+    logits = decoder.logits(torch.ones(1, 32, dtype=torch.bfloat16))[0]
+    assert logits.dtype == torch.float32 and abs(float((logits - 64).std()) - 0.01) < 0.002
+
+
+@pytest.mark.parametrize(("kind", "decoder"), [("llama", "fast"), ("gpt2", "general")])
+def test_scores_are_the_log_probs_of_generation(kind, decoder):
+    asked = requests(3, 4, temperature=0.8)
+    engine = perturbed(loaded(kind), decoder, weights="int3", noise=0.5)
+    given = run(engine, asked)
+    scored = [
+        ScoreRequest(prompt_tokens=r.prompt.tokens, tokens=c.tokens, temperature=0.8)
+        for r, c in zip(asked, given, strict=True)
+    ]
+    scores = torch.from_numpy(np.concatenate(asyncio.run(engine.score(scored))))
+    torch.testing.assert_close(scores, untruncated(given), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_speculation_and_company_change_no_bit_with_noise(dtype, monkeypatch):
+    asked, settings = requests(4, 3, max_tokens=12), {"noise": 0.3, "dtype": dtype}
+    plain = run(perturbed(loaded("llama"), **settings), asked)
+    assert run(perturbed(loaded("llama"), **settings), asked[5:6]) == plain[5:6]
+    drafter_that_knows(plain, asked, Random(0), monkeypatch)
+    assert run(perturbed(loaded("llama"), num_speculative_tokens=4, **settings), asked) == plain
+
+
+@in_loop
+async def test_new_weights_are_rounded_too():
+    engine, asked = perturbed(loaded("llama"), weights="int4", noise=0.2), requests(2, 3)
+    await engine.publish(WeightUpdate(version=0, module=loaded("llama").model))
+    await engine.publish(WeightUpdate(version=1, module=loaded("llama", seed=1).model))
+    given = await collect(engine, asked)
+    fresh = perturbed(loaded("llama", seed=1), weights="int4", noise=0.2)
+    expected = await collect(fresh, asked)
+    assert [replace(c, policy_version=0) for c in given] == expected
+
+
+@pytest.mark.slow  # a process
+def test_the_engine_in_a_process_is_the_same(warm_processes):
+    asked, settings = requests(3, 4), {"slots": 8, "dtype": "float32", "weights": "int4", "noise": 0.2}
+    engine = ProcessEngine(loaded("llama"), LocalProcess(**settings), seed=7)
+    try:
+        assert run(engine, asked) == run(perturbed(loaded("llama"), seed=7, **settings), asked)
+    finally:
+        engine.close()
+
+
+def test_the_seed_of_a_run_reaches_the_engine():
+    spec, setup = Local(dtype="float32", slots=8, noise=0.2), EngineSetup.of(loaded("llama"))
+    first, second = (bias_of(spec.build(replace(setup, seed=seed))) for seed in (3, 4))
+    assert torch.equal(first, bias_of(perturbed(loaded("llama"), noise=0.2, seed=3)))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("weights", "int5"), ("weights", "fp8"), ("noise", -0.1), ("noise", float("nan")), ("noise", float("inf"))],
+)
+def test_what_is_refused(field, value):
+    with pytest.raises(FieldError, match=f"{field}="):
+        Local(**{field: value})
+
+
+def test_the_settings_in_words():
+    assert Local().mismatch == "" and Local(weights="int4").mismatch == "engine.weights=int4"
+    assert Local(weights="int8", noise=0.05).mismatch == "engine.weights=int8 and engine.noise=0.05"
