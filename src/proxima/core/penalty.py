@@ -146,11 +146,12 @@ class LogRatioSq(_Towards):
         b: `log_prob` [N] with gradient, the log-prob of `towards` [N], nats; `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss.
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: d is not clamped, so the pull grows without bound: a token that the engine found all but impossible has
-        the largest gradient of its batch. coefficient = 0: value and gradient 0. It is `k2` of twice the coefficient.
+    Edge cases: the log-ratio is not clamped, so the pull grows without bound: a token that the engine found all but
+        impossible has the largest gradient of its batch. coefficient = 0: value and gradient 0. It is `k2` of twice the
+        coefficient.
     Source: Kimi K2.5, arXiv 2602.02276; prime-rl `kl_tau` of its loss (1e-3 until 2026-09-18, then 0), and its
         distillation loss with 1e-3, always towards the behavior policy and over masked tokens too.
-    Differs: prime-rl sums over the tokens and divides by their number in the whole step; here `aggregate` does.
+    Differs: the mean of prime-rl is over all tokens of the step; here `aggregate` chooses it.
     Name: Squared log-ratio.
     Use it: Together with a band such as `tv_band`, which leaves a token that it masks without a gradient: this term
         still pulls it back.

@@ -29,8 +29,8 @@ class TvBand(Surrogate):
     Edge cases: |pi - mu| = epsilon is kept. A = 0: loss and gradient 0; outside the band it counts as dropped and
         returning. A dropped token has no gradient, so nothing pulls it back; the penalty `log_ratio_sq` does. With
         `proximal` other than `behavior`, the band is still around mu.
-    Source: prime-rl `ipo_loss_fn`, its default since 2026-08-27 (epsilon .1, since 2026-09-18 .3), for asynchronous
-        training. Not the preference loss of the same name there, which is `ipo` here.
+    Source: `ipo_loss_fn` of prime-rl, its default since 2026-08-27 (epsilon .1, since 2026-09-18 .3). IPO, the loss
+        over pairs of completions, is another method.
     Differs: `dppo` is one-sided: it keeps tokens that move back. prime-rl computes r unclamped, so that a dropped token
         of a very large ratio gives 0 times inf; its r is pi / mu, ours with `proximal: behavior`.
     Name: Total-variation band.
