@@ -6,9 +6,10 @@ import torch
 from proxima.config import ConfigError, resolve
 from proxima.core import SURROGATES, PpoClip, TokenMean, policy_loss
 from proxima.core.correction import Importance, Rejection
-from proxima.core.penalty import K1, K2, K3, Abs, LogRatioSq
+from proxima.core.penalty import K1, K2, K3, Abs, EntropyBonus, LogRatioSq
 from proxima.core.surrogate import Dppo, TvBand
 from proxima.data import FieldError, PolicyBatch
+from proxima.runtime.launch.learning import make_objective
 
 MU = 0.5
 
@@ -127,3 +128,10 @@ def test_the_reference_is_needed_only_where_a_penalty_is_towards_it():
     assert needs("algorithm=reinforce", PENALTY % "reference")[0]
     assert not needs("algorithm=grpo", "algorithm.penalty=[{kind: k3, coefficient: 0}]")[0]
     assert needs("algorithm=grpo", "algorithm.reference_kl=k3")[0]
+
+
+def test_a_run_trains_with_every_penalty_of_its_recipe():
+    words = ["algorithm=tv_band", PENALTY % "behavior", "algorithm.reference_kl=k3", "algorithm.entropy_bonus=0.1"]
+    objective = make_objective(resolve("quickstart", words, root=None).config)
+    assert objective.penalties == [K3(), LogRatioSq(towards="behavior"), EntropyBonus(0.1)]
+    assert not objective.skips_zero_advantage  # a penalty teaches where the advantage is 0
