@@ -42,6 +42,7 @@ ALLOWED_MODULES = {
     "unirl": "what one peer's numbers and options mean",
     "verl": "what one peer's numbers and options mean",
     "trl": "what one peer's numbers and options mean",
+    "prime_rl": "what one peer's numbers and options mean",
     "areal": "what one peer's numbers and options mean",
 }
 ALLOWED_FUNCTIONS = {

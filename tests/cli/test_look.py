@@ -150,7 +150,7 @@ def test_list_json(proxima):
     output = json.loads(out)
     assert code == 0
     slots = "task reward algorithm advantage surrogate aggregate correction critic divergence preference selection"
-    slots += " reference_kl engine reference_engine loss optimizer sets monitor placement sharding"
+    slots += " reference_kl penalty engine reference_engine loss optimizer sets monitor placement sharding"
     assert set(output) == set(slots.split())
     assert output["task"]["paths"] == ["task", "eval.task"]
     assert output["surrogate"]["kinds"]["cppo"]["fields"]["delta"]["default"] == 0.15

@@ -36,6 +36,7 @@ FIELDS = {  # by what names the code: the override
     "correction": "algorithm.correction=[evil:Mine]",
     "selection": "algorithm.selection=[evil:Mine]",
     "reference_kl": "algorithm.reference_kl=evil:Mine",
+    "penalty": "algorithm.penalty=[evil:Mine]",
     "preference": "algorithm.preference=evil:Mine",
     "divergence": "algorithm.distillation={path: other, divergence: evil:Mine}",
     "teacher engine": "algorithm.distillation={path: other, engine: evil:Mine}",

@@ -4,7 +4,8 @@ floats.
     python -m tests.golden.make_policy_formulas
 
 Where no peer's record shows a number: the thresholds of `cppo` and its metrics, top-K buckets, what `geo_mean` keeps,
-metrics of rejections. This is algorithms.md's mathematics without torch and without anything of proxima.
+`tv_band` and a penalty on the tokens that it masks, penalties towards each policy, metrics of rejections. This is
+algorithms.md's mathematics without torch and without anything of proxima.
 """
 
 import math
@@ -224,6 +225,57 @@ def geo_mean(name: str, t: Tokens, **fields: Any) -> dict[str, Any]:
     return t.record(f"geo_mean/{name}", {"surrogate": {"kind": "geo_mean", **fields}}, outcome)
 
 
+# tv_band, and penalties towards each policy
+
+
+def tv_band(name: str, t: Tokens, epsilon: float, tau: float) -> dict[str, Any]:
+    """With the squared log-ratio to μ on every loss token, also where the band leaves it without a gradient."""
+    keep, loss, slope = {}, {}, {}
+    out: dict[str, list[bool]] = {"band_above": [], "band_below": [], "band_returning": []}
+    for i in t.loss:
+        pi, mu = (math.exp(t.columns[who][i]) for who in ("log_prob", "behavior_log_prob"))
+        a, d = t.columns["advantage"][i], t.gap("log_prob", "behavior_log_prob", i)
+        keep[i] = abs(pi - mu) <= epsilon
+        loss[i] = -a * math.exp(t.log_ratio(i)) if keep[i] else 0.0
+        slope[i] = loss[i] + 2 * tau * d
+        out["band_above"].append(not keep[i] and pi > mu)
+        out["band_below"].append(not keep[i] and pi < mu)
+        out["band_returning"].append(not keep[i] and a * (pi - mu) <= 0)
+    penalty = {i: tau * t.gap("log_prob", "behavior_log_prob", i) ** 2 for i in t.loss}
+    outcome = policy_outcome(t, {i: loss[i] + penalty[i] for i in t.loss}, slope, keep)
+    outcome |= {"token_loss": column(t, loss), "penalty": column(t, penalty)}
+    outcome["metrics"] = ratio_metrics(t, keep) | {key: fmean(values) for key, values in out.items()}
+    specs = {
+        "surrogate": {"kind": "tv_band", "epsilon": epsilon},
+        "penalty": {"kind": "log_ratio_sq", "coefficient": tau, "towards": "behavior"},
+    }
+    return t.record(f"tv_band/{name}", specs, outcome)
+
+
+def penalty_towards(t: Tokens, kind: str, towards: str) -> dict[str, Any]:
+    values = {"k1": lambda d: d, "k2": lambda d: d * d / 2, "k3": lambda d: k3(-d), "abs": abs}
+    slopes = {"k1": lambda d: 1.0, "k2": lambda d: d, "k3": lambda d: -math.expm1(-d)}
+    slopes["abs"] = lambda d: float((d > 0) - (d < 0))
+    values["log_ratio_sq"], slopes["log_ratio_sq"] = (lambda d: d * d), (lambda d: 2 * d)
+    far = {i: t.gap("log_prob", f"{towards}_log_prob", i) for i in t.loss}
+    penalty, count = {i: 0.3 * values[kind](d) for i, d in far.items()}, len(far)
+    expected = {
+        "penalty": column(t, penalty),
+        "loss": fmean(penalty.values()),
+        "grad_log_prob": column(t, {i: 0.3 * slopes[kind](d) / count for i, d in far.items()}),
+    }
+    spec = {"kind": kind, "coefficient": 0.3, "towards": towards}
+    return t.record(f"penalty/{kind}/{towards}", {"penalty": spec}, expected)
+
+
+def band_records() -> list[dict[str, Any]]:
+    t, draw = Tokens.draw(41, [9, 1, 14, 3, 0, 7], [0.3, 0.8, 0.2, 0.5, 0.2, 1.0]), random.Random(42)
+    t.columns["reference_log_prob"] = [-draw.uniform(0.05, 2.5) for _ in range(t.edges[-1])]
+    records = [tv_band("default", t, 0.3, 0.0), tv_band("narrow", t, 0.05, 0.02), tv_band("wide", t, 1.5, 0.1)]
+    kinds, policies = ("k1", "k2", "k3", "abs", "log_ratio_sq"), ("behavior", "proximal", "reference")
+    return records + [penalty_towards(t, kind, towards) for kind in kinds for towards in policies]
+
+
 # corrections
 
 
@@ -342,5 +394,5 @@ if __name__ == "__main__":
     records = cppo_records()
     records += [geo_mean("directed", outliers), geo_mean("wide", outliers, epsilon_high=0.8)]
     records += [geo_mean("log_ratio", outliers, epsilon_low=0.1, epsilon_high=0.5, clip="log_ratio")]
-    records += correction_records() + distillation_records()
+    records += correction_records() + distillation_records() + band_records()
     write(__file__, records)

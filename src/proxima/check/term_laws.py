@@ -120,10 +120,14 @@ def penalty_law(spec: Any, case: BatchCase) -> None:
 
 
 def zero_at_reference(spec: Any, case: BatchCase) -> None:
-    """A policy equal to its reference has penalty 0."""
+    """A policy equal to the one that the penalty is towards, its reference, has penalty 0."""
     b = case.batch
-    value = spec(with_new_leaf(b, log_prob=b.masked("reference_log_prob")))
+    value = spec(with_new_leaf(b, log_prob=b.masked(_log_prob_of_reference(spec))))
     require_close(value, torch.zeros_like(value), "penalty of the reference policy itself")
+
+
+def _log_prob_of_reference(spec: Any) -> str:
+    return f"{getattr(spec, 'towards', 'reference')}_log_prob"
 
 
 # fmt: off
@@ -132,7 +136,7 @@ PENALTY_LAWS = (
     Law("added", "the penalty leaks out of the loss", penalty_law, *BATCHES, root=True, cure=f"{MASKED}; {FINITE}"),
     Law("zero_at_reference", "the policy is pushed away from its reference", zero_at_reference, *BATCHES,
         exemptible=True, cure="a divergence of a policy from itself is 0; or declare `exempt_laws`",
-        applies=_reads("reference_log_prob", "it compares with no reference")),
+        applies=lambda spec: _reads(_log_prob_of_reference(spec), "it compares with no reference")(spec)),
     *needs_laws(_called, term_outcome),
     extreme_law(finite_penalty),
 )

@@ -14,8 +14,8 @@ from proxima.data.recipe_files import shipped_folder, shipped_recipes
 Json = dict[str, Any]
 FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
 SLOTS = (
-    "advantage aggregate algorithm correction critic divergence engine loss monitor optimizer placement preference "
-    "reference_engine reference_kl reward selection sets sharding surrogate task recipes"
+    "advantage aggregate algorithm correction critic divergence engine loss monitor optimizer penalty placement "
+    "preference reference_engine reference_kl reward selection sets sharding surrogate task recipes"
 )
 WITH_LAWS = "surrogates corrections penalties aggregates distillations advantages selections rewards engines"
 PLACES = ("path", "folder", "rollouts")  # fields that name a file or a folder

@@ -131,6 +131,9 @@ ALGORITHMS: dict[str, Preset] = {
     "rloo": preset("reinforce", "group", "sequence_mean_token_sum", advantage={"kind": "rloo"}),
     # arXiv 2511.20347: a smooth gate in place of the clip.
     "sapo": preset("sapo", "group", SEQUENCE_MEAN, tau_positive=1.0, tau_negative=1.05),
+    # prime-rl's default loss since 2026-09-18: a token's probability may differ by .3 from the engine's, whatever the
+    # sign of the advantage. From 2026-08-27 on .1, with penalty=[{kind: log_ratio_sq, towards: behavior}].
+    "tv_band": preset("tv_band", "none", epsilon=0.3),
     # UniRL's SPO: DRPO's pull without its weight by the probability.
     "spo": preset("spo", "none"),
 }

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -43,18 +44,25 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
 
 @dataclass(frozen=True)
 class IfSet:
-    """A check of a section that most recipes leave out: its module is imported only if a recipe has the section.
+    """A check of a part that most recipes leave out: its module is imported only if a recipe has the part.
 
     Args:
-        section: its name in a recipe.
-        name: name of the function in `sections.<section>_section`.
+        part: the path of the section or field in a config.
+        name: name of the function.
+        module: in `sections`; empty: `<part>_section`.
     """
 
-    section: str
+    part: str
     name: str
+    module: str = ""
+
+    def is_set(self, config: Any) -> bool:
+        """Return True if the config has the part, and it is not an empty list."""
+        value = reduce(lambda holder, name: getattr(holder, name, None), self.part.split("."), config)
+        return value is not None and value != []
 
     def check(self) -> Check:
-        module = importlib.import_module(f"proxima.config.sections.{self.section}_section")
+        module = importlib.import_module(f"proxima.config.sections.{self.module or f'{self.part}_section'}")
         check: Check = getattr(module, self.name)
         return check
 
@@ -92,11 +100,12 @@ CHECKS: Sequence[Check | IfSet] = (
     sampling_section.sampling_masks_are_replayed,
     algorithm_section.groups_have_several_completions,
     algorithm_section.needed_tensors_are_supplied,
-    algorithm_section.preference_is_the_whole_loss,
     algorithm_section.routes_are_supplied,
-    algorithm_section.epochs_measure_the_kl,
     algorithm_section.advantage_is_supported,
-    algorithm_section.teacher_is_usable,
+    IfSet("algorithm.distillation", "teacher_is_usable", "algorithm_parts"),
+    IfSet("algorithm.preference", "preference_is_the_whole_loss", "algorithm_parts"),
+    IfSet("algorithm.preference", "epochs_measure_the_kl", "algorithm_parts"),
+    IfSet("algorithm.penalties", "penalties_have_their_policy", "algorithm_parts"),
     algorithm_section.reference_engine_is_asked,
     algorithm_section.gdpo_has_the_weights,
     algorithm_section.advantage_reads_the_kl,
@@ -212,7 +221,7 @@ def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[
     problems = []
     for check in checks:
         if isinstance(check, IfSet):
-            if sections.get(check.section) is None:
+            if not check.is_set(resolved.config):
                 continue
             check = check.check()
         names = inspect.signature(check).parameters

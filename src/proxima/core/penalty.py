@@ -1,11 +1,14 @@
-"""Penalties added to the loss per token: the KL divergence from the reference policy, and an entropy bonus.
+"""Penalties added to the loss per token: the distance from another policy, and an entropy bonus.
 
-With d = log π − log π_ref on tokens sampled (nearly) from π, each kind estimates KL(π‖π_ref); they differ in bias,
-variance and gradient. Detached, the same kinds give the KL term of a reward: `core.reward_kl.RewardKl`.
+A penalty is `towards` a policy x: the frozen reference, or the behavior or proximal policy. With d = log π − log x on
+tokens sampled (nearly) from π, `k1`, `k2` and `k3` estimate KL(π‖x); they differ in bias, variance and gradient.
+Detached, the same kinds give the KL term of a reward: `core.reward_kl.RewardKl`. A penalty is on all loss tokens, those
+that the surrogate masks included.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,52 +18,74 @@ from proxima.core.metrics import k2, k3
 from proxima.core.ratio import LOG_RATIO_LIMIT, masked_ratio
 from proxima.core.tables import PENALTIES as PENALTIES
 from proxima.data import PolicyBatch, require
+from proxima.data.field_checks import check_choices
 
 
 @dataclass(frozen=True)
-class _ReferenceKl(Penalty):
+class _Towards(Penalty):
+    """coefficient · estimate(d), d = log π − log x, with x the policy that `towards` names."""
+
     coefficient: float = 0.001
-    straight_through: bool = False
-    unbiased: bool = False
+    towards: Literal["behavior", "proximal", "reference"] = field(default="reference", kw_only=True)
     needs: ClassVar[frozenset[str]] = frozenset({"reference_log_prob"})
+    test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "behavior": {"towards": "behavior"},
+        "proximal": {"towards": "proximal"},
+    }
 
     def __post_init__(self) -> None:
         require(0 <= self.coefficient < float("inf"), "coefficient", self.coefficient, "must be >= 0 and finite")
-        both = self.straight_through and self.unbiased
-        require(not both, "unbiased", self.unbiased, "must be false with straight_through: both correct the gradient")
-        if self.unbiased:
-            object.__setattr__(self, "needs", frozenset({"proximal_log_prob", "reference_log_prob"}))
+        check_choices(self)
+        object.__setattr__(self, "needs", frozenset({f"{self.towards}_log_prob"}))
 
     def __call__(self, b: PolicyBatch) -> Tensor:
-        """[N] coefficient · KL estimate, with gradient, 0 outside the loss."""
-        value = self.divergence(b.masked("log_prob"), b.masked("reference_log_prob"))
-        if self.unbiased:
-            value = value * masked_ratio(b)
-        return self.coefficient * value
+        """[N] coefficient · estimate, with gradient, 0 outside the loss."""
+        return self.coefficient * self.divergence(b.masked("log_prob"), b.masked(f"{self.towards}_log_prob"))
 
-    def divergence(self, log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
+    def divergence(self, log_prob: Tensor, other_log_prob: Tensor) -> Tensor:
         """[N] the estimate itself, nats, without the coefficient; finite log-probs everywhere."""
-        d = log_prob - reference_log_prob.detach()
-        value = self.estimate(d)
-        if self.straight_through:
-            smooth = k2(d)
-            value = value.detach() + smooth - smooth.detach()
-        return value
+        return self.estimate(log_prob - other_log_prob.detach())
 
     def estimate(self, d: Tensor) -> Tensor:
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class K1(_ReferenceKl):
-    """coefficient · d, d = log π − log π_ref: unbiased as a value; its expected gradient is 0: use it in the reward.
+class _Kl(_Towards):
+    straight_through: bool = False
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        both = self.straight_through and self.unbiased
+        require(not both, "unbiased", self.unbiased, "must be false with straight_through: both correct the gradient")
+        if self.unbiased:
+            object.__setattr__(self, "needs", self.needs | {"proximal_log_prob"})
+
+    def __call__(self, b: PolicyBatch) -> Tensor:
+        value = super().__call__(b)
+        return value * masked_ratio(b) if self.unbiased else value
+
+    def divergence(self, log_prob: Tensor, other_log_prob: Tensor) -> Tensor:
+        d = log_prob - other_log_prob.detach()
+        value = self.estimate(d)
+        if self.straight_through:
+            smooth = k2(d)
+            value = value.detach() + smooth - smooth.detach()
+        return value
+
+
+@dataclass(frozen=True)
+class K1(_Kl):
+    """coefficient · d, d = log π − log x: unbiased as a value; its expected gradient is 0: use it in the reward.
 
     Args:
         coefficient: >= 0, reward units per nat.
+        towards: the policy x: `reference`, frozen, `behavior`, that of the engine, or `proximal`.
         straight_through: keep the value, take the gradient of `k2`, in expectation that of the reverse KL. verl's "+"
             kinds.
         unbiased: multiply by the ratio π / π_prox, with its gradient: unbiased for samples from the proximal policy.
-        b: `log_prob` [N] with gradient, `reference_log_prob` [N] (`unbiased`: `proximal_log_prob` too), nats;
+        b: `log_prob` [N] with gradient, the log-prob of `towards` [N] (`unbiased`: `proximal_log_prob` too), nats;
             `loss_mask` [N] bool.
     Returns: [N] with gradient, 0 outside the loss.
     Source: Schulman, "Approximating KL divergence", 2020; verl `k1`/`kl`; `unbiased`: DeepSeek-V3.2, arXiv 2512.02556,
@@ -72,7 +97,7 @@ class K1(_ReferenceKl):
 
 
 @dataclass(frozen=True)
-class Abs(_ReferenceKl):
+class Abs(_Kl):
     """coefficient · |d|: a distance, not a KL; gradient sign(d), 0 at d = 0. Args, Returns: as `K1`. verl `abs`
     (P22)."""
 
@@ -81,7 +106,7 @@ class Abs(_ReferenceKl):
 
 
 @dataclass(frozen=True)
-class K2(_ReferenceKl):
+class K2(_Kl):
     """coefficient · ½ d²: a biased value, the gradient of the reverse KL. Args, Returns: as `K1`. verl `k2`/`mse`."""
 
     def estimate(self, d: Tensor) -> Tensor:
@@ -89,7 +114,7 @@ class K2(_ReferenceKl):
 
 
 @dataclass(frozen=True)
-class K3(_ReferenceKl):
+class K3(_Kl):
     """coefficient · (exp(−d) − 1 + d): unbiased and ≥ 0 as a value.
 
     Args: as `K1`, and
@@ -107,6 +132,47 @@ class K3(_ReferenceKl):
 
     def estimate(self, d: Tensor) -> Tensor:
         return k3(-d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)).clamp(-self.limit, self.limit)
+
+
+@dataclass(frozen=True)
+class LogRatioSq(_Towards):
+    """coefficient · d², d = log π − log x: pulls a token back in proportion to how far its log-prob has moved.
+
+        penalty_t = coefficient · d²        d penalty_t / d log π_t = 2 · coefficient · d
+
+    Args:
+        coefficient: τ, >= 0, reward units per squared nat.
+        towards: the policy x; `behavior` is prime-rl's, the policy of the engine.
+        b: `log_prob` [N] with gradient, the log-prob of `towards` [N], nats; `loss_mask` [N] bool.
+    Returns: [N] with gradient, 0 outside the loss.
+    Raises: ValueError naming field, value and bound, at construction.
+    Edge cases: the log-ratio is not clamped, so the pull grows without bound: a token that the engine found all but
+        impossible has the largest gradient of its batch. coefficient = 0: value and gradient 0. It is `k2` of twice the
+        coefficient.
+    Source: Kimi K2.5, arXiv 2602.02276; prime-rl `kl_tau` of its loss (1e-3 until 2026-09-18, then 0), and its
+        distillation loss with 1e-3, always towards the behavior policy and over masked tokens too.
+    Differs: the mean of prime-rl is over all tokens of the step; here `aggregate` chooses it.
+    Name: Squared log-ratio.
+    Use it: Together with a band such as `tv_band`, which leaves a token that it masks without a gradient: this term
+        still pulls it back.
+    Not: You want an estimate of a KL divergence: `k3` is one; or tokens are rare, whose log-probs move far.
+    """
+
+    # d = -1/2 and 3/2: 0.1 d^2 and 0.2 d, over 2 tokens.
+    examples: ClassVar = (
+        {
+            "fields": {"coefficient": 0.1, "towards": "behavior"},
+            "inputs": {
+                "mask": [[1, 1, 0]],
+                "log_prob": [[-1.5, -0.5, -7.0]],
+                "behavior_log_prob": [[-1.0, -2.0, -1.0]],
+            },
+            "expected": {"penalty": [[0.025, 0.225, 0.0]], "grad_log_prob": [[-0.05, 0.15, 0.0]]},
+        },
+    )
+
+    def estimate(self, d: Tensor) -> Tensor:
+        return d.square()
 
 
 @dataclass(frozen=True)

@@ -36,5 +36,6 @@ PENALTIES = Kinds(
         "k1": "proxima.core.penalty:K1",
         "k2": "proxima.core.penalty:K2",
         "k3": "proxima.core.penalty:K3",
+        "log_ratio_sq": "proxima.core.penalty:LogRatioSq",
     }
 )

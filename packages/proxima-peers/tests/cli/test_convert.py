@@ -94,5 +94,5 @@ def test_a_file_of_another_framework_says_whose(proxima, here):
     (here / "b.yaml").write_text("colour: red\n")
     code, _, err = proxima("convert", "b.yaml")
     assert code == 2 and err == (
-        "error: b.yaml: has the options of none of areal, trl, unirl, verl; name the framework with --from\n"
+        "error: b.yaml: has the options of none of areal, prime_rl, trl, unirl, verl; name the framework with --from\n"
     )

@@ -172,6 +172,7 @@ def test_every_leaf_of_an_example_is_converted_or_listed(example):
         ("trl_tools.py", "trl"),
         ("areal_async.yaml", "areal"),
         ("unirl_cppo.yaml", "unirl"),
+        ("prime_rl_band.toml", "prime_rl"),
     ):
         o = Options(PEERS[peer].title, read(EXAMPLES / name), name)
         draft = module_of(PEERS[peer].online).convert(o)

@@ -31,6 +31,8 @@ CONTEXTS = {
     ],
     "unirl": [{"algorithm._target_": f"x.{kind}"} for kind in ("CPPO", "DPPO", "DRPO", "GRPO")]
     + [{"backend.lora_cfg.rank": 8}],
+    "prime_rl": [{"trainer.loss.type": kind} for kind in ("ipo", "default", "icepop")]
+    + [{"trainer.model.lora.rank": 8, "trainer.scheduler.type": "linear"}],
 }
 
 
@@ -55,7 +57,10 @@ def unknown(o, rules):
     return [option.name for option in draft.unknown]
 
 
-@pytest.mark.parametrize(("peer", "title"), [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL")])
+@pytest.mark.parametrize(
+    ("peer", "title"),
+    [("verl", "verl"), ("trl", "TRL"), ("areal", "AReaL"), ("unirl", "UniRL"), ("prime_rl", "prime-rl")],
+)
 def test_every_option_of_the_tables_is_known(peer, title):
     names = [full(peer, name) for name in named(title)]
     assert len(names) >= 15

@@ -25,6 +25,7 @@ FILES = [
     ("trl_prune.yaml", "trl"),
     ("areal_async.yaml", "areal"),
     ("unirl_cppo.yaml", "unirl"),
+    ("prime_rl_band.toml", "prime_rl"),
 ]
 TABLES = {peer: EXAMPLES.parents[1] / "src/proxima_peers/convert/options" / f"{peer}.yaml" for peer in PEERS}
 A, R = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout."

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from proxima.config import ConfigError
-from proxima_peers.convert import conversion
+from proxima_peers.convert import PEERS, conversion
 from proxima_peers.convert.conversion import convert
 from proxima_peers.convert.options import Options
 from proxima_peers.convert.read import read
@@ -32,7 +32,7 @@ MANY = pytest.mark.campaign(f"{HERE}::test_a_value_of_another_kind_is_never_a_cr
 @pytest.mark.parametrize("draws", [10, pytest.param(150, marks=MANY)])
 @pytest.mark.parametrize("case", [*FILES, *FIXED_DATA])
 def test_a_value_of_another_kind_is_never_a_crash(case, draws, monkeypatch):
-    peer = case.replace(" ", "_").partition("_")[0]
+    peer = next(peer for peer in PEERS if case.startswith(peer))
     flat = dict(read(FILES[case])) if case in FILES else FIXED_DATA[case]
     made: list[Options] = []
 

@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.model_section import model_problem
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core import SELECTIONS
 from proxima.core.advantage import ADVANTAGES, needs_baseline
 from proxima.core.advantage.protocol import Advantage
-from proxima.core.aggregate import TokenMean
 from proxima.core.correction import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
@@ -27,7 +25,7 @@ _PAIRS = "in place of the surrogate: loss of the best and the worst completion o
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
 
-FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
+FROM_THE_TRAINER = frozenset({"log_prob", "advantage", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
 LOADED_BY = {
     "reference_log_prob": "set algorithm.reference_kl, which loads the reference model",
@@ -93,6 +91,7 @@ class AlgorithmConfig:
     selection: Annotated[Any, Slot("proxima.core:SELECTIONS", many=True), "dropped before the update"] = ()
     dynamic_sampling: Annotated[DynamicSampling | None, "replaces the groups that a selection drops; null: off"] = None
     reference_kl: Annotated[Any, Slot("proxima.core:PENALTIES"), "KL to the frozen reference; null: off"] = None
+    penalty: Annotated[Any, Slot("proxima.core:PENALTIES", many=True), "more terms of a token's loss"] = ()
     reward_kl: Annotated[RewardKl | None, "KL to the frozen reference, in the reward of each token; null: off"] = None
     reference_engine: Annotated[
         Any, Slot("proxima.engine:ENGINES"), "runs the frozen reference; null: the trainer's forward"
@@ -125,11 +124,17 @@ class AlgorithmConfig:
             return True
         if self.preference is not None:
             return False
-        specs = [self.advantage, self.surrogate, self.aggregate, self.reference_kl, *self.correction]
+        specs = [self.advantage, self.surrogate, self.aggregate, *self.penalties, *self.correction]
         specs += [] if self.distillation is None else [self.distillation.divergence]
         needs = frozenset[str]().union(*(spec.needs for spec in specs if spec is not None))
         centre = self.proximal == "behavior" and ("proximal_log_prob" in needs or self.reward_kl is not None)
         return centre or self.proximal in ("loglinear", "next") or "behavior_log_prob" in needs
+
+    @property
+    def penalties(self) -> list[Any]:
+        """The penalties in the loss besides the entropy bonus, without those of coefficient 0."""
+        specs = [self.reference_kl, *self.penalty]
+        return [spec for spec in specs if spec is not None and getattr(spec, "coefficient", 1) > 0]
 
     @property
     def trains_on_rewards(self) -> bool:
@@ -139,7 +144,7 @@ class AlgorithmConfig:
     @property
     def needs_reference(self) -> bool:
         """True if the loss or the reward needs the frozen reference."""
-        in_loss = self.reference_kl is not None and self.reference_kl.coefficient > 0
+        in_loss = any("reference_log_prob" in spec.needs for spec in self.penalties)
         return in_loss or self.reward_kl is not None or self.preference is not None
 
 
@@ -153,27 +158,7 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
         yield "train.completions_per_prompt", message
 
 
-def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """The teacher must exist, and the log-probs that its divergence compares must be supplied."""
-    distillation = algorithm.distillation
-    if distillation is None:
-        return
-    if problem := model_problem(distillation.path):
-        yield "algorithm.distillation.path", problem
-    top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
-    if distillation.engine is not None and top_k:
-        yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
-    reported = getattr(engine, "top_k_log_probs", 0)
-    if top_k > reported and distillation.divergence.top_k_of == "student":
-        message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
-        yield path, f"{message}, or top_k_of=teacher"
-    if not algorithm.trains_on_rewards:
-        for slot, off in _set(algorithm, {"reward_kl": "null", "correction": "[]"}):
-            message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
-            yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
-
-
-def _set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
+def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
     """The fields that are neither empty nor at the value that turns them off, each with that value."""
     return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
 
@@ -181,12 +166,13 @@ def _set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, 
 def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
     """Every tensor that a spec declares in `needs` must come from the engine, the trainer or the reference model."""
     supplied = FROM_THE_TRAINER | frozenset(getattr(engine, "provides", FROM_ANY_ENGINE))
-    if algorithm.reference_kl is not None or algorithm.reward_kl is not None:
+    if algorithm.reference_kl is not None or algorithm.needs_reference:
         supplied |= {"reference_log_prob"}
     if algorithm.proximal == "next":
         supplied |= {"next_log_prob"}
     specs = {slot: getattr(algorithm, slot) for slot in ("surrogate", "aggregate", "reference_kl")}
-    specs |= {f"correction.{i}": spec for i, spec in enumerate(algorithm.correction)}
+    for slot in ("correction", "penalty"):
+        specs |= {f"{slot}.{i}": spec for i, spec in enumerate(getattr(algorithm, slot))}
     for slot, spec in specs.items():
         missing = (frozenset() if spec is None else spec.needs) - supplied
         kind = r.entry(f"algorithm.{slot}.kind").value if missing else None
@@ -199,25 +185,6 @@ def needed_tensors_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, en
             lacking = f"engine {r.entry('engine.kind').value!r} does not supply it; {supplier}"
             remedy = LOADED_BY.get(name, lacking)
             yield f"algorithm.{slot}.kind", f"{kind!r} needs `{name}`: {remedy}"
-
-
-def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
-    """A loss over pairs replaces the surrogate and the settings around it, and needs a selection that leaves pairs."""
-    if algorithm.preference is None:
-        return
-    off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
-    off |= {"entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
-    off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
-    for slot, value in _set(algorithm, off):
-        message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
-        yield f"algorithm.{slot}", message
-    if algorithm.mismatch.on_mismatch == "reject":
-        yield "algorithm.mismatch.on_mismatch", "would break pairs; set it to auto, warn or stop"
-    if algorithm.advantage.per_token:
-        message = "compares completions by one advantage each; use one of groups, as {kind: grpo, scale: none}"
-        yield "algorithm.preference.kind", message
-    if not (algorithm.selection and SELECTIONS.holds(algorithm.selection[-1], "best_and_worst")):
-        yield "algorithm.preference.kind", "needs pairs; end algorithm.selection with {kind: best_and_worst}"
 
 
 def routes_are_supplied(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any, rollouts: str | None) -> Findings:
@@ -243,12 +210,6 @@ def asks_routers(algorithm: AlgorithmConfig, engine: Any) -> bool:
     """True if a setting applies to mixtures of experts."""
     recorded = getattr(engine, "routed_experts", False) or algorithm.routing_replay != "off"
     return recorded or algorithm.router_balance is not None
-
-
-def epochs_measure_the_kl(algorithm: AlgorithmConfig, train: TrainConfig) -> Findings:
-    """Refuse `train.target_kl` for online DPO, which has no ratio to a proximal policy."""
-    if algorithm.preference is not None and train.target_kl is not None:
-        yield "train.target_kl", "online DPO measures no approximate KL of an epoch; set it to null"
 
 
 def advantage_is_supported(r: Resolved[Any], algorithm: AlgorithmConfig, critic: Any) -> Findings:
@@ -348,7 +309,7 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
 def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
     """`proximal: next` needs corrections towards the next policy, which replace those towards the proximal one."""
     if algorithm.proximal != "next":
-        for name, off in _set(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
+        for name, off in fields_that_are_on(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
         return
     for i, spec in enumerate(algorithm.correction):

@@ -2,7 +2,7 @@
 
     clip         ppo_clip, gspo, luspo, and reinforce, which they bound       weight       cispo, sapo, vespo, geo_mean
     dppo, cppo   masks by divergence, of the token and of its prefix          whole_batch  clip_cov, kl_cov, m2po, dro
-    drpo         quadratic pulls: drpo, spo
+    drpo         quadratic pulls: drpo, spo                                   tv_band      a mask of both directions
 
 A surrogate is a frozen dataclass that subclasses `core.loss.Surrogate`, with `__call__(PolicyBatch) -> TokenLoss`. It
 takes the ratio from `core.ratio` and masks by selection; corrections, aggregation and common metrics are added by
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from proxima.core.surrogate.dppo import Dppo
     from proxima.core.surrogate.drpo import Drpo, Spo
     from proxima.core.surrogate.topr import Topr
+    from proxima.core.surrogate.tv_band import TvBand
     from proxima.core.surrogate.weight import Cispo, GeoMean, Sapo, Vespo
     from proxima.core.surrogate.whole_batch import ClipCov, Dro, KlCov, M2po
 
@@ -44,11 +45,12 @@ SURROGATES = Kinds(
         "sapo": "proxima.core.surrogate.weight:Sapo",
         "spo": "proxima.core.surrogate.drpo:Spo",
         "topr": "proxima.core.surrogate.topr:Topr",
+        "tv_band": "proxima.core.surrogate.tv_band:TvBand",
         "vespo": "proxima.core.surrogate.weight:Vespo",
     }
 )
 
 __all__ = [
     "SURROGATES", "Cispo", "ClipCov", "Cppo", "Dppo", "Dro", "Drpo", "GeoMean", "Gspo", "KlCov", "Luspo", "M2po",
-    "PpoClip", "Reinforce", "Sapo", "Spo", "Topr", "Vespo",
+    "PpoClip", "Reinforce", "Sapo", "Spo", "Topr", "TvBand", "Vespo",
 ]  # fmt: skip

@@ -113,7 +113,9 @@ def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
 def reads_proximal(surrogate: Surrogate) -> bool:
     """Return True if the band needs the proximal policy."""
     kind = SURROGATES.name_of(type(surrogate))
-    return kind != "reinforce" and not (kind in ("cppo", "dppo", "m2po") and "proximal" not in vars(surrogate).values())
+    return kind != "reinforce" and not (
+        kind in ("cppo", "dppo", "m2po", "tv_band") and "proximal" not in vars(surrogate).values()
+    )
 
 
 def _unbounded(b: PolicyBatch) -> tuple[Tensor, Tensor]:
@@ -228,6 +230,26 @@ def _dppo(spec: Any, b: PolicyBatch) -> Band:
         columns={"threshold": threshold},
         cause=lambda token: ", the threshold of a token",
         free=_moved(b, spec.centre),
+    )
+
+
+def _tv_band(spec: Any, b: PolicyBatch) -> Band:
+    far, advantage, back = divergence(b, "binary_tv"), b.masked("advantage"), returns_to(b, "behavior")
+    lower, _ = _unbounded(b)
+
+    def cause(token: int) -> str:
+        if float(advantage[token]) == 0:
+            return ", on either side of μ; the advantage is 0"
+        return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
+
+    return Band(
+        title="distance |π − μ| and the half width of the band",
+        value=_shown(b, far),
+        lower=lower,
+        upper=_constant(b, spec.epsilon),
+        loss_mask=b.loss_mask,
+        names=("distance_from_behavior", "", "upper"),
+        cause=cause,
     )
 
 
@@ -466,5 +488,6 @@ BANDS: dict[str, Callable[[Any, PolicyBatch], Band]] = {
     "sapo": _sapo,
     "spo": _spo,
     "topr": _topr,
+    "tv_band": _tv_band,
     "vespo": _vespo,
 }

@@ -81,8 +81,7 @@ def make_objective(
     proximal: ProximalSource = "loglinear" if algorithm.proximal == "loglinear" else "given"
     if algorithm.proximal in RECOMPUTED and not recomputes_proximal(config):
         proximal = "first_forward"
-    in_loss = algorithm.reference_kl is not None and algorithm.reference_kl.coefficient > 0
-    penalties = [algorithm.reference_kl] if in_loss else []
+    penalties = algorithm.penalties
     if algorithm.entropy_bonus > 0:
         penalties.append(PENALTIES["entropy"](algorithm.entropy_bonus))
     surrogate = algorithm.surrogate

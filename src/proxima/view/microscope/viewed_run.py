@@ -16,7 +16,7 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.step_file import StepFile
 
 MOST_SPANS, MOST_LANES = 4000, 10  # limits of a timeline: spans sent; lanes of prompts and of episodes
-SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "selection")
+SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
 LAST = 256  # bytes compared to detect a rewritten file

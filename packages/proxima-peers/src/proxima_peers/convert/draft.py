@@ -13,7 +13,7 @@ from proxima_peers.convert.options import Leftover, Options, Sourced, on_one_lin
 
 ALGORITHM = (
     *("proximal", "behavior", "advantage", "surrogate", "correction", "aggregate"),
-    *("selection", "dynamic_sampling", "reference_kl", "reward_kl", "entropy_bonus"),
+    *("selection", "dynamic_sampling", "reference_kl", "penalty", "reward_kl", "entropy_bonus"),
 )
 SECTIONS = (
     *("model", "task", "data", "sft", "reward_model", "preference", "reward", "algorithm", "critic", "engine"),

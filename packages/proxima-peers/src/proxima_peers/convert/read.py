@@ -1,9 +1,10 @@
-"""Read a peer's options by dotted name from YAML, JSON, a launch script or a Python file; nothing is executed."""
+"""Read a peer's options by dotted name from YAML, JSON, TOML, a launch script or a Python file; nothing is executed."""
 
 import ast
 import itertools
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -44,8 +45,13 @@ def _composed(path: Path, choices: Mapping[str, str] = MappingProxyType({}), abo
     if path.suffix in (".sh", ".bash"):
         return _over_base(_with_launcher(from_script(text, str(path)), path), path)
     try:
-        raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
+        if path.suffix == ".toml":
+            raw: Any = tomllib.loads(text)
+        else:
+            raw = json.loads(text, object_pairs_hook=_merged) if path.suffix == ".json" else yaml.load(text, _Once)
         flat = dict(itertools.islice(flattened(raw), MOST)) if isinstance(raw, Mapping) else {}
+    except tomllib.TOMLDecodeError as error:
+        raise one_problem(str(path), f"not TOML: {error}") from None
     except json.JSONDecodeError as error:
         raise one_problem(str(path), f"not JSON: {error}") from None
     except yaml.YAMLError as error:
@@ -71,7 +77,7 @@ def _usage(text: str) -> Flat:
 
 
 def _text(path: Path) -> str:
-    wanted = "give a YAML, JSON, .sh or .py file"
+    wanted = "give a YAML, JSON, TOML, .sh or .py file"
     try:
         if path.stat().st_size > LARGEST:
             raise one_problem(str(path), f"is larger than {LARGEST // 10**6} MB, as no configuration is; {wanted}")

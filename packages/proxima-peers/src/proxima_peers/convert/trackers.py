@@ -29,6 +29,7 @@ UNIRL: Names = {
     "tags": ("logging.tags",),
     "mode": ("logging.wandb_mode",),
 }
+PRIME_RL: Names = {name: (f"monitors.wandb.{name}",) for name in ("project", "entity", "name", "group", "tags")}
 AREAL: dict[str, tuple[str, ...]] = {
     "wandb": ("project", "entity", "name", "group", "tags", "mode"),
     "trackio": ("project", "name", "space_id"),
@@ -55,6 +56,12 @@ def unirl(d: Draft, o: Options) -> None:
         d.drops(switch, "logging.wandb_mode is disabled")
     else:
         _tracker(d, o, "wandb", switch, UNIRL)
+
+
+def prime_rl(d: Draft, o: Options) -> None:
+    """`[monitors.wandb]`, a section that is on where it is written."""
+    if any(name.startswith("monitors.wandb") for name in o.flat):
+        _tracker(d, o, "wandb", "monitors.wandb", PRIME_RL)
 
 
 def areal(d: Draft, o: Options) -> None:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 
 from proxima_peers.verify import (
     areal,
+    prime_rl,
     pruning,
     trl,
     trl_actors,
@@ -53,6 +54,7 @@ ADAPTERS: tuple[tuple[tuple[str, ...], Adapter], ...] = (
     (("AReaL", "KLEstimator"), areal.kl_estimate),
     (("CPPO@", "advantage block"), pruning.pruning_advantages),
     (("CPPO@", "pruning block"), pruning.pruned_selection),
+    (("prime-rl", "loss_fn"), prime_rl.policy_losses),
     (("UniRL", "compute_loss_and_backward"), unirl.losses),
     (("UniRL", "normalizers"), unirl.normalizers),
     (("DPPOTrainer",), trl_actors.dppo),
