@@ -49,7 +49,7 @@ def opened(browser, run, refused=False, **options):
     server, said = serve(run), []
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     page = context.new_page()
-    page.set_default_timeout(600_000)
+    page.set_default_timeout(15_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)
@@ -95,6 +95,10 @@ def test_the_way_down_by_clicks(browser):
         page.wait_for_selector(".charts svg")
         assert page.locator(".charts figure").count() == 13
         assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
+        titles = page.locator("section:has(> .charts) > h2").all_inner_texts()
+        assert titles == ["Vital signs", "Rewards", "Updates", "Time and speed", "Other"]
+        first = page.locator(".charts figure").first.inner_text()
+        assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
         page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
         page.wait_for_url("**#/0/step/1*")
         page.wait_for_selector(".fates button")
@@ -252,7 +256,7 @@ def test_episodes_of_a_group_are_read_turn_by_turn(browser):
 def test_compare_marks_the_first_difference(browser):
     with opened(browser, MadeRun()) as page:
         page.visit("compare")
-        assert "First difference at token 17" in page.inner_text(".compare .bar")
+        assert "First difference at token 18" in page.inner_text(".compare .bar")
         assert page.locator(".pair .tok.first").count() == 2
         assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
         page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
@@ -393,6 +397,7 @@ def test_what_is_missing_is_said(browser):
         other.wait_for_selector("[role=alert]")
         assert "nothing here" in other.inner_text("[role=alert]")
         server.run.trend["metrics"].clear()
+        server.run.trend["about"].clear()
         server.run.trend["steps"].clear()
         server.run.trend["rollout_steps"].clear()
         other.goto("about:blank")
