@@ -135,7 +135,7 @@ function sayMissing() {
   const missing = isFile ? ["no server: no search, notes or further steps"] : [];
   const attempt = (action, lack) => { try { action(); } catch { missing.push(lack); } };
   attempt(() => localStorage.length, "no storage: the theme is not kept");
-  attempt(() => history.replaceState(null, ""), "no history: the address stays as it is");
+  attempt(() => history.replaceState(null, "", location.hash || "#"), "no history: the address stays as it is");
   if (missing.length) document.getElementById("bar").append(h("p", { id: "missing", class: "muted" }, `This ${self === top ? "file" : "frame"} has ${missing.join("; ")}.`));
 }
 

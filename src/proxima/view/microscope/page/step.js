@@ -52,7 +52,7 @@ class Step {
   }
 
   makeGroups() {
-    const number = (title, value, doc, wide) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: "4.8em", doc, wide });
+    const number = (title, value, doc, wide) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: title === "spread" ? "5.4em" : "4.6em", doc, wide });
     const longest = this.step.groups.reduce((most, group) => Math.max(most, plain(group.answer).length), 6);
     return new List({
       label: "Groups: completions of one prompt",
@@ -60,7 +60,7 @@ class Step {
       onopen: (group) => this.openGroup(group),
       empty: "no group passes the filters",
       columns: [
-        { title: "question", text: (group) => group.question, width: "minmax(9em, 1fr)" },
+        { title: "question", text: (group) => group.question, width: "minmax(8em, 1fr)" },
         { title: "answer", text: (group) => plain(group.answer), width: `${Math.min(longest, 16)}ch`, wide: true },
         { title: "range", text: (group) => this.range(group), width: "60px", wide: true },
         number("mean", (group) => group.mean),
@@ -85,7 +85,7 @@ class Step {
 
   makeCompletions() {
     const { rows } = this;
-    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: column === "advantage" ? "5.3em" : "4.2em", wide });
+    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: column === "advantage" ? "5.8em" : "4.2em", wide });
     return new List({
       label: "Completions",
       onopen: (i) => this.openCompletion(i),

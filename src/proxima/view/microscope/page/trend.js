@@ -55,7 +55,7 @@ class Trend {
   }
 
   drawEvals() {
-    const rows = this.trend.evals || [], names = [...new Set([this.trend.headline, ...rows.flatMap((row) => Object.keys(row.metrics))])].filter((name) => !["step", "time"].includes(name) && rows.some((row) => name in row.metrics)).slice(0, 8);
+    const rows = this.trend.evals || [], names = [...new Set([this.trend.headline, ...rows.flatMap((row) => Object.keys(row.metrics))])].filter((name) => !/^(step|time)/.test(name) && rows.some((row) => name in row.metrics)).slice(0, 8);
     if (!rows.length) return;
     this.evals.replaceChildren(h("h2", {}, "Held-out results"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
       h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
