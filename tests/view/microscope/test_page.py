@@ -50,7 +50,7 @@ def opened(browser, run, refused=False, **options):
     server, said = serve(run), []
     context = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **options})
     page = context.new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(600_000)
     page.on("console", lambda message: said.append(message.text))
     page.on("pageerror", lambda error: said.append(str(error)))
     page.on("request", lambda request: said.append(request.url) if server.address not in request.url else None)
@@ -240,7 +240,7 @@ def test_a_completion_has_no_empty_panel(browser):
 def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
     server = serve(MadeRun())
     page = browser.new_context().new_page()
-    page.set_default_timeout(15_000)
+    page.set_default_timeout(600_000)
     page.set_content("<iframe width=900 height=500></iframe>")
     frame = page.frame_locator("iframe")
 
@@ -413,6 +413,7 @@ def test_a_note_is_saved_and_listed(browser):
         page.wait_for_selector("text=note ●")
         assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
         page.visit("0")
+        assert page.inner_text(".notes a") == "step/3/completion/103.1.0, token 8"
         page.click(".notes a")
         page.wait_for_url("**/completion/103.1.0?t=7*")
         page.wait_for_selector(".note[open]")
