@@ -2,6 +2,7 @@
 
     docs/reference.md, recipes/schema.json       from the schema and the tables
     docs/algorithms/, docs/peers.md              from the specs and docs/algorithms/notes.yaml, see method_pages.py
+    metric tables of docs/*.md                   from src/proxima/view/microscope/metrics.yaml
     docs/learning_curve.svg                      from the demo's run
     docs/first_screen.svg                        from the learning curve, see first_screen.py
 
@@ -10,6 +11,7 @@ python scripts/make_docs.py [--check]        --check: write nothing; exit 1 if a
 
 import argparse
 import dataclasses
+import re
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,6 +21,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 REFERENCE = REPOSITORY / "docs" / "reference.md"
 CURVE = REPOSITORY / "docs" / "learning_curve.svg"
 DEMO = REPOSITORY / "runs" / "quickstart"
+
+METRICS = {  # page: the groups of metrics.yaml in its table; run_folder.md has the others
+    "mismatch.md": ["Engine against trainer"],
+    "ppo.md": ["Critic"],
+    "moe.md": ["Experts"],
+    "run_folder.md": [],
+}
+MADE = "<!-- `make docs` makes this table from src/proxima/view/microscope/metrics.yaml -->"
 
 HEAD = """\
 # Reference
@@ -114,11 +124,28 @@ def escaped(cell: str) -> str:
     )
 
 
+def with_metrics(page: str) -> str:
+    """Return the text of a page with its table of metrics made anew."""
+    from proxima.view.microscope.metric_meanings import VITAL, metric_groups
+
+    elsewhere = {VITAL, *(group for groups in METRICS.values() for group in groups)}
+    groups = METRICS[page] or [group for group in metric_groups() if group not in elsewhere]
+    rows = [
+        [f"`{names.replace(', ', '`, `')}`", meaning]
+        for group in groups
+        for names, meaning in metric_groups()[group].items()
+    ]
+    text = (REFERENCE.parent / page).read_text(encoding="utf-8")
+    made = f"{MADE}\n{table(['metric', 'meaning'], rows)}\n"
+    return re.sub(rf"{MADE}\n(\|.*\n)+", lambda _: made, text)
+
+
 def pages() -> dict[Path, str]:
-    """Return the text of every generated page."""
+    """Return the text of every generated page, and of those with a generated table."""
     import method_pages
 
-    return {REFERENCE: reference(), **method_pages.pages()}
+    tables = {REFERENCE.parent / page: with_metrics(page) for page in METRICS}
+    return {REFERENCE: reference(), **tables, **method_pages.pages()}
 
 
 def main() -> int:

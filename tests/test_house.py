@@ -115,7 +115,11 @@ def test_the_mathematics_imports_torch_and_the_standard_library_only(room):
 def test_the_reference_is_what_the_code_says():
     """`make docs` writes it."""
     make_docs = script("make_docs")
-    assert make_docs.REFERENCE.read_text(encoding="utf-8") == make_docs.reference(), "run make docs"
+    pages = {make_docs.REFERENCE: make_docs.reference()}
+    pages |= {make_docs.REFERENCE.parent / page: make_docs.with_metrics(page) for page in make_docs.METRICS}
+    for page, text in pages.items():
+        assert page.read_text(encoding="utf-8") == text, f"{page.name}: run make docs"
+        assert page == make_docs.REFERENCE or text.count(make_docs.MADE) == 1
 
 
 def test_the_distributions_are_of_one_version():

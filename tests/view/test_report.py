@@ -361,9 +361,21 @@ def test_a_run_that_was_killed(tmp_path):
     assert "after step" not in page.words
 
 
+def test_a_run_that_ended_before_its_first_step_says_why_once(tmp_path):
+    folder, _ = recorded(tmp_path / "run", [])
+    folder.write_summary({"status": "failed", "steps": 0, "error": "engine.timeout: the server is gone"})
+    page = Page(write_report(folder.path))
+    assert "No step was made engine.timeout: the server is gone" in page.words
+    assert page.words.count("the server is gone") == 1
+
+
 def test_a_run_with_almost_nothing(tmp_path):
     folder, page = recorded(tmp_path / "run", [])
-    assert "Nothing measured yet" in page.words and page.data == {"steps": [], "charts": [], "samples": []}
+    assert "No step was made metrics.jsonl has no step." in page.words and page.data == {
+        "steps": [],
+        "charts": [],
+        "samples": [],
+    }
     folder.append_metrics({"kind": "train", "step": 1, "time": 3.0, "reward/mean": 0.25, "loss": float("nan")})
     page = Page(write_report(folder.path))
     assert "Mean reward, first and last step 0.25 → 0.25" in page.words

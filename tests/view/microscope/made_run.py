@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import numpy as np
 
 import proxima.view
+from proxima.view.microscope.metric_meanings import VITAL, metric_meanings
 
 PAGE = Path(proxima.view.__file__).parent / "microscope" / "page"
 POLICY = (
@@ -74,6 +75,7 @@ class MadeRun:
         return {
             "steps": self.steps,
             "metrics": lists,
+            "about": metric_meanings(lists),
             "evals": [
                 {"step": step, "label": label, "metrics": {"accuracy": value, "reward/mean": value - 0.01}}
                 for step, label, value in ((0, "before", 0.25), (n, "after", 0.75))
@@ -126,11 +128,11 @@ class MadeRun:
                     "min": min(known_names),
                     "max": max(known_names),
                     "length_mean": float(np.mean(rows["length"][own])),
-                    "used": g != 2,
                     "outcomes": {name: names.count(name) for name in set(names)},
                 }
             )
-        metrics = {name: values[step - 1] for name, values in self.trend["metrics"].items()}
+        about, values = self.trend["about"], self.trend["metrics"]
+        metrics = {name: values[name][step - 1] for name, (group, _) in about.items() if group == VITAL}
         return {"step": step, "metrics": metrics, "groups": groups, "completions": rows}
 
     def search(self, query):

@@ -10,10 +10,11 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from proxima.core.surrogate import SURROGATES
-from tests.view.microscope.made_run import PAGE, MadeRun, serve
+from tests.view.microscope.made_run import PAGE, MadeRun, coded, serve
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 PLAYWRIGHT = importlib.util.find_spec("playwright")
@@ -95,6 +96,10 @@ def test_the_way_down_by_clicks(browser):
         page.wait_for_selector(".charts svg")
         assert page.locator(".charts figure").count() == 13
         assert "held-out accuracy 0.25 → 0.75" in page.inner_text(".where")
+        titles = page.locator("section:has(> .charts) > h2").all_inner_texts()
+        assert titles == ["Vital signs", "Rewards", "Updates", "Time and speed", "Other"]
+        first = page.locator(".charts figure").first.inner_text()
+        assert first.startswith("reward/mean") and "mean over the valid completions generated in the step" in first
         page.locator(".charts svg").first.click(position={"x": 3, "y": 40})
         page.wait_for_url("**#/0/step/1*")
         page.wait_for_selector(".fates button")
@@ -121,6 +126,142 @@ def test_the_way_down_by_clicks(browser):
             assert text in shown
         page.click("#crumbs >> text=step 1")
         page.wait_for_selector(".fates button")
+
+
+@needs_browser
+def test_tokens_are_counted_from_1(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("0/step/3/completion/103.2.0?t=0")
+        page.wait_for_selector(".tok.at")
+        length = page.server.run.completions["length"][3 * 8 + 2]
+        assert f"token 1 of {length}" in page.inner_text(".inspector")
+        assert "token 1" in page.inner_text(".band figcaption > output")
+        page.keyboard.press("End")
+        assert f"token {length} of {length}" in page.inner_text(".inspector")
+        slider = page.locator(".band [role=slider]")
+        values = [slider.get_attribute(f"aria-value{name}") for name in ("min", "now", "max")]
+        assert values == ["1", str(length), str(length)]
+        other = page.locator(".graph a[href]").first.get_attribute("aria-label")
+        assert other.startswith(
+            f"another path from token {length // 4 + 4}"
+        )  # 3 tokens of its second message are shared
+        page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=3")
+        page.wait_for_selector(".pair .tok.at")
+        assert page.locator(".compare thead th").first.inner_text() == "token 18"
+
+
+@needs_browser
+def test_groups_say_how_many_completions_were_trained(browser):
+    with opened(browser, MadeRun()) as page:
+        page.visit("step")
+        page.wait_for_selector(".fates button")
+        trained = page.locator('[aria-label^="Groups"] .space .row > :last-child').all_inner_texts()
+        rows = page.server.run.completions
+        assert sum(int(text.partition("/")[0]) for text in trained) == rows["outcome"].count("trained")
+        assert {text.partition("/")[2] for text in trained} == {"8"} and "used" not in page.inner_text(".lists")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [1000, 1280, 1600])
+def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
+    run = MadeRun()
+    run.text = lambda words: words.replace("What is", "Of these, what is")  # 24 characters
+    with opened(browser, run, viewport={"width": width, "height": 800}) as page:
+        page.visit("step")
+        page.wait_for_selector(".space .row")
+        cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+        assert page.locator(".row.head > div, .row > div:first-child").evaluate_all(cut) == []
+        assert page.locator(".list").evaluate_all("all => all.map((one) => one.scrollWidth - one.clientWidth)") == [
+            0,
+            0,
+        ]
+
+
+@needs_browser
+def test_a_chart_cuts_neither_its_name_nor_its_numbers(browser):
+    run, smallest = MadeRun(), -0.000123
+    long = "mismatch/probability_0.001_0.01/log_prob_absdiff"
+    run.trend["metrics"] |= {long: [smallest, *[1e9] * 11]}
+    run.trend["about"] |= {long: ["Other", "with a long name"]}
+    with opened(browser, run) as page:
+        page.visit("0")
+        page.locator(f'[data-name="{long}"]').scroll_into_view_if_needed()
+        page.wait_for_selector(f'[data-name="{long}"] svg')
+        outside = page.locator(".charts svg text").evaluate_all(OUTSIDE)
+        assert outside == [] and "−0.000123" in page.locator(f'[data-name="{long}"] svg').text_content()
+        cut = "all => all.filter((one) => one.scrollWidth > one.clientWidth + 1).map((one) => one.textContent)"
+        assert page.locator(".charts figcaption, .charts figcaption > *").evaluate_all(cut) == []
+
+
+#: Texts that reach beyond their chart.
+OUTSIDE = """all => all.filter((one) => {
+  const box = one.getBoundingClientRect(), chart = one.closest("svg").getBoundingClientRect();
+  return box.left < chart.left || box.right > chart.right || box.top < chart.top || box.bottom > chart.bottom;
+}).map((one) => one.textContent)"""
+
+
+class Skipped(MadeRun):
+    """Of completions with advantage 0 only the log-probs of the engine are stored."""
+
+    empty = False
+
+    def completion(self, name, step=1):
+        made = super().completion(name, step)
+        n = 0 if self.empty else len(made["tokens"]["text"])
+        columns = {"advantage": np.zeros(n), "behavior_log_prob": np.full(n, -0.5), "policy_version": np.full(n, 3)}
+        tokens = {key: values[:n] for key, values in made["tokens"].items()}
+        columns = {key: coded(value) for key, value in columns.items()}
+        return {
+            **made,
+            "tokens": tokens,
+            "columns": columns,
+            "band": None,
+            "episode": None,
+            "problem": "no forward pass",
+        }
+
+
+@needs_browser
+def test_a_completion_has_no_empty_panel(browser):
+    run = Skipped()
+    with opened(browser, run) as page:
+        page.visit("completion")
+        page.wait_for_selector(".tok.at")
+        assert not page.locator(".band").is_visible()  # nothing varies along the answer
+        height = "(one) => one.getBoundingClientRect().height"
+        assert page.locator(".tokens").evaluate(height) <= page.locator(".piece").evaluate(height) * 1.6
+        run.empty = True
+        page.visit("0/step/3/completion/103.3.0")
+        page.wait_for_selector("text=no tokens")
+        assert not page.locator(".band").is_visible() and not page.locator(".inspector").is_visible()
+
+
+@needs_browser
+def test_in_a_frame_of_another_page_it_says_what_is_missing(browser):
+    server = serve(MadeRun())
+    page = browser.new_context().new_page()
+    page.set_default_timeout(600_000)
+    page.set_content("<iframe width=900 height=500></iframe>")
+    frame = page.frame_locator("iframe")
+
+    def shown_in(sandbox):
+        page.eval_on_selector("iframe", "(frame, text) => { frame.sandbox = text; }", sandbox)
+        page.eval_on_selector("iframe", "(frame, text) => { frame.src = text; }", f"{server.address}?{sandbox}#/0")
+
+    for sandbox in ("", "allow-scripts"):  # as a module of the frame's origin, the script may not load
+        shown_in(sandbox)
+        frame.locator("text=The script of this page has not run.").wait_for()
+        assert 'sandbox="allow-scripts allow-same-origin"' in frame.locator("#view").inner_text()
+    shown_in("allow-scripts allow-same-origin")
+    frame.locator(".charts svg").first.wait_for()
+    assert frame.locator("#missing").inner_text() == "This frame has no storage: the theme is not kept."
+    page.route("**/api/0/step/**", lambda route: route.abort())
+    frame.locator(".charts svg").first.click(position={"x": 3, "y": 40})
+    frame.locator("[role=alert]").wait_for()
+    assert "Or this frame forbids requests: open it in a window." in frame.locator("[role=alert]").inner_text()
+    page.context.close()
+    server.shutdown()
+    server.server_close()
 
 
 @needs_browser
@@ -252,7 +393,7 @@ def test_episodes_of_a_group_are_read_turn_by_turn(browser):
 def test_compare_marks_the_first_difference(browser):
     with opened(browser, MadeRun()) as page:
         page.visit("compare")
-        assert "First difference at token 17" in page.inner_text(".compare .bar")
+        assert "First difference at token 18" in page.inner_text(".compare .bar")
         assert page.locator(".pair .tok.first").count() == 2
         assert page.locator(".pair .tok.first >> nth=1").inner_text() == " otherwise"
         page.visit("0/compare?step=1&c=103.1.0&run2=1&step2=1")
@@ -272,6 +413,7 @@ def test_a_note_is_saved_and_listed(browser):
         page.wait_for_selector("text=note ●")
         assert page.server.run.notes["0"] == {"step/3/completion/103.1.0?t=7": "why <b>this</b> one?"}
         page.visit("0")
+        assert page.inner_text(".notes a") == "step/3/completion/103.1.0, token 8"
         page.click(".notes a")
         page.wait_for_url("**/completion/103.1.0?t=7*")
         page.wait_for_selector(".note[open]")
@@ -393,6 +535,7 @@ def test_what_is_missing_is_said(browser):
         other.wait_for_selector("[role=alert]")
         assert "nothing here" in other.inner_text("[role=alert]")
         server.run.trend["metrics"].clear()
+        server.run.trend["about"].clear()
         server.run.trend["steps"].clear()
         server.run.trend["rollout_steps"].clear()
         other.goto("about:blank")
@@ -432,6 +575,8 @@ def test_the_exported_file_needs_no_server(browser, tmp_path):
     frame.locator("th, [role=columnheader]").first.click()  # the order is written into the address
     frame.locator('[aria-label="Completions"] [data-index="1"]').click()
     frame.locator(".tok.at").wait_for()
+    lacks = "no server: no search, notes or further steps; no storage: the theme is not kept; no history"
+    assert frame.locator("#missing").inner_text().startswith(f"This frame has {lacks}")
     assert said == []
     context.close()
 

@@ -5,6 +5,7 @@
     step_file.py     a step's Parquet, by row group, and text search in it
     recomputed_columns.py  columns that were not stored, computed from the weights
     completion_page.py  a completion with its columns, and explained tokens       token_text  ids → text
+    metric_meanings.py  metrics.yaml: what each metric means, for the curves and for docs/
     exported_page.py a page in one file, to share                              page/       HTML, CSS and JavaScript
 
 It only reads the run folder, in a separate process, and writes nothing there, so it can't slow down or harm training.

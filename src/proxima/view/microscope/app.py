@@ -142,7 +142,7 @@ class MicroscopeApp:
 
     def step(self, request: Request) -> dict[str, Any]:
         run, number = self._run(request), request.path_params["step"]
-        return self._step(request).answer() | {"metrics": run.metrics_of(number)}
+        return self._step(request).answer() | {"metrics": run.vital_signs(number)}
 
     def search(self, request: Request) -> dict[str, list[int]]:
         query = request.query_params.get("q", "")

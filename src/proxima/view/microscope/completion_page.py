@@ -144,7 +144,9 @@ class CompletionPage:
     def token(self, token: int) -> dict[str, Any]:
         """Describe a token in figures and in words. Raises: UserError if there is no such token."""
         if not 0 <= token < len(self.row["tokens"]):
-            raise UserError(f"the completion has tokens 0 to {len(self.row['tokens']) - 1}")
+            raise UserError(
+                f"the completion has {len(self.row['tokens'])} tokens, 0 to {len(self.row['tokens']) - 1} in an address"
+            )
         stored = {name: None if values is None else values[token].item() for name, values in self.columns.items()}
         absent = not self._sampled(token)
         at = {name: None if absent and value != value else value for name, value in stored.items()}

@@ -21,18 +21,7 @@ from proxima.runtime.state.completion_columns import torn_file
 from proxima.runtime.state.stored_completions import array_rows
 
 FORMAT = "rollouts 5"
-SCALARS = (
-    "prompt_uid",
-    "sample",
-    "turn",
-    "reward",
-    "valid",
-    "correct",
-    "finish_reason",
-    "outcome",
-    "used",
-    "advantage",
-)
+SCALARS = ("prompt_uid", "sample", "turn", "reward", "valid", "correct", "finish_reason", "outcome", "advantage")
 TEXTS = ("question", "answer")  # the same for all completions of a group
 GROUP = ("sample", "turn", "text", "reward", "parts", "advantage", "outcome", "finish_reason", "correct", "error")
 MESSAGE = 240  # characters of a message shown in a view of several episodes
@@ -152,7 +141,7 @@ class StepFile:
 
     def answer(self) -> dict[str, Any]:
         """Return the step without its metrics: its groups, and its completions column by column."""
-        names = {"prompt_uid": "uid", **{name: name for name in self.table if name not in ("prompt_uid", "used")}}
+        names = {"prompt_uid": "uid", **{name: name for name in self.table if name != "prompt_uid"}}
         columns = {name: self.table[column] for column, name in names.items()}
         return {"step": self.step, "groups": self.groups(), "completions": columns}
 
@@ -212,7 +201,6 @@ class StepFile:
             "size": len(rows),
             **figures,
             "length_mean": float(np.mean(lengths)),
-            "used": bool(self.table["used"][rows[0]]),
             "outcomes": dict(Counter(self.table["outcome"][row] for row in rows)),
         }
 

@@ -13,6 +13,7 @@ import yaml
 from proxima.data import UserError
 from proxima.data.jsonl import lines_from
 from proxima.runtime.state.folder import RunFolder
+from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 from proxima.view.microscope.step_file import StepFile
 
 MOST_SPANS, MOST_LANES = 4000, 10  # limits of a timeline: spans sent; lanes of prompts and of episodes
@@ -187,20 +188,20 @@ class ViewedRun:
         return {"step": self.last_step(), "running": not self.summary(), "steps": steps}
 
     def trend(self, after: int = 0) -> dict[str, Any]:
-        """Return every number in metrics.jsonl for the steps after `after`, and the number of earlier steps; also the
-        evaluations and the specs in the recipe."""
+        """Return every number in metrics.jsonl for the steps after `after`, with group and meaning, and the number of
+        earlier steps; also the evaluations and the specs in the recipe."""
         steps = [record for record in self.records() if record["kind"] == "train"]
         train = [record for record in steps if record["step"] > after]
         evals = [record for record in self.records() if record["kind"] == "eval"]
-        names = sorted({name for record in train for name, value in record.items() if _is_number(value)})
+        named = {name for record in train for name, value in record.items() if _is_number(value)} - {"step"}
+        about = metric_meanings(named)
         return {
             "before": len(steps) - len(train),
             "steps": [record["step"] for record in train],
             "metrics": {
-                name: [record.get(name) if _is_number(record.get(name)) else None for record in train]
-                for name in names
-                if name != "step"
+                name: [record.get(name) if _is_number(record.get(name)) else None for record in train] for name in about
             },
+            "about": about,
             "evals": [
                 {
                     "step": r["step"],
@@ -214,9 +215,10 @@ class ViewedRun:
             "headline": self.headline(evals),
         }
 
-    def metrics_of(self, step: int) -> dict[str, Any]:
-        """Return the record of a step; empty if it is not finished."""
-        return next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
+    def vital_signs(self, step: int) -> dict[str, Any]:
+        """Return the vital metrics of a step; empty if it is not finished."""
+        record = next((r for r in self.records() if r.get("step") == step and r.get("kind") == "train"), {})
+        return {name: record[name] for name in metric_groups()[VITAL] if name in record}
 
     def headline(self, evals: list[dict[str, Any]]) -> str:
         """Return the headline metric of the run's evaluations."""

@@ -26,7 +26,7 @@ async function answerOf(response) {
 }
 
 function unreachable() {
-  throw new Error("the server does not answer; is `proxima view` still running?");
+  throw new Error(`the server does not answer; is \`proxima view\` still running?${self === top ? "" : " Or this frame forbids requests: open it in a window."}`);
 }
 
 export async function get(path, query = {}) {

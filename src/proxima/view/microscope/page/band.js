@@ -50,7 +50,7 @@ export class Band {
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.read = h("output", {});
     this.zoomed = h("button", { type: "button", "aria-keyshortcuts": "z", onclick: () => this.nextZoom() }, "zoom 1×");
-    this.slider = h("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": "Place in the answer", "aria-valuemin": 0, "aria-valuemax": Math.max(0, length - 1), "aria-valuenow": 0 }, this.canvas);
+    this.slider = h("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": "Place in the answer", "aria-valuemin": 1, "aria-valuemax": Math.max(1, length), "aria-valuenow": 1 }, this.canvas);
     this.element = h("figure", { class: "band" }, this.caption(), this.slider);
     this.canvas.addEventListener("pointermove", (event) => this.show(this.indexAt(event)));
     this.canvas.addEventListener("pointerleave", () => this.show(this.at));
@@ -96,25 +96,27 @@ export class Band {
   show(index) {
     for (const { name, output } of this.lines) output.textContent = figure(this.columns.at(name, index));
     const state = this.masked && this.length ? (this.masked[index] ? "masked" : "kept") : "";
-    this.read.textContent = [`token ${count(index)}`, state].filter(Boolean).join(" · ");
+    this.read.textContent = [`token ${count(index + 1)}`, state].filter(Boolean).join(" · ");
   }
 
   select(index) {
     this.at = index;
     this.show(index);
-    this.slider.setAttribute("aria-valuenow", index);
+    this.slider.setAttribute("aria-valuenow", index + 1);
     this.slider.setAttribute("aria-valuetext", [this.read.textContent, ...this.lines.map(({ name, output }) => `${titleOf(name)} ${output.textContent}`)].join(", "));
     this.draw();
   }
 
   setTint(tint) {
     this.tint = tint;
+    this.tinted = tint.name && !["keep", "policy_version"].includes(tint.name) && Array.from({ length: this.length }, (_, i) => i).some((i) => tint.level(i));
+    this.element.hidden = !this.range && !this.lanes.length;
     this.draw();
   }
 
   get lanes() {
     const lanes = [];
-    if (this.tint && this.tint.name && !["keep", "policy_version"].includes(this.tint.name)) lanes.push(["tint", this.tintLane]);
+    if (this.tinted) lanes.push(["tint", this.tintLane]);
     if (this.masked) lanes.push(["masked", this.maskLane]);
     if (this.versions) lanes.push(["version", this.versionLane]);
     if (this.sections.length) lanes.push(["role", this.roleLane]);
@@ -157,9 +159,9 @@ export class Band {
   drawAxis({ pen, x, first, last, width }, height) {
     pen.fillStyle = ink("muted");
     pen.textAlign = "left";
-    pen.fillText(count(first), BAND_LEFT, height - 5);
+    pen.fillText(count(first + 1), BAND_LEFT, height - 5);
     pen.textAlign = "right";
-    pen.fillText(count(last), width - BAND_RIGHT, height - 5);
+    pen.fillText(count(last + 1), width - BAND_RIGHT, height - 5);
     pen.strokeStyle = ink("mark");
     pen.lineWidth = Math.max(1, Math.min(x(1) - x(0), 6));
     pen.globalAlpha = pen.lineWidth > 2 ? 0.35 : 0.9;

@@ -3,7 +3,7 @@
 import { s } from "./dom.js";
 import { extent, figure } from "./format.js";
 
-const WIDTH = 320, HEIGHT = 104, LEFT = 4, RIGHT = 52, TOP = 8, BOTTOM = 14;
+const WIDTH = 320, HEIGHT = 110, LEFT = 4, TOP = 8, BOTTOM = 20, DIGIT = 6.6;
 
 /** Maps values to pixels on a line. */
 export function scaleOf(low, high, from, to) {
@@ -38,15 +38,13 @@ export function lineChart({ series, dots = [], label, steps }) {
   const range = extent([...series.flatMap((one) => [...one.values]), ...dots.map(([, value]) => value)]);
   if (!range) return null;
   const pad = range[0] === range[1] ? Math.abs(range[0]) / 10 || 1 : 0;
-  const x = scaleOf(from, to, LEFT, WIDTH - RIGHT), y = scaleOf(range[0] - pad, range[1] + pad, HEIGHT - BOTTOM, TOP);
-  const ruler = s("line", { class: "ruler", y1: TOP - 4, y2: HEIGHT - BOTTOM + 4, visibility: "hidden" });
+  const right = WIDTH - 8 - DIGIT * Math.max(...range.map((value) => figure(value, 3).length));
+  const x = scaleOf(from, to, LEFT, right), y = scaleOf(range[0] - pad, range[1] + pad, HEIGHT - BOTTOM, TOP);
+  const ruler = s("line", { class: "ruler", y1: TOP - 4, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
-    s("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(range[0]), y2: y(range[0]) }),
-    s("line", { class: "axis", x1: LEFT, x2: WIDTH - RIGHT, y1: y(range[1]), y2: y(range[1]) }),
-    s("text", { x: WIDTH - RIGHT + 5, y: y(range[1]) + 4 }, figure(range[1], 3)),
-    pad ? null : s("text", { x: WIDTH - RIGHT + 5, y: y(range[0]) + 4 }, figure(range[0], 3)),
-    s("text", { x: LEFT, y: HEIGHT - 1 }, String(from)),
-    s("text", { x: WIDTH - RIGHT, y: HEIGHT - 1, "text-anchor": "end" }, String(to)),
+    range.slice(pad ? 1 : 0).map((value) => [s("line", { class: "axis", x1: LEFT, x2: right, y1: y(value), y2: y(value) }), s("text", { x: right + 5, y: y(value) + 4 }, figure(value, 3))]),
+    s("text", { x: LEFT, y: HEIGHT - 3 }, String(from)),
+    s("text", { x: right, y: HEIGHT - 3, "text-anchor": "end" }, String(to)),
     series.map(({ steps: own, values, className }) => [
       s("path", { class: className, d: linePath(own, values, x, y) }),
       lonely(values).map((i) => s("circle", { class: className, cx: x(own[i]), cy: y(values[i]), r: 1.6 })),
@@ -61,7 +59,7 @@ export function lineChart({ series, dots = [], label, steps }) {
   };
   const stepAt = (event) => {
     const box = svg.getBoundingClientRect(), where = ((event.clientX - box.left) / box.width) * WIDTH;
-    return from + ((where - LEFT) / (WIDTH - RIGHT - LEFT)) * (to - from);
+    return from + ((where - LEFT) / (right - LEFT)) * (to - from);
   };
   return { svg, at, stepAt };
 }

@@ -37,7 +37,7 @@ class Compare {
     this.legends = h("div", { class: "legends" });
     this.figures = h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "The token on both sides" });
     const [one, two] = sides, token = (side) => (first < side.data.tokens.text.length ? quoted(side.data.tokens.text[first]) : "the end");
-    const where = first === null || first === undefined ? "The tokens are the same." : `First difference at token ${count(first)}: ${token(one)} against ${token(two)}.`;
+    const where = first === null || first === undefined ? "The tokens are the same." : `First difference at token ${count(first + 1)}: ${token(one)} against ${token(two)}.`;
     const jump = first === null || first === undefined ? null : h("button", { type: "button", onclick: () => this.select(first) }, "go there");
     this.element = h("div", { class: "frame compare" }, h("div", { class: "bar" }, h("b", { role: "status" }, where), jump, h("label", {}, "tint ", this.tints), this.legends), h("div", { class: "pair" }, one.element, two.element), this.figures);
     this.setTint(names.has(route.query.tint) ? route.query.tint : firstTint(one.columns));
@@ -65,7 +65,7 @@ class Compare {
   drawFigures() {
     const names = [...new Map(this.sides.flatMap((side) => tintNames(side.columns)))].filter(([name]) => name !== "keep");
     const row = (side, title) => h("tr", {}, h("th", { scope: "row" }, title), h("td", {}, quoted(side.data.tokens.text[this.at] ?? "")), h("td", {}, { 0: "masked", 1: "kept" }[side.columns.at("keep", this.at)] || "–"), names.map(([name]) => h("td", { class: "n" }, figure(side.columns.at(name, this.at)))));
-    this.figures.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, [`token ${this.at}`, "text", "", ...names.map(([, title]) => title)].map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, row(this.sides[0], "left"), row(this.sides[1], "right"))));
+    this.figures.replaceChildren(h("table", {}, h("thead", {}, h("tr", {}, [`token ${count(this.at + 1)}`, "text", "", ...names.map(([, title]) => title)].map((title) => h("th", { scope: "col" }, title)))), h("tbody", {}, row(this.sides[0], "left"), row(this.sides[1], "right"))));
   }
 }
 

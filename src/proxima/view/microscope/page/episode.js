@@ -63,7 +63,7 @@ function graph(sections, paths, linkOf, onselect) {
       if (end <= path.shared_tokens) return;
       const first = end - span.tokens <= path.shared_tokens;
       if (i) edge(at(i - 1), first ? 14 : y, at(i), y);
-      node(span, at(i), y, { href: linkOf(path) }, `another path from token ${count(path.shared_tokens)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`);
+      node(span, at(i), y, { href: linkOf(path) }, `another path from token ${count(path.shared_tokens + 1)}${isNumber(path.reward) ? `, reward ${signed(path.reward)}` : ""}`);
       wide.push(all.length);
     });
   });

@@ -2,7 +2,7 @@
 
 import { h, later, say } from "./dom.js";
 import { get } from "./api.js";
-import { figure, isNumber, percent, quoted, signed } from "./format.js";
+import { count, figure, isNumber, percent, quoted, signed } from "./format.js";
 import { titleOf } from "./tint.js";
 
 const POLICIES = [ // its name in the answer, its column, its title, what it is, whether it is shown when it is absent
@@ -30,6 +30,7 @@ export class Inspector {
     this.body = h("div", { class: "facts" });
     this.element = h("section", { class: "inspector", "aria-label": "The token" }, this.body,
       h("p", { class: "moves" }, h("button", { type: "button", onclick: () => onmove(-1) }, "← previous"), h("button", { type: "button", onclick: () => onmove(1) }, "next →")));
+    this.element.hidden = !data.tokens.text.length;
     this.ask = later((index) => this.fetch(index), WAIT);
     this.index = -1;
   }
@@ -69,7 +70,7 @@ export class Inspector {
     const name = { given: "not sampled: no loss here", unknown: "kept or masked: not stored", kept: "kept", masked: "masked" }[state];
     this.body.replaceChildren(
       h("h2", { class: "token-name" }, quoted(tokens.text[at])),
-      h("p", { class: "muted" }, `token ${at} of ${tokens.text.length} · id ${tokens.ids[at]}${isKnown(version) ? ` · version ${version}` : ""}`),
+      h("p", { class: "muted" }, `token ${count(at + 1)} of ${count(tokens.text.length)} · id ${tokens.ids[at]}${isKnown(version) ? ` · version ${version}` : ""}`),
       h("p", { class: `reason ${state}` }, h("span", { "aria-hidden": "true" }, { kept: "✓ ", masked: "✕ " }[state] || "· "), reason || name),
       this.policies(at, told), this.measures(told), ...this.bandFigures(told), ...this.alternatives(at, told));
   }

@@ -96,7 +96,10 @@ export class List {
 
   row(index) {
     const item = this.items[index];
-    const cells = this.columns.map((column) => h("div", { role: "gridcell", class: this.classOf(column) }, column.text(item)));
+    const cells = this.columns.map((column) => {
+      const content = column.text(item);
+      return h("div", { role: "gridcell", class: this.classOf(column), title: typeof content === "string" && content.length > 9 ? content : null }, content);
+    });
     const row = h("div", { class: "row", role: "row", id: `row-${this.number}-${index}`, "data-index": index, "aria-rowindex": index + 2 }, cells);
     row.style.top = `${index * ROW}px`;
     return row;

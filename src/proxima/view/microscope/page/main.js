@@ -130,7 +130,17 @@ listen([
   { key: "l", text: "next theme", run: () => themeButton.click() },
 ]);
 
+/** What a file, or a frame of another page, lacks, and why. */
+function sayMissing() {
+  const missing = isFile ? ["no server: no search, notes or further steps"] : [];
+  const attempt = (action, lack) => { try { action(); } catch { missing.push(lack); } };
+  attempt(() => localStorage.length, "no storage: the theme is not kept");
+  attempt(() => history.replaceState(null, "", location.hash || "#"), "no history: the address stays as it is");
+  if (missing.length) document.getElementById("bar").append(h("p", { id: "missing", class: "muted" }, `This ${self === top ? "file" : "frame"} has ${missing.join("; ")}.`));
+}
+
 async function start() {
+  sayMissing();
   setTheme(THEMES.includes(stored()) ? stored() : "auto");
   if (!parsed(location.hash) || location.hash.length < 3) {
     const runs = fileStart ? [] : await get("runs").catch(() => []);

@@ -54,5 +54,5 @@ export async function noteList(run) {
   const notes = Object.entries(await notesOf(run)).filter(([, text]) => text);
   if (!notes.length) return null;
   const link = (key) => (key === "run" ? linkTo(run) : linkTo(`${run}/${key}`));
-  return h("section", { class: "notes" }, h("h2", {}, "Notes"), h("ul", {}, notes.map(([key, text]) => h("li", {}, h("a", { href: link(key) }, key), h("p", {}, text)))));
+  return h("section", { class: "notes" }, h("h2", {}, "Notes"), h("ul", {}, notes.map(([key, text]) => h("li", {}, h("a", { href: link(key) }, key.replace(/\?t=(\d+)$/, (_, at) => `, token ${+at + 1}`)), h("p", {}, text)))));
 }

@@ -1,6 +1,6 @@
 // A step: its rewards as a histogram that filters, its groups by spread, what was dropped and why, its completions.
 
-import { h, say } from "./dom.js";
+import { h, say, terms } from "./dom.js";
 import { get } from "./api.js";
 import { count, figure, isNumber, percent, plain, signed, words } from "./format.js";
 import { completionId, go, remember, stepPath } from "./router.js";
@@ -23,7 +23,6 @@ export function outcomeWords(name) {
 
 const SHORT = { skipped_zero_advantage: "advantage 0", critic_only: "critic alone", invalid: "no score" };
 const MARKS = { right: "✓ right", wrong: "✕ wrong", "no score": "! no score" };
-const STRIP = ["reward/mean", "reward/std", "accuracy", "entropy", "masked_fraction", "kl", "length/mean", "truncated", "grad_norm", "mismatch"];
 
 class Step {
   constructor(route, step, steps) {
@@ -47,28 +46,27 @@ class Step {
   }
 
   strip() {
-    const { metrics } = this.step, names = Object.keys(metrics || {});
-    const shown = STRIP.flatMap((name) => names.filter((one) => one === name || (one.startsWith(`${name}/`) && one.endsWith("mean"))).slice(0, 1));
     const versions = [Math.min(...this.rows.version_min.filter(isNumber)), Math.max(...this.rows.version_max.filter(isNumber))];
     const own = Number.isFinite(versions[0]) ? [["versions", versions[0] === versions[1] ? versions[0] : `${versions[0]} to ${versions[1]}`]] : [];
-    return h("dl", { class: "strip" }, [["completions", count(this.rows.uid.length)], ["groups", count(this.step.groups.length)], ...shown.map((name) => [name, figure(metrics[name])]), ...own].map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+    return terms([["completions", count(this.rows.uid.length)], ["groups", count(this.step.groups.length)], ...Object.entries(this.step.metrics).map(([name, value]) => [name, figure(value)]), ...own], "strip");
   }
 
   makeGroups() {
-    const number = (title, value, doc, wide) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: "4.8em", doc, wide });
+    const number = (title, value, doc, wide) => ({ title, text: (group) => figure(value(group), 3), sort: value, className: "n", width: title === "spread" ? "5.4em" : "4.6em", doc, wide });
+    const longest = this.step.groups.reduce((most, group) => Math.max(most, plain(group.answer).length), 6);
     return new List({
       label: "Groups: completions of one prompt",
       sorted: ["spread", true],
       onopen: (group) => this.openGroup(group),
       empty: "no group passes the filters",
       columns: [
-        { title: "question", text: (group) => group.question, width: "minmax(9em, 1fr)" },
-        { title: "answer", text: (group) => plain(group.answer), width: "minmax(3em, 7em)", wide: true },
-        { title: "range", text: (group) => this.range(group), width: "92px", wide: true },
+        { title: "question", text: (group) => group.question, width: "minmax(8em, 1fr)" },
+        { title: "answer", text: (group) => plain(group.answer), width: `${Math.min(longest, 16)}ch`, wide: true },
+        { title: "range", text: (group) => this.range(group), width: "60px", wide: true },
         number("mean", (group) => group.mean),
         number("spread", (group) => group.std, "standard deviation of the rewards"),
         number("length", (group) => group.length_mean, "mean, in tokens", true),
-        { title: "used", text: (group) => `${group.passing}/${group.size}${group.used ? "" : " ✕"}`, sort: (group) => Number(group.used), width: "4.6em", doc: "completions that pass the filters, of how many; ✕: the group was dropped" },
+        { title: "trained", text: (group) => `${group.outcomes.trained || 0}/${group.size}`, sort: (group) => group.outcomes.trained || 0, className: "n", width: "4.2em", doc: "completions that were trained, of how many" },
       ],
     });
   }
@@ -87,20 +85,20 @@ class Step {
 
   makeCompletions() {
     const { rows } = this;
-    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: "5.4em", wide });
+    const number = (title, column, show, wide) => ({ title, text: (i) => show(rows[column][i], 3), sort: (i) => rows[column][i], className: "n", width: column === "advantage" ? "5.8em" : "4.2em", wide });
     return new List({
       label: "Completions",
       onopen: (i) => this.openCompletion(i),
       empty: "no completion passes the filters",
       columns: [
-        { title: "uid.sample", text: (i) => `${rows.uid[i]}.${rows.sample[i]}${rows.turn[i] ? `.${rows.turn[i]}` : ""}`, width: "minmax(6em, 1fr)", sort: (i) => rows.uid[i] * 4096 + rows.sample[i] },
+        { title: "uid.sample", text: (i) => `${rows.uid[i]}.${rows.sample[i]}${rows.turn[i] ? `.${rows.turn[i]}` : ""}`, width: "minmax(5.6em, 1fr)", sort: (i) => rows.uid[i] * 4096 + rows.sample[i] },
         number("reward", "reward", figure),
         number("advantage", "advantage", signed),
         number("length", "length", (value) => count(value)),
         { title: "verdict", text: (i) => MARKS[verdictOf(rows, i)] || "–", width: "5.6em", wide: true },
-        { title: "outcome", text: (i) => SHORT[rows.outcome[i]] || words(rows.outcome[i]), sort: (i) => rows.outcome[i], width: "minmax(5em, 1.2fr)", wide: true },
-        { title: "version", text: (i) => (rows.version_min[i] === rows.version_max[i] ? figure(rows.version_min[i]) : `${rows.version_min[i]}–${rows.version_max[i]}`), sort: (i) => rows.version_min[i], className: "n", width: "5em", wide: true },
-        { title: "ended", text: (i) => rows.finish_reason[i] || "–", width: "4.6em", wide: true },
+        { title: "outcome", text: (i) => SHORT[rows.outcome[i]] || words(rows.outcome[i]), sort: (i) => rows.outcome[i], width: "minmax(6.5em, 1.2fr)", wide: true },
+        { title: "version", text: (i) => (rows.version_min[i] === rows.version_max[i] ? figure(rows.version_min[i]) : `${rows.version_min[i]}–${rows.version_max[i]}`), sort: (i) => rows.version_min[i], className: "n", width: "4.2em", wide: true },
+        { title: "ended", text: (i) => rows.finish_reason[i] || "–", width: "4em", wide: true },
       ],
     });
   }
@@ -114,7 +112,7 @@ class Step {
       members.get(uid).push(i);
     }
     this.rewardsOf = this.rewardsOf || rewardsByGroup(this.rows);
-    const groups = this.step.groups.filter((group) => members.has(group.uid)).map((group) => ({ ...group, passing: members.get(group.uid).length, rewards: this.rewardsOf.get(group.uid) }));
+    const groups = this.step.groups.filter((group) => members.has(group.uid)).map((group) => ({ ...group, rewards: this.rewardsOf.get(group.uid) }));
     this.groupList.show(groups, (group) => group && group.uid);
     this.completionList.show(passing, (i) => i);
     this.histogram.mark(this.filters.rewardRange());

@@ -2,7 +2,6 @@
 // plain text of the same size, so that 32,000 tokens scroll, and can be read aloud, like any text.
 
 import { h } from "./dom.js";
-import { quoted } from "./format.js";
 
 const PIECE = 96, LONGEST = 768; // tokens: a piece ends at the first line end after PIECE, and at LONGEST
 
@@ -172,10 +171,6 @@ export class TokenText {
     }
     this.redress();
     return places;
-  }
-
-  describe(index) {
-    return `token ${index + 1} of ${this.texts.length}: ${quoted(this.texts[index] || "")}${this.masked && this.masked[index] ? ", masked" : ""}`;
   }
 
   leave() {

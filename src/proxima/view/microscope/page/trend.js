@@ -7,17 +7,6 @@ import { go, remember, stepPath } from "./router.js";
 import { lineChart, timelineChart } from "./chart.js";
 import { noteField, noteList } from "./notes.js";
 
-const FIRST = ["reward/mean", "accuracy", "reward/std", "entropy", "kl", "masked_fraction", "length/mean", "truncated", "grad_norm", "mismatch", "loss", "lr", "time/step"];
-
-/** The main metrics come first, the others by name. */
-function ordered(names) {
-  const place = (name) => {
-    const at = FIRST.findIndex((one) => name === one || name.startsWith(`${one}/`) || name.startsWith(`${one}_`));
-    return at < 0 ? FIRST.length : at;
-  };
-  return [...names].sort((a, b) => place(a) - place(b) || (a < b ? -1 : 1));
-}
-
 class Trend {
   constructor(route, trend, runs) {
     Object.assign(this, { route, trend, runs });
@@ -26,7 +15,7 @@ class Trend {
     this.at = null;
     this.find = h("input", { type: "search", placeholder: "metrics by name", "aria-label": "Metrics by name", "aria-keyshortcuts": "/", value: route.query.q || "", oninput: () => this.choose() });
     this.said = h("span", { class: "muted", role: "status" });
-    this.place = h("div", { class: "charts" });
+    this.place = h("div", {});
     this.evals = h("section", {});
     this.facts = h("section", { class: "specs" });
     this.extra = h("section", {});
@@ -66,7 +55,7 @@ class Trend {
   }
 
   drawEvals() {
-    const rows = this.trend.evals || [], names = ordered(new Set(rows.flatMap((row) => Object.keys(row.metrics)).filter((name) => name !== "step"))).slice(0, 8);
+    const rows = this.trend.evals || [], names = [...new Set([this.trend.headline, ...rows.flatMap((row) => Object.keys(row.metrics))])].filter((name) => !/^(step|time)/.test(name) && rows.some((row) => name in row.metrics)).slice(0, 8);
     if (!rows.length) return;
     this.evals.replaceChildren(h("h2", {}, "Held-out results"), h("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Held-out results" }, h("table", {},
       h("thead", {}, h("tr", {}, ["step", "", ...names].map((name) => h("th", { scope: "col" }, words(name))))),
@@ -90,21 +79,26 @@ class Trend {
     this.choose();
   }
 
-  /** Draw the charts whose metrics match the field. */
+  /** Draw the charts whose metrics match the field, group by group; the server's order has the vital ones first. */
   choose() {
     const wanted = this.find.value.trim().toLowerCase().split(/\s+/);
     remember({ q: this.find.value.trim() });
-    const names = ordered(Object.keys(this.trend.metrics)).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)));
+    const { about, metrics } = this.trend, groups = new Map();
+    const names = Object.keys(about).filter((name) => wanted.every((word) => name.toLowerCase().includes(word)) && extent(metrics[name]));
     this.charts = [];
     const watch = new IntersectionObserver((seen) => seen.forEach((one) => {
       if (!one.isIntersecting) return;
       watch.unobserve(one.target);
       this.chart(one.target, one.target.dataset.name);
     }), { rootMargin: "300px" });
-    const cards = names.filter((name) => extent(this.trend.metrics[name])).map((name) => h("figure", { "data-name": name }));
-    this.place.replaceChildren(...cards);
-    cards.forEach((card) => watch.observe(card));
-    this.said.textContent = `${count(cards.length)} of ${count(Object.keys(this.trend.metrics).length)} metrics`;
+    for (const name of names) {
+      const [title] = about[name], card = h("figure", { "data-name": name });
+      if (!groups.has(title)) groups.set(title, h("div", { class: "charts" }));
+      groups.get(title).append(card);
+      watch.observe(card);
+    }
+    this.place.replaceChildren(...[...groups].map(([title, cards]) => h("section", {}, h("h2", {}, title), cards)));
+    this.said.textContent = `${count(names.length)} of ${count(Object.keys(about).length)} metrics`;
   }
 
   chart(card, name) {
@@ -116,7 +110,7 @@ class Trend {
     const range = extent(values), known = values.filter(isNumber), last = known[known.length - 1];
     const chart = lineChart({ series, dots, steps: every, label: `${name} by step, ${figure(range[0])} to ${figure(range[1])}, last ${figure(last)}` });
     const read = h("output", {}, figure(last));
-    card.replaceChildren(h("figcaption", { title: name }, h("span", {}, name), read), chart.svg);
+    card.replaceChildren(h("figcaption", {}, h("b", {}, name), read, h("p", { class: "muted" }, this.trend.about[name][1])), chart.svg);
     const nearest = (event) => this.nearest(chart.stepAt(event));
     chart.svg.addEventListener("pointermove", (event) => this.moveTo(nearest(event)));
     chart.svg.addEventListener("click", () => this.open());
@@ -165,10 +159,10 @@ class Trend {
 
   /** New steps of a running training. */
   async refresh() {
-    const path = `${this.route.run}/trend`, { steps, metrics } = this.trend;
+    const path = `${this.route.run}/trend`, { steps } = this.trend;
     let trend = await getOrNull(path, { after: steps[steps.length - 1] ?? 0 });
     if (trend && trend.before !== steps.length) trend = await getOrNull(path);
-    else if (trend) joinTo(trend, steps, metrics);
+    else if (trend) joinTo(trend, this.trend);
     if (!trend) return;
     const atEnd = this.at === this.trend.rollout_steps.length - 1, step = this.step;
     this.trend = trend;
@@ -179,10 +173,11 @@ class Trend {
   }
 }
 
-function joinTo(now, steps, metrics) {
+function joinTo(now, { steps, metrics, about }) {
   const of = (from, name, list) => from.metrics[name] || list.map(() => null);
   for (const name in { ...metrics, ...now.metrics }) now.metrics[name] = [...of({ metrics }, name, steps), ...of(now, name, now.steps)];
   now.steps = [...steps, ...now.steps];
+  now.about = { ...about, ...now.about };
 }
 
 export async function trendView(route) {
