@@ -49,7 +49,7 @@ SEEDS = {
         response_length stop_token compute_rewards compute_advantages logprobs_from_logits masked_mean masked_whiten
         AdaptiveKLController AutoModelForCausalLMWithValueHead create_reference_model dpo_loss get_batch_logps
         label_smoothing reference_free average_log_prob objective/kl objective/rlhf_reward ppo/policy/approxkl
-        ppo/loss/value ppo/val/var_explained val/clipfrac_avg rewards/accuracies""",
+        ppo/loss/value ppo/val/var_explained val/clipfrac_avg val/ratio""",
     "AReaL's segment-wise decoupled PPO": """
         enable_segment_wise_ppo async_training rollout.max_concurrent_rollouts rollout.max_head_offpolicyness
         rollout.consumer_batch_size rollout.queue_size actor.eps_clip actor.c_clip actor.reward_scaling

@@ -42,6 +42,7 @@ from tests.core.batches import make_batch
         ("actor/kl_loss", "reference_kl/mean"),
         ("objective/kl", "reward_kl/mean"),
         ("train/num_gen_batches", "gen_batches"),
+        ("rewards/accuracies", "rewards/accuracies"),  # ours too, of a step of DPO; `accuracy` is of the evaluations
         ("no_such_metric", "no_such_metric"),
     ],
 )

@@ -14,7 +14,7 @@ SCOPES = ("grpo_actor/", "ppo_actor/", "update/")  # of AReaL's statistics, the 
 
 # ours → theirs, as documented in docs/glossary.md, which also has the differences
 NAMES = {
-    "accuracy": "eval_accuracy rewards/accuracies",
+    "accuracy": "eval_accuracy",
     "approx_kl": "policy/approxkl_avg ppo/policy/approxkl",
     "approx_kl_k1": "actor/ppo_kl approx_kl/avg",
     "clip_fraction_dual": "actor/pg_clipfrac_lower dual_clip_ratio/avg",
