@@ -1,12 +1,13 @@
 """policy_loss: validation, metrics and penalties."""
 
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 
 from proxima.check.batches import make_batch
-from proxima.core import PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
+from proxima.core import PENALTIES, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
 from proxima.data import PolicyBatch
 
 
@@ -54,6 +55,14 @@ def test_without_a_proximal_policy_there_are_no_ratio_metrics() -> None:
     )
     loss = policy_loss(b, surrogate=Reinforce(), aggregate=TokenMean())
     assert float(loss.value) == 1.0 and set(loss.metrics) == {"masked_fraction"}
+
+
+def test_the_kl_to_the_reference_is_measured_whatever_the_penalty_estimates() -> None:
+    b = two_tokens(log_prob=torch.tensor([-1.0, -1.0]), reference_log_prob=torch.tensor([-1.0, -1.5]))
+    k1, k3 = PENALTIES["k1"](0.1), PENALTIES["k3"](0.1)
+    losses = [policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), penalty=p) for p in (None, k1, k3)]
+    for loss in losses:
+        assert loss.metrics["reference_kl/mean"].value == pytest.approx((math.exp(-0.5) - 1 + 0.5) / 2)
 
 
 def test_an_extreme_ratio_stays_finite() -> None:

@@ -328,6 +328,9 @@ def test_the_reference_penalty(trained, tiny_model):
         name: trained(name, algorithm={"preset": "grpo", "reference_kl": penalty}, **small)
         for name, penalty in penalties.items()
     }
+    measured = [step.get("reference_kl/mean") for step in steps_of(made["pulled"].path)]
+    assert measured[0] == pytest.approx(0, abs=1e-6) and max(measured) > 1e-6
+    assert "reference_kl/mean" not in steps_of(made["free"].path)[-1]
     items = trajectories(read_rows(made["free"].rollout_file(1)))
 
     def log_prob(loaded):

@@ -172,8 +172,9 @@ def policy_loss(
         token, sequence and position.
     Edge cases: a batch without loss tokens gives numerator 0 with zero gradient, denominator 0 and value 0.
     Metrics over loss tokens, of the ratio π/π_prox: `ratio_mean`, `ratio_max`, `approx_kl` and `approx_kl_k1` (k3,
-    k1 of KL(π_prox‖π)), and `masked_fraction` (not kept); of π against μ see `core.mismatch_metrics`. A surrogate of
-    unit "sequence" is weighted by the geometric mean of its kept tokens' weights.
+    k1 of KL(π_prox‖π)), `reference_kl/mean` (k3 of KL(π‖π_ref)), and `masked_fraction` (not kept); of π against μ see
+    `core.mismatch_metrics`. A surrogate of unit "sequence" is weighted by the geometric mean of its kept tokens'
+    weights.
     Differs: corrections do not weight penalties (nor in verl and TRL, T5). verl's `geo_mean` counts rejected tokens in
         the geometric mean, as 1e-10 (P10).
     """
@@ -334,6 +335,9 @@ def common_metrics(b: PolicyBatch, keep: Tensor) -> Metrics:
         metrics["ratio_max"] = Peak.over(ratio, mask)
         metrics["approx_kl"] = SumCount.over(k3(log_ratio), mask)
         metrics["approx_kl_k1"] = SumCount.over(-log_ratio, mask)
+    if b.reference_log_prob is not None:
+        d = (b.masked("reference_log_prob") - b.masked("log_prob")).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        metrics["reference_kl/mean"] = SumCount.over(k3(d), mask)
     if b.entropy is not None:
         metrics["entropy"] = SumCount.over(b.entropy, mask)
     return metrics

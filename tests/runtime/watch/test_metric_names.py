@@ -3,8 +3,8 @@
 import pytest
 
 from proxima.core import mismatch_metrics
-from proxima.core.correction import CapFloor
-from proxima.runtime.watch.metric_names import METRIC_ALIASES, canonical_metric, metric_of
+from proxima.core.correction import CapFloor, Importance
+from proxima.runtime.watch.metric_names import APPLIED, METRIC_ALIASES, canonical_metric, metric_of
 from tests.core.batches import make_batch
 
 
@@ -33,6 +33,16 @@ from tests.core.batches import make_batch
         ("fully_async/trainer/idle_ratio", "idle/trainer"),
         ("behav_imp_weight/std", "correction/rollout_is_std"),
         ("behav_kl/avg", "correction/kl"),
+        ("grpo_actor/behav_imp_weight/avg", "correction/rollout_is_mean"),
+        ("ppo_actor/update/behave_imp_weight/avg", "correction/rollout_is_mean"),
+        ("grpo_actor/grad_norm", "grad_norm"),
+        ("mismatch/rollout_is_ratio_fraction_high", "correction/rollout_is_ratio_fraction_high"),  # verl's PR 3694
+        ("mismatch/rollout_is_seq_masked_fraction", "correction/rollout_is_seq_clipped_fraction"),  # and after it
+        ("mismatch/rollout_is_catastrophic_token_fraction", "mismatch/rollout_is_catastrophic_token_fraction"),
+        ("actor/kl_loss", "reference_kl/mean"),
+        ("objective/kl", "reward_kl/mean"),
+        ("train/num_gen_batches", "gen_batches"),
+        ("rewards/accuracies", "rewards/accuracies"),  # ours too, of a step of DPO; `accuracy` is of the evaluations
         ("no_such_metric", "no_such_metric"),
     ],
 )
@@ -49,8 +59,10 @@ def test_every_mismatch_alias_leads_to_a_metric_that_is_measured() -> None:
 
 def test_every_alias_of_a_weight_leads_to_a_metric_of_the_correction() -> None:
     measured = CapFloor()(make_batch([4])).metrics
-    weights = [ours for name, ours in METRIC_ALIASES.items() if name.startswith("behav_")]
-    assert len(weights) == 5 and set(weights) <= measured.keys()
+    weights = [ours for name, ours in METRIC_ALIASES.items() if name.startswith(("behav_", "behave_"))]
+    assert len(weights) == 10 and set(weights) <= measured.keys()
+    applied = Importance(normalise=True)(make_batch([4])).metrics
+    assert {f"correction/rollout_is_{name}" for name in APPLIED} <= applied.keys()
 
 
 def test_a_record_is_read_under_any_name_old_records_too() -> None:

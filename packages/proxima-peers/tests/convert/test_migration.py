@@ -22,7 +22,10 @@ SHORT = {
     }
 }
 CONTEXTS = {
-    "verl": [{"algorithm.adv_estimator": "grpo"}, {"algorithm.rollout_is_threshold": 2.0}],
+    "verl": [
+        {"algorithm.adv_estimator": "grpo", "reward_model.overlong_buffer.enable": True},
+        {"algorithm.rollout_is_threshold": 2.0},
+    ],
     "trl": [{"beta": 0.0}, {"loss_type": "sapo"}, {"loss_type": "vespo"}, {"use_vllm": True}, {"use_peft": True}],
     "areal": [
         {"actor.reward_norm.mean_level": "group"},

@@ -112,6 +112,15 @@ def test_a_file_that_it_builds_on_is_read_or_told(tmp_path):
     ].why
 
 
+def test_a_program_with_a_config_of_its_own_reads_it_where_it_lies_beside_the_script(tmp_path):
+    folder = tmp_path / "recipe" / "cppo"
+    (folder / "src" / "config").mkdir(parents=True)
+    (folder / "run.sh").write_text("python3 -m recipe.cppo.src.main_cppo cppo.pruning_rate=0.5")
+    assert "may have its own defaults" in read(folder / "run.sh")["launch"].why
+    (folder / "src" / "config" / "cppo_trainer.yaml").write_text("cppo: {pruning_rate: 0, metric: smallest}")
+    assert read(folder / "run.sh") == {"cppo.pruning_rate": 0.5, "cppo.metric": "smallest"}
+
+
 def test_hydras_defaults_are_composed_from_the_folders_beside_the_file():
     """Groups with packages, relative ones, `${engine}` in a name, `override`; references are resolved at the end."""
     result = read(SCRIPTS / "hydra" / "trainer.yaml")

@@ -139,8 +139,20 @@ def _merged(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 # --- files on which a file builds -------------------------------------------------------------------------------------
 
 
+# What a script's program reads first, from the folder of the script or one above it.
+OWN_CONFIGS = {
+    "recipe.cppo.src.main_cppo": "src/config/cppo_trainer.yaml",
+    "recipe.dapo.main_dapo": "config/dapo_trainer.yaml",
+}
+
+
 def _over_base(flat: Flat, path: Path) -> Flat:
-    """A script's options merged over those of its `--config FILE`, searched from the script's folder upwards."""
+    """A script's options merged over those of its `--config FILE` or its program's own, searched from the script's
+    folder upwards."""
+    program, says, _ = getattr(flat.get("launch"), "why", "").partition(" may have its own defaults,")
+    own = _found(Path(OWN_CONFIGS[program]), path) if says and program in OWN_CONFIGS else None
+    if own is not None:
+        return {**_composed(own), **{key: flat[key] for key in flat if key != "launch"}}
     written = flat.get("config", flat.get("config_name"))
     if written is None:
         return flat

@@ -230,7 +230,7 @@ def _corrections(d: Draft, o: Options, kind: str) -> None:
     """The sampler correction, off-policy sequence mask, top-entropy mask."""
     prefix = "vllm_importance_sampling_"
     names = [prefix + name for name in ("correction", "mode", "clip_max", "clip_min", "cap")]
-    if o.flag("use_vllm") and o.flag(prefix + "correction", default=True):
+    if o.flag("use_vllm") and o.flag(prefix + "correction", default=not o.given("pruning")):  # CPPO's trainer has none
         _sampler_correction(d, o, prefix)
     else:
         off = "the correction is switched off" if o.flag("use_vllm") else "use_vllm is false: TRL corrects no sampler"
@@ -271,6 +271,8 @@ def _penalties(d: Draft, o: Options) -> None:
     beta = o.number("beta", default=0.0)
     if beta:
         unbiased = (o.flag("use_bias_correction_kl", default=True), o.origin("use_bias_correction_kl"))
+        if o.given("pruning") and not o.given("use_bias_correction_kl"):
+            unbiased = (False, "CPPO's trainer does not correct it")
         origin = o.origin("beta")
         d.spec("algorithm.reference_kl", "k3", origin, coefficient=(beta, origin), unbiased=unbiased)
     common.entropy(d, o, "entropy_coef")
@@ -343,6 +345,9 @@ def clip_and_save(d: Draft, o: Options, made: int) -> None:
     strategy = o.choice(("steps", "epoch", "no", "best"), "save_strategy", default="steps")
     if strategy == "epoch":
         d.needs("checkpoint.every", "save_strategy: epoch; set it in steps")
+    if strategy == "best":
+        metric = o.get("metric_for_best_model", default="loss")
+        d.lacks("save_strategy", f"best, by {metric}: checkpoint.keep_best=true, with eval.task, keeps the best here")
     if strategy == "steps":
         save = o.number("save_steps", default=500, least=0, most=10**9)
         if 0 < save < 1:

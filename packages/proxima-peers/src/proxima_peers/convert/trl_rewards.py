@@ -103,7 +103,8 @@ def rewards(d: Draft, o: Options) -> None:
         place = f"reward.{common.rewards_of(d)}"
         _one(d, o, place, index, function)
         if summed is not None and summed[index] != 1:
-            d.put(f"{place}.weight", summed[index], "from reward_weights")
+            factor = d.entries.get(f"{place}.weight")
+            d.put(f"{place}.weight", summed[index] * (factor.value if factor else 1), "from reward_weights")
     for name, function_of in OPTIONS.items():
         if not any(function.name == function_of for function in functions):
             d.drops_given(o, f"reward_funcs does not name {function_of}", name)
@@ -121,7 +122,8 @@ def _of_environment(d: Draft, alone: bool) -> None:
 def _one(d: Draft, o: Options, place: str, index: int, function: NamedReward) -> None:
     """Add the entry of one reward."""
     origin = f"from reward_funcs: {function.name}"
-    make = KNOWN.get((function.name, function.called)) if function.arguments is not None else None
+    own = IN_CPPO.get(function.name) if o.given("pruning") and not function.called else None
+    make = own or KNOWN.get((function.name, function.called)) if function.arguments is not None else None
     if function.is_model:
         d.append("reward", "model", o.origin(MODEL if o.given(MODEL) else "reward_funcs"), path=(function.name, origin))
     elif make is not None and (reward := make(function, o)) is not None:
@@ -194,6 +196,13 @@ def _repetition(function: NamedReward, o: Options) -> Found:
     return "repetition", {"n": n, "unit": unit, "max_penalty": (0 - penalty, origin)}
 
 
+def _accuracy_in_cppo(function: NamedReward, o: Options) -> Found:
+    """2 for an exact answer to a question of GSM8K, 1.5 for an equal number; 2 for a right answer of another set."""
+    if "gsm8k" in str(o.get("dataset_name", default="")).lower():
+        return "accuracy_1_5_2", {}
+    return "math", {"weight": (2, "as rewards_math.py of CPPO pays")}
+
+
 OPTIONS = {
     "max_completion_len": "soft_overlong_punishment",
     "soft_punish_cache": "soft_overlong_punishment",
@@ -212,3 +221,4 @@ KNOWN: dict[tuple[str, bool], Callable[[NamedReward, Options], Found]] = {  # (n
     ("soft_overlong_punishment", False): _overlong,
     ("repetition_penalty", False): _repetition,
 }
+IN_CPPO = {"accuracy": _accuracy_in_cppo, "format": _plain("format")}  # completion pruning's own, by open-r1's names
