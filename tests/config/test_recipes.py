@@ -33,6 +33,7 @@ PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not
 METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {
     "lora": "cppo",
     "ppo_notebook": "ppo",
+    "score_centering": "gpg",
 }
 
 

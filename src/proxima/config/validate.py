@@ -43,18 +43,18 @@ PACKAGES = {  # a path → the kind that needs a package, or any; the package an
 
 @dataclass(frozen=True)
 class IfSet:
-    """A check of a section that most recipes leave out: its module is imported only if a recipe has the section.
+    """A check of a section or field that most recipes leave out: its module is imported only if a recipe sets it.
 
     Args:
-        section: its name in a recipe.
-        name: name of the function in `sections.<section>_section`.
+        section: its path in a recipe.
+        name: name of the function in the module `<last part of the path>_section`.
     """
 
     section: str
     name: str
 
     def check(self) -> Check:
-        module = importlib.import_module(f"proxima.config.sections.{self.section}_section")
+        module = importlib.import_module(f"proxima.config.sections.{self.section.split('.')[-1]}_section")
         check: Check = getattr(module, self.name)
         return check
 
@@ -96,7 +96,9 @@ CHECKS: Sequence[Check | IfSet] = (
     algorithm_section.routes_are_supplied,
     algorithm_section.epochs_measure_the_kl,
     algorithm_section.advantage_is_supported,
-    algorithm_section.teacher_is_usable,
+    algorithm_section.corrections_can_be_combined,
+    IfSet("algorithm.distillation", "teacher_is_usable"),
+    IfSet("engine.top_k_log_probs", "top_k_is_usable"),
     algorithm_section.reference_engine_is_asked,
     algorithm_section.gdpo_has_the_weights,
     algorithm_section.advantage_reads_the_kl,
@@ -212,7 +214,7 @@ def _problems(resolved: Resolved[Any], checks: Sequence[Check | IfSet]) -> list[
     problems = []
     for check in checks:
         if isinstance(check, IfSet):
-            if sections.get(check.section) is None:
+            if not resolved.get(check.section):
                 continue
             check = check.check()
         names = inspect.signature(check).parameters

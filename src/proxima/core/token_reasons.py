@@ -152,7 +152,8 @@ class TokenReasons:
             values = spec.values(b)
             value = float(values[token] if spec.level == "token" else values[at])
             what = f"{spec.statistic} of the {spec.level}" + ("" if spec.level == "token" else f" ({spec.reduce})")
-            return f"{name}: {_outside(value, spec.floor, spec.upper)}, {what}"
+            away = ", and the update moves the token away" if spec.keep_returning else ""
+            return f"{name}: {_outside(value, spec.floor, spec.ceiling)}, {what}{away}"
         if isinstance(spec, OffPolicySequence):
             drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
             mean = float(spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens))[token])

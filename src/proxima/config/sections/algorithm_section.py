@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
-from proxima.config.sections.model_section import model_problem
 from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core import SELECTIONS
@@ -153,27 +152,15 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
         yield "train.completions_per_prompt", message
 
 
-def teacher_is_usable(r: Resolved[Any], algorithm: AlgorithmConfig, engine: Any) -> Findings:
-    """The teacher must exist, and the log-probs that its divergence compares must be supplied."""
-    distillation = algorithm.distillation
-    if distillation is None:
-        return
-    if problem := model_problem(distillation.path):
-        yield "algorithm.distillation.path", problem
-    top_k, path = distillation.divergence.top_k, "algorithm.distillation.divergence.top_k"
-    if distillation.engine is not None and top_k:
-        yield path, "must be 0 with algorithm.distillation.engine: an engine scores the sampled tokens alone"
-    reported = getattr(engine, "top_k_log_probs", 0)
-    if top_k > reported and distillation.divergence.top_k_of == "student":
-        message = f"is more than the {reported} tokens that the engine reports; set engine.top_k_log_probs={top_k}"
-        yield path, f"{message}, or top_k_of=teacher"
-    if not algorithm.trains_on_rewards:
-        for slot, off in _set(algorithm, {"reward_kl": "null", "correction": "[]"}):
-            message = f"acts on rewards, which are only measured; set algorithm.{slot}={off}"
-            yield f"algorithm.{slot}", f"{message}, or name an algorithm.surrogate"
+def corrections_can_be_combined(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Refuse a correction that conflicts with the surrogate or with another correction."""
+    for i, spec in enumerate(algorithm.correction):
+        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
+            path = f"algorithm.correction.{i}.kind"
+            yield path, f"{r.entry(path).value!r} {problem}"
 
 
-def _set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
+def fields_set(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
     """The fields that are neither empty nor at the value that turns them off, each with that value."""
     return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]
 
@@ -208,7 +195,7 @@ def preference_is_the_whole_loss(algorithm: AlgorithmConfig) -> Findings:
     off = {"surrogate": "null", "correction": "[]", "reference_kl": "null", "distillation": "null"}
     off |= {"entropy_bonus": "0", "proximal": "behavior", "router_balance": "null"}
     off |= {} if isinstance(algorithm.aggregate, TokenMean) else {"aggregate": "token_mean"}
-    for slot, value in _set(algorithm, off):
+    for slot, value in fields_set(algorithm, off):
         message = f"has no effect in online DPO; set algorithm.{slot}={value}, or algorithm.preference=null"
         yield f"algorithm.{slot}", message
     if algorithm.mismatch.on_mismatch == "reject":
@@ -348,7 +335,7 @@ def prune_rate_is_exact(algorithm: AlgorithmConfig, train: TrainConfig) -> Findi
 def next_policy_is_read(algorithm: AlgorithmConfig) -> Findings:
     """`proximal: next` needs corrections towards the next policy, which replace those towards the proximal one."""
     if algorithm.proximal != "next":
-        for name, off in _set(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
+        for name, off in fields_set(algorithm, {"next_from": "engine", "next_missing": "decoupled"}):
             yield f"algorithm.{name}", f"has no effect; set algorithm.proximal=next, or {name}={off}"
         return
     for i, spec in enumerate(algorithm.correction):
