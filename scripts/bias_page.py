@@ -291,9 +291,10 @@ def centering_part() -> Iterator[str]:
     yield f"""
 ## Score centering
 
-`reinforce` under μ, in a world of {world.vocabulary} tokens and at most {world.horizon} of them per completion. Drift is the length of the
-expected gradient, in ‖∇J‖, if every completion has advantage 1: nothing is to be learned, and E_μ[∇ log π] is not 0.
-`score_centering` subtracts it, from the K most probable tokens of μ. Bias and spread are with R − E_μ[R].
+`reinforce` under μ, in a world of {world.vocabulary} tokens and at most {world.horizon} of them per completion. Drift
+is the length of the expected gradient, in ‖∇J‖, if every completion has advantage 1: nothing is to be learned, and
+E_μ[∇ log π] is not 0. `score_centering` subtracts it, from the K most probable tokens of μ. Bias and spread are with
+R − E_μ[R].
 """
     header = ["correction", *(f"{column} at {d:g}" for column in ("drift", "bias", "spread") for d in DISTANCES)]
     rows = []
@@ -309,8 +310,9 @@ expected gradient, in ‖∇J‖, if every completion has advantage 1: nothing i
     yield plain_table(header, rows)
     yield """
 With all tokens in the head, or all but one, the drift is 0 to rounding, whatever the weights; a smaller head leaves
-what it gets wrong about the tail, which it takes to be proportional to π. What remains of the bias is that advantage
-and gradient are compared under μ, and at the prefixes that μ reaches."""
+what it gets wrong about the tail, which it takes to be proportional to π. The bias is another matter: it hardly
+changes where a baseline has centred the advantages, for what remains is their covariance with the gradient under μ, at
+the prefixes that μ reaches. The spread falls."""
 
 
 def centered() -> Iterator[tuple[str, int, list[Any]]]:

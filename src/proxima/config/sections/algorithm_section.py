@@ -26,7 +26,7 @@ _PAIRS = "in place of the surrogate: loss of the best and the worst completion o
 _CORRECTIONS = "proxima.core.correction:CORRECTIONS"
 _CORRECTION = Slot(_CORRECTIONS, many=True, presets="proxima.core.correction:CORRECTION_PRESETS")
 
-FROM_THE_TRAINER = frozenset({"advantage", "proximal_log_prob", "entropy", "token"})
+FROM_THE_TRAINER = frozenset({"advantage", "log_prob", "proximal_log_prob", "entropy", "token"})
 FROM_ANY_ENGINE = frozenset({"behavior_log_prob", "policy_version"})
 LOADED_BY = {
     "reference_log_prob": "set algorithm.reference_kl, which loads the reference model",
