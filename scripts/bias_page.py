@@ -310,7 +310,7 @@ R − E_μ[R].
     yield plain_table(header, rows)
     yield """
 With all tokens in the head, or all but one, the drift is 0 to rounding, whatever the weights; a smaller head leaves
-what it gets wrong about the tail, which it takes to be proportional to π. The bias is another matter: it hardly
+the error of its tail, which is taken to be proportional to π. The bias is another matter: it hardly
 changes where a baseline has centred the advantages, for what remains is their covariance with the gradient under μ, at
 the prefixes that μ reaches. The spread falls."""
 

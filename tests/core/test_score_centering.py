@@ -13,6 +13,7 @@ from proxima.check.enumerable_world import EnumerableWorld
 from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMeanTokenSum, TokenSum, policy_loss
 from proxima.core.correction import CapFloor, Icepop, ScoreCentering
 from proxima.core.correction.score_centering import TAIL_FLOOR
+from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 
 TRUNCATED = Importance(towards="current", upper=1.1)
@@ -167,3 +168,9 @@ def test_other_corrections_and_surrogates_have_no_conflict() -> None:
     assert spec.conflict(Reinforce(), [spec, ScoreCentering()]) is not None  # the mean would be subtracted twice
     assert TRUNCATED.conflict(PpoClip(), [TRUNCATED]) is None
     assert TRUNCATED.loss_term(with_new_leaf(make_batch([3])), PpoClip(), [TRUNCATED]) is None
+
+
+def test_a_stored_token_without_its_top_k_is_explained() -> None:
+    b = replace(of_heads([0.5, 0.3], [0.4, 0.2]), top_k_log_prob=None, behavior_top_k_log_prob=None)
+    reasons = TokenReasons(batch=b, surrogate=Reinforce(), corrections=[ScoreCentering()], recorded=b.loss_mask)
+    assert reasons.reason(0) == "kept: this surrogate has no bound" and reasons.weight.tolist() == pytest.approx([1.0])
