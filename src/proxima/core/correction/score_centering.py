@@ -71,16 +71,14 @@ class ScoreCentering(Correction):
     @torch.no_grad()
     def coefficients(self, b: PolicyBatch, weight: Importance | None = None) -> tuple[Tensor, Tensor]:
         """[N, K] mu_v w_v - rho w_tail pi_v of the head, and [N] the behavior policy's probability outside it, both
-        float64, 0 outside the loss; `weight` gives w, None: 1."""
+        float64, finite but without meaning outside the loss; `weight` gives w, None: 1."""
         pi, mu = (_head(b, x).double() for x in (b.top_k_log_prob, b.behavior_top_k_log_prob))
         tail_pi, tail_mu = ((1 - x.exp().sum(1, keepdim=True)).clamp(min=TAIL_FLOOR) for x in (pi, mu))
         of_head, of_tail = mu.exp(), tail_mu / tail_pi
         if weight is not None:
             of_head = of_head * weight.bounded(safe_exp(pi - mu))
             of_tail = of_tail * weight.bounded(tail_pi / tail_mu)
-        in_loss = b.loss_mask[:, None]
-        coefficient = torch.where(in_loss, of_head - of_tail * pi.exp(), 0.0)
-        return coefficient, torch.where(b.loss_mask, tail_mu.squeeze(1), 0.0)
+        return of_head - of_tail * pi.exp(), tail_mu.squeeze(1)
 
     def conflict(self, surrogate: Surrogate | None, corrections: Sequence[Correction]) -> str | None:
         if not isinstance(surrogate, Reinforce):
