@@ -4,7 +4,7 @@ Part of `make docs`.
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from io import StringIO
 from pathlib import Path
@@ -31,6 +31,7 @@ WORLDS = 3
 DISTANCES = (0.1, 0.3, 1.0)
 UPDATE = 0.1
 PAIRS = 1000
+CENTERED = {"vocabulary": 4, "horizon": 3}  # a world with a tail of several tokens
 
 HEAD = """\
 # Bias and spread, by enumeration
@@ -60,7 +61,7 @@ class Case:
 
     name: str
     surrogate: Any
-    correction: Correction | None = None
+    correction: Correction | Sequence[Correction] | None = None
     aggregate: Any = SequenceMeanTokenSum()  # noqa: RUF009 -- frozen
 
     def loss(self, batch: PolicyBatch) -> Tensor:
@@ -165,6 +166,7 @@ def weight_std(case: Case, seed: int, distance: float) -> float:
         proximal_log_prob=world.log_prob(run.policy),
         next_log_prob=run.following,
     )
+    assert callable(case.correction)
     weight = case.correction(batch).weight
     share = world.probability(run.behavior)[batch.sequence_index]
     average = (share * weight).sum() / share.sum()
@@ -242,8 +244,9 @@ def page() -> str:
         worlds=WORLDS,
         variations=", ".join(f"{variation(d):.3f}" for d in DISTANCES),
     )
-    parts = on_policy_part(), off_policy_part(), in_flight_part(), group_part(), turn_part(), agent_part(), bound_part()
-    return "\n".join([head, *(line for part in parts for line in part)])
+    parts = on_policy_part(), off_policy_part(), centering_part(), in_flight_part()
+    more = group_part(), turn_part(), agent_part(), bound_part()
+    return "\n".join([head, *(line for part in (*parts, *more) for line in part)])
 
 
 def variation(distance: float) -> float:
@@ -281,6 +284,58 @@ def side_by_side(what: str, names: list[str]) -> str:
         cells = [figures.cells() for figures in off_policy_figures()[name]]
         rows.append([name, *(c[0] for c in cells), *(c[3] for c in cells)])
     return plain_table(header, rows)
+
+
+def centering_part() -> Iterator[str]:
+    world = EnumerableWorld(**CENTERED)
+    yield f"""
+## Score centering
+
+`reinforce` under μ, in a world of {world.vocabulary} tokens and at most {world.horizon} of them per completion. Drift
+is the length of the expected gradient, in ‖∇J‖, if every completion has advantage 1: nothing is to be learned, and
+E_μ[∇ log π] is not 0. `score_centering` subtracts it, from the K most probable tokens of μ. Bias and spread are with
+R − E_μ[R].
+"""
+    header = ["correction", *(f"{column} at {d:g}" for column in ("drift", "bias", "spread") for d in DISTANCES)]
+    rows = []
+    for name, k, corrections in centered():
+        case = Case(name, SURROGATES["reinforce"](), corrections)
+        drift, learned = (
+            [averaged(partial(at_top_k, k=k, distance=d, equal=equal), case, **CENTERED) for d in DISTANCES]
+            for equal in (True, False)
+        )
+        cells = [f.cells() for f in learned]
+        lengths = ["0" if f.spread < 1e-10 else f"{f.spread:.3f}" for f in drift]
+        rows.append([name, *lengths, *(c[0] for c in cells), *(c[3] for c in cells)])
+    yield plain_table(header, rows)
+    yield """
+With all tokens in the head, or all but one, the drift is 0 to rounding, whatever the weights; a smaller head leaves
+the error of its tail, which is taken to be proportional to π. The bias is another matter: it hardly
+changes where a baseline has centred the advantages, for what remains is their covariance with the gradient under μ, at
+the prefixes that μ reaches. The spread falls."""
+
+
+def centered() -> Iterator[tuple[str, int, list[Any]]]:
+    """Yield the name of a row, K, and the corrections."""
+    truncated = CORRECTIONS["importance"](towards="current", upper=1.2)
+    for prefix, weights in (("", []), ("token weight, truncated at 1.2", [truncated])):
+        yield prefix or "no correction", 1, weights
+        for k in (4, 3, 2, 1):
+            centering = f"`score_centering`, K = {k}"
+            yield f"{prefix}, {centering}" if prefix else centering, k, [*weights, CORRECTIONS["score_centering"]()]
+
+
+def at_top_k(case: Case, world: EnumerableWorld, *, k: int, distance: float, equal: bool) -> Figures:
+    """Return the figures with the top k of μ; with `equal` advantages of 1, ‖E g‖ / ‖∇J‖ in the place of the spread."""
+    behavior = world.policy(0)
+    policy, log_prob = behavior + world.policy(1, distance), world.log_prob(behavior)
+    advantage = (lambda o: torch.ones_like(o.reward)) if equal else centred(world, behavior)
+    moments = world.moments(
+        *(policy, log_prob, case.loss), advantage=advantage, of_policy=lambda current: world.top_k(current, behavior, k)
+    )
+    true = world.gradient(policy)
+    figures = Figures.of(moments, true)
+    return replace(figures, spread=float(moments.mean.norm() / true.norm())) if equal else figures
 
 
 def in_flight_part() -> Iterator[str]:

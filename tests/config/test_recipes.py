@@ -33,6 +33,7 @@ PUBLISHED = [path for path in RECIPES if path.parent == FOLDER and path.stem not
 METHODS = dict.fromkeys(("top_p", "top_p_replay", "is_token", "is_sequence", "is_metrics"), "grpo") | {
     "lora": "cppo",
     "ppo_notebook": "ppo",
+    "score_centering": "gpg",
 }
 
 
@@ -248,6 +249,11 @@ def test_the_small_recipes_differ_from_the_quickstart_in_their_method():
             assert config.sampling == cut and config.engine == replace(base.engine, sampling_mask=masks)
             assert config.algorithm.behavior == ("sampled" if masks else "untruncated")
             config = replace(config, sampling=base.sampling, engine=base.engine)
+        if path.stem == "score_centering":
+            assert config.engine == replace(base.engine, top_k_log_probs=20)
+            beside = {"engine": base.engine, "eval": base.eval, "train": base.train}
+            assert replace(config.train, steps=50, warmup_steps=5, updates_per_step=2) == base.train
+            config = replace(config, **beside)
         if path.stem == "lora":
             assert config.model.lora is not None and config.algorithm == base.algorithm
             config = replace(config, model=replace(config.model, lora=None), train=base.train)

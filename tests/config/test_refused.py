@@ -14,7 +14,7 @@ FILES = {  # of the part "checked beside files"
     "data/questions.jsonl": "{}",
     "folder/file.txt": "",
     "here/file.txt": "",
-    "m/config.json": '{"max_position_embeddings": 64}',
+    "m/config.json": '{"max_position_embeddings": 64, "model_type": "llama", "vocab_size": 32}',
     "models/smollm2-135m-instruct/config.json": "{}",
     "runs/a/config.yaml": "{}",
     "runs/a/metrics.jsonl": "",

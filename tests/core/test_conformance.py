@@ -112,7 +112,7 @@ def test_what_nobody_sampled_is_as_if_it_were_not_there(number: int) -> None:
     names = [None, *CORRECTED]
     for i, aggregate in enumerate(list(AGGREGATES.values())[number % 2 :: 2]):
         correction = CORRECTED.get(names[(len(AGGREGATES) // 2 * number + i) % len(names)])
-        how = (SPECS[sorted(SPECS)[number]], aggregate(), correction)
+        how = (composable(SPECS[sorted(SPECS)[number]], correction), aggregate(), correction)
         (loss, gradient), (expected, of_sampled) = (loss_and_gradient(x, *how) for x in (b, without_holes(b)))
         require_close(loss.value, expected.value, "loss", 1e-12)
         require_close(gradient[b.sampled], of_sampled, "gradient", 1e-12)
@@ -203,10 +203,18 @@ def test_a_batch_reads_the_device_once() -> None:
         replace(b, sampled=torch.zeros_like(b.loss_mask), loss_mask=torch.ones_like(b.loss_mask))
 
 
+def composable(surrogate: Any, correction: Any) -> Any:
+    """The surrogate, or `reinforce` if the correction can't be combined with it."""
+    if correction is None or correction.conflict(surrogate, [correction]) is None:
+        return surrogate
+    return SPECS["reinforce"]
+
+
 def require_laws_of_a_loss(case: BatchCase, data: st.DataObject, kind: str, correction: str | None) -> None:
     """Value and gradient are finite, those of any split and order, 0 outside the loss, and belong together."""
-    b, spec = case.batch, SPECS[kind]
-    how = (spec, AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))](), correction and CORRECTED[correction])
+    b, corrected = case.batch, CORRECTED.get(correction or "")
+    spec = composable(SPECS[kind], corrected)
+    how = (spec, AGGREGATES[data.draw(st.sampled_from(sorted(AGGREGATES)))](), corrected)
     loss, grad = loss_and_gradient(b, *how)
     assert bool(loss.value.isfinite()) and bool(grad.isfinite().all()) and bool((grad[~b.loss_mask] == 0).all())
     require_exact_split(b, case.parts(), *how)
@@ -257,7 +265,7 @@ def test_int32_edges_are_as_good_as_int64() -> None:
     b = make_batch([4, 0, 7], seed=5)
     narrow = with_new_leaf(replace(b, cu_seqlens=b.cu_seqlens.int()))
     for correction in CORRECTED.values():
-        how = (SPECS["gspo/sequence"], TokenMean(), correction)
+        how = (composable(SPECS["gspo/sequence"], correction), TokenMean(), correction)
         (loss, gradient), (expected, of_wide) = (loss_and_gradient(x, *how) for x in (narrow, b))
         require_close(loss.value, expected.value, "loss with int32 edges")
         require_close(gradient, of_wide, "gradient with int32 edges")

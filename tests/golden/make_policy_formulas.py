@@ -295,10 +295,29 @@ def rejected(t: Tokens, name: str, spec: dict[str, Any], keep: dict[int, bool], 
     return t.record(f"rejected/{fields}", {"correction": spec}, {"weight": kept, "keep": kept, "metrics": metrics})
 
 
+def two_outcomes(t: Tokens, i: int) -> tuple[list[float], list[float]]:
+    """This token, or any other, under the proximal and under the behavior policy."""
+    pi, mu = (math.exp(t.columns[name][i]) for name in ("proximal_log_prob", "behavior_log_prob"))
+    return [pi, 1 - pi], [mu, 1 - mu]
+
+
+def apart(t: Tokens, i: int, statistic: str) -> float:
+    """How far the proximal is from the behavior policy at a token."""
+    (pi, mu), gap = two_outcomes(t, i), t.gap("proximal_log_prob", "behavior_log_prob", i)
+    return {
+        "ratio": gap,
+        "k1": -gap,
+        "k2": gap * gap / 2,
+        "k3": k3(gap),
+        "tv": abs(pi[0] - mu[0]),
+        "ratio_tv": abs(pi[0] / mu[0] - 1),
+        "binary_kl": max(kl(pi, mu), kl(mu, pi)),
+    }[statistic]
+
+
 def rejection(t: Tokens, name: str, low: float, **fields: Any) -> dict[str, Any]:
-    of = {"ratio": lambda x: x, "k1": lambda x: -x, "k2": lambda x: x * x / 2, "k3": k3}
     statistic = fields.get("statistic", "ratio")
-    each = {i: of[statistic](t.gap("proximal_log_prob", "behavior_log_prob", i)) for i in t.loss}
+    each = {i: apart(t, i, statistic) for i in t.loss}
     reduced: dict[int, float] = dict(each)
     values = list(each.values())
     if fields.get("level") == "sequence":
@@ -318,6 +337,9 @@ def rejection(t: Tokens, name: str, low: float, **fields: Any) -> dict[str, Any]
         f"{prefix}_fraction_low": fmean(x < low for x in values),
     }
     keep = {i: low <= x <= upper for i, x in reduced.items()}
+    if fields.get("keep_returning"):
+        sign = {i: t.columns["advantage"][i] * t.gap("proximal_log_prob", "behavior_log_prob", i) for i in keep}
+        keep = {i: inside or sign[i] <= 0 for i, inside in keep.items()}
     return rejected(t, f"rollout_rs_{name}", {"kind": "rejection", **fields}, keep, metrics)
 
 
@@ -331,6 +353,18 @@ def correction_records() -> list[dict[str, Any]]:
         rejection(t, "seq_mean_k3", -math.inf, level="sequence", statistic="k3", reduce="mean", upper=0.03),
         rejection(t, "seq_max_k2", -math.inf, level="sequence", statistic="k2", reduce="max", upper=0.1),
         rejection(t, "seq_mean_k1", -0.05, level="sequence", statistic="k1", reduce="mean", upper=0.05),
+        *(
+            rejection(t, name, -math.inf, statistic=statistic, upper=upper, **how)
+            for name, statistic, upper, how in (
+                ("token_binary_kl", "binary_kl", 0.02, {}),
+                ("token_binary_kl", "binary_kl", 0.02, {"keep_returning": True}),
+                ("token_tv", "tv", 0.05, {}),
+                ("seq_mean_tv", "tv", 0.05, {"level": "sequence", "reduce": "mean"}),
+                ("seq_max_tv", "tv", 0.1, {"level": "sequence", "reduce": "max", "keep_returning": True}),
+                ("seq_sum_tv", "tv", 0.4, {"level": "sequence", "reduce": "sum"}),
+                ("seq_mean_ratio_tv", "ratio_tv", 0.2, {"level": "sequence", "reduce": "mean", "keep_returning": True}),
+            )
+        ),
     ]
     for share in (1.0, 0.3):
         edge = percentile([t.columns["entropy"][i] for i in t.loss], 1 - share)
@@ -344,6 +378,34 @@ def correction_records() -> list[dict[str, Any]]:
     }
     values.append(t.record("entropy", {"penalty": {"kind": "entropy", "coefficient": 0.02}}, expected))
     return values
+
+
+# score centering
+
+
+def centering_records() -> list[dict[str, Any]]:
+    """REINFORCE with the mean of the head and the tail subtracted, of ratios that are near 1 and far from it."""
+    t = with_top_k(Tokens.draw(41, [7, 1, 5, 3], [0.3, 0.3, 0.6, 0.2]), 42)
+    count, coefficients, tails = len(t.loss), {}, {}
+    for i in t.loss:
+        pi, mu = ([*map(math.exp, t.columns[f"{who}top_k_log_prob"][i])] for who in ("", "behavior_"))
+        tails[i] = 1 - sum(mu)
+        coefficients[i] = [m - tails[i] / (1 - sum(pi)) * p for m, p in zip(mu, pi, strict=True)]
+    advantage, head = t.columns["advantage"], t.columns["top_k_log_prob"]
+    loss = {
+        i: -advantage[i] * (t.columns["log_prob"][i] - sum(c * x for c, x in zip(own, head[i], strict=True)))
+        for i, own in coefficients.items()
+    }
+    metrics = {"drift": fmean(sum(map(abs, own)) for own in coefficients.values()), "tail": fmean(tails.values())}
+    slopes = {i: [advantage[i] * c / count for c in own] for i, own in coefficients.items()}
+    expected = {
+        "loss": sum(loss.values()) / count,
+        "grad_log_prob": column(t, {i: -advantage[i] / count for i in t.loss}),
+        "grad_top_k_log_prob": column(t, slopes, [0.0] * len(head[0])),
+        "metrics": {f"correction/score_centering_{name}": value for name, value in metrics.items()},
+    }
+    specs = {"surrogate": {"kind": "reinforce"}, "correction": {"kind": "score_centering"}}
+    return [t.record("score_centering", specs, expected)]
 
 
 # distillation
@@ -394,5 +456,5 @@ if __name__ == "__main__":
     records = cppo_records()
     records += [geo_mean("directed", outliers), geo_mean("wide", outliers, epsilon_high=0.8)]
     records += [geo_mean("log_ratio", outliers, epsilon_low=0.1, epsilon_high=0.5, clip="log_ratio")]
-    records += correction_records() + distillation_records() + band_records()
+    records += correction_records() + centering_records() + distillation_records() + band_records()
     write(__file__, records)

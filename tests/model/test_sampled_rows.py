@@ -4,6 +4,9 @@ from dataclasses import replace
 
 import torch
 
+from proxima.core import Reinforce, TokenMean
+from proxima.core.correction import ScoreCentering
+from proxima.train.objectives.policy_objective import PolicyObjective
 from tests.model.rows import forked, policy, rows
 
 
@@ -35,3 +38,19 @@ def test_a_batch_in_which_nothing_was_sampled():
     runner = policy("llama")
     out = runner(runner.pack(nothing)).log_prob
     assert out.shape == (4,) and out.isfinite().all() and out.requires_grad
+
+
+def test_the_top_k_has_a_gradient_only_if_a_correction_reads_it():
+    """Without it `score_centering` would measure its mean and subtract nothing."""
+    runner = policy("qwen3")
+    ids = [torch.arange(2 * len(row.tokens)).view(-1, 2).numpy() for row in forked()]
+    given = [replace(r, top_k=k, behavior_top_k_log_prob=-1.0 - k) for r, k in zip(forked(), ids, strict=True)]
+    common = {"surrogate": Reinforce(), "aggregate": TokenMean(), "measure": frozenset()}
+    plain, centered = (PolicyObjective(**common, corrections=c) for c in ([], [ScoreCentering()]))
+    assert (plain.outputs, centered.outputs) == (frozenset(), frozenset({"top_k_gradient"}))
+    batch = runner.pack(given)
+    read, unread = (runner(batch, objective.outputs).top_k_log_prob for objective in (centered, plain))
+    assert read.requires_grad and not unread.requires_grad
+    assert torch.equal(read, unread)
+    read[batch.sampled].sum().backward()
+    assert any(p.grad is not None and p.grad.abs().max() > 0 for p in runner.model.parameters())

@@ -50,7 +50,8 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numb
 
     Returns: by name: `loss`, `numerator`, `denominator`, `grad_log_prob` (`grad_loss` for an aggregation alone), `keep`
         and `metrics.…`; `token_loss` of the surrogate, and for `cppo` its `spent` Z and `allowed` c; `weight`, `keep`
-        and `metrics.…` of the correction; `penalty`, and `grad_entropy` if it reads the entropy.
+        and `metrics.…` of the correction, and `grad_top_k_log_prob` if it adds a term to the loss; `penalty`, and
+        `grad_entropy` if it reads the entropy.
         Distillation: `divergence`, `grad_log_prob` and `grad_bucket_log_prob`, of the sum of the divergences, and
         `metrics.…`. Mismatch: `metrics.…`, merged from those of the even and of the odd sequences; `exceeded`,
         `rejects` [S], and `health.<metric>`, 0 ok, 1 watch, 2 act. All other slots: see `by_hand_steps`.
@@ -66,16 +67,14 @@ def numbers_by_hand(specs: Mapping[str, Any], inputs: Mapping[str, Any]) -> Numb
 def _of_loss(specs: Mapping[str, Any], tensors: Numbers) -> Numbers:
     leaf_name = "loss" if set(specs) == {"aggregate"} else "log_prob"
     leaf = _taken(tensors, leaf_name).requires_grad_()
-    entropy = tensors.get("entropy")
-    if entropy is not None and "penalty" in specs:
-        entropy.requires_grad_()
+    read = {"entropy": "penalty", "top_k_log_prob": "correction"}  # the slot that may give it a gradient
+    leaves = {name: tensors[name].requires_grad_() for name, slot in read.items() if name in tensors and slot in specs}
     b = _batch(leaf, tensors)
     loss, tokens, metrics = _loss(specs, b)
     numbers = _metrics(metrics)
     if loss is not None:
         numbers |= {"loss": loss.value, "numerator": loss.numerator, "denominator": loss.denominator}
-        leaves = {leaf_name: leaf} | ({"entropy": entropy} if entropy is not None and entropy.requires_grad else {})
-        numbers |= gradients(loss.value, leaves)
+        numbers |= gradients(loss.value, {leaf_name: leaf} | leaves)
     return numbers | {name: _laid_out(b, value, leaf, tensors) for name, value in tokens.items()}
 
 

@@ -1,6 +1,6 @@
 """A world so small that expectations are exact sums: the gradient, bias and spread of any policy loss."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -97,6 +97,14 @@ class EnumerableWorld:
         """[N] nats, of each token of all completions."""
         return policy.log_softmax(-1)[self.row, self.token]
 
+    def top_k(self, policy: Tensor, behavior: Tensor, k: int) -> dict[str, Tensor]:
+        """The fields of a batch, [N, k], with the behavior policy's k most probable tokens at each position; `policy`
+        and `behavior` are logits."""
+        current, sampled_from = (logits.log_softmax(-1)[self.row] for logits in (policy, behavior.detach()))
+        top = sampled_from.topk(k, dim=-1)
+        fields = {"top_k": top.indices, "behavior_top_k_log_prob": top.values}
+        return fields | {"top_k_log_prob": current.gather(1, top.indices)}
+
     def mixed_log_prob(self, versions: Sequence[Tensor], switches: Sequence[int]) -> Tensor:
         """[N] nats, where version i + 1 takes over at position `switches[i]`, as after a weight update in flight."""
         position = self.depth[self.row]
@@ -131,6 +139,7 @@ class EnumerableWorld:
         *,
         advantage: Callable[[Any], Tensor],
         group_size: int = 1,
+        of_policy: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
         **log_probs: Tensor,
     ) -> GradientMoments:
         """The moments of −∇loss over all batches of one group, each weighted by its probability under the behavior
@@ -142,6 +151,7 @@ class EnumerableWorld:
             loss: batch → [] loss, for example `lambda b: policy_loss(b, surrogate=…, aggregate=…).value`.
             advantage: outcomes of the group → [G]; for a world of turns see `TurnWorld`.
             group_size: G, the number of completions in a batch, drawn independently.
+            of_policy: the current policy's logits → further fields of the batch by name, with gradient; see `top_k`.
             log_probs: further fields of the batch by name, such as `proximal_log_prob`; [N] nats.
         """
         policy = policy.detach().requires_grad_()
@@ -151,6 +161,7 @@ class EnumerableWorld:
             cu_seqlens=self.cu_seqlens,
             behavior_log_prob=behavior_log_prob.detach(),
             **{name: value.detach() for name, value in log_probs.items()},
+            **({} if of_policy is None else of_policy(policy)),
         )
         likelihood = self.probability(behavior_log_prob.detach())
         mean, square = torch.zeros_like(policy), 0.0

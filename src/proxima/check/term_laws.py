@@ -11,13 +11,18 @@ from proxima.check.first_laws import FINITE, MASKED, ORDINARY, aggregate_runs, c
 from proxima.check.laws import Law, require_close, require_that
 from proxima.check.needs_law import needs_laws
 from proxima.check.surrogate_laws import extreme_law, loss_and_gradient, require_exact_split, require_merged, taken
-from proxima.core import AGGREGATES, PpoClip, TokenMean, TokenSum, policy_loss
-from proxima.core.loss import check_needs
+from proxima.core import AGGREGATES, PpoClip, Reinforce, TokenMean, TokenSum, policy_loss
+from proxima.core.loss import Surrogate, check_needs
 from proxima.data import PolicyBatch
 
 
+def partner(spec: Any) -> Surrogate:
+    """A surrogate that the correction can be combined with."""
+    return PpoClip() if spec.conflict(PpoClip(), [spec]) is None else Reinforce()
+
+
 def correction_shape(spec: Any, case: BatchCase) -> None:
-    """Weights are finite, detached and at least 0; rejected tokens have weight 0."""
+    """Weights are finite, detached and at least 0; rejected tokens have weight 0; a term of the loss stays in it."""
     b, result = case.batch, spec(case.batch)
     weight, keep, like = result.weight, result.keep, b.log_prob
     require_that(weight.shape == keep.shape == like.shape, f"weight and keep must have shape [{len(b)}]")
@@ -26,18 +31,22 @@ def correction_shape(spec: Any, case: BatchCase) -> None:
     require_that(bool(weight.isfinite().all() and (weight >= 0).all()), "a weight is negative or not finite")
     require_that(not bool((keep & ~b.loss_mask).any()), "keep is True outside the loss mask")
     require_that(bool((weight[~keep & b.loss_mask] == 0).all()), "a rejected token has a weight")
+    if (term := spec.loss_term(b, partner(spec), [spec])) is not None:
+        require_that(term.shape == like.shape, f"loss_term must have shape [{len(b)}]")
+        require_that(bool(term.isfinite().all()), "loss_term is not finite")
+        require_that(bool((term[~b.loss_mask] == 0).all()), "loss_term is not 0 outside the loss mask")
 
 
 def correction_composition(spec: Any, case: BatchCase) -> None:
     """Loss and gradient stay finite, and neither a split nor the order of the sequences changes them."""
-    b = case.batch
+    b, surrogate = case.batch, partner(spec)
     for kind in case.aggregates:
         aggregate = AGGREGATES[kind]
-        loss, gradient = loss_and_gradient(b, PpoClip(), aggregate(), correction=spec)
+        loss, gradient = loss_and_gradient(b, surrogate, aggregate(), correction=spec)
         require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
         require_that(bool((gradient[~b.loss_mask] == 0).all()), "the gradient is not 0 outside the loss mask")
-        require_exact_split(b, case.parts(), PpoClip(), aggregate(), spec)
-        again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), PpoClip(), aggregate(), correction=spec)
+        require_exact_split(b, case.parts(), surrogate, aggregate(), spec)
+        again, _ = loss_and_gradient(with_new_leaf(b.take(case.order())), surrogate, aggregate(), correction=spec)
         require_close(again.value, loss.value, "loss with the sequences in another order")
 
 
@@ -57,9 +66,12 @@ def equal_policies(spec: Any, case: BatchCase) -> None:
 
 
 def term_outcome(spec: Any, b: PolicyBatch) -> tuple[Tensor, ...]:
-    """The outcome of a correction (weight, keep) or a penalty (value)."""
+    """The outcome of a correction (weight, keep, term of the loss) or a penalty (value)."""
     term = spec(with_entropy_leaf(b))
-    return (term.detach(),) if isinstance(term, Tensor) else (term.weight, term.keep)
+    if isinstance(term, Tensor):
+        return (term.detach(),)
+    added = spec.loss_term(b, partner(spec), [spec])
+    return (term.weight, term.keep, *([] if added is None else [added.detach()]))
 
 
 def _called(spec: Any, b: PolicyBatch) -> None:
@@ -70,7 +82,7 @@ def _called(spec: Any, b: PolicyBatch) -> None:
 def finite_correction(spec: Any, b: PolicyBatch) -> None:
     """Weights, loss and gradient are finite."""
     require_that(bool(spec(b).weight.isfinite().all()), "a weight is not finite")
-    loss, gradient = loss_and_gradient(b, PpoClip(), TokenMean(), correction=spec)
+    loss, gradient = loss_and_gradient(b, partner(spec), TokenMean(), correction=spec)
     require_that(bool(loss.value.isfinite() and gradient.isfinite().all()), "loss or gradient is not finite")
 
 

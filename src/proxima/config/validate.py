@@ -57,9 +57,8 @@ class IfSet:
     module: str = ""
 
     def is_set(self, config: Any) -> bool:
-        """Return True if the config has the part, and it is not an empty list."""
-        value = reduce(lambda holder, name: getattr(holder, name, None), self.part.split("."), config)
-        return value is not None and value != []
+        """Return True if the config has the part, and it is neither empty nor 0."""
+        return bool(reduce(lambda holder, name: getattr(holder, name, None), self.part.split("."), config))
 
     def check(self) -> Check:
         module = importlib.import_module(f"proxima.config.sections.{self.module or f'{self.part}_section'}")
@@ -102,10 +101,12 @@ CHECKS: Sequence[Check | IfSet] = (
     algorithm_section.needed_tensors_are_supplied,
     algorithm_section.routes_are_supplied,
     algorithm_section.advantage_is_supported,
+    algorithm_section.corrections_can_be_combined,
     IfSet("algorithm.distillation", "teacher_is_usable", "algorithm_parts"),
     IfSet("algorithm.preference", "preference_is_the_whole_loss", "algorithm_parts"),
     IfSet("algorithm.preference", "epochs_measure_the_kl", "algorithm_parts"),
     IfSet("algorithm.penalties", "penalties_have_their_policy", "algorithm_parts"),
+    IfSet("engine.top_k_log_probs", "top_k_is_usable", "top_k_log_probs_section"),
     algorithm_section.reference_engine_is_asked,
     algorithm_section.gdpo_has_the_weights,
     algorithm_section.advantage_reads_the_kl,

@@ -94,6 +94,10 @@ class Correction(Spec, Protocol):
 
     rejected: a rejected token stays in the denominator (`count`) or leaves it (`drop`).
     whole_batch: the result for a token depends on all tokens of the optimizer batch (see `core.precompute`).
+    loss_term: [N] with gradient, 0 outside the loss, added to the loss that `surrogate` and all `corrections` give;
+        None: it only weights and rejects.
+    conflict: why it can't be combined with this surrogate and these corrections, itself among them, as the second half
+        of a sentence; None: it can.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
@@ -106,6 +110,12 @@ class Correction(Spec, Protocol):
         return self.rejected == "drop"
 
     def __call__(self, b: PolicyBatch) -> Corrected: ...
+
+    def loss_term(self, b: PolicyBatch, surrogate: Surrogate, corrections: Sequence["Correction"]) -> Tensor | None:
+        return None
+
+    def conflict(self, surrogate: Surrogate | None, corrections: Sequence["Correction"]) -> str | None:
+        return None
 
 
 class Penalty(Spec, Protocol):
@@ -156,7 +166,7 @@ def policy_loss(
 ) -> PolicyLoss:
     """The loss of a batch, not yet divided, with its metrics.
 
-        loss_t = w_t · surrogate_t + Σ penalty_t        numerator, denominator = aggregate(loss)
+        loss_t = w_t · surrogate_t + Σ penalty_t + Σ term_t        numerator, denominator = aggregate(loss)
 
     Args:
         batch: packed tokens. Positions outside the loss mask may hold NaN.
@@ -193,8 +203,9 @@ def policy_loss(
     loss = token.loss
     if corrected.weight is not None:
         loss = loss * (corrected.weight if token.unit == "token" else _geometric_mean(batch, corrected.weight))
-    for spec in penalties:
-        loss = loss + spec(batch)
+    terms = [spec.loss_term(batch, surrogate, corrections) for spec in corrections]
+    for term in (*terms, *(spec(batch) for spec in penalties)):
+        loss = loss if term is None else loss + term
     numerator = aggregate(loss, batch)
     return PolicyLoss(
         numerator, aggregate.denominator(batch.loss_mask, batch.cu_seqlens), metrics, keep, invalid, batch.selected

@@ -44,7 +44,9 @@ class TokenReasons:
     @cached_property
     def corrected(self) -> list[tuple[Correction, Corrected]]:
         """The decisions of each correction; those over the whole batch only if this is the whole batch."""
-        applicable = (spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH))
+        applicable = [spec for spec in self.corrections if self.recorded is None or not isinstance(spec, OF_BATCH)]
+        if self.batch.top_k_log_prob is None:  # it is not stored, and what reads it rejects nothing
+            applicable = [spec for spec in applicable if "top_k_log_prob" not in spec.needs]
         return [(spec, spec(self._with_next if "next_log_prob" in spec.needs else self.batch)) for spec in applicable]
 
     @property
@@ -152,7 +154,8 @@ class TokenReasons:
             values = spec.values(b)
             value = float(values[token] if spec.level == "token" else values[at])
             what = f"{spec.statistic} of the {spec.level}" + ("" if spec.level == "token" else f" ({spec.reduce})")
-            return f"{name}: {_outside(value, spec.floor, spec.upper)}, {what}"
+            away = ", and the update moves the token away" if spec.keep_returning else ""
+            return f"{name}: {_outside(value, spec.floor, spec.ceiling)}, {what}{away}"
         if isinstance(spec, OffPolicySequence):
             drift = b.masked("behavior_log_prob").double() - b.masked("log_prob").double()
             mean = float(spread(b, segment_mean(drift, b.loss_mask, b.cu_seqlens))[token])

@@ -47,8 +47,8 @@ class Local(EngineSpec):
             are float32.
         decoder: `fast` (Llama, Qwen2, Qwen3), `general` (any Hugging Face decoder), or `auto`: fast if supported.
         prefill_tokens: prompt tokens per prefill.
-        top_k_log_probs: number of most probable tokens reported with each token, for the divergences `topk_tv` and
-            `topk_kl`; 0: none.
+        top_k_log_probs: number of most probable tokens reported with each token, at most the vocabulary: for the
+            divergences `topk_tv` and `topk_kl`, and for `score_centering`; 0: none.
         sampling_mask: with top-k, top-p or min-p, report with each token the tokens that could have been sampled, for
             `algorithm.behavior: sampled`.
         routed_experts: for a mixture of experts, report with each token the experts to which it was routed, for

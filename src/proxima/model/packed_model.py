@@ -27,11 +27,11 @@ class TokenOutputs:
     requested.
 
     log_prob [N] float32, nats, at the batch's temperature; entropy [N] float32, nats. value [N] float32, reward units,
-    of the state that predicts the token. top_k_log_prob [N, K] float32, nats, without gradient, of the ids in the
-    batch's `top_k`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its `bucket_token`. log_sum_square
-    [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts: expert_count and
-    expert_probability as in `RoutingPass.balance`, routed_experts [L, M, K] as in its `chosen`, and where the batch's
-    are replayed route_counts [2] as in its `counts`.
+    of the state that predicts the token. top_k_log_prob [N, K] float32, nats, of the ids in the batch's `top_k`, with
+    gradient only for `top_k_gradient`. bucket_log_prob [N, J] float32, nats, with gradient, of those in its
+    `bucket_token`. log_sum_square [N] float32, log Σ_v π_v² at the position, without gradient. Of a mixture of experts:
+    expert_count and expert_probability as in `RoutingPass.balance`, routed_experts [L, M, K] as in its `chosen`, and
+    where the batch's are replayed route_counts [2] as in its `counts`.
     """
 
     log_prob: Tensor | None = None

@@ -125,7 +125,7 @@ class Policy(PackedModel):
                 entropy="entropy" in needs or "entropy_gradient" in needs,
                 entropy_gradient="entropy_gradient" in needs,
                 others=_joined(batch.top_k, batch.bucket_token),
-                others_gradient=batch.bucket_token is not None,
+                others_gradient=batch.bucket_token is not None or "top_k_gradient" in needs,
                 chunk=self.log_prob_chunk,
             )
         of_routers = {} if routing is None else routing.outputs(batch, needs)

@@ -158,6 +158,14 @@ def groups_have_several_completions(r: Resolved[Any], algorithm: AlgorithmConfig
         yield "train.completions_per_prompt", message
 
 
+def corrections_can_be_combined(r: Resolved[Any], algorithm: AlgorithmConfig) -> Findings:
+    """Refuse a correction that conflicts with the surrogate or with another correction."""
+    for i, spec in enumerate(algorithm.correction):
+        if problem := spec.conflict(algorithm.surrogate, algorithm.correction):
+            path = f"algorithm.correction.{i}.kind"
+            yield path, f"{r.entry(path).value!r} {problem}"
+
+
 def fields_that_are_on(algorithm: AlgorithmConfig, off: Mapping[str, str]) -> list[tuple[str, str]]:
     """The fields that are neither empty nor at the value that turns them off, each with that value."""
     return [(name, text) for name, text in off.items() if (value := getattr(algorithm, name)) and value != text]

@@ -3,7 +3,9 @@ starts from.
 
     importance         weights at token, sequence or geometric level, bounded; veto; self-normalised; `cap_floor` and
                        `icepop` are settings of it
-    rejection          tokens or sequences dropped by ratio, k1, k2 or k3; by second moment; low-entropy tokens
+    rejection          tokens or sequences dropped by ratio, k1, k2, k3, total variation or binary KL; by second
+                       moment; low-entropy tokens
+    score_centering    a term that takes out the drift of REINFORCE on tokens of another policy
     weight_statistics  statistics of weights, and of the two policies behind them
     presets            verl's names (`decoupled_token_is` …) as lists of these
     mismatch           the same statistics of engine and trainer, measured in every run, corrected or not
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from proxima.core.correction.mismatch import mismatch_metrics
     from proxima.core.correction.presets import CORRECTION_PRESETS
     from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
+    from proxima.core.correction.score_centering import ScoreCentering
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
@@ -38,6 +41,7 @@ CORRECTIONS = Kinds(
         "importance": "proxima.core.correction.importance:Importance",
         "off_policy_sequence": "proxima.core.correction.rejection:OffPolicySequence",
         "rejection": "proxima.core.correction.rejection:Rejection",
+        "score_centering": "proxima.core.correction.score_centering:ScoreCentering",
         "second_moment": "proxima.core.correction.rejection:SecondMoment",
         "top_entropy": "proxima.core.correction.rejection:TopEntropy",
     }
@@ -45,5 +49,6 @@ CORRECTIONS = Kinds(
 
 __all__ = [
     "CORRECTIONS", "CORRECTION_PRESETS", "CapFloor", "HealthVerdict", "Icepop", "Importance", "MismatchError",
-    "MismatchGuard", "OffPolicySequence", "Rejection", "SecondMoment", "TopEntropy", "health", "mismatch_metrics",
+    "MismatchGuard", "OffPolicySequence", "Rejection", "ScoreCentering", "SecondMoment", "TopEntropy", "health",
+    "mismatch_metrics",
 ]  # fmt: skip

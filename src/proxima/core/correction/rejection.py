@@ -1,6 +1,6 @@
 """Rejections: tokens and sequences that get no gradient; the others keep their weight."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -8,12 +8,30 @@ import torch
 from torch import Tensor
 
 from proxima.core.correction.importance import FIELDS, PREFIX, Rejected, Towards, log_ratio_to
+from proxima.core.divergence import binary_kl, binary_tv
 from proxima.core.loss import Corrected, Correction
 from proxima.core.metrics import Metrics, Peak, Spread, SumCount, k3
-from proxima.core.ratio import spread
+from proxima.core.ratio import LOG_RATIO_LIMIT, spread
 from proxima.core.segment import segment_count, segment_mean, segment_sum
 from proxima.core.token_subset import second_moment_keep
 from proxima.data import PolicyBatch, check_choices, require
+
+
+def bidirectional_kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """[N] the larger of KL(p‖q) and KL(q‖p) of this token or any other, nats."""
+    return torch.maximum(binary_kl(log_p, log_q), binary_kl(log_q, log_p))
+
+
+# (log π, log μ) [N] float64 → [N]; `ratio` is exponentiated after it is reduced
+STATISTICS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "ratio": torch.sub,
+    "k1": lambda pi, mu: mu - pi,
+    "k2": lambda pi, mu: 0.5 * (pi - mu).square(),
+    "k3": lambda pi, mu: k3(pi - mu),
+    "tv": binary_tv,
+    "ratio_tv": lambda pi, mu: torch.expm1((pi - mu).clamp(max=LOG_RATIO_LIMIT)).abs(),
+    "binary_kl": bidirectional_kl,
+}
 
 
 def as_correction(b: PolicyBatch, keep: Tensor, name: str, metrics: Metrics | None = None) -> Corrected:
@@ -32,61 +50,93 @@ class Rejection(Correction):
     """Drop tokens or whole sequences on which behavior and proximal policy disagree too much.
 
         ratio: exp(rho)    k1: -rho    k2: rho^2 / 2    k3: exp(rho) - 1 - rho        rho = log pi_prox - log mu
-        keep  iff  lower <= statistic <= upper
+        tv: |pi_prox - mu|    ratio_tv: |exp(rho) - 1|
+        binary_kl: max(kl(pi_prox, mu), kl(mu, pi_prox))        kl(p, q) = p log(p / q) + (1 - p) log((1 - p) / (1 - q))
+        keep  iff  lower <= statistic <= upper, or keep_returning and A rho <= 0
         level sequence: the sum, mean or max of the statistic over the loss tokens
+
+    `tv` is the total variation of two outcomes, this token or another: a change of probability, in [0, 1]. `ratio_tv`
+    is an estimate of the vocabulary's: over tokens drawn from mu its mean is sum_v |pi_prox - mu|, twice the total
+    variation at the position, which the mean of `tv` is not. A rare token that triples moves `ratio_tv` by 2 and `tv`
+    by next to nothing. `binary_kl` is wide for rare tokens too, and narrow for nearly certain ones.
 
     Args:
         level: `token`, or `sequence`: a sequence out of bounds is dropped whole.
-        statistic: `ratio`, `k1`, `k2` or `k3`. For `ratio` at sequence level rho is reduced before exp: `sum` is the
-            sequence's ratio, `mean` the geometric mean.
+        statistic: `ratio`, `k1`, `k2`, `k3`, `tv`, `ratio_tv` or `binary_kl`. For `ratio` at sequence level rho is
+            reduced before exp: `sum` is the sequence's ratio, `mean` the geometric mean.
         reduce: `sum`, `mean` or `max`; ignored at token level.
-        upper: of the statistic; > 0, for `ratio` without `lower` >= 1.
-        lower: null: 1 / upper for `ratio`, -upper for `k1`, no bound for `k2` and `k3`, which are >= 0.
+        upper: of the statistic; > 0, for `ratio` without `lower` >= 1, for `tv` < 1 unless it is a sum. null: 2, and
+            0.1 for `binary_kl`; `tv` and `ratio_tv` have no usual value.
+        lower: null: 1 / upper for `ratio`, -upper for `k1`, no bound for the others, which are >= 0.
         rejected: rejected tokens stay in the denominator (`count`), or leave the loss mask (`drop`, needs
             `core.precompute`).
         towards: the policy compared with behavior: `proximal`, `current`, or `next`, the version right after the
             sampling one.
-        b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool.
+        keep_returning: keep a token, or those of a sequence, whose update reduces the distance: A rho <= 0.
+        b: `behavior_log_prob` and the other policy's log-prob [N], nats; `loss_mask` [N] bool; with `keep_returning`
+            also `advantage` [N].
     Returns: Corrected with weights 0 and 1. Metrics: the statistic's mean, max, min, std, fraction_high, fraction_low,
         and the shares of tokens and sequences it masked, under `correction/rollout_rs_<name>_`, with <name> as verl's
         (`token_k1`, `seq_mean_k3` …).
     Raises: ValueError naming field, value and bound, at construction.
-    Edge cases: bounds are inclusive. A sequence without loss tokens enters no metric.
-    Source: verl `rollout_rs`, AReaL RejectionSamplingConfig(action='mask').
+    Edge cases: bounds are inclusive. A sequence without loss tokens enters no metric. A = 0 or rho = 0 counts as
+        returning. In `binary_kl` 1 - p is at least 1e-8.
+    Source: verl `rollout_rs`, AReaL RejectionSamplingConfig(action='mask'); `binary_kl`: KPop (Ring team, 2026), .1;
+        `tv` of sequences: trust region masking, arXiv 2512.23075; `ratio_tv` with `keep_returning`: VACO, arXiv
+        2603.01365.
     Differs: verl calls `ratio` k1 and tests the reciprocal pi_rollout / pi_train against the user's bounds (P25).
         AReaL's k3 is that of the reciprocal ratio (A3). verl's denominators follow the reduced mask (`drop`), AReaL's
-        do not (`count`, A1).
+        do not (`count`, A1). AReaL's binary KL clamps probabilities to [1e-8, 1 - 1e-8] in float32, where the latter is
+        1, so that a token of probability 1 is NaN and rejected. open-instruct clamps rho at +-10 in `ratio_tv`.
     """
 
     level: Literal["token", "sequence"] = "token"
-    statistic: Literal["ratio", "k1", "k2", "k3"] = "ratio"
+    statistic: Literal["ratio", "k1", "k2", "k3", "tv", "ratio_tv", "binary_kl"] = "ratio"
     reduce: Literal["sum", "mean", "max"] = "mean"
-    upper: float = 2.0
+    upper: float | None = None
     lower: float | None = None
     rejected: Rejected = "count"
     towards: Towards = "proximal"
+    keep_returning: bool = False
     needs: ClassVar[frozenset[str]] = frozenset({"behavior_log_prob", "proximal_log_prob"})
     test_fields: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sequence": {"level": "sequence", "statistic": "k3", "reduce": "max", "upper": 0.1, "rejected": "drop"},
         "k2": {"statistic": "k2", "upper": 0.05},
         "k1": {"level": "sequence", "statistic": "k1", "reduce": "sum", "upper": 0.3},
+        "binary_kl": {"statistic": "binary_kl", "upper": 0.01, "keep_returning": True},
+        "tv": {"level": "sequence", "statistic": "tv", "reduce": "max", "upper": 0.1, "towards": "current"},
+        "ratio_tv": {"level": "sequence", "statistic": "ratio_tv", "upper": 0.1, "keep_returning": True},
     }
 
     def __post_init__(self) -> None:
         check_choices(self)
-        object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards]}))
-        require(self.upper > 0, "upper", self.upper, "must be > 0")
-        bound = f"must be <= upper={self.upper}, or none"
-        require(self.lower is None or self.lower <= self.upper, "lower", self.lower, bound)
+        more = {"advantage"} if self.keep_returning else set()
+        object.__setattr__(self, "needs", frozenset({"behavior_log_prob", FIELDS[self.towards], *more}))
+        bound = "must be set for {}: a probability, below 1" if self.statistic == "tv" else "must be set for {}, > 0"
+        chosen = self.upper is not None or self.statistic not in ("tv", "ratio_tv")
+        require(chosen, "upper", self.upper, bound.format(self.statistic))
+        require(self.ceiling > 0, "upper", self.upper, "must be > 0")
+        bound = f"must be <= upper={self.ceiling}, or none"
+        require(self.lower is None or self.lower <= self.ceiling, "lower", self.lower, bound)
         bound = "must be >= 1 for a ratio while lower is none, which is 1 / upper: nothing would be left"
-        require(self.floor <= self.upper, "upper", self.upper, bound)
+        require(self.floor <= self.ceiling, "upper", self.upper, bound)
+        summed = self.level == "sequence" and self.reduce == "sum"
+        bound = "must be < 1 for tv, a difference of probabilities: nothing would be rejected"
+        require(self.statistic != "tv" or summed or self.ceiling < 1, "upper", self.upper, bound)
+
+    @property
+    def ceiling(self) -> float:
+        """The upper bound in effect, also when `upper` is none."""
+        if self.upper is not None:
+            return self.upper
+        return 0.1 if self.statistic == "binary_kl" else 2.0
 
     @property
     def floor(self) -> float:
         """The lower bound in effect, also when `lower` is none."""
         if self.lower is not None:
             return self.lower
-        return {"ratio": 1 / self.upper, "k1": -self.upper}.get(self.statistic, -float("inf"))
+        return {"ratio": 1 / self.ceiling, "k1": -self.ceiling}.get(self.statistic, -float("inf"))
 
     @property
     def name(self) -> str:
@@ -98,23 +148,26 @@ class Rejection(Correction):
     def __call__(self, b: PolicyBatch) -> Corrected:
         values = self.values(b)  # [N] or [S]
         where = b.loss_mask if self.level == "token" else segment_count(b.loss_mask, b.cu_seqlens) > 0
-        inside = (values >= self.floor) & (values <= self.upper)
-        keep = b.loss_mask & (inside if self.level == "token" else inside[b.sequence_index])
+        inside = (values >= self.floor) & (values <= self.ceiling)
+        keep = inside if self.level == "token" else inside[b.sequence_index]
+        if self.keep_returning:
+            keep = keep | (b.masked("advantage") * log_ratio_to(b, self.towards).sign() <= 0)
+        keep = b.loss_mask & keep
         prefix = f"{PREFIX}rollout_rs_{self.name}"
         metrics: Metrics = {
             f"{prefix}_mean": SumCount.over(values, where),
             f"{prefix}_max": Peak.over(values, where),
             f"{prefix}_min": Peak.over(values, where, largest=False),
             f"{prefix}_std": Spread.over(values, where),
-            f"{prefix}_fraction_high": SumCount.over(values > self.upper, where),
+            f"{prefix}_fraction_high": SumCount.over(values > self.ceiling, where),
             f"{prefix}_fraction_low": SumCount.over(values < self.floor, where),
         }
         return as_correction(b, keep, f"rollout_rs_{self.name}", metrics)
 
     def values(self, b: PolicyBatch) -> Tensor:
         """The statistic: [N] at token level, [S] at sequence level; float64."""
-        rho = log_ratio_to(b, self.towards)
-        each = {"ratio": rho, "k1": -rho, "k2": 0.5 * rho.square(), "k3": k3(rho)}[self.statistic]
+        pi, mu = (b.masked(name).detach().double() for name in (FIELDS[self.towards], "behavior_log_prob"))
+        each = STATISTICS[self.statistic](pi, mu)
         if self.level == "sequence":
             each = self._reduced(each, b)
         return each.exp() if self.statistic == "ratio" else each

@@ -84,8 +84,9 @@ class PolicyObjective(Objective[Trajectory]):
     @property
     def outputs(self) -> frozenset[str]:
         entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
-        gradient = any("entropy" in penalty.needs for penalty in self.penalties)
-        own = frozenset(entropy | ({"entropy_gradient"} if gradient else set()))
+        gradient = {"entropy_gradient" for penalty in self.penalties if "entropy" in penalty.needs}
+        gradient |= {"top_k_gradient" for spec in self.corrections if "top_k_log_prob" in spec.needs}
+        own = frozenset(entropy | gradient)
         more = [part.outputs for part in (self.value, self.router_balance) if part is not None]
         return own.union(*more)
 

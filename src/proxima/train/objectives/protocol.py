@@ -120,7 +120,7 @@ class Objective(Protocol[Item]):
     @property
     def outputs(self) -> frozenset[str]:
         """The outputs of the forward pass besides those that the model always gives: `entropy`, `entropy_gradient`,
-        `value`, `log_sum_square`."""
+        `top_k_gradient` (see `TokenOutputs`), `value`, `log_sum_square`."""
         return frozenset()
 
     @property

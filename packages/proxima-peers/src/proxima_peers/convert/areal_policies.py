@@ -104,8 +104,8 @@ def _rejection(d: Draft, o: Options) -> None:
     reduce = o.choice(("sum", "mean", "max"), REJECT + "agg", default="mean")
     upper = (o.number(REJECT + "upper", default=5.0), o.origin(REJECT + "upper"))
     low = o.number(REJECT + "lower")
-    if metric == "binary_kl" or (metric == "kl_k3" and action == "mask"):
-        why = "AReaL's k3 is that of the reciprocal ratio (A3)" if metric == "kl_k3" else "no such statistic"
+    if metric == "kl_k3" and action == "mask":
+        why = "AReaL's k3 is that of the reciprocal ratio (A3)"
         d.lacks(REJECT + "metric", f"{metric}: {why}; nothing is rejected here")
         _weigh(d, "token")
         return

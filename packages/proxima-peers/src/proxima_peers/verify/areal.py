@@ -59,7 +59,7 @@ def corrections_of(options: Tracked | None) -> Iterator[tuple[str | None, list[A
         if level == "sequence" and reduce != "mean":
             yield "A2", [Changed(clamped_by_aggregate, reduce, upper, lower or 0.0)]
         return
-    kind: Any = {"ratio": "ratio", "kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}[metric]
+    kind: Any = {"kl_k1": "k1", "kl_k2": "k2", "kl_k3": "k3"}.get(metric, metric)
     rule = Rejection(level, kind, reduce, upper, -float("inf") if lower is None else lower)
     if kind != "ratio":
         weights = "token"  # geometric weights are used only with the ratio

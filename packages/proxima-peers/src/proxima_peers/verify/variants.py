@@ -24,6 +24,9 @@ class Changed(partial[Any]):
     needs: frozenset[str] = frozenset()
     rejected = "count"
 
+    def loss_term(self, *_: Any) -> None:
+        """As a correction: it adds no term to the loss."""
+
 
 def given_weights(weight: Tensor, b: PolicyBatch) -> Corrected:
     """A correction with the given weights [N]."""

@@ -1,0 +1,166 @@
+"""Rejection by total variation and binary KL, worked by hand; and which tokens move back."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from proxima.check.batches import make_batch
+from proxima.check.enumerable_world import EnumerableWorld
+from proxima.core import PpoClip, Rejection, TokenMean, policy_loss
+from proxima.core.token_reasons import TokenReasons
+from proxima.data import PolicyBatch
+
+
+def of_probabilities(*sequences: list[tuple[float, float, float]]) -> PolicyBatch:
+    """Tokens of (μ, π_prox, A); the current policy is the proximal one."""
+    mu, pi, advantage = torch.tensor([t for s in sequences for t in s], dtype=torch.float64).T
+    edges = torch.tensor([0, *(len(s) for s in sequences)]).cumsum(0)
+    return PolicyBatch(
+        log_prob=pi.log(),
+        behavior_log_prob=mu.log(),
+        proximal_log_prob=pi.log(),
+        advantage=advantage,
+        loss_mask=torch.ones(len(mu), dtype=torch.bool),
+        cu_seqlens=edges,
+    )
+
+
+def kl(p: float, q: float) -> float:
+    return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
+
+
+def kept(b: PolicyBatch, **fields: Any) -> list[int]:
+    return Rejection(**fields)(b).keep.int().tolist()
+
+
+RARE, COMMON = (0.001, 0.003, 1.0), (0.9, 0.75, 1.0)  # tripled; and .15 less
+
+
+def test_each_statistic_by_hand() -> None:
+    b = of_probabilities([RARE, COMMON])
+    expected = {
+        "tv": [0.002, 0.15],
+        "ratio_tv": [2.0, 1 / 6],
+        "binary_kl": [max(kl(0.001, 0.003), kl(0.003, 0.001)), max(kl(0.9, 0.75), kl(0.75, 0.9))],
+    }
+    for statistic, values in expected.items():
+        spec = Rejection(statistic=statistic, upper=0.16)  # type: ignore[arg-type]
+        assert spec.values(b).tolist() == pytest.approx(values, rel=1e-9)
+    assert kept(b, statistic="tv", upper=0.1) == [1, 0]
+    assert kept(b, statistic="ratio_tv", upper=0.5) == [0, 1]
+
+
+@pytest.mark.parametrize(("mu", "pi"), [(0.999, 0.9), (0.9, 0.999)])
+def test_binary_kl_is_the_larger_of_both_directions(mu: float, pi: float) -> None:
+    """kl(.999‖.9) is .100, kl(.9‖.999) is .366: a bound between them rejects the token whichever policy is surer."""
+    smaller, larger = sorted((kl(mu, pi), kl(pi, mu)))
+    assert smaller < 0.1 < 0.36 < larger
+    b = of_probabilities([(mu, pi, 1.0)])
+    assert kept(b, statistic="binary_kl") == [0]
+    assert kept(b, statistic="binary_kl", upper=larger * (1 + 1e-9)) == [1]
+    assert kept(b, statistic="binary_kl", upper=larger * (1 - 1e-9)) == [0]
+
+
+def test_sequences_by_sum_mean_and_max() -> None:
+    b = of_probabilities([(0.5, 0.6, 1.0), (0.5, 0.5, 1.0)], [(0.2, 0.25, 1.0)])
+    values = {"sum": [0.1, 0.05], "mean": [0.05, 0.05], "max": [0.1, 0.05]}
+    ratios = {"sum": [0.2, 0.25], "mean": [0.1, 0.25], "max": [0.2, 0.25]}
+    for reduce in ("sum", "mean", "max"):
+        for statistic, expected in (("tv", values), ("ratio_tv", ratios)):
+            spec = Rejection("sequence", statistic, reduce, upper=0.9)  # type: ignore[arg-type]
+            assert spec.values(b).tolist() == pytest.approx(expected[reduce])
+    assert kept(b, level="sequence", statistic="tv", reduce="max", upper=0.07) == [0, 0, 1]
+    assert kept(b, level="sequence", statistic="tv", reduce="sum", upper=1.5) == [1, 1, 1]
+
+
+def test_only_the_ratio_estimates_the_variation_of_the_vocabulary() -> None:
+    """Over tokens of μ: E |r − 1| = Σ_v |π − μ|, twice the total variation; E |π − μ| is something else."""
+    world = EnumerableWorld(vocabulary=5, horizon=1)
+    behavior, policy = world.policy(0), world.policy(1)
+    mu, pi = behavior.softmax(-1)[0], policy.softmax(-1)[0]
+    b = of_probabilities([(float(m), float(p), 1.0) for m, p in zip(mu, pi, strict=True)])
+    ratio, change = (Rejection(statistic=s, upper=0.9).values(b) for s in ("ratio_tv", "tv"))  # type: ignore[arg-type]
+    variation = 0.5 * float((pi - mu).abs().sum())
+    assert float((mu * ratio).sum()) == pytest.approx(2 * variation)
+    assert float((mu * change).sum()) != pytest.approx(2 * variation, rel=0.2)
+
+
+def test_a_token_that_moves_back_is_kept() -> None:
+    """A and log r of opposite sign, or one of them 0; all others of the sequence go."""
+    away, back = (0.4, 0.7, 1.0), (0.4, 0.7, -1.0)
+    lower_away, lower_back = (0.7, 0.4, -1.0), (0.7, 0.4, 1.0)
+    b = of_probabilities([away, back, lower_away, lower_back, (0.4, 0.7, 0.0), (0.5, 0.5, 1.0)])
+    sequence = {"level": "sequence", "statistic": "tv", "upper": 0.1}
+    assert kept(b, **sequence) == [0] * 6
+    assert kept(b, **sequence, keep_returning=True) == [0, 1, 0, 1, 1, 1]
+    assert kept(b, statistic="ratio", upper=1.2, keep_returning=True) == [0, 1, 0, 1, 1, 1]
+    assert kept(b, statistic="tv", upper=0.5, keep_returning=True) == [1] * 6
+
+
+def test_returning_is_measured_towards_the_policy_that_is_compared() -> None:
+    b = of_probabilities([(0.4, 0.7, 1.0)])
+    b = replace(b, log_prob=b.log_prob + math.log(0.2 / 0.7))  # the proximal policy is above μ, the current one below
+    spec: dict[str, Any] = {"statistic": "tv", "upper": 0.1, "keep_returning": True}
+    assert kept(b, **spec) == [0] and kept(b, **spec, towards="current") == [1]
+
+
+def test_the_advantage_is_read_only_if_it_decides() -> None:
+    assert "advantage" not in Rejection(statistic="binary_kl").needs
+    assert "advantage" in Rejection(statistic="binary_kl", keep_returning=True).needs
+
+
+def test_certain_and_impossible_tokens_are_finite() -> None:
+    """Log-probs of 0 and of −80: clamped, where a peer's float32 gives NaN."""
+    b = make_batch([2], garbage=False, out_of_loss=0.0, not_sampled=0.0)
+    b = PolicyBatch(
+        log_prob=torch.tensor([0.0, -80.0], dtype=torch.float64),
+        behavior_log_prob=torch.tensor([-80.0, 0.0], dtype=torch.float64),
+        advantage=b.advantage,
+        loss_mask=b.loss_mask,
+        cu_seqlens=b.cu_seqlens,
+    )
+    for statistic in ("tv", "ratio_tv", "binary_kl"):
+        spec = Rejection(statistic=statistic, upper=0.5, towards="current")  # type: ignore[arg-type]
+        assert bool(spec.values(b).isfinite().all()) and spec(b).keep.tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"statistic": "tv"}, "upper=None must be set for tv: a probability, below 1"),
+        ({"statistic": "ratio_tv"}, "upper=None must be set for ratio_tv, > 0"),
+        ({"statistic": "tv", "upper": 1.0}, "upper=1.0 must be < 1 for tv, a difference of probabilities"),
+        ({"statistic": "tv", "upper": 2.0, "level": "sequence"}, "upper=2.0 must be < 1 for tv"),
+        ({"statistic": "binary_kl", "upper": 0.0}, "upper=0.0 must be > 0"),
+        ({"statistic": "binary_kl", "lower": 0.2}, "lower=0.2 must be <= upper=0.1, or none"),
+    ],
+)
+def test_bounds_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        Rejection(**fields)
+
+
+def test_the_usual_bounds() -> None:
+    assert [Rejection(statistic=s).ceiling for s in ("binary_kl", "ratio", "k3")] == [0.1, 2.0, 2.0]  # type: ignore[arg-type]
+    assert Rejection("sequence", "tv", "sum", upper=3.0).floor == -math.inf
+
+
+def test_metrics_are_named_as_the_others() -> None:
+    b = of_probabilities([RARE, COMMON])
+    names = Rejection("sequence", "ratio_tv", "mean", upper=0.5, keep_returning=True)(b).metrics
+    assert "correction/rollout_rs_seq_mean_ratio_tv_masked_fraction" in names
+    assert "correction/rollout_rs_token_binary_kl_mean" in Rejection(statistic="binary_kl")(b).metrics
+
+
+def test_a_reason_says_that_the_token_moves_away() -> None:
+    b = of_probabilities([(0.4, 0.7, 1.0), (0.4, 0.7, -1.0)])
+    spec = Rejection(statistic="tv", upper=0.1, keep_returning=True)
+    reasons = TokenReasons(batch=b, surrogate=PpoClip(), corrections=[spec])
+    masked = "masked: Rejection: 0.3 > 0.1, tv of the token, and the update moves the token away"
+    assert reasons.reason(0) == masked
+    assert reasons.reason(1).startswith("kept")
+    loss = policy_loss(b, surrogate=PpoClip(), aggregate=TokenMean(), correction=spec)
+    assert loss.keep.tolist() == reasons.keep.tolist() == [False, True]
