@@ -71,7 +71,8 @@ def essence(config):
     kept = ("epochs_per_step", "optimizer", "schedule", "final_lr_ratio", "max_grad_norm")
     training = [getattr(config.train, name) for name in kept]
     model = replace(config.model, path="", device="auto", max_length=None)
-    return algorithm, rewards, sampling, training, model, config.data, replace(config.engine, slots=1)
+    sized = {name: 1 for name in ("slots", "top_k_log_probs") if hasattr(config.engine, name)}
+    return algorithm, rewards, sampling, training, model, config.data, replace(config.engine, **sized)
 
 
 def resolved_small(case, root, folder):
