@@ -10,7 +10,7 @@ import pytest
 
 from proxima.cli.command_module import load_command
 from proxima.cli.main import COMMANDS
-from proxima.cli.parameters import Actions, Argument, add_command, add_parameters, call, run_command
+from proxima.cli.parameters import Actions, Argument, add_command, add_parameters, bound
 
 
 def show(
@@ -42,8 +42,8 @@ def parser():
     ],
 )
 def test_words_become_typed_values(parser, words, values):
-    assert call(show, parser.parse_args(words)) == values
-    assert call(show, parser.parse_args(["a"])) == (["a"], None, None, [], [0], False)  # a default does not grow
+    assert bound(show, parser.parse_args(words))() == values
+    assert bound(show, parser.parse_args(["a"]))() == (["a"], None, None, [], [0], False)  # a default does not grow
 
 
 def test_what_is_no_value_is_refused(parser):
@@ -109,7 +109,7 @@ def actions():
 )
 def test_an_action_runs_with_the_arguments_of_its_dataclasses(actions, capsys, words, code, line):
     parser, command = actions
-    assert run_command(command, parser.parse_args(words)) == code
+    assert (bound(command, parser.parse_args(words))() or 0) == code
     assert capsys.readouterr().out == f"{line}\n"
 
 

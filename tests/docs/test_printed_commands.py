@@ -282,7 +282,7 @@ class Shell:
         if "--help" in words:
             return
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("proxima.cli.main.run_command", lambda command, arguments: 0)
+            patch.setattr("proxima.cli.main.bound", lambda command, arguments: lambda: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if (

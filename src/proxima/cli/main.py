@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TextIO
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
-from proxima.cli.parameters import Actions, add_command, option_strings, run_command
+from proxima.cli.parameters import Actions, add_command, bound, option_strings
 from proxima.config.families import FAMILIES
 from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
@@ -74,50 +74,66 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run
     if argv is None and "RANK" not in os.environ and {*words[:1]} & FAMILIES.keys():
         gc.disable()  # until a run has loaded its model: traversing a million imported objects takes half a second
-    return _guarded(lambda: _run(words, argparse.Namespace()))
+    with ExitCode() as end:
+        command = _read(words, argparse.Namespace())
+        end.code = int(command() or 0)
+    return end.code
 
 
 def train_rank(**arguments: Any) -> int:
     """Entry point of a cluster's ranks: `train_recipe`, with the exit codes and messages of the command line."""
     from proxima.cli.train import train_recipe
 
-    return _guarded(lambda: train_recipe(**arguments))
+    with ExitCode() as end:
+        end.code = train_recipe(**arguments)
+    return end.code
 
 
-def _guarded(run: Callable[[], int]) -> int:
-    if "SLURM_PROCID" in os.environ:
-        from proxima.runtime.placement.process_group import adopt_launcher
+class ExitCode:
+    """Within the block, an exception becomes an exit code, and a message on standard error."""
 
-        adopt_launcher()
-    if "RANK" in os.environ:  # torch logs many lines about a process that has exited
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    try:
-        return run()
-    except UserError as error:
-        return 2 if _left_to_first(error) else _refuse(str(error))
-    except KeyboardInterrupt:
+    code = 0
+
+    def __enter__(self) -> "ExitCode":
+        if "SLURM_PROCID" in os.environ:
+            from proxima.runtime.placement.process_group import adopt_launcher
+
+            adopt_launcher()
+        if "RANK" in os.environ:  # torch logs many lines about a process that has exited
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        return self
+
+    def __exit__(self, _: Any, error: BaseException | None, __: Any) -> bool:
+        if not isinstance(error, Exception | KeyboardInterrupt):
+            return False
+        self.code = _reported(error)
+        return True
+
+
+def _reported(error: Exception | KeyboardInterrupt) -> int:
+    """Report an exception, unless another process does; returns the exit code."""
+    if isinstance(error, KeyboardInterrupt):
         if os.environ.get("RANK", "0") == "0":
             print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `proxima list | head`: the reader has what it wanted
+    if isinstance(error, BrokenPipeError):  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except Exception as error:
-        if _left_to_first(error):
-            return 1
-        if is_disk_full(error):
-            place = f"{error.filename}: " if error.filename else ""
-            return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-        if reason := _of_a_path(error):
-            return _refuse(f"{reason}; give another path")
-        if _is_out_of_memory(error):
-            remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
-            return _refuse(
-                f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1
-            )
-        from proxima.cli.bug_report import report_bug
+    if _left_to_first(error):
+        return 2 if isinstance(error, UserError) else 1
+    if isinstance(error, UserError):
+        return _refuse(str(error))
+    if is_disk_full(error):
+        place = f"{error.filename}: " if error.filename else ""
+        return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
+    if reason := _of_a_path(error):
+        return _refuse(f"{reason}; give another path")
+    if _is_out_of_memory(error):
+        remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
+        return _refuse(f"out of memory: {' '.join(str(error).split())[:200] or 'an allocation failed'}; {remedy}", 1)
+    from proxima.cli.bug_report import report_bug
 
-        return report_bug(error)
+    return report_bug(error)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -150,7 +166,8 @@ def _near_command(word: str) -> str:
     return f"did you mean {meant[near[0]]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
 
 
-def _run(words: list[str], arguments: argparse.Namespace) -> int:
+def _read(words: list[str], arguments: argparse.Namespace) -> Callable[[], int | None]:
+    """The call of a command that a command line asks for."""
     if any("\0" in word for word in words):
         raise UserError("an argument has a NUL character", remedy="leave it out")
     parser = Parser(
@@ -180,11 +197,10 @@ def _run(words: list[str], arguments: argparse.Namespace) -> int:
     if arguments.command is None:
         if rest:
             raise UserError(f"unknown argument {rest[0]!r}; see proxima --help")
-        parser.print_help()
-        return 0
+        return parser.print_help
     _place_rest(arguments, rest, options)
     announce(arguments, sys.stderr)
-    return run_command(command, arguments)
+    return bound(command, arguments)
 
 
 SLOW = {*FAMILIES, "eval", "generate", "chat"}  # commands that import libraries and load a model

@@ -12,6 +12,7 @@ import argparse
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -78,10 +79,10 @@ def option_strings(parser: argparse.ArgumentParser) -> list[str]:
     return own + [word for table in tables for below in table.values() for word in option_strings(below)]
 
 
-def run_command(command: Command, arguments: argparse.Namespace) -> int:
-    """Run a command with the arguments that `add_command` added; return its exit code."""
+def bound(command: Command, arguments: argparse.Namespace) -> Callable[[], int | None]:
+    """A command with the arguments that `add_command` added; it returns its exit code."""
     function = command.functions[arguments.action] if isinstance(command, Actions) else command
-    return int(call(function, arguments) or 0)
+    return partial(function, **_values(function, arguments))
 
 
 def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]) -> None:
@@ -106,13 +107,14 @@ def add_parameters(parser: argparse.ArgumentParser, function: Callable[..., Any]
             action.completer = argument.complete
 
 
-def call(function: Callable[..., Any], arguments: argparse.Namespace) -> Any:
-    """Call the function with the arguments that `add_parameters` added."""
+def _values(function: Callable[..., Any], arguments: argparse.Namespace) -> dict[str, Any]:
+    """The values of the function's parameters, among the arguments that `add_parameters` added."""
     values = {}
     for name, parameter in inspect.signature(function).parameters.items():
         options = parameter.annotation
-        values[name] = call(options, arguments) if _holds_arguments(options) else getattr(arguments, name)
-    return function(**values)
+        held = _holds_arguments(options)
+        values[name] = options(**_values(options, arguments)) if held else getattr(arguments, name)
+    return values
 
 
 def _parameters(function: Callable[..., Any], defaults: Any = None) -> Iterator[inspect.Parameter]:

@@ -93,15 +93,16 @@ class ComputeThread:
         outcome: Future[T] = Future()
         running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []  # empty until the loop runs
 
-        async def main() -> T:
-            task = asyncio.current_task()
-            assert task is not None
-            running.append((asyncio.get_running_loop(), task))
-            return await coroutine
+        def run() -> T:
+            with asyncio.Runner() as runner:
+                loop = runner.get_loop()
+                task = loop.create_task(coroutine)
+                running.append((loop, task))
+                return loop.run_until_complete(task)
 
         def run_loop() -> None:
             with suppress(KeyboardInterrupt):
-                _perform((outcome, asyncio.run, (main(),)))
+                _perform((outcome, run, ()))
             jobs.put(None)
 
         thread = threading.Thread(target=run_loop, name="proxima-loop", daemon=True)

@@ -2,8 +2,8 @@
 
 import asyncio
 import gc
-from collections.abc import Callable, Coroutine, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -129,8 +129,7 @@ def train(
         try:
             compute = ComputeThread()
             with signals_restored():
-                run = _run(workload, resolved, folder, mode, compute, ranks, observer, clock)
-                return compute.serve(_watched(run, ranks, folder, observer))
+                return compute.serve(_run(workload, resolved, folder, mode, compute, ranks, observer, clock))
         except Exception as error:
             gone, failure = folder.is_gone, None if ranks.watch is None else ranks.watch.cause(error)
             if isinstance(error, UserError) or (failure is not None and failure.refused):
@@ -152,10 +151,12 @@ def _workload(config: Any, stages: "StageFactory | None", observer: Observer) ->
     return RlWorkload(config, stages)
 
 
-async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunFolder, observer: Observer) -> Summary:
-    """Await the run, which is cancelled if another rank fails."""
+@contextmanager
+def _cancelled_with(ranks: Ranks, folder: RunFolder, observer: Observer) -> Iterator[None]:
+    """Within the block, the run is cancelled if another rank fails."""
     if ranks.watch is None:
-        return await run
+        yield
+        return
     events, task = asyncio.get_running_loop(), asyncio.current_task()
     assert task is not None
 
@@ -167,7 +168,7 @@ async def _watched(run: Coroutine[Any, Any, Summary], ranks: Ranks, folder: RunF
 
     with ranks.watch.attached(folder.log, warn, cancel):
         try:
-            return await run
+            yield
         except asyncio.CancelledError as error:
             if ranks.watch.cause(error) is None:
                 raise
@@ -186,54 +187,63 @@ async def _run(
 ) -> Summary:
     config, disk = work.config, Disk(folder.path, observer.warning)
     resuming, checkpoint, hashes = mode != "new", None, cache(work.hashes)  # the files may be large
-    if resuming:
-        checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
-    observer.progress("load", 0, 1, "models")
-    await compute.run(_compare_files, hashes, folder, ranks)
-    hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
-    loaded = await compute.run(_load_weights, work, checkpoint, ranks)
-    with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now it is a run folder
-        await disk.write(check_resume, journal, config)
-        if hashing is not None:
-            await disk.write(check_inputs, journal, await hashing)
-        schedule = await disk.write(schedule_note, journal, config.train.schedule, work.steps)
-        numerics = await disk.write(numerics_note, journal, config)
-        for note in filter(None, (*change_notes(journal), schedule, numerics)):
-            observer.warning(note)
-        activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
-        store = RunStore(journal, folder, disk, activity, ranks)
-        if resolved is not None:
-            await store.replace_file(folder.config, folder.write_config, dump(resolved))
-        loop = work.make_loop(loaded, RunServices(store, compute, observer))
-        opened.callback(loop.close)
-        if checkpoint:
-            await compute.run(_restore, checkpoint, loop.trained, ranks)
-        model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
-        await store.replace_file(folder.environment, folder.write_environment, describe_environment(config.seed, model))
-        observer.started(work.info(loaded, folder.path, journal.step))
-        for note in work.notes:
-            observer.warning(note)
-        status, error, recorded = "failed", None, len(folder.read_metrics())
-        try:
-            stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
-            status = "done" if await loop.run() else "stopped"
-        except BaseException as problem:
-            status, error = _ending(problem, ranks, disk)
-            raise
-        finally:
-            opened.close()
-            finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
-            seconds = folder.elapsed() if finished_before else loop.now()
-            summary = summarise_run(config, folder, journal, status, seconds, error)
-            summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
+    with _cancelled_with(ranks, folder, observer):
+        if resuming:
+            checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
+        observer.progress("load", 0, 1, "models")
+        await compute.run(_compare_files, hashes, folder, ranks)
+        hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
+        loaded = await compute.run(_load_weights, work, checkpoint, ranks)
+        with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now a run folder
+            await disk.write(check_resume, journal, config)
+            if hashing is not None:
+                await disk.write(check_inputs, journal, await hashing)
+            for note in await disk.write(_notes, journal, work):
+                observer.warning(note)
+            activity = Activity(clock, folder.elapsed(), Timeline(folder.timeline, observer.warning))
+            store = RunStore(journal, folder, disk, activity, ranks)
+            if resolved is not None:
+                await store.replace_file(folder.config, folder.write_config, dump(resolved))
+            loop = work.make_loop(loaded, RunServices(store, compute, observer))
+            opened.callback(loop.close)
+            if checkpoint:
+                await compute.run(_restore, checkpoint, loop.trained, ranks)
+            await store.replace_file(folder.environment, folder.write_environment, _environment(config, loaded))
+            observer.started(work.info(loaded, folder.path, journal.step))
+            for note in work.notes:
+                observer.warning(note)
+            status, error, recorded = "failed", None, len(folder.read_metrics())
             try:
-                await store.replace_file(folder.summary, folder.write_summary, asdict(summary))
-            except StoppedWaiting as full:
-                observer.warning(f"{full}: the run has no summary.json until it is resumed")
-            observer.finished(asdict(summary))
-            if not ranks.losing():
-                await compute.run(ranks.end, summary)
+                stop_on_interrupt(loop.stop, observer.warning, compute, ranks.losing if ranks.size > 1 else None)
+                status = "done" if await loop.run() else "stopped"
+            except BaseException as problem:
+                status, error = _ending(problem, ranks, disk)
+                raise
+            finally:
+                opened.close()
+                finished_before = resuming and status == "done" and len(folder.read_metrics()) == recorded
+                seconds = folder.elapsed() if finished_before else loop.now()
+                summary = summarise_run(config, folder, journal, status, seconds, error)
+                summary = _with_views(replace(summary, **work.facts(journal)), folder, observer)
+                try:
+                    await store.replace_file(folder.summary, folder.write_summary, asdict(summary))
+                except StoppedWaiting as full:
+                    observer.warning(f"{full}: the run has no summary.json until it is resumed")
+                observer.finished(asdict(summary))
+                if not ranks.losing():
+                    await compute.run(ranks.end, summary)
     return summary
+
+
+def _environment(config: Any, loaded: LoadedModel) -> dict[str, Any]:
+    model = {"path": config.model.path, "revision": config.model.revision, "parameters": loaded.parameters}
+    return describe_environment(config.seed, model)
+
+
+def _notes(journal: Journal, work: Workload) -> list[str]:
+    """Warnings about what has changed since the run began."""
+    schedule = schedule_note(journal, work.config.train.schedule, work.steps)
+    return [note for note in (*change_notes(journal), schedule, numerics_note(journal, work.config)) if note]
 
 
 def _ending(problem: BaseException, ranks: Ranks, disk: Disk) -> tuple[str, str]:
