@@ -218,6 +218,8 @@ def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> No
     assert [v.level for v in health(values)] == ["watch", "ok"]
     assert [v.level for v in health(values, MismatchGuard(max_k3_kl=0.015))] == ["act", "ok"]
     assert "decoupled_token_is" in health(values)[0].sentence
+    on_purpose = health(values, known_mismatch="engine.weights=int8")[0].sentence
+    assert on_purpose.endswith(": expected with engine.weights=int8.")
     assert "2 policy versions old" in health({**values, "age/max": 2})[0].sentence
     corrected = {**values, "correction/rollout_is_mean": 1.0}
     for sentence in (health(corrected)[0].sentence, health({**corrected, "age/max": 2})[0].sentence):

@@ -74,6 +74,20 @@ def test_log_probs_that_are_wrong_end_the_run_before_the_first_update(engine, ti
     assert steps_of(tmp_path / "run") == []
 
 
+@pytest.mark.parametrize("shift", [0.0, -0.5])
+def test_an_engine_whose_answers_are_all_wrong_is_compared_too(shift, tiny_model, tmp_path):
+    """No completion has an advantage, so that no update has a forward pass."""
+    tree = wrong(tiny_model, shift=shift) | {"reward": [{"kind": "format", "pattern": "nobody writes this"}]}
+    if shift:
+        with pytest.raises(RunEnded, match="^step 1, before its update: the engine's log-probs of "):
+            go(tmp_path / "run", tree)
+        return
+    assert go(tmp_path / "run", tree).status == "done"
+    assert all(
+        r["mismatch/log_prob_absdiff_mean"] < 1e-4 and r["tokens/trained"] == 0 for r in steps_of(tmp_path / "run")
+    )
+
+
 def test_noise_of_a_sound_engine_goes_on(tiny_model, tmp_path):
     """Mean 0.1 nats: twice that of a server in bfloat16, with tails longer than its own."""
     assert go(tmp_path / "run", wrong(tiny_model, spread=0.1)).status == "done"

@@ -69,7 +69,9 @@ def test_an_update_is_the_same_with_the_comparison():
     for kind in (Learner, ComparingLearner):
         stack = TrainStack(policy(), tokens_per_micro_batch=40)
         items = replayed(stack)
-        batch: Any = SimpleNamespace(critic_only=False, trajectories=items, updates=[[item.key for item in items]])
+        batch: Any = SimpleNamespace(
+            critic_only=False, trajectories=items, completions=items, updates=[[item.key for item in items]]
+        )
         learner = kind(policy=stack.model, stack=stack, objective=OBJECTIVE)
         results.append(learner.update(batch, 0, lambda done, total: None).metrics)
         weights.append([p.clone() for p in stack.parameters])

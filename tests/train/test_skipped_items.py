@@ -2,12 +2,15 @@
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 
 from proxima.core import TokenMean
 from proxima.core.surrogate import Reinforce
-from proxima.train import PolicyObjective
+from proxima.model import Policy
+from proxima.train import PolicyObjective, TrainStack
 from proxima.train.objectives.router_balance import RouterBalance
+from tests.model.rows import loaded
 from tests.train.helpers import trajectories
 
 
@@ -15,6 +18,17 @@ def test_advantages_that_add_up_to_zero_are_not_skipped():
     items = trajectories(advantages=([1.0, -1.0, 0.0, 0.0, 0.0], 0.0, *[1.0] * 11))
     objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean())
     assert [objective.skippable(item) for item in items[:3]] == [False, True, False]
+
+
+@pytest.mark.parametrize("on_zero_gradient", ["skip", "step"])
+def test_the_first_forward_pass_is_observed_where_the_weights_are_still_those_of_the_start(on_zero_gradient):
+    items = trajectories(advantages=(0.0, 1.0))
+    objective = PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean(), measure={"mismatch"})
+    stack, seen = TrainStack(Policy(loaded("llama")), on_zero_gradient=on_zero_gradient), []
+    result = stack.update(objective, [items[:1], items[1:2], items[3:4]], before_first=seen.append)
+    looked = [[item.key for item, _ in first] for first in seen]
+    assert looked == ([[], [items[1].key]] if on_zero_gradient == "skip" else [[]])
+    assert ("mismatch/k3_kl" in result.metrics) == (on_zero_gradient == "skip")
 
 
 def test_a_balance_loss_counts_no_empty_completion():

@@ -17,6 +17,7 @@ from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import Trajectory
 from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress
+from proxima.model.micro_batch import micro_batches
 from proxima.rollout.collector import Pending
 from proxima.train import ForwardStage, Objective, TokenStatistics, TrainStack, UpdateResult
 from proxima.train.batch_builder import TrainingBatch
@@ -78,11 +79,30 @@ class Learner:
 
             stop = EarlyStop(self.max_epoch_kl, items=sum(map(len, items)) // self.epochs)
         look = partial(self._look_at_first, version, own=own)
+        compared = self._compare_untrained(items, batch, version) if own and self.guard.judges_fresh else {}
         result = self.stack.update(objective, items, progress, self.updates, stop, look)
+        result.metrics |= compared
         if stop is not None and result.updates:
             result.metrics |= stop.figures(self.epochs)
         result.metrics |= of_critic
         return result
+
+    def _compare_untrained(
+        self, updates: Sequence[Sequence[Any]], batch: TrainingBatch, version: int
+    ) -> dict[str, float]:
+        """In a step that trains nothing, so that its update compares nothing, `_look_at_first` on a micro-batch: of an
+        engine that is broken, all answers are wrong. Returns the `mismatch/` metrics."""
+        known = [(item,) for item in batch.completions if len(item.tokens) and item.behavior_log_prob is not None]
+        if not known or not all(self.objective.skippable(item) for update in updates for item in update):
+            return {}
+        shared = self.stack.model.share_prompt
+        sample = [known[i][0] for i in micro_batches(known, self.stack.tokens_per_micro_batch, share_prompt=shared)[0]]
+        log_probs = self.stack.log_prob(sample)
+        keep = (np.zeros(len(each), np.bool_) for each in log_probs)
+        measured = [TokenStatistics(log_prob=each, keep=kept) for each, kept in zip(log_probs, keep, strict=True)]
+        self._look_at_first(version, list(zip(sample, measured, strict=True)), own=True)
+        metrics = mismatch_metrics(first_forward(sample, log_probs))
+        return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
     def _look_at_first(self, version: int, first: FirstForward, *, own: bool) -> None:
         """Before the first optimizer step, run `MismatchGuard.check_fresh` on the loss tokens that weights `version` of

@@ -196,8 +196,8 @@ class TrainStack:
                 advances the schedule like a full one.
             should_continue: called on every rank after each update with its items and its metrics; False skips the
                 rest.
-            before_first: called with the statistics of the first update before its optimizer step, which is skipped if
-                the call raises.
+            before_first: called with the statistics of the first forward passes, before their optimizer step, which is
+                skipped if the call raises; updates before it that ran nothing and moved nothing give it none.
 
         Raises:
             ValueError: the loss lacks a tensor.
@@ -209,15 +209,16 @@ class TrainStack:
             before = 0.0 if self._one_pass else self._weight_norm()
             self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
             totals = _Totals(self.model.device, progress, sum(self._tokens_fed(run) for run in runs))
-            norms: list[float] = []
+            norms, at_start = list[float](), True  # no forward pass yet, and no step
             for items, run in zip(updates, runs, strict=True):
                 first, metrics = self._accumulate(objective, items, run, totals)
                 for trajectory, values in first:
                     totals.token_statistics.setdefault(trajectory.key, values)
-                if not norms:
+                if at_start:
                     metrics.append(self._look_at_first(objective, first, before_first))
                 totals.metrics += metrics
                 norms.append(norm := self._step())
+                at_start = at_start and not first and self._skips(norm)
                 if not self._skips(norm):
                     before = self._check_weights(before)
                 if should_continue is not None and not should_continue(items, merge_metrics(metrics)):

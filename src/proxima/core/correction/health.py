@@ -87,12 +87,15 @@ MEAN = "mismatch/rollout_is_mean"
 ON_PURPOSE = {"correction/rejected_fraction": "correction/top_entropy_masked_fraction"}
 
 
-def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> list[HealthVerdict]:
+def health(
+    values: Mapping[str, object], guard: MismatchGuard | None = None, known_mismatch: str = ""
+) -> list[HealthVerdict]:
     """Judge a step's merged metrics.
 
     Args:
         values: metric → value, as in metrics.jsonl; metrics that are absent are not judged.
         guard: the thresholds of `mismatch/k3_kl` and of catastrophic sequences.
+        known_mismatch: the settings that make the engine differ on purpose.
     Returns: one verdict for each rule that could be judged, in the order of `rules`, then the mean token weight, which
         is healthy within 10 % of 1 and needs action beyond 50 %. docs/mismatch.md has the table.
     """
@@ -103,20 +106,24 @@ def health(values: Mapping[str, object], guard: MismatchGuard | None = None) -> 
             intended = values.get(ON_PURPOSE.get(rule.metric, ""))
             value = max(0.0, value - intended) if isinstance(intended, int | float) else value
             meaning = rule.meaning.format(value=value)
-            verdicts.append(_verdict(rule.level(value), rule.metric, value, meaning, rule.remedy, values))
+            verdicts.append(
+                _verdict(rule.level(value), rule.metric, value, meaning, rule.remedy, values, known_mismatch)
+            )
     mean = values.get(MEAN)
     if isinstance(mean, int | float):
         level = HealthRule(MEAN, 0.1, 0.5, "", "").level(abs(mean - 1))
         meaning = f"the mean token weight is {mean:.3f} where 1 is expected"
-        verdicts.append(_verdict(level, MEAN, mean, meaning, SAME_WEIGHTS, values))
+        verdicts.append(_verdict(level, MEAN, mean, meaning, SAME_WEIGHTS, values, known_mismatch))
     return verdicts
 
 
 def _verdict(
-    level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object]
+    level: HealthLevel, metric: str, value: float, meaning: str, remedy: str, values: Mapping[str, object], known: str
 ) -> HealthVerdict:
     age, corrected = values.get("age/max"), any(name.startswith("correction/") for name in values)
-    if metric.startswith("mismatch/") and values.get("replayed"):
+    if metric.startswith("mismatch/") and known:
+        remedy = f"expected with {known}"
+    elif metric.startswith("mismatch/") and values.get("replayed"):
         remedy = REPLAYED
     elif metric.startswith("mismatch/") and isinstance(age, int | float) and age > 0:
         versions = f"{age:.0f} policy version{'s' * (round(age) != 1)}"

@@ -61,7 +61,7 @@ class Controller(TrainingLoop):
         super().__init__(plan, trained, store, observer)
         self.collector, self.batch_builder = collector, batch_builder
         self.learner, self.publisher, self.evaluation = learner, publisher, evaluation
-        self.review = StepReview(store, observer, learner.guard, plan.max_unscored_steps, batch_builder.selection)
+        self.review = StepReview(store, observer, learner, plan.max_unscored_steps, batch_builder.selection)
         # All three are of the last finished step: prompts of a discarded step are drawn again.
         self._cursor, self._pending = collector.state(), collector.pending()
         self._stage_files: Mapping[str, Callable[[Path], None]] = {}

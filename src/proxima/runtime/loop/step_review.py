@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from proxima.core.correction import MismatchGuard, health
+from proxima.core.correction import health
 from proxima.data import Group
 from proxima.rollout.collector import CollectedBatch, score_errors
 from proxima.runtime.loop.training_loop import RESUME_CHANGED, RunEnded
 from proxima.runtime.state.store import Store
 from proxima.runtime.watch.observer import Observer, Sample
 from proxima.train.batch_builder import TrainingBatch
+from proxima.train.learner import Learner
 
 
 class StepReview:
@@ -18,15 +19,16 @@ class StepReview:
     Args:
         store: journal and run folder.
         observer: gets the warnings.
-        guard: for when rollout engine and trainer differ too much.
+        learner: its guard is for when rollout engine and trainer differ too much.
         max_unscored_steps: consecutive steps without a score after which the run ends; 0: never.
         selection: the specs that drop completions before the update.
     """
 
     def __init__(
-        self, store: Store, observer: Observer, guard: MismatchGuard, max_unscored_steps: int, selection: Sequence[Any]
+        self, store: Store, observer: Observer, learner: Learner, max_unscored_steps: int, selection: Sequence[Any]
     ) -> None:
-        self.store, self.observer, self.guard, self.limit = store, observer, guard, max_unscored_steps
+        self.store, self.observer, self.limit = store, observer, max_unscored_steps
+        self.guard, self.known_mismatch = learner.guard, learner.known_mismatch
         self.selection, self._score_error, self._nothing_left = selection, "", ""
         self._accuracy_missing = False  # and said
 
@@ -48,7 +50,7 @@ class StepReview:
                 f"{lead} ({self._score_error}); they count in no mean; see `error` in "
                 f"rollouts/{self.store.folder.rollout_file(step).name}{self._unscored_note(record)}"
             )
-        for verdict in health(record, self.guard):
+        for verdict in health(record, self.guard, self.known_mismatch):
             if verdict.level == "act":
                 self.observer.lasting(f"step {step}: {verdict.sentence}")
         if not batch.updates:
