@@ -60,8 +60,8 @@ class Local(EngineSpec):
         weights: round the weights of the blocks' linear layers to `int8`, `int4` or `int3`, one scale per output
             channel, at every publication: the mismatch of a quantised server, for experiments. The memory is that of
             `dtype`. null: as trained.
-        noise: standard deviation, in [0, 100], of a bias on the logits of sampling and of all log-probs: one normal draw
-            per token of the vocabulary, determined by the run's seed; 0: none.
+        noise: standard deviation of a bias on the logits of sampling and of all log-probs, at most 100 nats: one normal
+            draw per token of the vocabulary, determined by the run's seed; 0: none.
     """
 
     needs_weights: ClassVar[bool] = True

@@ -273,6 +273,7 @@ def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
     world.stack.update = lambda *a, **k: UpdateResult()
     world.run()
     assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]
+    assert [r["policy_version"] for r in world.records()] == [0]
 
 
 def test_times_are_of_the_injected_clock(tmp_path):
