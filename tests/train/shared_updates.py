@@ -62,9 +62,8 @@ class Sgd:
 
 
 def sharding_of(ranks: ProcessRanks) -> Sharding:
-    if ranks.together > 1:
-        return Sharding(context_parallel=ranks.together)
-    return Sharding(kind="hybrid", ranks_per_node=2) if ranks.size == 4 else Sharding()
+    """Ranks with items of their own add up their gradients in the last micro-batch alone, those of a group in each."""
+    return Sharding(context_parallel=ranks.together) if ranks.together > 1 else Sharding(sum_gradients="update")
 
 
 def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
@@ -80,7 +79,7 @@ def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
-    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=40, **settings)
+    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
 
 
 class Stacks:

@@ -56,8 +56,8 @@ def test_a_token_on_the_edge_is_kept():
 def test_the_band_is_around_the_behavior_policy_and_the_ratio_is_to_the_proximal_one():
     slope, _ = gradient(batch((0.7, 1.0), (0.85, 1.0), proximal=0.8), TvBand())
     torch.testing.assert_close(slope, torch.tensor([-0.7 / 0.8, 0.0], dtype=torch.float64))
-    returning = TvBand()(batch((0.9, 1.0), (0.9, -1.0), (0.7, 1.0), proximal=0.95)).metrics["band_returning"]
-    assert returning.value == 1 / 3  # the second falls towards mu, away from the proximal policy
+    returning = TvBand()(batch((0.9, -1.0), (0.7, 1.0), proximal=0.95)).metrics["band_returning"]
+    assert returning.value == 1 / 2  # the first falls towards mu, away from the proximal policy
 
 
 def test_the_penalty_is_on_every_loss_token_with_twice_the_log_ratio():

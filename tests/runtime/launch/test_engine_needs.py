@@ -2,12 +2,16 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from proxima.config import resolve
+from proxima.model import load
+from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import UnloadedModel
 from proxima.runtime.launch.engine_needs import evaluation_sampling, rollout_needs
+from proxima.runtime.launch.learning import make_learner
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.prompts import EVAL_UID
 from tests.runtime.tiny_run import recipe
@@ -38,8 +42,9 @@ def test_one_answer_is_greedy_and_several_are_sampled_as_in_training(tiny_model)
     for samples, temperature in ((1, 0.0), (4, 0.7)):
         config = config_of(tiny_model, eval__samples=samples, sampling__temperature=0.7, sampling__stop=["x"])
         (spec,) = config.eval.all_sets.values()
-        sampling = evaluation_sampling(config.sampling, spec)
-        assert (sampling.temperature, sampling.max_tokens, tuple(sampling.stop)) == (temperature, 6, ("x",))
+        for given in (spec, replace(spec, sampling=None)):
+            sampling = evaluation_sampling(config.sampling, given)
+            assert (sampling.temperature, sampling.max_tokens, tuple(sampling.stop)) == (temperature, 6, ("x",))
 
 
 def test_held_out_prompts_have_numbers_that_no_training_prompt_has(tiny_model):
@@ -56,3 +61,10 @@ def test_the_context_is_at_most_the_models_and_the_vocabulary_is_that_of_its_out
     for asked, context in ((None, 256), (64, 64), (1000, 256)):
         assert UnloadedModel.read(str(folder), max_length=asked).context == context
     assert UnloadedModel.read(str(folder)).vocabulary == 288
+
+
+def test_epochs_stop_at_the_target_times_its_factor(tiny_model):
+    config = config_of(tiny_model, train__target_kl=0.02, train__target_kl_factor=3.0, train__epochs_per_step=2)
+    learner = make_learner(config, load(str(tiny_model("llama"))), ComputeThread())
+    assert learner.max_epoch_kl == pytest.approx(0.06)
+    learner.close()
