@@ -41,6 +41,21 @@ def test_weights_are_normalised_by_their_mean_over_loss_tokens_rejected_ones_too
     assert weight.tolist() == pytest.approx([1.0, 0.0, 2.0, 0.0])  # 2, 0, 4 by their mean, 2
 
 
+def test_weights_of_sequences_are_normalised_by_their_mean_over_sequences_rejected_ones_too():
+    """Ratios 2 and 9, of which the second is rejected; a third sequence has no loss token."""
+    rho = torch.tensor([[2.0, 1.0], [3.0, 3.0], [7.0, 7.0]]).log()
+    columns = {"log_prob": rho - 9, "proximal_log_prob": rho - 9, "behavior_log_prob": rho * 0 - 9}
+    mask = torch.tensor([[1, 1], [1, 1], [0, 0]])
+    b = PolicyBatch.from_padded(mask, sampled=torch.ones_like(mask), advantage=torch.ones(3), **columns)
+    weight = Importance("sequence", "clip", 5.0, 1.0, normalise=True)(b).weight
+    assert weight.tolist() == pytest.approx([2.0, 2.0, 0.0, 0.0, 0.0, 0.0])  # 2 by the mean of 2 and 0
+
+
+def test_the_share_of_catastrophic_tokens_is_below_the_veto_and_of_loss_tokens():
+    metrics = Importance(veto=0.6)(batch([1, 1, 1, 0])).metrics  # of 2, 1/2 and 4
+    assert metrics["correction/rollout_is_catastrophic_token_fraction"].value == 1 / 3
+
+
 def test_the_weights_of_corrections_multiply():
     pair = (Importance(upper=3.0), Importance(bound="clip", upper=5.0, lower=1.0))
     reasons = TokenReasons(batch=batch([1, 1, 1, 1]), surrogate=Reinforce(), corrections=pair)

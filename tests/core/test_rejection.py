@@ -53,6 +53,17 @@ def test_each_statistic_by_hand() -> None:
     assert kept(b, statistic="ratio_tv", upper=0.5) == [0, 1]
 
 
+def test_both_bounds_are_inclusive() -> None:
+    b = of_probabilities([(0.5, 0.25, 1.0), (0.25, 0.5, 1.0)])  # |pi - mu| = 1/4
+    assert kept(b, statistic="tv", upper=0.25) == kept(b, statistic="tv", upper=0.9, lower=0.25) == [1, 1]
+    assert kept(b, statistic="tv", upper=0.2) == kept(b, statistic="tv", upper=0.9, lower=0.3) == [0, 0]
+
+
+def test_an_enormous_ratio_is_a_finite_statistic() -> None:
+    b = replace(of_probabilities([RARE]), behavior_log_prob=torch.tensor([-900.0], dtype=torch.float64))
+    assert Rejection(statistic="ratio_tv", upper=1.0).values(b).tolist() == pytest.approx([math.expm1(20)])
+
+
 @pytest.mark.parametrize(("mu", "pi"), [(0.999, 0.9), (0.9, 0.999)])
 def test_binary_kl_is_the_larger_of_both_directions(mu: float, pi: float) -> None:
     """kl(.999‖.9) is .100, kl(.9‖.999) is .366: a bound between them rejects the token whichever policy is surer."""

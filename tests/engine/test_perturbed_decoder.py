@@ -307,7 +307,7 @@ def test_the_seed_of_a_run_reaches_the_engine():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("weights", "int5"), ("weights", "fp8"), ("noise", -0.1), ("noise", float("nan")), ("noise", float("inf"))],
+    [("weights", "int5"), ("weights", "fp8"), ("noise", -0.1), ("noise", float("nan")), ("noise", 1e9)],
 )
 def test_what_is_refused(field, value):
     with pytest.raises(FieldError, match=f"{field}="):

@@ -163,6 +163,14 @@ def test_half_sent_requests_end(judge):
             assert answered if number % 2 else said == b"", (number, said)
 
 
+def test_a_request_half_sent_after_another_ends_too(judge):
+    with served(judge, read_seconds=1.0) as scorer, connected(scorer.url) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 ")
+        client.sendall(b"POST /score HTTP/1.1\r\nHost: ")
+        assert b"".join(iter(lambda: _received(client), b"")).count(b"HTTP/1.1") == 0
+
+
 def _received(client):
     try:
         return client.recv(65536)
@@ -171,7 +179,7 @@ def _received(client):
 
 
 def test_connections_are_bounded(judge):
-    with served(judge, connections=3) as scorer, contextlib.ExitStack() as open_ones:
+    with served(judge, connections=3, read_seconds=LONG) as scorer, contextlib.ExitStack() as open_ones:
         for _ in range(3):
             open_ones.enter_context(connected(scorer.url))
         eventually(lambda: len(scorer.server.server_state.connections) == 3)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
+from proxima.core.correction import MismatchGuard
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
@@ -48,6 +49,22 @@ def test_the_run_stops_behind_the_step_and_can_be_resumed(tiny_model, tmp_path):
     tree["algorithm"]["mismatch"]["on_mismatch"] = "warn"
     assert go(tmp_path / "run", tree, resume=True).status == "done"
     assert len(steps_of(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("critic", ["head", "model"])
+def test_a_refused_update_keeps_its_step_before_unless_a_critic_is_ahead(critic, tiny_model, tmp_path, monkeypatch):
+    inner, seen = MismatchGuard.check_fresh, []
+
+    def twice(self, gaps, known):
+        seen.append(0)
+        inner(self, gaps + 9.0 if len(seen) == 2 else gaps, known)
+
+    monkeypatch.setattr(MismatchGuard, "check_fresh", twice)
+    changes = {"algorithm": {"preset": "ppo"}, "critic": {"kind": critic}, "checkpoint__every": 0}
+    with pytest.raises(RunEnded, match="step 2, before its update: the engine's log-probs of "):
+        go(tmp_path / "run", recipe(tiny_model("llama"), **changes, **NO_EVAL))
+    saved = [checkpoint.step for checkpoint in checkpoints(RunFolder(tmp_path / "run").checkpoints)]
+    assert saved == ([] if critic == "model" else [1])
 
 
 class States(Watcher):

@@ -62,9 +62,8 @@ class Sgd:
 
 
 def sharding_of(ranks: ProcessRanks) -> Sharding:
-    if ranks.together > 1:
-        return Sharding(context_parallel=ranks.together)
-    return Sharding(kind="hybrid", ranks_per_node=2) if ranks.size == 4 else Sharding()
+    """Ranks with items of their own add up their gradients in the last micro-batch alone, those of a group in each."""
+    return Sharding(context_parallel=ranks.together) if ranks.together > 1 else Sharding(sum_gradients="update")
 
 
 def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, head: bool = False) -> TrainStack:
@@ -80,7 +79,7 @@ def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
-    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=40, **settings)
+    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
 
 
 class Stacks:
@@ -196,6 +195,7 @@ def same_updates(rank: int, folder: Path, together: int, names: Sequence[str]) -
         assert (got.updates, got.skipped) == (expected.updates, expected.skipped), (
             name
         )  # a prompt may be fed in more cuts
+        assert got.tokens >= 0.8 * expected.tokens, name
         assert got.token_statistics.keys() == expected.token_statistics.keys(), name
         for key, statistics in expected.token_statistics.items():
             np.testing.assert_allclose(got.token_statistics[key].log_prob, statistics.log_prob, atol=2e-5, err_msg=name)
@@ -208,6 +208,7 @@ def same_updates(rank: int, folder: Path, together: int, names: Sequence[str]) -
 def same_columns(rank: int, folder: Path) -> None:
     """Forward stages, weights for an engine, and calls that rank 0 ends; four ranks are two shares."""
     ranks = ProcessRanks(rank, dist.get_world_size(), together=2 if dist.get_world_size() == 4 else 1)
+    assert ranks.most(rank) == ranks.size - 1
     for scalar in (False, True):
         stack = stack_of(folder, ranks, scalar=scalar)
         stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")

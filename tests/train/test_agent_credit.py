@@ -15,7 +15,7 @@ from proxima.data import pack
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.episode_tokens import EpisodeTokens
 from tests.rollout.episodes.test_agent_player import Scripted, play
-from tests.train.episodes import group_of
+from tests.train.episodes import forked, group_of, model, path, seen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 try:
@@ -108,13 +108,14 @@ def test_turns_that_saw_other_prompts_are_in_other_states(agent):
 
 
 def test_columns_return_to_their_paths():
-    completion = AgentWorld(agent="helper").episode((1, 2, 3))
-    items = (
-        BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=())
-        .step_batch([group_of(0, [completion], [1.0])], 1)
-        .completions
+    """Two helpers between the turns of the main conversation: the order of time is not its own inverse."""
+    completion = forked(
+        path(model([5], turn=1)),
+        path(model([6], turn=2)),
+        path(model([7], turn=0), seen([8], turn=0), model([9], turn=3)),
     )
-    tokens = EpisodeTokens(pack(items), [completion])
-    column = torch.arange(4.0)  # the helper's turn, turn 0, an observation, turn 2
-    assert tokens.in_time(column)[tokens.loss_mask].tolist() == [1.0, 0.0, 3.0]
+    batch = BatchBuilder(advantage=ADVANTAGES["grpo"](), selection=()).step_batch([group_of(0, [completion], [1.0])], 1)
+    tokens = EpisodeTokens(pack(batch.completions), [completion])
+    column = torch.arange(5.0)  # turns 1, 2, 0, an observation, turn 3
+    assert tokens.in_time(column)[tokens.loss_mask].tolist() == [2.0, 0.0, 1.0, 4.0]
     assert tokens.in_paths(tokens.in_time(column)).tolist() == column.tolist()

@@ -2,8 +2,9 @@
 
 import pytest
 
+from proxima.data import NotFiniteError
 from proxima.train.process_ranks import ProcessRanks
-from proxima.train.ranks import SharedProblem, split
+from proxima.train.ranks import RankError, Refused, SharedProblem, split
 from tests.model.parallel.ranks import run_ranks
 from tests.model.rows import rows
 from tests.train.shared_updates import one_of_a_group_fails, same_columns, same_updates
@@ -61,6 +62,18 @@ def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     with ranks.call("policy", "update"):
         assert ranks.in_call and ranks.status.call
     assert not ranks.in_call and not ranks.status.call
+
+
+@pytest.mark.parametrize(("error", "raised"), [(NotFiniteError, SharedProblem), (ValueError, RankError)])
+def test_a_problem_of_another_rank_is_of_its_kind(error, raised, monkeypatch):
+    """Behind numbers that are not finite the weights are those of the step before, and the run may be resumed."""
+    told, other = [], ProcessRanks(1, 2)
+    monkeypatch.setattr(ProcessRanks, "gather_everywhere", lambda self, own: told.append(own) or [None, told[0]])
+    monkeypatch.setattr(ProcessRanks, "name", lambda self, rank: f"rank {rank}")
+    with pytest.raises(Refused):
+        other.agree(error("NaN"))
+    with pytest.raises(raised, match=f"rank 1: {error.__name__}: NaN"):
+        ProcessRanks(0, 2).agree(None)
 
 
 def test_the_split_is_by_cost_and_keeps_groups_together():

@@ -1,7 +1,6 @@
 """The engine in this process: continuous batching over a decoder with its own copy of the weights."""
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
@@ -61,8 +60,8 @@ class Local(EngineSpec):
         weights: round the weights of the blocks' linear layers to `int8`, `int4` or `int3`, one scale per output
             channel, at every publication: the mismatch of a quantised server, for experiments. The memory is that of
             `dtype`. null: as trained.
-        noise: standard deviation of a bias on the logits of sampling and of all log-probs: one normal draw per token of
-            the vocabulary, determined by the run's seed; 0: none.
+        noise: standard deviation of a bias on the logits of sampling and of all log-probs, at most 100 nats: one normal
+            draw per token of the vocabulary, determined by the run's seed; 0: none.
     """
 
     needs_weights: ClassVar[bool] = True
@@ -103,7 +102,7 @@ class Local(EngineSpec):
         require(0 <= drafts <= 64, "num_speculative_tokens", drafts, "must be in [0, 64]; 0 is none")
         integers = self.weights in (None, "int8", "int4", "int3")
         require(integers, "weights", self.weights, "must be int8, int4 or int3", remedy="null is none")
-        require(0 <= self.noise < math.inf, "noise", self.noise, "must be >= 0 and finite; 0 is none")
+        require(0 <= self.noise <= 100, "noise", self.noise, "must be in [0, 100] nats; 0 is none")
 
     def capabilities_on(self, device: torch.device) -> Capabilities:
         """The engine's capabilities with a model on this device."""

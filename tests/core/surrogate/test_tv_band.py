@@ -56,6 +56,8 @@ def test_a_token_on_the_edge_is_kept():
 def test_the_band_is_around_the_behavior_policy_and_the_ratio_is_to_the_proximal_one():
     slope, _ = gradient(batch((0.7, 1.0), (0.85, 1.0), proximal=0.8), TvBand())
     torch.testing.assert_close(slope, torch.tensor([-0.7 / 0.8, 0.0], dtype=torch.float64))
+    returning = TvBand()(batch((0.9, -1.0), (0.7, 1.0), proximal=0.95)).metrics["band_returning"]
+    assert returning.value == 1 / 2  # the first falls towards mu, away from the proximal policy
 
 
 def test_the_penalty_is_on_every_loss_token_with_twice_the_log_ratio():
@@ -86,7 +88,8 @@ def test_a_penalty_is_towards_the_policy_that_it_names(kind):
         values = {name: float(kind(1.0, towards=name)(b)) for name in names}
         assert {name for name, value in values.items() if value != 0} == {far}
         assert kind(1.0, towards=far).needs == {f"{far}_log_prob"}
-    assert kind().towards == "reference" and kind(unbiased=True).needs >= {"proximal_log_prob"} if kind is K3 else True
+    assert kind().towards == "reference"
+    assert kind is LogRatioSq or kind(unbiased=True).needs == {"proximal_log_prob", "reference_log_prob"}
 
 
 def test_the_squared_log_ratio_is_k2_of_twice_the_coefficient():

@@ -280,6 +280,13 @@ def test_the_limit_of_turns_ends_an_episode_that_is_scored():
     paths_are_what_the_policy_saw(policy, completion)
 
 
+@pytest.mark.parametrize(("long", "cuts"), [(0, ["", "", ""]), (3, ["", "", "tokens"])])
+def test_a_limit_cuts_the_episode_only_in_its_last_turn(long, cuts):
+    policy = Scripted(lambda context, request: "x" * 300 if request.turn == long else "ok")
+    (completion,) = play(policy, "asks_a_helper")
+    assert [path.episode.cut for path in completion.paths] == cuts and completion.truncated == bool(cuts[-1])
+
+
 def test_the_context_ends_an_episode_too():
     (completion,) = play(Scripted(lambda context, request: "go on"), "asks_forever", turns=1000, context=300)
     assert completion.episode.cut == "context" and len(prompt().tokens) + len(completion.tokens) <= 300

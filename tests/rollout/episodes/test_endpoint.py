@@ -19,7 +19,7 @@ CALLS = ChatAnswer(content="so", calls=ADD, finish_reason="tool_calls", prompt_t
 
 
 @quick_ticks()
-def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST"):
+def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST", **more):
     """The response to each body, and what the policy was asked."""
     asked = []
 
@@ -32,7 +32,7 @@ def ask(*bodies, answer=None, key=KEY, path="/chat/completions", method="POST"):
     async def run():
         endpoint = ChatEndpoint("policy", answered)
         address = await endpoint.start()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = more | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
             async with httpx.AsyncClient(headers=headers, timeout=600) as client:
                 made = [{"content": b} if isinstance(b, bytes | str) else {"json": b} for b in bodies]
@@ -149,6 +149,13 @@ def test_what_is_refused_in_openais_form():
         assert response.status_code == 400 and says in error["message"] and len(error["message"]) < 300, body
         assert error["type"] == "invalid_request_error" and "\n" not in error["message"]
     assert not asked
+
+
+def test_a_malformed_host_is_refused():
+    for host, status in (("any.name:80", 200), ("a@localhost", 400), ("[::1].evil", 400)):
+        (response,), asked = ask(HELLO, Host=host)
+        assert response.status_code == status and len(asked) == (status == 200)
+    assert "Host '[::1].evil' is malformed" in response.json()["error"]["message"]
 
 
 def test_a_request_that_never_ends_is_refused_without_being_kept(monkeypatch):

@@ -2,7 +2,7 @@
 hangs."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial, partialmethod
 
 import pytest
@@ -273,6 +273,7 @@ def test_a_step_without_an_update_wakes_the_engine_too(tmp_path):
     world.stack.update = lambda *a, **k: UpdateResult()
     world.run()
     assert world.engine.calls[3:] == ["pause", "sleep", "wake", "resume"]
+    assert [r["policy_version"] for r in world.records()] == [0]
 
 
 def test_times_are_of_the_injected_clock(tmp_path):
@@ -286,6 +287,19 @@ def test_times_are_of_the_injected_clock(tmp_path):
         assert r["tokens_per_second/generate"] == r["tokens/generated"] / 2
         assert r["tokens_per_second/train"] == r["tokens/trained"] / 4
     assert world.controller.now() == 13.0
+
+
+def test_the_time_of_generation_is_without_that_of_scoring(tmp_path):
+    world = World(tmp_path / "run", engine={"seconds": 2.0}, steps=1)
+    inner = world.controller.collect
+
+    async def collect(step):
+        return replace(await inner(step), scoring_seconds=0.5)
+
+    world.controller.collect = collect
+    world.run()
+    (record,) = world.records()
+    assert (record["time/generate"], record["time/score"]) == (1.5, 0.5)
 
 
 def test_the_order_of_arrival_changes_nothing(tmp_path):

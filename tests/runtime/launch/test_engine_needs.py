@@ -1,0 +1,70 @@
+"""What a run asks of its engine, and what is known of its data and models, before any weights are loaded."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from proxima.config import resolve
+from proxima.model import load
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.pretrained import UnloadedModel
+from proxima.runtime.launch.engine_needs import evaluation_sampling, rollout_needs
+from proxima.runtime.launch.learning import make_learner
+from proxima.runtime.launch.run_data import load_run_data
+from proxima.task.prompts import EVAL_UID
+from tests.runtime.tiny_run import recipe
+
+
+@pytest.fixture
+def model(tiny_model):
+    return UnloadedModel.read(str(tiny_model("llama")))
+
+
+def config_of(tiny_model, **changes):
+    return resolve(recipe(tiny_model("llama"), **changes)).config
+
+
+def test_needs_follow_from_the_algorithm(tiny_model, model):
+    plain = rollout_needs(config_of(tiny_model), model)
+    assert plain.measured == {"untruncated"} and not plain.corrected
+    unmeasured = config_of(tiny_model, algorithm__mismatch={"measure": False})
+    assert rollout_needs(unmeasured, model).measured == frozenset()
+    weighted = {"preset": "cppo", "proximal": "recompute", "correction": [{"kind": "importance"}]}
+    assert rollout_needs(config_of(tiny_model, algorithm=weighted), model).corrected
+    assert [s.temperature for s in plain.samplings] == [1.0, 0.0]  # held-out questions are answered greedily
+    remax = config_of(tiny_model, algorithm={"preset": "cppo", "advantage": "remax"}, eval={"task": None, "every": 0})
+    assert [s.temperature for s in rollout_needs(remax, model).samplings] == [1.0, 0.0]  # and so is its baseline
+
+
+def test_one_answer_is_greedy_and_several_are_sampled_as_in_training(tiny_model):
+    for samples, temperature in ((1, 0.0), (4, 0.7)):
+        config = config_of(tiny_model, eval__samples=samples, sampling__temperature=0.7, sampling__stop=["x"])
+        (spec,) = config.eval.all_sets.values()
+        for given in (spec, replace(spec, sampling=None)):
+            sampling = evaluation_sampling(config.sampling, given)
+            assert (sampling.temperature, sampling.max_tokens, tuple(sampling.stop)) == (temperature, 6, ("x",))
+
+
+def test_held_out_prompts_have_numbers_that_no_training_prompt_has(tiny_model):
+    data = load_run_data(config_of(tiny_model, eval__limit=2))
+    (held_out,) = data.held_out
+    assert [prompt.uid for prompt in held_out.prompts] == [EVAL_UID, EVAL_UID + 1] and len(held_out.rows) == 5
+    data.close()
+
+
+def test_the_context_is_at_most_the_models_and_the_vocabulary_is_that_of_its_output_layer(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model("llama"), tmp_path / "model")
+    facts = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(facts | {"vocab_size": 288}))
+    for asked, context in ((None, 256), (64, 64), (1000, 256)):
+        assert UnloadedModel.read(str(folder), max_length=asked).context == context
+    assert UnloadedModel.read(str(folder)).vocabulary == 288
+
+
+def test_epochs_stop_at_the_target_times_its_factor(tiny_model):
+    config = config_of(tiny_model, train__target_kl=0.02, train__target_kl_factor=3.0, train__epochs_per_step=2)
+    learner = make_learner(config, load(str(tiny_model("llama"))), ComputeThread())
+    assert learner.max_epoch_kl == pytest.approx(0.06)
+    learner.close()

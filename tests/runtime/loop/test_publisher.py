@@ -1,0 +1,55 @@
+"""What reaches the engine with new weights, and when an engine that can't take them ends the run."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from proxima.data import UserError
+from proxima.engine.protocol import Health
+from proxima.runtime.loop.publisher import Publisher
+from proxima.runtime.loop.training_loop import RunEnded
+
+
+class Fails:
+    """An engine that takes no weights."""
+
+    def __init__(self):
+        self.asked = 0
+
+    async def pause(self):
+        pass
+
+    async def publish(self, update):
+        raise UserError(f"no room for version {update.version}")
+
+    async def health(self):
+        self.asked += 1
+        return Health()
+
+
+def publisher():
+    async def run(call):
+        return call()
+
+    stack = SimpleNamespace(gathered=lambda: SimpleNamespace(model=object()))
+    learner = SimpleNamespace(compute=SimpleNamespace(run=run), stack=stack)
+    folder = SimpleNamespace(engine_log=SimpleNamespace(name="engine.log"))
+    store = SimpleNamespace(folder=folder, activity=None)
+    return Publisher(SimpleNamespace(engine=Fails(), newest=None), learner, store, None)
+
+
+def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():
+    with pytest.raises(UserError, match="^no room for version 0$") as raised:
+        asyncio.run(publisher().publish(0, 0, deferring=False))
+    assert not isinstance(raised.value, RunEnded)
+
+
+def test_later_ones_end_the_run_behind_the_step_and_the_engine_is_not_asked_again():
+    made = publisher()
+    asyncio.run(made.publish(4, 3, deferring=True))
+    assert made.generator.newest == 4  # the engine may have some of them
+    asyncio.run(made.check_health(3))
+    assert made.generator.engine.asked == 0
+    with pytest.raises(RunEnded, match="after step 3: no room for version 4; .*--resume"):
+        made.end_if_failed()
