@@ -220,6 +220,7 @@ def test_health_judges_engine_against_trainer_by_the_limits_of_the_guard() -> No
     assert "decoupled_token_is" in health(values)[0].sentence
     on_purpose = health(values, known_mismatch="engine.weights=int8")[0].sentence
     assert on_purpose.endswith(": expected with engine.weights=int8.")
+    assert "int8" not in health({"correction/rejected_fraction": 0.9}, known_mismatch="engine.weights=int8")[0].sentence
     assert "2 policy versions old" in health({**values, "age/max": 2})[0].sentence
     corrected = {**values, "correction/rollout_is_mean": 1.0}
     for sentence in (health(corrected)[0].sentence, health({**corrected, "age/max": 2})[0].sentence):

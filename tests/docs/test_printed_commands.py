@@ -50,7 +50,10 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         r"proxima data prepare|proxima data .* data/dapo|proxima data check",
         "downloads; tests/prepare makes every set from files",
     ),
-    (r"proxima (sweep|compare) .*(results|dapo_parts|pruning|zero_gradient|trust_regions --baseline grpo )", "takes hours"),
+    (
+        r"proxima (sweep|compare) .*(results|dapo_parts|pruning|zero_gradient|trust_regions --baseline grpo )",
+        "takes hours",
+    ),
     (r"proxima simulate .*--devices", "takes minutes; tests/cli/test_simulate_scale.py runs small ones"),
     (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
     (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),

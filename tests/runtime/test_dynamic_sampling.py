@@ -252,6 +252,16 @@ def test_by_accuracy_where_no_reward_gives_one_the_rewards_are_compared(tmp_path
     assert notice.startswith("no reward says which answers are right: algorithm.selection.0 compares the rewards")
 
 
+def test_one_judgement_is_enough_for_accuracy(tmp_path):
+    world = refilled(tmp_path / "run", every=1, selection=(DropUniformGroups(metric="acc"),))
+    heard = Watcher()
+    world.controller.review.observer = heard
+    judged = (True, False, None, None)
+    world.rewards.score = each(lambda prompt, c: Score(value=float(c.sample), correct=judged[c.sample]))
+    world.run()
+    assert not [text for text in heard.warnings if "no reward says which answers are right" in text]
+
+
 def test_an_unknown_metric_comes_to_the_clear_end(tmp_path):
     selection = (DropUniformGroups(metric="nobody"),)
     world = refilled(tmp_path / "run", every=1, selection=selection, max_num_gen_batches=1)

@@ -1,14 +1,18 @@
 """Which items an update leaves out, and which a balance loss counts."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from proxima.core import TokenMean
+from proxima.core.correction import MismatchGuard
 from proxima.core.surrogate import Reinforce
 from proxima.model import Policy
 from proxima.train import PolicyObjective, TrainStack
+from proxima.train.learner import Learner
 from proxima.train.objectives.router_balance import RouterBalance
 from tests.model.rows import loaded
 from tests.train.helpers import trajectories
@@ -29,6 +33,35 @@ def test_the_first_forward_pass_is_observed_where_the_weights_are_still_those_of
     looked = [[item.key for item, _ in first] for first in seen]
     assert looked == ([[], [items[1].key]] if on_zero_gradient == "skip" else [[]])
     assert ("mismatch/k3_kl" in result.metrics) == (on_zero_gradient == "skip")
+
+
+def test_a_forward_pass_without_a_gradient_is_the_only_one_observed():
+    first, second = trajectories(advantages=(1.0,))[:2]
+    first = replace(first, loss_mask=np.zeros(len(first.tokens), np.bool_))
+    stack, seen = TrainStack(Policy(loaded("llama"))), []
+    stack.update(
+        PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()), [[first], [second]], before_first=seen.append
+    )
+    assert [[item.key for item, _ in looked] for looked in seen] == [[first.key]]
+
+
+@pytest.mark.parametrize(
+    ("advantages", "guard", "compares"), [((0.0,), "auto", 1), ((0.0, 1.0), "auto", 0), ((0.0,), "warn", 0)]
+)
+def test_a_step_that_trains_nothing_is_compared(advantages, guard, compares, monkeypatch):
+    items, policy = trajectories(advantages=advantages), Policy(loaded("llama"))
+    learner = Learner(
+        policy=policy,
+        stack=TrainStack(policy),
+        objective=PolicyObjective(surrogate=Reinforce(), aggregate=TokenMean()),
+        guard=MismatchGuard(on_mismatch=guard, max_fresh=100.0),
+    )
+    asked, log_prob = [], learner.stack.log_prob
+    monkeypatch.setattr(learner.stack, "log_prob", lambda some: asked.append(some) or log_prob(some))
+    updates = [[item.key for item in items]]
+    batch = SimpleNamespace(critic_only=False, trajectories=items, completions=items, updates=updates)
+    result = learner.update(batch, 0, lambda done, total: None)
+    assert len(asked) == compares and (not compares or "mismatch/k3_kl" in result.metrics)
 
 
 def test_a_balance_loss_counts_no_empty_completion():

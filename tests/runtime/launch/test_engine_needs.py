@@ -54,6 +54,14 @@ def test_held_out_prompts_have_numbers_that_no_training_prompt_has(tiny_model):
     data.close()
 
 
+def test_more_prompts_a_step_than_rows_are_said(tiny_model):
+    rows = len(load_run_data(config_of(tiny_model)).source.rows)
+    for prompts in (rows, rows + 1):
+        notes = load_run_data(config_of(tiny_model, train__prompts_per_step=prompts)).notes
+        said = [note for note in notes if note.startswith(f"train.prompts_per_step={prompts}, and the task has only")]
+        assert len(said) == (prompts > rows)
+
+
 def test_the_context_is_at_most_the_models_and_the_vocabulary_is_that_of_its_output_layer(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model("llama"), tmp_path / "model")
     facts = json.loads((folder / "config.json").read_text())
