@@ -14,10 +14,11 @@ import pytest
 
 from proxima import __version__
 from proxima.cli.command_module import load_command
-from proxima.cli.main import COMMANDS, WITH_ACTIONS, main
+from proxima.cli.main import COMMANDS, WITH_ACTIONS, ExitCode, main
 from proxima.cli.parameters import Actions
 from proxima.cli.train import description
 from proxima.config.families import FAMILIES, TRAIN
+from proxima.data import UserError
 from tests.warm import WarmPopen, run_warm
 
 SOURCES = str(Path(__file__).resolve().parents[2] / "src")
@@ -192,6 +193,14 @@ def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
     assert code == 70 and err.endswith("report it with the traceback in run/log.txt\n")
     log = (here / "run" / "log.txt").read_text()
     assert "Traceback (most recent call last)" in log and "ValueError: a bug" in log
+
+
+@pytest.mark.parametrize(("error", "code"), [(UserError("wrong", remedy="mend it"), 2), (ValueError("a bug"), 1)])
+def test_what_another_rank_reports_ends_this_one_without_a_word(error, code, monkeypatch, capsys):
+    monkeypatch.setattr("proxima.cli.main._left_to_first", lambda error: True)
+    with ExitCode() as end:
+        raise error
+    assert end.code == code and capsys.readouterr() == ("", "")
 
 
 def test_interrupt_ends_with_130(proxima, monkeypatch, here):

@@ -185,6 +185,7 @@ def test_overrides_are_yaml_and_their_order_does_not_matter():
             "reward=[{kind:: the shell has split the value at a space: quote it, reward='[{kind: …'",
         ),
         (["x=[1,", "2]"], "x=[1,: the shell has split the value at a space: quote it, x='[1, …'"),
+        (["lost", "x=[1"], "lost (command line): is not an override; write key=value, for example train.steps=10"),
         (["steps"], "steps (command line): is not an override; write key=value, for example train.steps=10"),
         (
             ["train..steps=1"],

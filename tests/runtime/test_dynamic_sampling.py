@@ -145,7 +145,7 @@ def test_uniform_in_another_metric_than_the_reward_is_said_with_the_field_that_h
     world = refilled(
         tmp_path / "run",
         every=0,
-        selection=(DropUniformGroups(metric="accuracy"),),
+        selection=(DropUniformGroups(metric="accuracy"),) * 2,
         max_num_gen_batches=1,
         exhausted=exhausted,
     )
