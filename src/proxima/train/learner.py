@@ -15,6 +15,7 @@ import torch
 
 from proxima.core.correction import MismatchGuard, mismatch_metrics
 from proxima.data import Trajectory
+from proxima.data.columns import Floats
 from proxima.model import Policy
 from proxima.model.compute_thread import Compute, ComputeThread, Progress
 from proxima.model.micro_batch import micro_batches
@@ -98,9 +99,7 @@ class Learner:
         shared = self.stack.model.share_prompt
         sample = [known[i][0] for i in micro_batches(known, self.stack.tokens_per_micro_batch, share_prompt=shared)[0]]
         log_probs = self.stack.log_prob(sample)
-        keep = (np.zeros(len(each), np.bool_) for each in log_probs)
-        measured = [TokenStatistics(log_prob=each, keep=kept) for each, kept in zip(log_probs, keep, strict=True)]
-        self._look_at_first(version, list(zip(sample, measured, strict=True)), own=True)
+        self._look_at_first(version, list(zip(sample, map(_forward_only, log_probs), strict=True)), own=True)
         metrics = mismatch_metrics(first_forward(sample, log_probs))
         return {name: metric.value for name, metric in metrics.items() if math.isfinite(metric.value)}
 
@@ -141,10 +140,7 @@ class Learner:
         proximal = (stage for stage in self.stages if stage.column == "proximal_log_prob")
         if any(not getattr(stage, "records_routes", False) for stage in proximal):
             batch = batch.filled(replace(item, proximal_log_prob=log_probs[item.key]) for item in batch.trajectories)
-        statistics = {
-            key: TokenStatistics(log_prob=log_probs[key], keep=np.zeros(len(log_probs[key]), np.bool_))
-            for key in rejected
-        }
+        statistics = {key: _forward_only(log_probs[key]) for key in rejected}
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         return replace(batch.reject(statistics, "mismatch"), metrics={**batch.metrics, **finite})
 
@@ -172,3 +168,8 @@ class Learner:
     def files(self, pending: Pending) -> dict[str, Callable[[Path], None]]:
         """The checkpoint files of the stages with state, see `RunStage.files`."""
         return {name: write for stage in self.run_stages for name, write in stage.files(pending).items()}
+
+
+def _forward_only(log_prob: Floats) -> TokenStatistics:
+    """The statistics of a completion that no update has seen: none of its tokens is kept."""
+    return TokenStatistics(log_prob=log_prob, keep=np.zeros(len(log_prob), np.bool_))
