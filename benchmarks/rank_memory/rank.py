@@ -120,8 +120,7 @@ def main() -> None:
                     if getattr(getattr(config.placement, "sharding", None), "offload", False):
                         answer["tensors"] -= resting(stack)
                 else:
-                    call = ranks.receive()
-                    obey(call.target, call.name, call.part, RankParts(stacks={"policy": stack}))
+                    obey(ranks.receive(), RankParts(stacks={"policy": stack}))
         print(json.dumps(answer), flush=True)
 
 

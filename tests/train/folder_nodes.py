@@ -49,7 +49,7 @@ def versions_on_nodes(rank: int, folder: Path) -> None:
             else:
                 folders.send(path, kept)
         else:
-            folders.follow(ranks.receive().part)
+            folders.follow(ranks.receive())
         dist.barrier()
         if rank == 4 and version == 4:
             resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

@@ -31,6 +31,8 @@ from proxima.train import (
     TrainStack,
     ValueStage,
 )
+from proxima.train.leading_stack import LeadingStack
+from proxima.train.messages import End
 from proxima.train.objectives import KtoObjective, RewardObjective, SftObjective, ValueObjective
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused
@@ -79,7 +81,8 @@ def stack_of(folder: Path, ranks: ProcessRanks | None, *, scalar: bool = False, 
 
 def train_stack(model: PackedModel, ranks: ProcessRanks | None) -> TrainStack:
     settings = {} if ranks is None else {"ranks": ranks}
-    return TrainStack(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
+    kind = TrainStack if ranks is None or not ranks.leads else LeadingStack
+    return kind(model, optimizer=Sgd(), schedule=Schedule(total_updates=9), tokens_per_micro_batch=20, **settings)
 
 
 class Stacks:
@@ -161,9 +164,9 @@ def cases() -> Iterator[Case]:
 
 def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
     parts = RankParts(stacks={"policy": stack}, stages={"policy": {stage.column: stage for stage in stages}})
-    while (call := ranks.receive()).name != "end":
+    while not isinstance(message := ranks.receive(), End):
         try:
-            obey(call.target, call.name, call.part, parts)
+            obey(message, parts)
         except (Refused, NotFiniteError):
             continue
 

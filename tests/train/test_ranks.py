@@ -3,6 +3,7 @@
 import pytest
 
 from proxima.data import NotFiniteError
+from proxima.train.messages import Release
 from proxima.train.process_ranks import ProcessRanks
 from proxima.train.ranks import RankError, Refused, SharedProblem, split
 from tests.model.parallel.ranks import run_ranks
@@ -54,12 +55,12 @@ def test_what_was_called_is_known_until_the_run_has_ended(monkeypatch):
     ranks = ProcessRanks(0, 2)
     monkeypatch.setattr(ranks, "_broadcast", lambda call: None)
     for error, lost in ((RuntimeError("Connection closed by peer"), True), (SharedProblem("NaN"), False)):
-        with pytest.raises(type(error)), ranks.call("policy", "update"):
+        with pytest.raises(type(error)), ranks.call(Release("policy")):
             ranks.at("update 1 of 2")
             raise error
         assert ranks.in_call == lost
-        assert (ranks.status.call, ranks.status.part) == (("update of policy", "update 1 of 2") if lost else ("", ""))
-    with ranks.call("policy", "update"):
+        assert (ranks.status.call, ranks.status.part) == (("release of policy", "update 1 of 2") if lost else ("", ""))
+    with ranks.call(Release("policy")):
         assert ranks.in_call and ranks.status.call
     assert not ranks.in_call and not ranks.status.call
 

@@ -43,6 +43,14 @@ def _agreeing(same: NDArray[np.bool_], routes: NDArray[Any] | None, others: NDAr
     return len(same) if same.all() else int(same.argmin())
 
 
+def packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
+    """The order in which items of these sequences are packed: unchanged, except for paths of episodes, which are
+    ordered so that neighbours share most."""
+    if all(sequence.sampled is None for sequence, *_ in items):
+        return range(len(items))
+    return sharing_order([sequence for sequence, *_ in items])
+
+
 def sharing_order(trajectories: Sequence[Trajectory]) -> list[int]:
     """Indices that place paths with the longest common beginnings next to each other: by group, in order of first
     appearance, then by tokens."""

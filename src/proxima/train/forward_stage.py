@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor
 
 from proxima.data import PackedBatch, Trajectory
 from proxima.data.columns import Floats
+from proxima.data.shared_paths import packing_order
 from proxima.data.transfer import HostCopies
 from proxima.model import PackedModel
 from proxima.model.lora import adapter_off
 from proxima.model.micro_batch import micro_batches
-from proxima.train.ranks import ALONE, Ranks
+from proxima.train.ranks import ALONE, Ranks, split
 
 
 class ForwardStage(Protocol):
@@ -51,17 +52,36 @@ def by_column(stages: Iterable[ForwardStage]) -> dict[str, ForwardStage]:
 
 @torch.no_grad()
 def stage_columns(
+    stage: ForwardStage, trajectories: Sequence[Trajectory], budget: int, *, share_prompt: bool, ranks: Ranks = ALONE
+) -> dict[str, list[Floats]]:
+    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
+    Collective: each of several `ranks` fills those of its share, and those of all are on rank 0; the others return only
+    their own, and empty ones for the rest."""
+    order = packing_order([(trajectory,) for trajectory in trajectories])
+    packed = [trajectories[i] for i in order]
+    own = split([(item,) for item in packed], ranks.shares, share_prompt=share_prompt)[ranks.share]
+    filler = min(packed, key=len, default=None)
+    values = _run(stage, [packed[i] for i in own], budget, share_prompt=share_prompt, ranks=ranks, filler=filler)
+    everywhere = ranks.gather_shares(([order[i] for i in own], values))
+    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, part in everywhere for name in part}
+    for places, part in everywhere:
+        for name, columns in part.items():
+            for place, column in zip(places, columns, strict=True):
+                out[name][place] = column
+    return out
+
+
+def _run(
     stage: ForwardStage,
     trajectories: Sequence[Trajectory],
     budget: int,
     *,
     share_prompt: bool,
-    ranks: Ranks = ALONE,
-    filler: Trajectory | None = None,
+    ranks: Ranks,
+    filler: Trajectory | None,
 ) -> dict[str, list[Floats]]:
-    """The columns that a stage fills, [T, …] of each trajectory, in micro-batches of at most `budget` tokens.
-    Collective on several `ranks`, each with its own trajectories: a rank runs the `filler`, without using the result,
-    while others have more micro-batches."""
+    """The columns of this rank's trajectories. It runs the `filler`, without using the result, while other ranks have
+    more micro-batches."""
     out: dict[str, list[Floats]] = {stage.column: []}
     copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,10 @@ import torch.distributed as dist
 
 from proxima.data import UserError
 from proxima.engine.http.locked_folder import PREFIX, LockedFolder, remove_leftovers
-from proxima.train.ranks import RUN, Ranks
+from proxima.train.messages import Copy
+from proxima.train.ranks import Ranks
 
 CHUNK = 1 << 26  # bytes sent at once
-
-
-@dataclass(frozen=True)
-class FolderPart:
-    """The message to every rank about a folder: its path on the first rank's node, and the names in its parent that are
-    kept; others that were sent before are deleted."""
-
-    path: Path
-    kept: tuple[str, ...]
 
 
 class NodeFolders:
@@ -45,18 +36,18 @@ class NodeFolders:
         Raises:
             UserError: a node can't write it.
         """
-        part = FolderPart(folder, tuple(path.name for path in kept))
-        with self.ranks.call(RUN, "folder", part):
-            problems = [problem for problem in self.follow(part) if problem]
+        message = Copy(folder, tuple(path.name for path in kept))
+        with self.ranks.call(message):
+            problems = [problem for problem in self.follow(message) if problem]
         if problems:
             remedy = "set engine.weight_folder to a folder with more room, or one that all nodes share"
             raise UserError(f"weights could not be written: {problems[0]}", remedy=remedy)
 
-    def follow(self, part: FolderPart) -> list[str]:
+    def follow(self, copy: Copy) -> list[str]:
         """Receive a folder if this rank is the first of a node that lacks it; collective. Returns, on rank 0, the
         problem of each rank."""
         first = os.environ.get("LOCAL_RANK", "0") == "0"  # without the variable all are; the first to finish wins
-        lacking = self.ranks.gather_everywhere(first and not part.path.exists())
+        lacking = self.ranks.gather_everywhere(first and not copy.path.exists())
         members = (0, *(rank for rank, lacks in enumerate(lacking) if lacks))
         problem = ""
         if len(members) > 1:
@@ -64,14 +55,14 @@ class NodeFolders:
                 self._groups[members] = dist.new_group(list(members), backend="gloo")
             group = self._groups[members]
             if self.ranks.rank == 0:
-                send_files(part.path, group)
+                send_files(copy.path, group)
             elif self.ranks.rank in members:
-                problem = self._take(part, group)
+                problem = self._take(copy, group)
         return self.ranks.gather(problem)
 
-    def _take(self, part: FolderPart, group: Any) -> str:
-        root, problem = part.path.parent, ""
-        aside = root / f".{part.path.name}.{self.ranks.rank}"
+    def _take(self, copy: Copy, group: Any) -> str:
+        root, problem = copy.path.parent, ""
+        aside = root / f".{copy.path.name}.{self.ranks.rank}"
         try:
             if root not in self._roots:
                 self._roots[root] = _root(root)
@@ -81,10 +72,10 @@ class NodeFolders:
         problem = receive_files(None if problem else aside, group) or problem
         if not problem:
             with suppress(OSError):  # another rank of this node was faster
-                os.rename(aside, part.path)
+                os.rename(aside, copy.path)
         shutil.rmtree(aside, ignore_errors=True)
         for path in root.iterdir() if root.is_dir() else ():
-            if path.is_dir() and not path.name.startswith(".") and path.name not in (part.path.name, *part.kept):
+            if path.is_dir() and not path.name.startswith(".") and path.name not in (copy.path.name, *copy.kept):
                 shutil.rmtree(path, ignore_errors=True)
         return problem
 

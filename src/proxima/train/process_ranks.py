@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -12,19 +11,11 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
+from proxima.train.messages import End, Message
 from proxima.train.rank_status import RankStatus
-from proxima.train.ranks import RUN, RankError, Ranks, Refused, SharedProblem, moved
+from proxima.train.ranks import RankError, Ranks, Refused, SharedProblem, moved
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Call:
-    """A message from rank 0 to the other ranks: the call of a target, with its arguments."""
-
-    target: str
-    name: str
-    part: Any
 
 
 class ProcessRanks(Ranks):
@@ -34,16 +25,13 @@ class ProcessRanks(Ranks):
 
     def __init__(self, rank: int, size: int, objects: Any = None, together: int = 1) -> None:
         self.rank, self.size, self.objects, self.together = rank, size, objects, together
-        self.status = RankStatus(_collectives)
+        self.leads, self.status = rank == 0, RankStatus(_collectives)
 
     @contextmanager
-    def call(self, target: str, name: str, part: Any = None) -> Iterator[None]:
-        if self.rank > 0:
-            yield
-            return
+    def call(self, message: Message) -> Iterator[None]:
         self.in_call = True
-        self.status.begin(f"{name} of {target}")
-        self._broadcast(Call(target, name, part))
+        self.status.begin(str(message))
+        self._broadcast(message)
         try:
             yield
         except SharedProblem:
@@ -59,21 +47,21 @@ class ProcessRanks(Ranks):
         if not self.in_call and not self.losing():  # otherwise they receive nothing, and end when this process does
             if self.watch is not None:
                 self.watch.release()
-            self._broadcast(Call(RUN, "end", outcome))
+            self._broadcast(End(outcome))
 
-    def receive(self) -> Call:
-        """Receive the next call, on the other ranks."""
+    def receive(self) -> Message:
+        """Receive the next message, on the other ranks."""
         self.status.begin("")
-        call = self._broadcast(None)
-        assert call is not None
-        self.status.begin(f"{call.name} of {call.target}")
-        return call
+        message = self._broadcast(None)
+        assert message is not None
+        self.status.begin(str(message))
+        return message
 
     def at(self, part: str) -> None:
         self.status.at(part)
 
-    def _broadcast(self, call: Call | None) -> Call | None:
-        box = [call]
+    def _broadcast(self, message: Message | None) -> Message | None:
+        box = [message]
         with self.status.within("broadcast"):
             dist.broadcast_object_list(box, src=0, group=self.objects)
         return box[0]

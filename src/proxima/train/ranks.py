@@ -1,15 +1,15 @@
 """Lets the processes of a run share an update and combine their results.
 
-Rank 0 runs the loop, and tells the other ranks what to compute; each computes its share of the items. Only `TrainStack`
-knows about ranks: no objective, surrogate or advantage does. `Ranks` itself is a single process, which shares nothing;
+Rank 0 runs the loop, and tells the other ranks what to compute (`messages`); each computes its share of the items. No
+objective, surrogate or advantage knows about ranks. `Ranks` itself is a single process, which shares nothing;
 `proxima.train.process_ranks` has several.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,10 @@ from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError, Trajectory
 from proxima.model.micro_batch import tokens_fed
 
+if TYPE_CHECKING:
+    from proxima.train.messages import Message
+
 T = TypeVar("T")
-RUN = "run"  # the target of a call that does not concern one stack
 
 
 class Refused(Exception):
@@ -68,6 +70,7 @@ class Ranks:
     together: int = 1  # neighbouring ranks that compute the same share, split by matrices or tokens
 
     writer: Any = None  # of checkpoints, a `ShardedWriter` where there are several ranks
+    leads: bool = False  # this process is rank 0 of several, and tells the others what to do
     in_call: bool = False  # the other ranks are in the middle of a call, and receive nothing before its end
     watch: "RanksWatch | None" = None  # on rank 0 of several
 
@@ -86,11 +89,9 @@ class Ranks:
         """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
-    @contextmanager
-    def call(self, target: str, name: str, part: Any = None) -> Iterator[None]:
-        """On rank 0: tell every rank to call `name` of `target` with `part`; rank 0 makes its call in the block. No
-        effect on the other ranks, which are in that call."""
-        yield
+    def call(self, message: "Message") -> AbstractContextManager[None]:
+        """On rank 0: send a message to every rank, which does what rank 0 does in the block."""
+        return nullcontext()
 
     def end(self, outcome: Any) -> None:
         """On rank 0: end the other ranks, with the outcome of the run."""

@@ -1,28 +1,23 @@
 """The training stack: from items and an objective to new weights. It knows no RL."""
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from proxima.core.loss import Loss
 from proxima.core.metrics import Metrics, merge_metrics, on_host
 from proxima.data import NotFiniteError, Trajectory
 from proxima.data.columns import Floats
 from proxima.data.flow import Key
 from proxima.model import LoadedModel, PackedModel
-from proxima.model.micro_batch import micro_batches, tokens_fed
 from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_columns
-from proxima.train.objectives.protocol import BatchStatistics, FirstForward, Measured, Objective, TokenStatistics
+from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
-from proxima.train.ranks import ALONE, Ranks, SharedProblem, moved, split
-from proxima.train.shared_update import SharedUpdate
+from proxima.train.ranks import ALONE, Ranks, SharedProblem
+from proxima.train.update_passes import UpdatePasses
 
 if TYPE_CHECKING:
     from proxima.train.one_pass_adamw import OnePassAdamW
@@ -58,22 +53,6 @@ class UpdateResult:
     skipped: int = 0
 
 
-class _Totals:
-    """Running sums of a call of `update`, on this rank; `metrics` and `token_statistics` are those of all ranks."""
-
-    def __init__(self, device: torch.device, progress: Callable[[int, int], None] | None, to_feed: int) -> None:
-        self.loss = torch.zeros((), dtype=torch.float64, device=device)
-        self.metrics: list[Metrics] = []
-        self.token_statistics: dict[Key, TokenStatistics] = {}
-        self.tokens, self.to_feed, self.progress = 0, to_feed, progress
-
-    def fed(self, tokens: int) -> None:
-        """Count the tokens of a micro-batch, and report them."""
-        self.tokens += tokens
-        if self.progress is not None:
-            self.progress(self.tokens, self.to_feed)
-
-
 class TrainStack:
     """Optimizer, learning-rate schedule, gradient clipping and micro-batches around a model.
 
@@ -86,7 +65,7 @@ class TrainStack:
             `skip` leaves weights and optimizer as they are, `step` lets momentum and weight decay move the weights, as
             TRL and verl do. The schedule counts it in both.
         tokens_per_micro_batch: token budget of one forward pass.
-        ranks: the processes that share each update; rank 0 calls the methods, and the others follow its calls.
+        ranks: the processes that share each update, see `LeadingStack`.
         name: identifies the stack to the other ranks.
     """
 
@@ -130,32 +109,13 @@ class TrainStack:
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         """The columns that a stage fills, [T, …] of each trajectory. Collective: each rank fills those of its share;
         the other ranks return only these, and empty ones for the rest."""
-        order = _packing_order([(trajectory,) for trajectory in trajectories])
-        packed, shares, ranks = [trajectories[i] for i in order], 1, ALONE
-        if not getattr(stage, "on_rank_zero", False):
-            shares, ranks = self.ranks.shares, self.ranks
-        with ranks.call(self.name, "columns", (stage.column, trajectories)):
-            own = split([(item,) for item in packed], shares, share_prompt=self.model.share_prompt)[ranks.share]
-            values = stage_columns(
-                stage,
-                [packed[i] for i in own],
-                self.tokens_per_micro_batch,
-                share_prompt=self.model.share_prompt,
-                ranks=ranks,
-                filler=min(packed, key=len, default=None),
-            )
-            everywhere = ranks.gather_shares(([order[i] for i in own], values))
-        out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, part in everywhere for name in part}
-        for places, part in everywhere:
-            for name, columns in part.items():
-                for place, column in zip(places, columns, strict=True):
-                    out[name][place] = column
-        return out
+        ranks = ALONE if getattr(stage, "on_rank_zero", False) else self.ranks
+        shared = self.model.share_prompt
+        return stage_columns(stage, trajectories, self.tokens_per_micro_batch, share_prompt=shared, ranks=ranks)
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:
         """Stages that are created in the middle of a run, by every rank at once: loading their models is collective."""
-        with self.ranks.call(self.name, "stages"):
-            return make()
+        return make()
 
     def gathered(self, device: torch.device | str = "cpu") -> LoadedModel:
         """The whole trained model with its current weights, for engines: the model itself, or on several ranks a copy
@@ -164,18 +124,16 @@ class TrainStack:
             return self.model.loaded
         from proxima.model.parallel.gather import gather_into, plain_copy
 
-        with self.ranks.call(self.name, "gather"):
-            if self._gathers:
-                gather_into(self.model.model, None if self._plain is None else self._plain.model)
-            else:
-                self._plain, self._gathers = plain_copy(self.model.loaded, device), True
+        if self._gathers:
+            gather_into(self.model.model, None if self._plain is None else self._plain.model)
+        else:
+            self._plain, self._gathers = plain_copy(self.model.loaded, device), True
         return self._plain or self.model.loaded
 
     def release(self) -> None:
         """Return unused device memory, on every rank, to other processes on the device; no effect on a rank that has
         not used a GPU. Collective."""
-        with self.ranks.call(self.name, "release"):
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()
 
     def update(
         self,
@@ -204,155 +162,42 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown more than `EXPLODED` times.
         """
-        runs = [self._shared(objective, items) for items in updates]
-        with self.ranks.call(self.name, "update", (objective, updates, None, planned, should_continue)):
-            before = 0.0 if self._one_pass else self._weight_norm()
-            self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
-            totals = _Totals(self.model.device, progress, sum(self._tokens_fed(run) for run in runs))
-            norms, at_start = list[float](), True  # no forward pass yet, and no step
-            for items, run in zip(updates, runs, strict=True):
-                first, metrics = self._accumulate(objective, items, run, totals)
-                for trajectory, values in first:
-                    totals.token_statistics.setdefault(trajectory.key, values)
-                if at_start:
-                    metrics.append(self._look_at_first(objective, first, before_first))
-                totals.metrics += metrics
-                norms.append(norm := self._step())
-                at_start = at_start and not first and self._skips(norm)
-                if not self._skips(norm):
-                    before = self._check_weights(before)
-                if should_continue is not None and not should_continue(items, merge_metrics(metrics)):
-                    break
-            self.updates += max(0, planned - len(norms))  # the schedule reads it
-            return UpdateResult(
-                metrics=self._metrics(totals, norms),
-                token_statistics=totals.token_statistics,
-                tokens=int(self.ranks.sum(torch.tensor(totals.tokens))),
-                updates=len(norms),
-                skipped=sum(run.skipped for run in runs[: len(norms)]),
-            )
+        passes = UpdatePasses(objective, self.model, self.ranks, self.tokens_per_micro_batch, progress)
+        shared = [passes.share(items) for items in updates]
+        before = 0.0 if self._one_pass else self._weight_norm()
+        self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
+        result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
+        at_start = True  # no forward pass yet, and no step
+        for update in shared:
+            first, measured = passes.accumulate(update, f"update {self.updates + 1}")
+            for trajectory, values in first:
+                result.token_statistics.setdefault(trajectory.key, values)
+            if at_start:
+                measured.append(passes.look_at_first(first, before_first))
+            metrics += measured
+            norms.append(norm := self._step())
+            result.skipped += update.skipped
+            at_start = at_start and not first and self._skips(norm)
+            if not self._skips(norm):
+                before = self._check_weights(before)
+            if should_continue is not None and not should_continue(update.items, merge_metrics(measured)):
+                break
+        result.updates = len(norms)
+        self.updates += max(0, planned - result.updates)  # the schedule reads it
+        loss, result.tokens = passes.totals()
+        result.metrics = self._metrics(metrics, loss, norms)
+        return result
 
-    def _shared(self, objective: Objective[Any], items: Sequence[Any]) -> SharedUpdate:
-        """The items that are run, and this rank's share: the same function of the update on every rank."""
-        pairs = [(item, objective.sequences(item)) for item in items]
-        active = [(item, sequences) for item, sequences in pairs if any(len(each.tokens) for each in sequences)]
-        run = [(item, sequences) for item, sequences in active if not objective.skippable(item)]
-        run = [run[i] for i in _packing_order([sequences for _, sequences in run])]
-        sequences = [sequences for _, sequences in run]
-        shares = split(sequences, self.ranks.shares, share_prompt=self.model.share_prompt)
-        return SharedUpdate(
-            items=[item for item, _ in run],
-            sequences=sequences,
-            skipped=len(active) - len(run),
-            own=shares[self.ranks.share],
-        )
-
-    def _tokens_fed(self, run: SharedUpdate) -> int:
-        cuts = ([run.sequences[i] for i in cut] for cut in self._cuts(run.sequences, run.own))
-        return sum(tokens_fed(cut, share_prompt=self.model.share_prompt) for cut in cuts)
-
-    def _metrics(self, totals: "_Totals", norms: Sequence[float]) -> dict[str, float]:
-        """The metrics of the call, ready to be logged."""
-        metrics = {key: value.value for key, value in on_host(merge_metrics(totals.metrics)).items()} | {
-            "loss": float(self.ranks.sum(totals.loss)) / max(1, len(norms)),
+    def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:
+        """The metrics of a call, ready to be logged; `loss` is the sum over its updates."""
+        metrics = {key: value.value for key, value in on_host(merge_metrics(measured)).items()} | {
+            "loss": loss / max(1, len(norms)),
             "grad_norm": sum(norms) / max(1, len(norms)),
             "lr": float(self.optimizer.param_groups[0]["lr"]),
         }
         if skipped := sum(map(self._skips, norms)):
             metrics["updates/skipped"] = float(skipped)
         return metrics
-
-    def _look_at_first(
-        self, objective: Objective[Any], first: FirstForward, before_first: Callable[[FirstForward], None] | None
-    ) -> Metrics:
-        """Measure and observe before the first optimizer step; rank 0 may refuse the step."""
-        problem: Exception | None = None
-        metrics: Metrics = {}
-        try:
-            if first:
-                metrics = objective.measure_first(first, self.model.device)
-            if before_first is not None:
-                before_first(first)
-        except Exception as error:  # the other ranks have to know before they step
-            problem = error
-        self.ranks.agree(problem)
-        return metrics
-
-    def _accumulate(
-        self, objective: Objective[Any], items: Sequence[Any], run: SharedUpdate, totals: "_Totals"
-    ) -> tuple[FirstForward, list[Metrics]]:
-        """Accumulate the gradient of one update: forward and backward passes over this rank's items of `run`. Returns
-        the statistics of all trajectories, and the metrics of all ranks."""
-        statistics, row = None, dict[int, int]()
-        if objective.has_batch_statistics and run.items:
-            statistics, row = self._batch_statistics(objective, run)
-        denominators = [
-            torch.where(d == 0, torch.ones_like(d), d).to(self.model.device)
-            for d in objective.denominators(items, statistics)
-        ]
-        measured, metrics = Measured(), list[Metrics]()
-        problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
-        cuts = self._cuts(run.sequences, run.own)
-        passes = self.ranks.most(len(cuts))
-        for index in range(passes):
-            self.ranks.at(f"update {self.updates + 1}, micro-batch {index + 1} of {passes}")
-            self.model.sync_gradients(index == passes - 1)
-            if index >= len(cuts):
-                self.model.idle_pass(objective.outputs, backward=True)
-                continue
-            trajectories = [trajectory for i in cuts[index] for trajectory in run.sequences[i]]
-            batch = self.model.pack(trajectories)
-            outputs = self.model(batch, objective.outputs)
-            part = None if statistics is None else statistics.take([row[i] for i in cuts[index]])
-            losses: Sequence[Loss] = ()
-            if problem is None:
-                try:
-                    losses = objective.losses(batch, outputs, part)
-                except Exception as error:
-                    problem = self.ranks.kept(error)
-            if problem is not None:  # its own tokens still need their passes: other ranks may compute parts of them
-                outputs.no_gradient().backward()
-                continue
-            value = reduce(torch.add, [loss.numerator / d for loss, d in zip(losses, denominators, strict=True)])
-            value.backward()
-            totals.loss += value.detach()
-            metrics.extend(loss.metrics for loss in losses)
-            measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
-            totals.fed(len(batch.tokens))
-        try:
-            by_item = run.by_item(cuts, measured.on_host())
-        except ValueError as error:  # invalid values of a token
-            problem = problem or error
-        self.ranks.agree(problem)
-        everywhere = self.ranks.gather_shares(by_item, everywhere=True)
-        of_statistics = [] if statistics is None else [statistics.metrics]
-        return run.in_order(ChainMap(*everywhere)), [*of_statistics, *self.ranks.gather_metrics(metrics)]
-
-    @torch.no_grad()
-    def _batch_statistics(self, objective: Objective[Any], run: SharedUpdate) -> tuple[BatchStatistics, dict[int, int]]:
-        """The objective's statistics of all items of an update, on every rank, and the row of each item of this rank in
-        the packs that they were computed from."""
-        sequences = [objective.statistics_sequences(item) for item in run.items]
-        cuts, parts = self._cuts(sequences, run.own), []
-        idle = self.ranks.most(len(cuts)) - len(cuts)
-        for cut in cuts:
-            batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
-            parts.append((batch, self.model(batch, objective.statistics_outputs)))
-        for _ in range(idle):
-            self.model.idle_pass(objective.statistics_outputs, backward=False)
-        everywhere = self.ranks.gather_shares((len(run.own), parts), everywhere=True)
-        if self.ranks.size > 1:
-            parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]
-        start = sum(count for count, _ in everywhere[: self.ranks.share])
-        rows = {i: row for row, i in enumerate(chain.from_iterable(cuts), start)}
-        return objective.batch_statistics(parts), rows
-
-    def _cuts(self, sequences: Sequence[Sequence[Trajectory]], own: Sequence[int]) -> list[list[int]]:
-        """The micro-batches of this rank, as indices of all items."""
-        cuts = micro_batches(
-            [sequences[i] for i in own], self.tokens_per_micro_batch, share_prompt=self.model.share_prompt
-        )
-        return [[own[i] for i in cut] for cut in cuts]
 
     def _step(self) -> float:
         """Clip, schedule and step; returns the norm of the gradient.
@@ -431,16 +276,6 @@ class TrainStack:
 
         restore_state(self.optimizer, dict(self.model.named_parameters()), tensors)
         self.updates = int(facts["updates"])
-
-
-def _packing_order(items: Sequence[Sequence[Trajectory]]) -> Sequence[int]:
-    """The order in which items are packed: unchanged, except for paths of episodes, which are ordered so that
-    neighbours share most."""
-    if all(sequence.sampled is None for sequence, *_ in items):
-        return range(len(items))
-    from proxima.data.shared_paths import sharing_order
-
-    return sharing_order([sequence for sequence, *_ in items])
 
 
 def _built(spec: OptimizerSpec, model: PackedModel) -> torch.optim.Optimizer:

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from proxima.runtime.placement.follower import RankParts, obey
+from proxima.train.messages import Stages
 
 
 def test_late_stages_are_made_when_rank_0_says_so_and_once():
@@ -16,6 +17,6 @@ def test_late_stages_are_made_when_rank_0_says_so_and_once():
     parts = RankParts(stacks={"policy": stack}, late_stages=make)
     own = parts.stage("policy", "proximal_log_prob")
     assert (own.column, own.policy, made) == ("proximal_log_prob", stack.model, [])
-    obey("policy", "stages", None, parts)
+    obey(Stages("policy"), parts)
     assert parts.stage("policy", "reference_log_prob") is parts.stage("policy", "reference_log_prob") is made[0]
     assert parts.stage("policy", "proximal_log_prob").policy is stack.model and len(made) == 1

@@ -73,7 +73,10 @@ def make_stack(
     train: "OptimizationConfig", model: PackedModel, updates: int, ranks: Ranks = ALONE, name: str = POLICY
 ) -> TrainStack:
     """Build the optimizer, micro-batches, and schedule over the `updates` of the run."""
-    return TrainStack(
+    kind = TrainStack
+    if ranks.leads:
+        from proxima.train.leading_stack import LeadingStack as kind
+    return kind(
         model,
         optimizer=train.optimizer,
         schedule=Schedule(

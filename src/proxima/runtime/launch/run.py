@@ -3,7 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import hash_ahead
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -32,7 +32,7 @@ from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import DELETE, Checkpoint
-from proxima.train.ranks import RUN, Ranks
+from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
@@ -191,9 +191,10 @@ async def _run(
         if resuming:
             checkpoint = await disk.write(_rewind, work, hashes, folder, clock, observer, mode == "change")
         observer.progress("load", 0, 1, "models")
-        await compute.run(_compare_files, hashes, folder, ranks)
-        hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
-        loaded = await compute.run(_load_weights, work, checkpoint, ranks)
+        with _started(folder.path, checkpoint, ranks):
+            await compute.run(_compare_files, hashes, ranks)
+            hashing = None if resuming else asyncio.create_task(asyncio.to_thread(hashes))  # while the model is loaded
+            loaded = await compute.run(_load_weights, work, checkpoint)
         with await disk.write(Journal, folder.journal, clock) as journal, ExitStack() as opened:  # now a run folder
             await disk.write(check_resume, journal, config)
             if hashing is not None:
@@ -207,7 +208,9 @@ async def _run(
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
-                await compute.run(_restore, checkpoint, loop.trained, ranks)
+                from proxima.train.checkpoint_restore import restore
+
+                await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
             await store.replace_file(folder.environment, folder.write_environment, _environment(config, loaded))
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
@@ -288,33 +291,31 @@ def _with_views(summary: Summary, folder: RunFolder, observer: Observer) -> Summ
     return replace(summary, links=links, warnings=warnings.records())
 
 
-def _compare_files(hashes: Hashes, folder: RunFolder, ranks: Ranks) -> None:
-    """Check that every node reads the same files."""
+def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> AbstractContextManager[None]:
+    """Within the block, the other ranks start too."""
     if ranks.size == 1:
-        return
-    from proxima.runtime.placement.agreement import compare_files
+        return nullcontext()
+    from proxima.train.messages import Start
 
-    with ranks.call(RUN, "preflight", folder.path):
-        gathered = ranks.gather(hashes())
-    compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
+    return ranks.call(Start(folder, checkpoint))
 
 
-def _load_weights(work: Workload, checkpoint: Checkpoint | None, ranks: Ranks) -> LoadedModel:
-    with ranks.call(RUN, "load", None if checkpoint is None else checkpoint.path):
-        try:
-            loaded = work.load(None if checkpoint is None else str(checkpoint.model))
-        except ValueError as error:
-            if checkpoint is None:
-                raise
-            raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
+def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
+    """Check that every node reads the same files. Collective."""
+    if ranks.size > 1:
+        from proxima.runtime.placement.follower import agree_on_files
+
+        agree_on_files(hashes, ranks)
+
+
+def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
+    try:
+        loaded = work.load(None if checkpoint is None else str(checkpoint.model))
+    except ValueError as error:
+        if checkpoint is None:
+            raise
+        raise UserError(f"{checkpoint.path}: {error}", remedy=DELETE) from error
     if not gc.isenabled():  # disabled by the command line; imported objects live until the end
         gc.freeze()
         gc.enable()
     return loaded
-
-
-def _restore(checkpoint: Checkpoint, trained: TrainState, ranks: Ranks) -> None:
-    from proxima.train.checkpoint_restore import restore
-
-    with ranks.call(RUN, "restore", checkpoint):
-        restore(checkpoint, trained.stack, trained.others)

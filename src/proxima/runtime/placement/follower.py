@@ -1,4 +1,4 @@
-"""The ranks other than rank 0: they hold the same models and compute what rank 0 tells them to."""
+"""The ranks other than rank 0: they hold the same models and do what rank 0 tells them to."""
 
 import os
 import time
@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
+from proxima.runtime.placement.agreement import compare_files
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
+from proxima.train.messages import Columns, Copy, End, Finish, Gather, Message, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Ranks, Refused, SharedProblem
 from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.runtime.state.summary import Summary
-    from proxima.train.node_folders import NodeFolders
-    from proxima.train.process_ranks import ProcessRanks
 
 
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
@@ -63,8 +63,8 @@ class RankWorkload(Protocol):
 
 
 def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
-    """Execute rank 0's calls until the run ends; returns its summary. Nothing is read before rank 0 has found
-    everything in order, so that each problem is reported once.
+    """Do what rank 0 does, message by message, until the run ends; returns its summary. Nothing is read before rank 0
+    has found everything in order, so that each problem is reported once.
 
     Raises:
         UserError: something is missing on this node.
@@ -73,41 +73,57 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
-    with closing(NodeFolders(ranks)) as folders:
-        return _follow(make_work, ranks, folders)
-
-
-def _follow(make_work: Callable[[], RankWorkload], ranks: "ProcessRanks", folders: "NodeFolders") -> "Summary":
-    work: RankWorkload | None = None
     parts = RankParts(stacks={})
-    while True:
-        call = ranks.receive()
-        if call.name == "end":
-            summary: Summary = call.part
-            return summary
-        if call.name == "preflight":
-            require_folder(call.part)
-            work = make_work()
-            ranks.gather(work.hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
-            continue
-        if call.name == "load":
-            work, checkpoint = work or make_work(), call.part
-            loaded = work.load(None if checkpoint is None else str(checkpoint / "model"))
-            parts = work.rank_parts(loaded, ComputeThread(), ranks, checkpoint)
-            continue
-        if call.name == "folder":
-            folders.follow(call.part)
-            continue
-        try:
-            obey(call.target, call.name, call.part, parts)
-        except OSError as error:
-            if call.name not in ("checkpoint", "finish"):  # for these, the writer raises it on every rank
-                raise
-            print(f"{call.name}: {error}")
-        except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides whether the run continues
-            if error.__cause__ is not None:
-                traceback.print_exception(error.__cause__)  # to rank 0's log
-            continue
+    with closing(NodeFolders(ranks)) as folders:
+        while not isinstance(message := ranks.receive(), End):
+            try:
+                if isinstance(message, Start):
+                    parts = _start(message, make_work, ranks)
+                elif isinstance(message, Copy):
+                    folders.follow(message)
+                else:
+                    obey(message, parts)
+            except OSError as error:
+                if not isinstance(message, Save | Finish):  # for these, the writer raises it on every rank
+                    raise
+                print(f"{message}: {error}")
+            except (Refused, SharedProblem) as error:  # on every rank; rank 0 decides whether the run continues
+                if error.__cause__ is not None:
+                    traceback.print_exception(error.__cause__)  # to rank 0's log
+        summary: Summary = message.outcome
+        return summary
+
+
+def _start(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) -> RankParts:
+    """What `run.train` does on rank 0: data, files, weights, and the state of a checkpoint."""
+    from proxima.train.checkpoint_restore import restore
+
+    require_folder(message.folder)
+    work, checkpoint = make_work(), message.checkpoint
+    agree_on_files(work.hashes, ranks)
+    loaded = work.load(None if checkpoint is None else str(checkpoint.model))
+    parts = work.rank_parts(loaded, ComputeThread(), ranks, None if checkpoint is None else checkpoint.path)
+    if checkpoint is not None:
+        restore(checkpoint, parts.stacks[POLICY], parts.others)
+    return parts
+
+
+def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> None:
+    """Check that every node reads the same files. Collective.
+
+    Args:
+        hashes: called on the first rank of each node.
+
+    Raises:
+        UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
+    """
+    gathered = ranks.gather(hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
+    problem = None
+    try:
+        compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
+    except UserError as error:
+        problem = error
+    ranks.agree(problem)
 
 
 def require_folder(folder: Path) -> None:
@@ -121,29 +137,27 @@ def require_folder(folder: Path) -> None:
         seconds += 0.5
 
 
-def obey(target: str, name: str, part: Any, parts: RankParts) -> None:
-    """Execute a call from rank 0 with this rank's part."""
-    stack = parts.stacks.get(target)
-    if name == "update" and stack is not None:
-        stack.update(*part)
-    elif name == "columns" and stack is not None:
-        column, trajectories = part
-        stack.columns(parts.stage(target, column), trajectories)
-    elif name == "stages":
-        parts.late.update(by_column(parts.late_stages()))
-    elif name == "gather" and stack is not None:
-        stack.gathered()
-    elif name == "release" and stack is not None:
-        stack.release()
-    elif name == "restore":
-        from proxima.train.checkpoint_restore import restore
-
-        restore(part, parts.stacks[POLICY], parts.others)
-    elif name == "checkpoint":
-        folder, step = part
-        policy = parts.stacks[POLICY]
-        policy.ranks.writer.write(folder, step, policy.model.loaded, policy, {}, {}, parts.others, wait=False)
-    elif name == "finish":
-        parts.stacks[POLICY].ranks.writer.finish()
-    else:
-        raise ValueError(f"rank 0 asked for {name!r} of {target!r}, which this rank does not know")
+def obey(message: Message, parts: RankParts) -> None:
+    """Do what rank 0 does with its stacks and checkpoints."""
+    match message:
+        case Update():
+            stack = parts.stacks[message.stack]
+            stack.update(
+                message.objective, message.updates, planned=message.planned, should_continue=message.should_continue
+            )
+        case Columns():
+            parts.stacks[message.stack].columns(parts.stage(message.stack, message.column), message.trajectories)
+        case Gather():
+            parts.stacks[message.stack].gathered()
+        case Release():
+            parts.stacks[message.stack].release()
+        case Stages():
+            parts.late.update(by_column(parts.late_stages()))
+        case Save():
+            policy = parts.stacks[POLICY]
+            writer, loaded = policy.ranks.writer, policy.model.loaded
+            writer.write(message.folder, message.step, loaded, policy, {}, {}, parts.others, wait=False)
+        case Finish():
+            parts.stacks[POLICY].ranks.writer.finish()
+        case _:
+            raise AssertionError(f"rank 0 has sent {message}")

@@ -23,10 +23,11 @@ from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.ranks import ALONE, RUN, Ranks
+from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.runtime.state.replay import StoredRollouts
+    from proxima.train.messages import Message
 
 
 class Store(Protocol):
@@ -106,17 +107,21 @@ class RunStore:
         if self.ranks.size == 1:
             write_checkpoint(place, step, loaded, stack, facts, files, others)
             return
-        with self._on_every_rank("checkpoint", (place, step)):
+        from proxima.train.messages import Save
+
+        with self._on_every_rank(Save(place, step)):
             self.ranks.writer.write(place, step, loaded, stack, facts, files, others, wait=False)
 
     def finish_checkpoint(self) -> None:
         if self.ranks.writing:
-            with self._on_every_rank("finish", None):
+            from proxima.train.messages import Finish
+
+            with self._on_every_rank(Finish()):
                 self.ranks.writer.finish()
 
     @contextmanager
-    def _on_every_rank(self, name: str, part: Any) -> Iterator[None]:
-        with self.ranks.call(RUN, name, part):
+    def _on_every_rank(self, message: "Message") -> Iterator[None]:
+        with self.ranks.call(message):
             try:
                 yield
             except OSError:  # which the writer raises on every rank

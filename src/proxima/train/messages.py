@@ -1,0 +1,107 @@
+"""What rank 0 tells the other ranks. Each message says what every rank does next; `placement.follower` does it there.
+
+A message has values only: names of stacks and columns, trajectories with numpy columns, and the specs of a loss.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.core.metrics import Metrics
+from proxima.data import Trajectory
+from proxima.train.objectives.protocol import Objective
+
+if TYPE_CHECKING:
+    from proxima.train.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message; `str` of it names the work in status reports, such as `update of policy`."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()} of {getattr(self, 'stack', 'run')}"
+
+
+@dataclass(frozen=True)
+class Start(Message):
+    """Read the data, compare them with those of the other nodes, and load the models, those of `checkpoint` if the run
+    resumes from one."""
+
+    folder: Path
+    checkpoint: "Checkpoint | None"
+
+
+@dataclass(frozen=True)
+class Columns(Message):
+    """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
+
+    stack: str
+    column: str
+    trajectories: Sequence[Trajectory]
+
+
+@dataclass(frozen=True)
+class Update(Message):
+    """`TrainStack.update` with these arguments."""
+
+    stack: str
+    objective: Objective[Any]
+    updates: Sequence[Sequence[Any]]
+    planned: int
+    should_continue: Callable[[Sequence[Any], Metrics], bool] | None
+
+
+@dataclass(frozen=True)
+class Gather(Message):
+    """Send rank 0 the weights, see `TrainStack.gathered`."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class Release(Message):
+    """Return unused device memory, see `TrainStack.release`."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class Stages(Message):
+    """Create the late stages, see `TrainStack.late_stages`."""
+
+    stack: str
+
+
+@dataclass(frozen=True)
+class Copy(Message):
+    """Take part in copying a folder to the nodes that lack it, see `NodeFolders`.
+
+    Args:
+        path: on the first rank's node.
+        kept: the names in its parent that are kept; others that were sent before are deleted.
+    """
+
+    path: Path
+    kept: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Save(Message):
+    """Begin the checkpoint of a step, see `ShardedWriter.write`."""
+
+    folder: Path
+    step: int
+
+
+@dataclass(frozen=True)
+class Finish(Message):
+    """Wait for the checkpoint that is being written."""
+
+
+@dataclass(frozen=True)
+class End(Message):
+    """End, with the outcome of the run."""
+
+    outcome: Any
