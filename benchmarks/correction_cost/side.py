@@ -86,7 +86,7 @@ def main() -> None:
 def _correct(batch: "PolicyBatch", specs: Sequence[Any]) -> "Metrics":
     from proxima.core.loss import apply_corrections
 
-    return apply_corrections(batch, specs).metrics
+    return apply_corrections(batch, specs)[2]
 
 
 def _timed(measure: Callable[[], "Metrics"]) -> float:

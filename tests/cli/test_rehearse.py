@@ -17,7 +17,7 @@ def test_it_fits_and_says_what_waits(proxima, recipe):
     code, out, err = proxima("rehearse", recipe(), "--devices", "H100-80G")
     assert (code, err) == (0, "")
     assert "fits: 1.0 GiB of 79.2 GiB on each of 1xH100-80G" in out
-    assert "0 inside" in out and "train/update_passes.py:" in out
+    assert "0 inside" in out and "train/shared_update.py:" in out
     assert "counted in the step: 0.0 GiB; the formula of `proxima explain`, which knows neither" in out
     parts = dict(part.rsplit(" ", 1) for part in out.splitlines()[1].strip().split("  "))
     assert parts["CUDA itself"] == "1.00" and "fragments" in parts

@@ -121,6 +121,15 @@ def test_a_row_of_any_number_of_rows_has_the_same_bits(dtype):
         assert all(torch.equal(matrix(rows[:count]), matrix(rows)[:count]) for count in range(1, 65))
 
 
+def test_a_processor_on_which_onednn_packs_no_bf16(monkeypatch):
+    """With AVX2 alone, oneDNN refuses to pack a matrix in bf16."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    weight, rows = torch.randn(32, 96).bfloat16(), torch.randn(4, 96).bfloat16()
+    matrix = Matrix(weight, None, torch.bfloat16)
+    assert not matrix.packed
+    torch.testing.assert_close(matrix(rows), rows @ weight.T)
+
+
 def test_steady_rows_keep_the_arguments_of_a_product():
     bias, x, weight = torch.randn(16), torch.randn(5, 24), torch.randn(24, 16)
     with SteadyRows(torch.float32):

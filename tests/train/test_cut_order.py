@@ -95,7 +95,7 @@ def test_no_cuts_and_no_order_of_them_change_anything(case, lengths, monkeypatch
     for seed, budget in enumerate((12, 1)):
         shuffled.draw = np.random.default_rng(seed)
         with monkeypatch.context() as patch:
-            patch.setattr("proxima.train.update_passes.micro_batches", shuffled)
+            patch.setattr("proxima.train.shared_update.micro_batches", shuffled)
             gradient, result = recorded(objective, items, budget)
         assert_close(gradient, expected, 3e-5 if case in ("clip_cov", "loglinear", "top_entropy") else 5e-5)
         for name, value in plain.metrics.items():

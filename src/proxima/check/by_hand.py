@@ -97,9 +97,9 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Number
     """The loss (None for a correction alone), the intermediate [N] values, and the metrics."""
     tokens: Numbers = {}
     if "correction" in specs:
-        corrected = apply_corrections(b, [specs["correction"]])
+        corrected, keep, measured = apply_corrections(b, [specs["correction"]])
         assert corrected.weight is not None
-        tokens |= {"weight": corrected.weight, "keep": corrected.keep.double()}
+        tokens |= {"weight": corrected.weight, "keep": keep.double()}
     if "penalty" in specs:
         tokens["penalty"] = specs["penalty"](b)
     aggregate = specs.get("aggregate", TokenMean())
@@ -111,7 +111,7 @@ def _loss(specs: Mapping[str, Any], b: PolicyBatch) -> tuple[Loss | None, Number
             tokens["spent"], tokens["allowed"] = surrogate.threshold(b)
         return loss, tokens, loss.metrics
     if "correction" in specs:
-        return None, tokens, corrected.metrics
+        return None, tokens, measured
     values = tokens.get("penalty", torch.where(b.loss_mask, b.log_prob, 0.0))
     denominator = aggregate.denominator(b.loss_mask, b.cu_seqlens)
     return Loss(aggregate(values, b), denominator, {}), tokens, {}

@@ -1,7 +1,7 @@
 """The policy loss of a batch: surrogate, correction, penalty, aggregation, in that order; and the specs' protocols."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -194,15 +194,13 @@ def policy_loss(
     if check is True:
         check_values(batch)
     invalid = invalid_tokens(batch) if check == "later" else None
-    corrected = apply_corrections(batch, corrections)
-    if corrected.loss_mask is not batch.loss_mask:
-        batch = batch.with_loss_mask(corrected.loss_mask)
+    batch, accepted, measured = apply_corrections(batch, corrections)
     token = surrogate(batch)
-    keep = token.keep & corrected.keep
-    metrics = common_metrics(batch, keep) | token.metrics | corrected.metrics
+    keep = token.keep & accepted
+    metrics = common_metrics(batch, keep) | token.metrics | measured
     loss = token.loss
-    if corrected.weight is not None:
-        loss = loss * (corrected.weight if token.unit == "token" else _geometric_mean(batch, corrected.weight))
+    if batch.weight is not None:
+        loss = loss * (batch.weight if token.unit == "token" else _geometric_mean(batch, batch.weight))
     terms = [spec.loss_term(batch, surrogate, corrections) for spec in corrections]
     for term in (*terms, *(spec(batch) for spec in penalties)):
         loss = loss if term is None else loss + term
@@ -217,26 +215,20 @@ def as_list(specs: Any) -> list[Any]:
     return [] if specs is None else list(specs) if isinstance(specs, (list, tuple)) else [specs]
 
 
-@dataclass(frozen=True)
-class Corrections:
-    """The combined corrections of a batch: `weight` [N] or None for 1; `keep` and `loss_mask` [N] bool; `metrics`."""
-
-    weight: Tensor | None
-    keep: Tensor
-    loss_mask: Tensor
-    metrics: Metrics
-
-
 @torch.no_grad()
-def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> Corrections:
+def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> tuple[PolicyBatch, Tensor, Metrics]:
     """Combine corrections: weights multiply, rejections add up. Each correction sees the original batch, so their order
     is irrelevant; one that reads `next_log_prob` sees only the loss tokens that have it and rejects those where it is
-    NaN."""
+    NaN.
+
+    Returns: the batch with its `weight`, None for 1, and without the loss tokens that a correction drops; [N] bool,
+        the loss tokens that none rejects; and the metrics.
+    """
     keep = loss_mask = batch.loss_mask
     if batch.weight is not None:  # precomputed: the loss mask is already reduced and the metrics are counted
-        return Corrections(batch.masked("weight").detach(), keep & (batch.weight > 0), loss_mask, {})
+        return replace(batch, weight=batch.masked("weight").detach()), keep & (batch.weight > 0), {}
     if not corrections:
-        return Corrections(None, keep, loss_mask, {})
+        return batch, keep, {}
     weight: Tensor | None = None
     metrics: Metrics = {}
     for spec in corrections:
@@ -248,7 +240,9 @@ def apply_corrections(batch: PolicyBatch, corrections: Sequence[Correction]) -> 
     nonempty, hit = (segment_count(x, batch.cu_seqlens) > 0 for x in (batch.loss_mask, batch.loss_mask & ~keep))
     metrics["correction/rejected_fraction"] = SumCount.over(~keep, batch.loss_mask)
     metrics["correction/rejected_seq_fraction"] = SumCount.over(hit, nonempty)
-    return Corrections(weight, keep, loss_mask, metrics)
+    if loss_mask is not batch.loss_mask:
+        batch = batch.with_loss_mask(loss_mask)
+    return replace(batch, weight=weight), keep, metrics
 
 
 def _with_next(b: PolicyBatch) -> PolicyBatch:

@@ -51,6 +51,5 @@ def precompute(
     corrections = as_list(correction)
     for spec in (surrogate, *corrections):
         check_needs(spec, batch)
-    done = apply_corrections(batch, corrections)
-    batch = replace(batch.with_loss_mask(done.loss_mask), weight=done.weight)
-    return Precomputed(replace(batch, selected=surrogate.select_tokens(batch)), done.metrics)
+    batch, _, metrics = apply_corrections(batch, corrections)
+    return Precomputed(replace(batch, selected=surrogate.select_tokens(batch)), metrics)

@@ -10,7 +10,7 @@ from proxima.data import Trajectory
 from proxima.data.columns import Floats
 from proxima.model import LoadedModel
 from proxima.train.forward_stage import ForwardStage
-from proxima.train.messages import Columns, Gather, Release, Stages, Update
+from proxima.train.messages import Fill, Gather, Release, Stages, Update
 from proxima.train.objectives.protocol import FirstForward, Objective
 from proxima.train.stack import TrainStack, UpdateResult
 
@@ -21,7 +21,7 @@ class LeadingStack(TrainStack):
     def columns(self, stage: ForwardStage, trajectories: Sequence[Trajectory]) -> dict[str, list[Floats]]:
         if getattr(stage, "on_rank_zero", False):
             return super().columns(stage, trajectories)
-        with self.ranks.call(Columns(self.name, stage.column, trajectories)):
+        with self.ranks.call(Fill(self.name, stage.column, trajectories)):
             return super().columns(stage, trajectories)
 
     def late_stages(self, make: Callable[[], Sequence[ForwardStage]]) -> Sequence[ForwardStage]:

@@ -6,22 +6,12 @@ A message has values only: names of stacks and columns, trajectories with numpy 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.core.metrics import Metrics
 from proxima.data import Trajectory
 from proxima.train.objectives.protocol import Objective
-
-if TYPE_CHECKING:
-    from proxima.train.checkpoint import Checkpoint
-
-
-@dataclass(frozen=True)
-class Message:
-    """A message; `str` of it names the work in status reports, such as `update of policy`."""
-
-    def __str__(self) -> str:
-        return f"{type(self).__name__.lower()} of {getattr(self, 'stack', 'run')}"
+from proxima.train.ranks import Message
 
 
 @dataclass(frozen=True)
@@ -30,11 +20,11 @@ class Start(Message):
     resumes from one."""
 
     folder: Path
-    checkpoint: "Checkpoint | None"
+    checkpoint: Path | None
 
 
 @dataclass(frozen=True)
-class Columns(Message):
+class Fill(Message):
     """Fill the columns of the stage that fills `column`, see `TrainStack.columns`."""
 
     stack: str

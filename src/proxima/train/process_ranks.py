@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from proxima.core.metrics import Metrics, merge_metrics
 from proxima.data import NotFiniteError
 from proxima.model.parallel.norm import clip_gradients, total_norm
-from proxima.train.messages import End, Message
+from proxima.train.messages import End
 from proxima.train.rank_status import RankStatus
-from proxima.train.ranks import RankError, Ranks, Refused, SharedProblem, moved
+from proxima.train.ranks import Message, RankError, Ranks, Refused, SharedProblem, moved
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,15 @@ from proxima.core.metrics import Metrics
 from proxima.data import NotFiniteError, Trajectory
 from proxima.model.micro_batch import tokens_fed
 
-if TYPE_CHECKING:
-    from proxima.train.messages import Message
-
 T = TypeVar("T")
+
+
+class Message:
+    """What rank 0 tells the others, see `messages`; `str` of it names the work in status reports, such as `update of
+    policy`."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()} of {getattr(self, 'stack', 'run')}"
 
 
 class Refused(Exception):
@@ -89,7 +94,7 @@ class Ranks:
         """True if a checkpoint is not complete yet."""
         return self.writer is not None and self.writer.unfinished
 
-    def call(self, message: "Message") -> AbstractContextManager[None]:
+    def call(self, message: Message) -> AbstractContextManager[None]:
         """On rank 0: send a message to every rank, which does what rank 0 does in the block."""
         return nullcontext()
 

@@ -17,7 +17,7 @@ from proxima.train.forward_stage import ForwardStage, LogProbStage, stage_column
 from proxima.train.objectives.protocol import FirstForward, Objective, TokenStatistics
 from proxima.train.optimizer import AdamW, Schedule
 from proxima.train.ranks import ALONE, Ranks, SharedProblem
-from proxima.train.update_passes import UpdatePasses
+from proxima.train.shared_update import SharedUpdate
 
 if TYPE_CHECKING:
     from proxima.train.one_pass_adamw import OnePassAdamW
@@ -162,18 +162,27 @@ class TrainStack:
             NotFiniteError: a gradient norm is not finite, and the update was not made; or after an update the weights
                 are not finite, or their norm has grown more than `EXPLODED` times.
         """
-        passes = UpdatePasses(objective, self.model, self.ranks, self.tokens_per_micro_batch, progress)
-        shared = [passes.share(items) for items in updates]
+        budget = self.tokens_per_micro_batch
+        shared = [SharedUpdate(objective, items, self.model, self.ranks, budget) for items in updates]
         before = 0.0 if self._one_pass else self._weight_norm()
         self.optimizer.zero_grad(set_to_none=True)  # an update that raised half-way leaves its gradient behind
         result, metrics, norms = UpdateResult(), list[Metrics](), list[float]()
+        loss, tokens = torch.zeros((), dtype=torch.float64, device=self.model.device), 0
+        to_feed = sum(update.tokens for update in shared)
+
+        def fed(count: int) -> None:
+            nonlocal tokens
+            tokens += count
+            if progress is not None:
+                progress(tokens, to_feed)
+
         at_start = True  # no forward pass yet, and no step
         for update in shared:
-            first, measured = passes.accumulate(update, f"update {self.updates + 1}")
+            first, measured = update.accumulate(f"update {self.updates + 1}", loss, fed)
             for trajectory, values in first:
                 result.token_statistics.setdefault(trajectory.key, values)
             if at_start:
-                measured.append(passes.look_at_first(first, before_first))
+                measured.append(update.measure_first(first, before_first))
             metrics += measured
             norms.append(norm := self._step())
             result.skipped += update.skipped
@@ -184,8 +193,8 @@ class TrainStack:
                 break
         result.updates = len(norms)
         self.updates += max(0, planned - result.updates)  # the schedule reads it
-        loss, result.tokens = passes.totals()
-        result.metrics = self._metrics(metrics, loss, norms)
+        result.metrics = self._metrics(metrics, float(self.ranks.sum(loss)), norms)
+        result.tokens = int(self.ranks.sum(torch.tensor(tokens)))
         return result
 
     def _metrics(self, measured: list[Metrics], loss: float, norms: Sequence[float]) -> dict[str, float]:

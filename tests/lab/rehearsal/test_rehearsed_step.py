@@ -15,16 +15,16 @@ KL = "algorithm.reference_kl={kind: k3, coefficient: 0.1}"
 # Waits of a step with two updates, by function, whatever the number of micro-batches. A step that waits more often, or
 # elsewhere, must be entered here, with a reason.
 UPDATE = {
-    "UpdatePasses.accumulate": 2,  # the denominators, to the device
+    "SharedUpdate.accumulate": 2,  # the denominators, to the device
     "TrainStack._step": 2,  # the gradient norm: is it finite, or 0
     "TrainStack._weight_norm": 3,  # before, and after each update
-    "UpdatePasses.totals": 1,  # the loss
+    "TrainStack.update": 1,  # the loss
 }
 STATISTICS = {"HostCopies.wait": 2}  # the token statistics of each update
 METRICS = {"on_host": 1}
 POLICY = UPDATE | STATISTICS | METRICS
 FILLED = POLICY | {"HostCopies.wait": 3}  # and a forward stage before the updates
-WHOLE = {name: count for name, count in POLICY.items() if name != "UpdatePasses.accumulate"}  # denominators are there
+WHOLE = {name: count for name, count in POLICY.items() if name != "SharedUpdate.accumulate"}  # denominators are there
 CRITIC = {name: 2 * count for name, count in POLICY.items()} | {"HostCopies.wait": 3}  # two models; values, statistics
 LISTED = {"next policy": 3}  # inside a micro-batch: which tokens lack `next_log_prob`, only the device knows
 
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
     "distillation": (
         "cpu/distill.yaml",
         ["algorithm.distillation.path=MODEL"],
-        FILLED | {"UpdatePasses.accumulate": 4},
+        FILLED | {"SharedUpdate.accumulate": 4},
     ),
     "online dpo": ("cpu/online_dpo.yaml", [], FILLED),
     "sft": ("cpu/sft.yaml", [], UPDATE),
@@ -54,7 +54,7 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
     "kto": ("cpu/dpo.yaml", ["preference.loss=[kto]"], UPDATE | METRICS),
     "reward model": ("cpu/reward.yaml", [], UPDATE | METRICS),
     "critic": (RL, ["algorithm=ppo", "critic=model"], CRITIC),
-    "value head": (RL, ["algorithm=ppo", "critic=head"], FILLED | {"UpdatePasses.accumulate": 4}),
+    "value head": (RL, ["algorithm=ppo", "critic=head"], FILLED | {"SharedUpdate.accumulate": 4}),
     "clip_cov": (RL, ["algorithm.surrogate=clip_cov"], WHOLE),
     "m2po": (RL, ["algorithm.surrogate=m2po"], WHOLE),
     "second_moment": (RL, ["algorithm.correction=[second_moment]"], WHOLE),

@@ -17,7 +17,7 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import hash_ahead
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import TrainingLoop
+from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -208,9 +208,7 @@ async def _run(
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
-                from proxima.train.checkpoint_restore import restore
-
-                await compute.run(restore, checkpoint, loop.trained.stack, loop.trained.others)
+                await compute.run(_restore, checkpoint, loop.trained)
             await store.replace_file(folder.environment, folder.write_environment, _environment(config, loaded))
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
@@ -297,7 +295,7 @@ def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> Abstr
         return nullcontext()
     from proxima.train.messages import Start
 
-    return ranks.call(Start(folder, checkpoint))
+    return ranks.call(Start(folder, None if checkpoint is None else checkpoint.path))
 
 
 def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
@@ -319,3 +317,9 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
         gc.freeze()
         gc.enable()
     return loaded
+
+
+def _restore(checkpoint: Checkpoint, trained: TrainState) -> None:
+    from proxima.train.checkpoint_restore import restore
+
+    restore(checkpoint, trained.stack, trained.others)

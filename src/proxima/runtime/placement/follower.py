@@ -15,8 +15,8 @@ from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.placement.agreement import compare_files
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
-from proxima.train.messages import Columns, Copy, End, Finish, Gather, Message, Release, Save, Stages, Start, Update
-from proxima.train.ranks import Ranks, Refused, SharedProblem
+from proxima.train.messages import Copy, End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
+from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
 from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
@@ -96,13 +96,15 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
 
 def _start(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) -> RankParts:
     """What `run.train` does on rank 0: data, files, weights, and the state of a checkpoint."""
+    from proxima.train.checkpoint import read_checkpoint
     from proxima.train.checkpoint_restore import restore
 
     require_folder(message.folder)
-    work, checkpoint = make_work(), message.checkpoint
+    work, path = make_work(), message.checkpoint
     agree_on_files(work.hashes, ranks)
+    checkpoint = None if path is None else read_checkpoint(path)
     loaded = work.load(None if checkpoint is None else str(checkpoint.model))
-    parts = work.rank_parts(loaded, ComputeThread(), ranks, None if checkpoint is None else checkpoint.path)
+    parts = work.rank_parts(loaded, ComputeThread(), ranks, path)
     if checkpoint is not None:
         restore(checkpoint, parts.stacks[POLICY], parts.others)
     return parts
@@ -145,7 +147,7 @@ def obey(message: Message, parts: RankParts) -> None:
             stack.update(
                 message.objective, message.updates, planned=message.planned, should_continue=message.should_continue
             )
-        case Columns():
+        case Fill():
             parts.stacks[message.stack].columns(parts.stage(message.stack, message.column), message.trajectories)
         case Gather():
             parts.stacks[message.stack].gathered()

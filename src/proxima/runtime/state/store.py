@@ -23,11 +23,10 @@ from proxima.task.prompts import PromptSource
 from proxima.train import TrainStack
 from proxima.train.checkpoint import checkpoints, prune, write_checkpoint
 from proxima.train.completion_record import CompletionRecord
-from proxima.train.ranks import ALONE, Ranks
+from proxima.train.ranks import ALONE, Message, Ranks
 
 if TYPE_CHECKING:
     from proxima.runtime.state.replay import StoredRollouts
-    from proxima.train.messages import Message
 
 
 class Store(Protocol):
@@ -120,7 +119,7 @@ class RunStore:
                 self.ranks.writer.finish()
 
     @contextmanager
-    def _on_every_rank(self, message: "Message") -> Iterator[None]:
+    def _on_every_rank(self, message: Message) -> Iterator[None]:
         with self.ranks.call(message):
             try:
                 yield

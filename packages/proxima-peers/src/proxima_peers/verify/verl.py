@@ -185,7 +185,7 @@ def bypass(record: Record) -> Iterator[Attempt]:
     spec: Any = Reinforce() if reinforce else PpoClip(min(low, 1.0), high, dual)
     for reason, inverted, more in readings(own, padded, proximal=False):
         chosen: list[Any] = rejections_of(own, "current", inverted=inverted)
-        kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen).loss_mask)
+        kept = replace(padded.b, loss_mask=apply_corrections(padded.b, chosen)[0].loss_mask)
         if reinforce and own.get("rollout_is"):
             chosen.append(importance(own, "current"))
         checks = record.loss_checks(step_value(record, loss_of(padded.b, spec, aggregate, chosen)), padded.leaf)

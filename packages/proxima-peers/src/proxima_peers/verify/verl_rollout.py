@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from proxima.core.correction import Importance, Rejection
-from proxima.core.loss import Corrections, apply_corrections
+from proxima.core.loss import apply_corrections
 from proxima.core.metrics import Metrics
 from proxima.data import PolicyBatch
 from proxima_peers.verify.record import Attempt, Check, Padded, Record, Tracked, UnsupportedRecord
@@ -136,9 +136,9 @@ def rows(record: Record) -> Padded:
     return record.batch(log_prob=training, behavior_log_prob=record.tensor("behavior_logp"), proximal_log_prob=training)
 
 
-def weight_check(padded: Padded, done: Corrections, record: Record) -> Check:
+def weight_check(padded: Padded, b: PolicyBatch, record: Record) -> Check:
     """A check of the weights, 0 at padding; None if the options request none."""
-    weight = None if done.weight is None else padded.rows(done.weight)
+    weight = None if b.weight is None else padded.rows(b.weight)
     return record.expect("rollout_is_weights", weight, 1e-7, 1e-10)
 
 
@@ -154,7 +154,7 @@ def pr3694(record: Record) -> Iterator[Attempt]:
         yield None, [record.expect("rollout_is_weights", None)]
         return
     spec = Importance(level, bound, upper, lower, veto)
-    weight = weight_check(padded, apply_corrections(padded.b, [spec]), record)
+    weight = weight_check(padded, apply_corrections(padded.b, [spec])[0], record)
     for reason, more in _readings(padded, "P35"):
         numbers = prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_") | policy_numbers(padded.b, more)
         numbers |= {name.replace("clipped", "masked"): x for name, x in numbers.items() if "clipped" in name}  # in 0.6
@@ -191,7 +191,7 @@ def version07(record: Record) -> Iterator[Attempt]:
             numbers |= prefixed(weight_numbers(spec, padded.b, more, RAW), "rollout_is_")
         if bounded is not None:
             numbers |= prefixed(weight_numbers(bounded, padded.b, more, RAW, fractions_of_rows=True), "rollout_rs_")
-            keep = apply_corrections(padded.b, drops).loss_mask
+            keep = apply_corrections(padded.b, drops)[0].loss_mask
             numbers |= masked_numbers(padded.b, keep, all_rows=more is not None)
         veto = weight_numbers(vetoes[0] if vetoes else Importance(), padded.b, more, RAW)
         numbers |= {f"rollout_is_{name}": veto[name] for name in ("veto_fraction", "catastrophic_token_fraction")}
@@ -211,10 +211,9 @@ def version09(record: Record) -> Iterator[Attempt]:
 
 
 def _mask_checks(record: Record, padded: Padded, weights: list[Any], drops: list[Any]) -> list[Check]:
-    done = apply_corrections(padded.b, drops)
-    kept = done.loss_mask.double()
+    kept = apply_corrections(padded.b, drops)[0].loss_mask.double()
     for share in (rejection(padded.b).weight for rejection in drops if isinstance(rejection, Rejection)):  # 0 or 1
         kept = kept * share
     mask = padded.rows(kept)
-    weight = weight_check(padded, apply_corrections(padded.b, weights), record)
+    weight = weight_check(padded, apply_corrections(padded.b, weights)[0], record)
     return [weight, record.expect("modified_response_mask", mask)]
