@@ -197,7 +197,7 @@ def test_a_bug_in_a_run_is_in_its_log(proxima, monkeypatch, recipe, here):
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("wrong", remedy="mend it"), 2), (ValueError("a bug"), 1)])
 def test_what_another_rank_reports_ends_this_one_without_a_word(error, code, monkeypatch, capsys):
-    monkeypatch.setattr("proxima.cli.main._left_to_first", lambda error: True)
+    monkeypatch.setattr("proxima.cli.main._reported_by_rank_zero", lambda error: True)
     with ExitCode() as end:
         raise error
     assert end.code == code and capsys.readouterr() == ("", "")

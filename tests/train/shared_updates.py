@@ -211,7 +211,7 @@ def same_updates(rank: int, folder: Path, together: int, names: Sequence[str]) -
 def same_columns(rank: int, folder: Path) -> None:
     """Forward stages, weights for an engine, and calls that rank 0 ends; four ranks are two shares."""
     ranks = ProcessRanks(rank, dist.get_world_size(), together=2 if dist.get_world_size() == 4 else 1)
-    assert ranks.most(rank) == ranks.size - 1
+    assert ranks.maximum(rank) == ranks.size - 1
     for scalar in (False, True):
         stack = stack_of(folder, ranks, scalar=scalar)
         stage = ValueStage if scalar else partial(LogProbStage, "reference_log_prob")

@@ -119,14 +119,14 @@ def _reported(error: Exception | KeyboardInterrupt) -> int:
     if isinstance(error, BrokenPipeError):  # `proxima list | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if _left_to_first(error):
+    if _reported_by_rank_zero(error):
         return 2 if isinstance(error, UserError) else 1
     if isinstance(error, UserError):
         return _refuse(str(error))
     if is_disk_full(error):
         place = f"{error.filename}: " if error.filename else ""
         return _refuse(f"{place}no space left on the disk; free some space, then run again with --resume", code=1)
-    if reason := _of_a_path(error):
+    if reason := _path_error(error):
         return _refuse(f"{reason}; give another path")
     if _is_out_of_memory(error):
         remedy = "lower train.tokens_per_micro_batch, sampling.max_tokens or engine.slots, or raise the limit"
@@ -142,7 +142,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     return named or "can't allocate memory" in str(error)
 
 
-def _left_to_first(error: Exception) -> bool:
+def _reported_by_rank_zero(error: Exception) -> bool:
     """True if this is one of several processes of a run, and the first one reports the error."""
     if os.environ.get("RANK", "0") == "0":
         return False
@@ -240,7 +240,7 @@ def _is_recipe_field(path: str) -> bool:
     return any(path.partition(".")[0] == info.name for family in FAMILIES.values() for info in fields_of(family.root))
 
 
-def _of_a_path(error: Exception) -> str | None:
+def _path_error(error: Exception) -> str | None:
     """Describe an error about a path that the user gave, whichever operation failed; None for other errors."""
     if isinstance(error, OSError) and error.filename is not None:
         path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else str(error.filename)

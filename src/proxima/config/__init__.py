@@ -4,7 +4,7 @@
     schema, families  the configs of a run and of `proxima eval`; the table of the commands that train
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
-    laid_over         `@FILE`, a recipe laid over another        mixtures          the check of settings for experts
+    overlays         `@FILE`, a recipe laid over another        mixtures          the check of settings for experts
     builder           tree → dataclasses with provenance         coerce, scalars   written value → annotated type
     resolution        recipe → Resolved, for any root            problems          error lines, did-you-mean
     resolved          the config, and the origin of each value

@@ -30,9 +30,9 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     over, values = list[Node](), list[str]()
     for text in overrides:
         if text.startswith(FILE):
-            from proxima.config.laid_over import read_over
+            from proxima.config.overlays import read_overlay
 
-            over += read_over(text, layers)
+            over += read_overlay(text, layers)
         else:
             values.append(text)
     for layer in [*layers, *over, read_overrides(values, layout)]:

@@ -57,7 +57,7 @@ def resolve(
         layers, name = [node_of(recipe, Source("mapping"))], None
     else:
         if str(recipe).startswith(LAYOUTS):
-            from proxima.config.laid_over import refuse_layout
+            from proxima.config.overlays import refuse_layout
 
             refuse_layout(str(recipe))
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))

@@ -357,8 +357,8 @@ def split_into_updates(
 
 def completion_advantage(*paths: Trajectory) -> float:
     """The mean over the loss tokens of a completion's paths, reward units; 0 without any."""
-    own = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
-    values = np.concatenate(own)
+    advantages = [item.advantage if item.loss_mask is None else item.advantage[item.loss_mask] for item in paths]
+    values = np.concatenate(advantages)
     return float(values.mean(dtype=np.float64)) if values.size else 0.0
 
 

@@ -51,12 +51,14 @@ class EngineStage:
 
     def _check(self, requests: Sequence[ScoreRequest], scores: Sequence[Floats]) -> None:
         """Require one number for each token: a column that is shifted by one would train on the wrong tokens."""
-        wanted, given = [len(request.tokens) for request in requests], [len(column) for column in scores]
-        if wanted != given:
-            counts = f"{sum(given)} log-probs of {len(given)} completions for {sum(wanted)} tokens of {len(wanted)}"
+        expected, scored = [len(request.tokens) for request in requests], [len(column) for column in scores]
+        if expected != scored:
+            counts = (
+                f"{sum(scored)} log-probs of {len(scored)} completions for {sum(expected)} tokens of {len(expected)}"
+            )
             raise UserError(f"{self.column}: the engine that scores gives {counts}", remedy=REPAIR)
         if (lost := sum(int(np.isnan(column).sum()) for column in scores)) > 0:
-            reason = f"the engine that scores gives NaN for {lost} of {sum(wanted)} tokens"
+            reason = f"the engine that scores gives NaN for {lost} of {sum(expected)} tokens"
             raise UserError(f"{self.column}: {reason}", remedy=REPAIR)
 
     def close(self) -> None:

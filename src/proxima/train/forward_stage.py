@@ -63,9 +63,9 @@ def stage_columns(
     filler = min(packed, key=len, default=None)
     values = _run(stage, [packed[i] for i in own], budget, share_prompt=share_prompt, ranks=ranks, filler=filler)
     everywhere = ranks.gather_shares(([order[i] for i in own], values))
-    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, part in everywhere for name in part}
-    for places, part in everywhere:
-        for name, columns in part.items():
+    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, columns_of in everywhere for name in columns_of}
+    for places, columns_of in everywhere:
+        for name, columns in columns_of.items():
             for place, column in zip(places, columns, strict=True):
                 out[name][place] = column
     return out
@@ -85,7 +85,7 @@ def _run(
     out: dict[str, list[Floats]] = {stage.column: []}
     copies, parts = HostCopies(), list[tuple[str, Tensor, Sequence[int]]]()
     cuts = micro_batches([(item,) for item in trajectories], budget, share_prompt=share_prompt)
-    idle = ranks.most(len(cuts)) - len(cuts)
+    idle = ranks.maximum(len(cuts)) - len(cuts)
     for indices in cuts:
         batch = stage.pack([trajectories[i] for i in indices])
         outputs = stage(batch)

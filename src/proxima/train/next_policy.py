@@ -47,10 +47,10 @@ class NextLogProbs(Columns):
 
     def is_prefix_of(self, other: "InFlight | Trajectory") -> bool:
         """True if the other begins with these tokens, of the same versions."""
-        own = len(self.tokens)
+        length = len(self.tokens)
         versions = other.policy_version
-        same = versions is not None and np.array_equal(versions[:own], self.policy_version)
-        return same and np.array_equal(other.tokens[:own], self.tokens)
+        same = versions is not None and np.array_equal(versions[:length], self.policy_version)
+        return same and np.array_equal(other.tokens[:length], self.tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,10 +169,10 @@ class NextPolicy(RunStage):
         """The segments to compute while `version` is the newest."""
         # the engine's first: a completion that it delivers meanwhile is among the unconsumed ones
         running = await self.engine.in_flight()
-        parts: Sequence[tuple[InFlight, Bools | None]] = [(part, None) for part in running]
+        parts: Sequence[tuple[InFlight, Bools | None]] = [(partial, None) for partial in running]
         if self.playing is not None:
             parts = self.playing(running)
-        waiting = {part.key: (part, sampled) for part, sampled in parts if part.temperature > 0}
+        waiting = {partial.key: (partial, sampled) for partial, sampled in parts if partial.temperature > 0}
         paths = ((path.opening or prompt, path) for prompt, whole in self.unconsumed() for path in whole.paths)
         waiting |= {path.key: (InFlight.of(path, prompt.tokens), path.sampled) for prompt, path in paths}
         segments = []
@@ -230,9 +230,9 @@ class NextPolicy(RunStage):
             places = (fresh if item.sampled is None else fresh & item.sampled).nonzero()[0]
             if len(places):
                 start = int(places[0])
-                part = slice(start, start + int((places - start == np.arange(len(places))).sum()))  # up to a hole
-                request = part_request(item, part)
-                self._compared.append((request, statistics.log_prob[part], item.behavior_log_prob[part]))
+                stretch = slice(start, start + int((places - start == np.arange(len(places))).sum()))  # up to a hole
+                request = part_request(item, stretch)
+                self._compared.append((request, statistics.log_prob[stretch], item.behavior_log_prob[stretch]))
 
     def _compare(self, compared: Sequence[tuple[ScoreRequest, Floats, Floats]], scored: Sequence[Floats]) -> None:
         if not compared:

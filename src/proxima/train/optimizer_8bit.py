@@ -86,10 +86,10 @@ class EightBitAdamW(WeightwiseOptimizer):
                 if block:
                     slots[_scale_of(name)] = self.zeros(_scale_of(name), parameter, torch.float32, block)
         slots["step"] += 1
-        own = {name: own_slice(slot) for name, slot in slots.items()}
+        shards = {name: own_slice(slot) for name, slot in slots.items()}
         beta1, beta2 = group["betas"]
         for rows in _row_ranges(weight):
-            part = {name: slot[rows] if slot.dim() else slot for name, slot in own.items()}
+            part = {name: slot[rows] if slot.dim() else slot for name, slot in shards.items()}
             moments = [self._read(part, name) for name in MOMENTS]
             self.update(
                 weight[rows], gradient[rows], part["step"], *moments, None, torch.tensor(float(group["lr"])),

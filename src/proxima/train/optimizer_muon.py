@@ -125,16 +125,16 @@ def _orthogonalized(matrices: Sequence[Tensor], updates: Sequence[Tensor]) -> It
     from proxima.train.optimizer_step import sharded_as
 
     first: Any = matrices[0]
-    mesh, own = first.device_mesh, None
+    mesh, matrix = first.device_mesh, None
     here = tuple(mesh.get_coordinate())
     owners = list(product(*map(range, mesh.shape)))[: len(matrices)]
     for parameter, update, owner in zip(matrices, updates, owners, strict=True):
         whole = whole_tensor(sharded_as(parameter, update.to(GATHERED), parameter.shape))
-        own = whole if owner == here else own
-    own = None if own is None else _newton_schulz(own).contiguous()
+        matrix = whole if owner == here else matrix
+    matrix = None if matrix is None else _newton_schulz(matrix).contiguous()
     for parameter, update, owner in zip(matrices, updates, owners, strict=True):
         empty = torch.empty(parameter.shape, dtype=GATHERED, device=mesh.device_type)
-        whole = own if own is not None and owner == here else empty
+        whole = matrix if matrix is not None and owner == here else empty
         for axis, place in enumerate(owner):  # ranks not yet in line with the owner broadcast unused data
             dist.broadcast(whole, group=mesh.get_group(axis), group_src=place)
         copies = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)

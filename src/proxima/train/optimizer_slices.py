@@ -61,15 +61,15 @@ def assembled(name: str, pieces: list[Piece], weight: Tensor | None = None) -> T
         dtype = opened.get_slice(name)[tuple(slice(0, 0) for _ in shape)].dtype
     rows = None if weight is None or not hasattr(weight, "to_local") else list(weight.shape)[:-1]
     if weight is None or rows is None or rows != shape[:-1]:
-        whole = torch.zeros(shape, dtype=dtype)
-        _read_block(name, pieces, whole, (0,) * len(shape))
-        return whole
+        values = torch.zeros(shape, dtype=dtype)
+        _read_block(name, pieces, values, (0,) * len(shape))
+        return values
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     like: Any = weight
     size = torch.Size(shape)
-    own, offset = compute_local_shape_and_global_offset(size, like.device_mesh, like.placements)
-    block = torch.zeros(own, dtype=dtype, device=like.to_local().device)
+    local_shape, offset = compute_local_shape_and_global_offset(size, like.device_mesh, like.placements)
+    block = torch.zeros(local_shape, dtype=dtype, device=like.to_local().device)
     _read_block(name, pieces, block, tuple(offset))
     return sharded_as(weight, block, size)
 

@@ -57,8 +57,8 @@ def _place(
     optimizer: torch.optim.Optimizer, key: str, parameter: nn.Parameter, value: Tensor
 ) -> tuple[torch.Size, torch.device]:
     """The shape of an entry that is not a scalar, and the device of any entry."""
-    own: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
-    if own is not None:
-        return own(key, parameter)  # type: ignore[no-any-return]
+    place: Any = getattr(optimizer, "place", None)  # of a `WeightwiseOptimizer`, which most runs need not import
+    if place is not None:
+        return place(key, parameter)  # type: ignore[no-any-return]
     fused = bool(optimizer.defaults.get("fused"))  # its step counts are on the weights' device, others on the CPU
     return parameter.shape, parameter.device if value.dim() or fused else torch.device("cpu")

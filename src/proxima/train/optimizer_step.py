@@ -51,9 +51,9 @@ class WeightwiseOptimizer(torch.optim.Optimizer):
     def zeros(self, slot: str, parameter: nn.Parameter, dtype: torch.dtype, columns: int = 1) -> Tensor:
         """A new state entry, with one element for every `columns` elements of a row of the weight."""
         shape, device = self.place(slot, parameter)
-        own = own_slice(parameter)
-        sizes = own.shape if columns == 1 else (*own.shape[:-1], own.shape[-1] // columns)
-        zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=own.is_cuda and device.type == "cpu")
+        shard = own_slice(parameter)
+        sizes = shard.shape if columns == 1 else (*shard.shape[:-1], shard.shape[-1] // columns)
+        zeros = torch.zeros(sizes, dtype=dtype, device=device, pin_memory=shard.is_cuda and device.type == "cpu")
         return sharded_as(parameter, zeros, shape)
 
 

@@ -70,9 +70,11 @@ class ProcessRanks(Ranks):
         return problem
 
     def agree(self, problem: Exception | None) -> None:
-        own = None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
-        problems = self.gather_everywhere(own)
-        rank = next((rank for rank, given in enumerate(problems) if given is not None), None)
+        told = (
+            None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
+        )
+        problems = self.gather_everywhere(told)
+        rank = next((rank for rank, other in enumerate(problems) if other is not None), None)
         if rank is None:
             return
         self.in_call = False
@@ -110,7 +112,7 @@ class ProcessRanks(Ranks):
             dist.all_reduce(total, group=self.objects)
         return total.to(value.device)
 
-    def most(self, count: int) -> int:
+    def maximum(self, count: int) -> int:
         largest = torch.tensor(count)
         with self.status.within("all_reduce"):
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.objects)

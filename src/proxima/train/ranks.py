@@ -148,7 +148,7 @@ class Ranks:
         """[] summed over the shares; collective."""
         return value
 
-    def most(self, count: int) -> int:
+    def maximum(self, count: int) -> int:
         """The largest count of any rank; collective."""
         return count
 

@@ -222,10 +222,10 @@ class ShardedWriter:
 
     def _merged(self, function: Callable[[], dict[str, str]]) -> dict[str, str]:
         """The merged results of `function()` on all ranks."""
-        own = self._together(function)
-        parts = list[Any]([None] * dist.get_world_size())
-        dist.all_gather_object(parts, own, group=self._group)
-        return {name: value for part in parts for name, value in part.items()}
+        result = self._together(function)
+        results = list[Any]([None] * dist.get_world_size())
+        dist.all_gather_object(results, result, group=self._group)
+        return {name: value for result_of_rank in results for name, value in result_of_rank.items()}
 
     def _together(self, function: Callable[[], T]) -> T:
         """Run `function()` on every rank; if one raises, all raise."""
@@ -270,8 +270,8 @@ def _file_numbers(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     """The number, from 1, of the file of each tensor; the tensors of a layer are in one file."""
     files, size, index, layer = dict[str, int](), 0, 1, None
     for name, tensor in tensors.items():
-        own = re.match(r".*?\.\d+\.", name)
-        here = name if own is None else own[0]
+        layer_of_name = re.match(r".*?\.\d+\.", name)
+        here = name if layer_of_name is None else layer_of_name[0]
         if size >= FILE and here != layer:
             size, index = 0, index + 1
         files[name], layer = index, here

@@ -70,7 +70,7 @@ class SharedUpdate:
         ]
         measured, metrics = Measured(), list[Metrics]()
         problem: Exception | None = None  # of a loss; the passes continue until all ranks know of it
-        passes = self.ranks.most(len(self.cuts))
+        passes = self.ranks.maximum(len(self.cuts))
         for index in range(passes):
             self.ranks.at(f"{name}, micro-batch {index + 1} of {passes}")
             self.model.sync_gradients(index == passes - 1)
@@ -80,11 +80,11 @@ class SharedUpdate:
             trajectories = [trajectory for i in self.cuts[index] for trajectory in self.sequences[i]]
             batch = self.model.pack(trajectories)
             outputs = self.model(batch, objective.outputs)
-            part = None if statistics is None else statistics.take([row[i] for i in self.cuts[index]])
+            statistics_of_cut = None if statistics is None else statistics.take([row[i] for i in self.cuts[index]])
             losses: Sequence[Loss] = ()
             if problem is None:
                 try:
-                    losses = objective.losses(batch, outputs, part)
+                    losses = objective.losses(batch, outputs, statistics_of_cut)
                 except Exception as error:
                     problem = self.ranks.kept(error)
             if problem is not None:  # its own tokens still need their passes: other ranks may compute parts of them
@@ -96,13 +96,13 @@ class SharedUpdate:
             metrics.extend(loss.metrics for loss in losses)
             measured.add(trajectories, batch, objective.token_statistics(batch, outputs, losses))
             fed(len(batch.tokens))
-        own: dict[int, list[TokenStatistics]] = {}
+        by_item: dict[int, list[TokenStatistics]] = {}
         try:
-            own = self._by_item(measured.on_host())
+            by_item = self._by_item(measured.on_host())
         except ValueError as error:  # invalid values of a token
             problem = problem or error
         self.ranks.agree(problem)
-        everywhere = ChainMap(*self.ranks.gather_shares(own, everywhere=True))
+        everywhere = ChainMap(*self.ranks.gather_shares(by_item, everywhere=True))
         first = [pair for i in sorted(everywhere) for pair in zip(self.sequences[i], everywhere[i], strict=False)]
         of_statistics = [] if statistics is None else [statistics.metrics]
         return first, [*of_statistics, *self.ranks.gather_metrics(metrics)]
@@ -135,7 +135,7 @@ class SharedUpdate:
         objective = self.objective
         sequences = [objective.statistics_sequences(item) for item in self.run]
         cuts, parts = self._cuts(sequences), []
-        idle = self.ranks.most(len(cuts)) - len(cuts)
+        idle = self.ranks.maximum(len(cuts)) - len(cuts)
         for cut in cuts:
             batch = self.model.pack([trajectory for i in cut for trajectory in sequences[i]])
             parts.append((batch, self.model(batch, objective.statistics_outputs)))
@@ -143,7 +143,7 @@ class SharedUpdate:
             self.model.idle_pass(objective.statistics_outputs, backward=False)
         everywhere = self.ranks.gather_shares((len(self.own), parts), everywhere=True)
         if self.ranks.size > 1:
-            parts = [moved(pair, self.model.device) for _, part in everywhere for pair in part]
+            parts = [moved(pair, self.model.device) for _, packs in everywhere for pair in packs]
         start = sum(count for count, _ in everywhere[: self.ranks.share])
         rows = {i: row for row, i in enumerate(chain.from_iterable(cuts), start)}
         return objective.batch_statistics(parts), rows

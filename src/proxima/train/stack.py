@@ -270,8 +270,8 @@ class TrainStack:
             for key, value in slots.items()
         }
         for name, value in tensors.items():
-            own: Any = value
-            if not bool((own.to_local() if hasattr(own, "to_local") else own).sum().isfinite()):
+            shard: Any = value
+            if not bool((shard.to_local() if hasattr(shard, "to_local") else shard).sum().isfinite()):
                 raise NotFiniteError(f"the optimizer state {name!r} is NaN, infinite or too large to add up")
         return tensors, {"updates": self.updates}
 

@@ -176,7 +176,7 @@ class ReplicaKeeper:
                 await self._check(replica)
             elif replica.state is not State.BARRED and not self.pool.asleep:  # the trainer has its devices
                 await self._try_return(replica)
-            self._look_whether_any_is_left()
+            self._fail_if_none_left()
 
     def pause_of(self, replica: Replica) -> float:
         """Seconds until the next health check; they grow with repeated failures."""
@@ -268,14 +268,14 @@ class ReplicaKeeper:
             self.pool.move(replica, Event.RETURNED)
             self._interrupted.discard(replica)
 
-    def _look_whether_any_is_left(self) -> None:
+    def _fail_if_none_left(self) -> None:
         pool, now = self.pool, asyncio.get_running_loop().time()
         if pool.asleep:  # nobody waits for them
             self._away_since = None
             return
         if pool.serving:
             self._away_since = None
-            self._look_whether_all_are_busy(now)
+            self._fail_if_all_busy(now)
             return
         self._away_since = now if self._away_since is None else self._away_since
         failure = None if self.servers is None else self.servers.failure
@@ -288,7 +288,7 @@ class ReplicaKeeper:
         if failure is not None:
             pool.give_up(failure)
 
-    def _look_whether_all_are_busy(self, now: float) -> None:
+    def _fail_if_all_busy(self, now: float) -> None:
         pool = self.pool
         if not pool.jobs:  # nothing waits for them
             for replica in pool.serving:

@@ -290,17 +290,17 @@ class AgentEpisodes:
             episode.broken = error
             raise ChatRefused(f"the chat can't be rendered: {error}") from None
         played = talk.played
-        left = self.context - len(played.conversation.context)
+        context_left = self.context - len(played.conversation.context)
         room = self._room(episode, played)
         if room < 1:
-            episode.cut = "context" if left < 1 else "tokens"
+            episode.cut = "context" if context_left < 1 else "tokens"
             raise ChatRefused("the chat has no room for a token", code="context_length_exceeded")
         most = min(room, asked.max_tokens or room)
         request = replace(played.next_request(most), turn=episode.turns)
         request = replace(request, sampling=replace(request.sampling, stop=(*request.sampling.stop, *asked.stop)))
         talk.asking = episode.turns
         episode.turns += 1
-        return talk, request, "" if most < room else "context" if room == left else "tokens"
+        return talk, request, "" if most < room else "context" if room == context_left else "tokens"
 
     def _answer(self, episode: AgentEpisode, talk: Talk, asked: ChatRequest, completion: Completion) -> ChatAnswer:
         """Add a turn to its conversation, and return it as the agent sees it."""

@@ -116,8 +116,8 @@ class Conversation:
             raise ValueError("Conversation.observe: no turn since the last messages.")
         template, (*_, turn) = self._template, self._nodes
         following = [template.message(message) for message in messages]
-        own = template.without_end(turn.tokens, self._messages, following)
-        wrote, end = turn.tokens[:own], template.decode(turn.tokens[own:])
+        length = template.without_end(turn.tokens, self._messages, following)
+        wrote, end = turn.tokens[:length], template.decode(turn.tokens[length:])
         history = [*self._messages, template.message({"role": "assistant", "content": template.decode(wrote)})]
         chat = template.render([*history, *following])
         turn = replace(turn, text=template.safe(template.decode(wrote, after_text=True)) + end)

@@ -158,8 +158,8 @@ class ChatEndpoint:
                 body = parse_json(data)
             except (TooLargeError, UnreadableError) as error:
                 raise ChatRefused(f"the request can't be read: {error}") from None
-            asked = chat_request(body)
-            answer = await _unless_gone(request, self.answer(key, asked))
+            chat = chat_request(body)
+            answer = await _unless_gone(request, self.answer(key, chat))
         except ChatRefused as refusal:
             return refusal.response()
         name = f"chatcmpl-{key[:8]}-{time.monotonic_ns()}"

@@ -159,9 +159,9 @@ class Played:
         columns["policy_version"] = _versions(columns["policy_version"], path.sampled)
         if all(completion.sampling_mask is not None for completion, _, _ in places):
             columns["sampling_mask"] = _masks(places, length)
-        given = first.prompt_routed_experts
-        if path.opening is not None and given is not None:  # the engine saw another opening
-            given = np.full((len(path.opening), *given.shape[1:]), -1, given.dtype)
+        routes = first.prompt_routed_experts
+        if path.opening is not None and routes is not None:  # the engine saw another opening
+            routes = np.full((len(path.opening), *routes.shape[1:]), -1, routes.dtype)
         return columns | {
             "opening": self._opening(path),
             "prompt_uid": first.prompt_uid,
@@ -171,7 +171,7 @@ class Played:
             "sampled": path.sampled,
             "text": places[-1][0].text,
             "temperature": first.temperature,
-            "prompt_routed_experts": given,
+            "prompt_routed_experts": routes,
         }
 
     def _opening(self, path: Path) -> Prompt | None:
@@ -322,16 +322,16 @@ async def sampled_turns(
     engine: Engine, requests: Sequence[Request], times: EpisodeTimes
 ) -> AsyncGenerator[Completion, None]:
     """Stream the engine's answers, with `times` counting those still awaited."""
-    left = len(requests)
-    times.await_turns(left)
+    awaited = len(requests)
+    times.await_turns(awaited)
     try:
         async with aclosing(engine.generate(requests)) as stream:  # type: ignore[type-var]
             async for completion in stream:
-                left -= 1
+                awaited -= 1
                 times.await_turns(-1)
                 yield completion
     finally:
-        times.await_turns(-left)
+        times.await_turns(-awaited)
 
 
 async def sampled_turn(engine: Engine, request: Request, times: EpisodeTimes) -> Completion:

@@ -213,8 +213,8 @@ class GroupTable:
         prompt = request.prompt
         seed = mix(EPISODE_SEED, request.seed, prompt.uid) % 2**31
         try:
-            asked = f"prompt {prompt.uid}" if prompt.uid < EVAL_UID else f"eval {prompt.uid - EVAL_UID}"
-            instance = await self.player.hosts.open(row_of(prompt), seed, f"{asked} sample {request.sample}")
+            name = f"prompt {prompt.uid}" if prompt.uid < EVAL_UID else f"eval {prompt.uid - EVAL_UID}"
+            instance = await self.player.hosts.open(row_of(prompt), seed, f"{name} sample {request.sample}")
         except EnvironmentFailure as failure:
             return failure
         self.open.add(instance)
@@ -270,12 +270,12 @@ class GroupTable:
         Raises:
             EnvironmentFailure, GivenUp: the episode has failed.
         """
-        left = self._context_left(played)
+        context_left = self._context_left(played)
         turn = played.add(completion)
         if completion.finish_reason == "abort":
             raise GivenUp("the engine aborted a turn of it")
         if completion.finish_reason == "length":
-            return True, "context" if len(completion.tokens) >= left else "tokens"
+            return True, "context" if len(completion.tokens) >= context_left else "tokens"
         if await self._answered(played, turn):
             return True, ""
         if len(played.turns) == self.rules.settings.turns:
@@ -301,9 +301,9 @@ class GroupTable:
 
     async def _turn(self, request: Request) -> Completion:
         """Sample a further turn of the model."""
-        asked = self.clock()
+        start = self.clock()
         completion = await sampled_turn(self.player.engine, request, self.player.times)
-        self.turns[request.sample].append((asked, self.clock()))
+        self.turns[request.sample].append((start, self.clock()))
         return completion
 
     async def _charged(self, instance: Instance, call: Awaitable[T]) -> T:

@@ -87,8 +87,8 @@ class TurnTemplate:
         if not after_text:
             return str(self.tokenizer.decode(tokens, **options))
         first = self.tokenizer("a", add_special_tokens=False)["input_ids"][-1:]
-        whole, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
-        return str(whole[len(before) :])
+        text, before = (self.tokenizer.decode([*first, *ids], **options) for ids in (tokens, ()))
+        return str(text[len(before) :])
 
     def without_end(
         self, tokens: Ids, history: Sequence[chat.SafeMessage], following: Sequence[chat.SafeMessage]
@@ -130,10 +130,10 @@ class TurnTemplate:
         starts = [0, *accumulate(map(len, texts))]
         while head < len(texts) and new.startswith(texts[head], starts[head]):
             head += 1
-        left = len(new) - starts[head]
+        length = len(new) - starts[head]
         while (
             tail < len(texts) - head
-            and starts[-1] - starts[-2 - tail] <= left
+            and starts[-1] - starts[-2 - tail] <= length
             and new.endswith(text[starts[-2 - tail] :])
         ):
             tail += 1

@@ -80,7 +80,7 @@ class Controller(TrainingLoop):
             record = await self.finish_step(step, version, collected, batch, result)  # selected | dropped → consumed
             await self.evaluate_if_due(step)
             await self.checkpoint_if_due(step)
-            self.review.end_if_hopeless(record)
+            self.review.stop_if_unscored(record)
         await self.evaluate_last()
         self.review.end_if_untrained()
 
@@ -100,7 +100,7 @@ class Controller(TrainingLoop):
     async def build_batch(self, step: int, collected: CollectedBatch) -> TrainingBatch:
         """Compute advantages, selection and the order of the updates, then the columns that the update needs. From
         here to `publish` the trainer has the devices."""
-        await self.publisher.turns.rest()
+        await self.publisher.turns.release_devices()
         batch = await self.compute.run(self.batch_builder.step_batch, collected.groups, step, collected.dropped)
         with self.timed("train"):
             batch = await self.learner.prepare(batch, collected.version)
@@ -125,7 +125,7 @@ class Controller(TrainingLoop):
             with self.timed("publish"):
                 await self.publisher.publish(version, self.journal.step + 1, deferring=True)
         else:
-            await self.publisher.turns.go_on()
+            await self.publisher.turns.resume()
         return version
 
     async def finish_step(

@@ -14,7 +14,7 @@ from proxima.train.learner import Learner
 class DeviceTurns:
     """Turns of engine and trainer on the devices: nobody waits, each has its own. `SharedDevices` is the other case."""
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         """Pause the engine and leave the devices to the trainer.
 
         Raises:
@@ -24,7 +24,7 @@ class DeviceTurns:
     async def wake(self) -> None:
         """Release the trainer's memory and give the devices back to the engine, which stays paused."""
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         """Let the engine continue with its current weights."""
 
 

@@ -26,7 +26,7 @@ class SharedDevices(DeviceTurns):
         self.sleeper = cast(SleepingEngine, engine.engine if isinstance(engine, Executor) else engine)
         self.asleep = False
 
-    async def rest(self) -> None:
+    async def release_devices(self) -> None:
         try:
             with engine_errors():
                 await self.engine.pause()
@@ -41,7 +41,7 @@ class SharedDevices(DeviceTurns):
             await self.sleeper.wake()
             self.asleep = False
 
-    async def go_on(self) -> None:
+    async def resume(self) -> None:
         if self.asleep:
             with engine_errors():
                 await self.wake()

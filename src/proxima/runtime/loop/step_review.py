@@ -83,7 +83,7 @@ class StepReview:
             last = self._nothing_left or "nothing was left to train on"
             raise RunEnded(f"no step of {journal.step} trained anything; in the last one, {last}")
 
-    def end_if_hopeless(self, record: Mapping[str, Any]) -> None:
+    def stop_if_unscored(self, record: Mapping[str, Any]) -> None:
         """End a run that learns nothing, or learns from log-probs that are not the policy's.
 
         Raises:

@@ -93,7 +93,7 @@ def holders(path: Path) -> str:
 
 
 def _ended(note: dict[str, Any]) -> bool:
-    """True for a process of this machine that is no more."""
+    """True for a local process that has exited."""
     if note["host"] != socket.gethostname():
         return False
     try:

@@ -26,8 +26,8 @@ class PromptLife:
 
 @dataclass
 class RunningStage:
-    """A running stage: its name, since when, facts of its span, such as the step, and in words what it has done so far;
-    empty: it does not say."""
+    """A running stage: its name, its start time, attributes of its span, such as the step, and its progress in words,
+    which may be empty."""
 
     name: str
     since: float

@@ -86,9 +86,9 @@ class PolicyObjective(Objective[Trajectory]):
         entropy = {"entropy"} if "entropy" in self.measure or self.statistics_outputs else set()
         gradient = {"entropy_gradient" for penalty in self.penalties if "entropy" in penalty.needs}
         gradient |= {"top_k_gradient" for spec in self.corrections if "top_k_log_prob" in spec.needs}
-        own = frozenset(entropy | gradient)
-        more = [part.outputs for part in (self.value, self.router_balance) if part is not None]
-        return own.union(*more)
+        tokenwise = frozenset(entropy | gradient)
+        more = [term.outputs for term in (self.value, self.router_balance) if term is not None]
+        return tokenwise.union(*more)
 
     @property
     def statistics_outputs(self) -> frozenset[str]:
@@ -118,9 +118,9 @@ class PolicyObjective(Objective[Trajectory]):
     def denominators(self, items: Sequence[Trajectory], statistics: Precomputed | None = None) -> list[Tensor]:
         masks = loss_masks(items) if statistics is None else (statistics.batch.loss_mask, statistics.batch.cu_seqlens)
         aggregates = [self.aggregate, *([self.distillation.aggregate] if self.distillation else [])]
-        own = [aggregate.denominator(*masks) for aggregate in aggregates]
-        return own + [
-            d for part in (self.value, self.router_balance) if part is not None for d in part.denominators(items)
+        policy = [aggregate.denominator(*masks) for aggregate in aggregates]
+        return policy + [
+            d for term in (self.value, self.router_balance) if term is not None for d in term.denominators(items)
         ]
 
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: Precomputed | None = None) -> list[Loss]:
@@ -230,11 +230,11 @@ def mask_sizes(trajectories: Sequence[Trajectory]) -> Metrics:
     if not masks:
         return {}
     size = torch.from_numpy(np.concatenate([mask.counts for mask in masks]))
-    given = size > 0
+    truncated = size > 0
     return {
-        "sampling_mask/size_mean": SumCount.over(size, given),
-        "sampling_mask/size_max": Peak.over(size, given),
-        "sampling_mask/one_fraction": SumCount.over(size == 1, given),
+        "sampling_mask/size_mean": SumCount.over(size, truncated),
+        "sampling_mask/size_max": Peak.over(size, truncated),
+        "sampling_mask/one_fraction": SumCount.over(size == 1, truncated),
     }
 
 

@@ -129,16 +129,16 @@ class PreferenceObjective(Objective[PreferencePair]):
     def losses(self, batch: PackedBatch, outputs: TokenOutputs, statistics: PairGradients | None = None) -> list[Loss]:
         pairs = self.pairs(batch, outputs.need("log_prob"))
         plain = self.reduce == "sum" and self.ld_alpha == 1
-        whole = pairs if plain else _summed(batch, outputs.need("log_prob"))
+        summed = pairs if plain else _summed(batch, outputs.need("log_prob"))
         on_policy = self._on_policy(batch, outputs)
-        metrics = self.terms[0].metrics(pairs) | _log_probs(whole)
+        metrics = self.terms[0].metrics(pairs) | _log_probs(summed)
         losses = []
         for i, (term, weight) in enumerate(zip(self.terms, self.weights or [1.0] * len(self.terms), strict=True)):
             denominator = term.denominator(pairs.chosen_length)
             if statistics is not None and i in statistics.terms:
                 numerator = _passed_on(pairs, *statistics.terms[i])
             else:
-                loss = term(whole if isinstance(term, Sft) else pairs) * on_policy
+                loss = term(summed if isinstance(term, Sft) else pairs) * on_policy
                 numerator = loss.mean(dtype=torch.float64) * denominator
             losses.append(Loss(weight * numerator, denominator, metrics))
             metrics = {}

@@ -67,10 +67,10 @@ class Measured:
             ends = np.cumsum(lengths)[:-1]
             split = {name: np.split(values.numpy(), ends) for name, values in columns.items()}
             for i, trajectory in enumerate(trajectories):
-                own = {name: values[i] for name, values in split.items()}
-                if (codes := own.pop(INVALID, None)) is not None:
-                    _require_valid(trajectory, codes, own)
-                out.append(TokenStatistics(**own))
+                statistics = {name: values[i] for name, values in split.items()}
+                if (codes := statistics.pop(INVALID, None)) is not None:
+                    _require_valid(trajectory, codes, statistics)
+                out.append(TokenStatistics(**statistics))
         return out
 
 

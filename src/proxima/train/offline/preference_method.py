@@ -131,9 +131,9 @@ class PreferenceMethod(OfflineMethod[PreferenceSettings, Item]):
         done, total = 0, sum(map(len, trajectories))
         out: list[Floats] = []
         at_once = MEASURED_AT_ONCE * (2 if self.section.kto is None else 1)
-        for part in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
-            out += stack.columns(stage, part)[stage.column]
-            done += sum(map(len, part))
+        for batch in (trajectories[i : i + at_once] for i in range(0, len(trajectories), at_once)):
+            out += stack.columns(stage, batch)[stage.column]
+            done += sum(map(len, batch))
             progress(done, total)
         return out
 

@@ -9,7 +9,7 @@ from proxima.config.tree import COMMAND_LINE, Node
 from proxima.data.recipe_files import FILE, find_recipe, shipped_layouts, shipped_recipes
 
 
-def read_over(word: str, below: Sequence[Node]) -> list[Node]:
+def read_overlay(word: str, below: Sequence[Node]) -> list[Node]:
     """Read the layers of a file that the command line lays over a recipe's layers, `below`.
 
     Args:
