@@ -190,8 +190,8 @@ def pack(trajectories: Sequence[Trajectory], *, share_prompt: bool = True, route
     predict = np.arange(cu_seqlens[-1]) + np.repeat(segment_cu[response] - 1 - shared - cu_seqlens[:-1], lengths)
     predict[cu_seqlens[:-1][lengths > 0]] = segment_cu[prompt + 1][lengths > 0] - 1
     for i in shared.nonzero()[0]:  # in order: the neighbour's entries may be copies too
-        own, neighbour = (slice(at, at + shared[i] + 1) for at in (cu_seqlens[i], cu_seqlens[i - 1]))
-        predict[own] = predict[neighbour]
+        positions, neighbour = (slice(at, at + shared[i] + 1) for at in (cu_seqlens[i], cu_seqlens[i - 1]))
+        predict[positions] = predict[neighbour]
     columns = {
         "tokens": _joined(pieces, np.int64),
         "position": np.arange(segment_cu[-1]) - np.repeat(segment_cu[:-1] - seen, np.diff(segment_cu)),
@@ -268,8 +268,8 @@ def _optional(trajectories: Sequence[Trajectory]) -> dict[str, NDArray[Any]]:
             continue
         values = [getattr(item, name) for item in trajectories]
         if name in ("loss_mask", "sampled"):
-            given = zip(values, trajectories, strict=True)
-            values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in given]
+            pairs = zip(values, trajectories, strict=True)
+            values = [np.broadcast_to(True, len(item.tokens)) if mask is None else mask for mask, item in pairs]
         present = [value is not None for value in values]
         if any(present) and not all(present):
             raise ValueError(f"pack: {name} is missing from trajectory {present.index(False)} and present in others.")

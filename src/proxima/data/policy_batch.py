@@ -176,10 +176,10 @@ class PolicyBatch:
         starts = torch.repeat_interleave(self.cu_seqlens[:-1][order] - cut[:-1], lengths, output_size=sum(kept))
         tokens = starts + torch.arange(sum(kept), device=starts.device)
         assert self.group is not None
-        own: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
-        own |= {name: value[tokens] for name, value in self.token_fields().items()}
-        counted = HostCounts(kept, sampled, in_loss, own["cu_seqlens"], own["sampled"], own["loss_mask"])
-        return replace(self, **own, host_counts=counted)
+        columns: dict[str, Any] = {"cu_seqlens": cut.to(self.cu_seqlens.dtype), "group": self.group[order]}
+        columns |= {name: value[tokens] for name, value in self.token_fields().items()}
+        counted = HostCounts(kept, sampled, in_loss, columns["cu_seqlens"], columns["sampled"], columns["loss_mask"])
+        return replace(self, **columns, host_counts=counted)
 
     @classmethod
     def cat(cls, parts: Sequence["PolicyBatch"]) -> "PolicyBatch":

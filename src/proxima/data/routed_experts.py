@@ -21,14 +21,14 @@ def packed_experts(
     """The `routed_experts` column of `pack`: the experts of every token that is fed, -1 for trajectories without
     experts. Trajectories marked in `opens` [S] bool lay out their prompt without its first `opened` [S] tokens; all lay
     out their response without its first `shared` [S]. A response token is fed where the next one is predicted."""
-    given = [item.routed_experts for item in trajectories if item.routed_experts is not None]
-    if not given:
+    routed = [item.routed_experts for item in trajectories if item.routed_experts is not None]
+    if not routed:
         return {}
-    dtype = np.result_type(*given)
+    dtype = np.result_type(*routed)
     pieces: list[NDArray[Any]] = []
     for item, own_prompt, begin, start in zip(trajectories, opens, opened, shared, strict=True):
         ids, n = item.prompt_routed_experts, len(item.prompt_tokens)
         parts = [(None if ids is None else ids[begin:], n - begin)] if own_prompt else []
         parts += [(None if (own := item.routed_experts) is None else own[start + 1 :], len(item.tokens[start:-1]))]
-        pieces += [np.full((n, *given[0].shape[1:]), -1, dtype) if ids is None else ids for ids, n in parts]
+        pieces += [np.full((n, *routed[0].shape[1:]), -1, dtype) if ids is None else ids for ids, n in parts]
     return {"routed_experts": np.concatenate(pieces)}

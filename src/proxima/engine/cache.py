@@ -61,11 +61,11 @@ class KVCache:
 
     def write(self, layer: int, rows: Tensor, position: Tensor, kv: Tensor) -> None:
         """Write the new token's keys and values, [n, 2, H_kv, D], of `rows` [n] at `position` [n]."""
-        for part, held in enumerate(self.layers[layer]):
-            held[rows, :, position] = kv[:, part]
+        for side, held in enumerate(self.layers[layer]):
+            held[rows, :, position] = kv[:, side]
 
     def read(self, layer: int, rows: "int | Tensor", reach: int) -> tuple[Tensor, Tensor]:
         """Keys and values [n, H_kv, reach, D]: views of the first `rows`, copies of these [n]."""
-        own = slice(rows) if isinstance(rows, int) else rows
+        selected = slice(rows) if isinstance(rows, int) else rows
         keys, values = self.layers[layer][:, :, :, :reach]
-        return keys[own], values[own]
+        return keys[selected], values[selected]

@@ -101,8 +101,8 @@ class CachingDecoder:
     def prefill(self, prompts: Sequence[Ints], past: Sequence[Tensor | None] = ()) -> tuple[Tensor, list[Tensor]]:
         hidden, kv, spans = self._forward(prompts, past)
         stacked = torch.stack([kv[layer] for layer in range(self.depth)]).permute(0, 2, 3, 1, 4)
-        own = [stacked[:, :, :, start:end] for start, end in spans]
-        whole = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(own, past)]
+        new = [stacked[:, :, :, start:end] for start, end in spans]
+        whole = [kv if earlier is None else torch.cat([earlier, kv], 3) for kv, earlier in zip_longest(new, past)]
         return hidden[[end - 1 for _, end in spans]], whole
 
     @torch.no_grad()
@@ -185,8 +185,8 @@ def packed(
     parts = [prompt[first:] for prompt, first in zip(prompts, begin, strict=True)]
     joined = np.concatenate([*parts, np.zeros(padding, np.int32)], dtype=np.int64)
     tokens = torch.from_numpy(joined).to(device)
-    own = [torch.arange(first, first + n) for first, n in zip(begin, lengths, strict=True)]
-    position = torch.cat([*own, torch.arange(padding)]).to(device)
+    positions = [torch.arange(first, first + n) for first, n in zip(begin, lengths, strict=True)]
+    position = torch.cat([*positions, torch.arange(padding)]).to(device)
     return tokens, position, [(end - n, end) for end, n in zip(ends, lengths, strict=True)]
 
 
@@ -269,11 +269,11 @@ class Matrix:
             self.weight: Tensor = self.tiles.pack(parts, None if before is None else before.weight)
             self.bias = None if self.bias is None else self.bias.float()
             return
-        whole = joined_rows(parts, dtype, kept[0])
-        self.weight = _prepared(whole, self.packed)
+        joined = joined_rows(parts, dtype, kept[0])
+        self.weight = _prepared(joined, self.packed)
         self.rows = (1, 1 << 62)
         if on_cpu:
-            self.rows = row_limits(*whole.shape, dtype, self.packed, torch.get_num_threads())
+            self.rows = row_limits(*joined.shape, dtype, self.packed, torch.get_num_threads())
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[n, in] → [n, out]; a row's bits do not depend on the others. The result may be in `out`."""
@@ -287,10 +287,10 @@ def joined_rows(parts: "Sequence[Rows]", dtype: torch.dtype, out: Tensor | None 
     """Copy all parts, stacked along the rows, each with its rows in the given order; into `out` if given, which has the
     resulting shape."""
     first, ends = parts[0][0], list(accumulate(len(part) for part, _ in parts))
-    whole = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
+    joined = torch.empty(ends[-1], *first.shape[1:], dtype=dtype, device=first.device) if out is None else out
     for (part, order), end in zip(parts, ends, strict=True):
-        whole[end - len(part) : end] = part if order is None else part[order]
-    return whole
+        joined[end - len(part) : end] = part if order is None else part[order]
+    return joined
 
 
 def _tiles(height: int, width: int) -> "TileLinear | None":
@@ -373,8 +373,8 @@ def tried_limits(
     x = torch.cat([a, -a], 1)[:, :width].contiguous()
     both = torch.cat([b, b], 1)[:, :width]
     weight = both.T.contiguous().T if transposed else _prepared(both.contiguous(), packed)
-    whole = _product(x, weight, None, packed)
-    differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), whole[:n])]
+    expected = _product(x, weight, None, packed)
+    differ = [n for n in counts if not torch.equal(_product(x[:n], weight, None, packed), expected[:n])]
     least = max(differ, default=0) + ROWS
     return (least, max(512, counts[-1])) if least <= 64 else (64, 64)
 

@@ -46,10 +46,10 @@ class ModelCopy:
 
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, weight in plain_weights(model):
-            if name in own:
-                own[name].copy_(weight)
+            if name in parameters:
+                parameters[name].copy_(weight)
         self.head_matrix = Matrix(self.head.weight, self.head.bias, self.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:

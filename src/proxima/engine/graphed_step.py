@@ -69,10 +69,10 @@ class GraphedSteps:
         return out[:count]
 
     def _first(self, step: Step, rows: int, reach: int) -> Tensor:
-        own = self._tokens[:rows], self._position[:rows], reach
-        expected = step(*own)
+        inputs = self._tokens[:rows], self._position[:rows], reach
+        expected = step(*inputs)
         try:
-            replay, out = self._record(lambda: step(*own))
+            replay, out = self._record(lambda: step(*inputs))
             out.fill_(torch.nan)  # an empty graph would leave the values from the recording
             replay()
         except RuntimeError as error:

@@ -118,8 +118,8 @@ class Local(EngineSpec):
     def build(self, setup: EngineSetup) -> Engine:
         """Start the engine."""
         compute = setup.compute or ComputeThread()
-        given = compute.call(setup.load_weights)
-        return LocalEngine(given, self, max_length=setup.max_length, compute=compute, seed=setup.seed)
+        weights = compute.call(setup.load_weights)
+        return LocalEngine(weights, self, max_length=setup.max_length, compute=compute, seed=setup.seed)
 
 
 def check_decoder(model: nn.Module, kind: str, routes: bool = False, drafts: int = 0) -> None:

@@ -109,10 +109,10 @@ class _PerturbedCopy(_Perturbed, ModelCopy):
     @torch.no_grad()
     def load(self, model: nn.Module) -> None:
         super().load(model)
-        own = dict(self.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         for name, weight in plain_weights(model):
-            if name in own and name in self.axes:
-                own[name].copy_(fake_quantized(weight, self.bits, self.axes[name]))
+            if name in parameters and name in self.axes:
+                parameters[name].copy_(fake_quantized(weight, self.bits, self.axes[name]))
 
 
 class PerturbedGeneralDecoder(_PerturbedCopy, GeneralDecoder):

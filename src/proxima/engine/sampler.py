@@ -52,7 +52,9 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
     with a neighbour.
     """
     if len(rows.alike) > 1:
-        drawn = [sample_tokens(logits[own], rows.of_rows(own), uniform[own], top, masks=masks) for own in rows.alike]
+        drawn = [
+            sample_tokens(logits[group], rows.of_rows(group), uniform[group], top, masks=masks) for group in rows.alike
+        ]
         return _in_order(drawn, torch.cat(rows.alike).argsort())
     step = BLOCK if logits.device.type == "cpu" else max(1, len(logits))
     truncates = bool(((rows.top_k > 0) | (rows.top_p < 1) | (rows.min_p > 0)).any())
@@ -74,13 +76,13 @@ def sample_tokens(logits: Tensor, rows: SamplingRows, uniform: Tensor, top: int 
 
 def _in_order(parts: Sequence[Sampled], order: Tensor) -> Sampled:
     """Concatenate the rows of all parts and reorder them."""
-    given = [name for name, value in vars(parts[0]).items() if value is not None]
-    whole = {name: torch.cat([getattr(part, name) for part in parts]) for name in given}
-    if "mask_ids" not in whole:
-        return Sampled(**{name: column[order] for name, column in whole.items()})
-    own = whole.pop("mask_ids").split(whole["mask_counts"].tolist())
-    ids = torch.cat([own[row] for row in order.tolist()])
-    return Sampled(mask_ids=ids, **{name: column[order] for name, column in whole.items()})
+    names = [name for name, value in vars(parts[0]).items() if value is not None]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in names}
+    if "mask_ids" not in joined:
+        return Sampled(**{name: column[order] for name, column in joined.items()})
+    masks = joined.pop("mask_ids").split(joined["mask_counts"].tolist())
+    ids = torch.cat([masks[row] for row in order.tolist()])
+    return Sampled(mask_ids=ids, **{name: column[order] for name, column in joined.items()})
 
 
 def _kernel(logits: Tensor) -> "Draw | None":

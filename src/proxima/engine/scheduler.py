@@ -164,10 +164,10 @@ class Scheduler:
             # an agent may ask twice after the same messages: each length counts once
             lengths = {prompt.opening, *request.shared}
             shared = tuple(sorted(length for length in lengths if 0 < length <= len(prompt.tokens)))
-            own = prompt.uid, prompt.tokens.tobytes(), shared
-            if own not in groups:
-                groups[own] = WaitingPrompt(prompt, deque(), shared=shared)
-            groups[own].requests.append((request, sink))
+            key = prompt.uid, prompt.tokens.tobytes(), shared
+            if key not in groups:
+                groups[key] = WaitingPrompt(prompt, deque(), shared=shared)
+            groups[key].requests.append((request, sink))
         self.waiting.extend(groups.values())
 
     def discard(self, sink: Sink) -> None:
@@ -312,8 +312,8 @@ class Scheduler:
         if "routed_experts" not in self.table.columns:
             self.table.add_column("routed_experts", routes[0].cpu().numpy())
         lengths = [len(entry.prompt.tokens) for entry in prompts]
-        for entry, own in zip(prompts, routes[: sum(lengths)].split(lengths), strict=True):
-            entry.routes = own
+        for entry, route in zip(prompts, routes[: sum(lengths)].split(lengths), strict=True):
+            entry.routes = route
 
     def _recompute_running(self) -> None:
         """Recompute the KV of every running completion under new weights, from its prompt and its tokens so far."""

@@ -99,8 +99,8 @@ class SharedWeights:
                 raise ValueError("the engine's process was started with a model of other parameters")
             held, address, count = self._written.get(name, (None, 0, 0))
             now = parameter.data_ptr(), parameter._version
-            own = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not one merged from an adapter
-            if not own or held is None or held() is not parameter or (address, count) != now:
+            frozen = isinstance(parameter, nn.Parameter) and not parameter.requires_grad  # not merged from an adapter
+            if not frozen or held is None or held() is not parameter or (address, count) != now:
                 self.tensors[name].copy_(parameter)
                 self._written[name] = (weakref.ref(parameter), *now)
                 copied += parameter.numel() * parameter.element_size()
@@ -140,15 +140,15 @@ def _anonymous_memory() -> int:
 
 def model_as_files(model: nn.Module, tokenizer: Any) -> dict[str, bytes]:
     """The configs of the model without its adapters, and the tokenizer, as the files that transformers writes."""
-    whole: Any = model
-    config = copy.deepcopy(whole.config)
-    head = whole.get_output_embeddings()
+    untyped: Any = model
+    config = copy.deepcopy(untyped.config)
+    head = untyped.get_output_embeddings()
     if head is not None and is_adapted(head):  # see `merge_adapter`
         config.get_text_config().tie_word_embeddings = False
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(folder)
-        if getattr(whole, "generation_config", None) is not None:
-            (Path(folder) / GENERATION).write_text(json.dumps({"eos_token_id": whole.generation_config.eos_token_id}))
+        if getattr(untyped, "generation_config", None) is not None:
+            (Path(folder) / GENERATION).write_text(json.dumps({"eos_token_id": untyped.generation_config.eos_token_id}))
         tokenizer.save_pretrained(folder)
         return {file.name: file.read_bytes() for file in Path(folder).iterdir() if file.is_file()}
 
@@ -178,9 +178,11 @@ class ModelOverWeights:
         self._parameters = {
             name: nn.Parameter(tensor.to(device), requires_grad=False) for name, tensor in weights.tensors.items()
         }
-        own = {name: tuple(p.shape) for name, p in self.model.named_parameters(remove_duplicate=False)}
-        given = {name: tuple(place.shape) for place in weights.places for name in (place.name, *place.also)}
-        if unlike := sorted(name for name in own.keys() | given.keys() if own.get(name) != given.get(name)):
+        expected = {name: tuple(p.shape) for name, p in self.model.named_parameters(remove_duplicate=False)}
+        offered = {name: tuple(place.shape) for place in weights.places for name in (place.name, *place.also)}
+        if unlike := sorted(
+            name for name in expected.keys() | offered.keys() if expected.get(name) != offered.get(name)
+        ):
             raise RuntimeError(f"the model's config does not describe its weights: {unlike[0]}")
         for place in weights.places:
             for name in (place.name, *place.also):

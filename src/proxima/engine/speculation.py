@@ -161,19 +161,19 @@ class SpeculativeScheduler(Scheduler):
         ids = None if self.table.masks is None else mask_rows(sampled)
         finished: list[tuple[RunningRequest, FinishReason]] = []
         for after in count(1):
-            requests, own = [self.running[i] for i in slot[rows]], [drawn[row] for row in rows]
+            requests, draws = [self.running[i] for i in slot[rows]], [drawn[row] for row in rows]
             self._append(lines[slot[rows]], {name: column[:, rows] for name, column in columns.items()})
             if ids is not None and self.table.masks is not None:
                 parts = [ids[row] for row in rows]
                 counts = np.array([[len(part) for part in parts]])
                 self.table.masks.append(lines[slot[rows]], np.concatenate(parts), counts)
-            self.generated_tokens += len(own)
-            self._follow(requests, own)
-            finished += (ended := self._ended(requests, own))
+            self.generated_tokens += len(draws)
+            self._follow(requests, draws)
+            finished += (ended := self._ended(requests, draws))
             over = {running for running, _ in ended}
             going = [
                 i
-                for i, running, token in zip(slot[rows], requests, own, strict=True)
+                for i, running, token in zip(slot[rows], requests, draws, strict=True)
                 if running not in over and [token] == [*drafts[i][after - 1 : after]]
             ]
             self.accepted += len(going)

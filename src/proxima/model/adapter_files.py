@@ -91,11 +91,11 @@ def read_settings(path: str, *, field_name: str, scalar: bool = False) -> Lora:
     if settings.get("init_lora_weights", True) not in KEPT_BASE:
         reason = f"changed its base when it was made (init_lora_weights={settings['init_lora_weights']!r})"
         raise FieldError(field_name, path, reason, remedy=remedy)
-    whole = settings.get("modules_to_save") or []
-    if scalar and SCALAR_HEAD not in whole:
+    saved_modules = settings.get("modules_to_save") or []
+    if scalar and SCALAR_HEAD not in saved_modules:
         reason = "is an adapter without a scalar head"
         raise FieldError(field_name, path, reason, remedy="give one of a reward model, or start without an adapter")
-    if other := sorted(set(whole) - ({SCALAR_HEAD, "classifier"} if scalar else set())):
+    if other := sorted(set(saved_modules) - ({SCALAR_HEAD, "classifier"} if scalar else set())):
         raise FieldError(field_name, path, f"also has the whole of {', '.join(other)}", remedy=remedy)
     plain = vars(LoraConfig())
     for name, value in settings.items():
@@ -161,14 +161,14 @@ def read_matrices(model: nn.Module, path: str, *, field_name: str) -> None:
     except (OSError, SafetensorError) as error:
         raise FieldError(field_name, path, f"has no readable {WEIGHTS} ({error})") from error
     parameters = dict(model.named_parameters())
-    own = {_file_name(name): parameters[name] for name in trained_names(model)}
-    if odd := sorted(own.keys() ^ tensors.keys()):
-        lacks = odd[0] in own
+    trained = {_file_name(name): parameters[name] for name in trained_names(model)}
+    if odd := sorted(trained.keys() ^ tensors.keys()):
+        lacks = odd[0] in trained
         reason = f"{'lacks' if lacks else 'has'} {odd[0]} ({len(odd)} differences in all)"
         remedy = "set model.lora.targets to those of the adapter, which are in its adapter_config.json"
         raise FieldError(field_name, path, reason, remedy=remedy)
     with torch.no_grad():
-        for name, parameter in own.items():
+        for name, parameter in trained.items():
             value = tensors[name]
             if value.shape != parameter.shape:
                 reason = f"has {name} of shape {list(value.shape)}, and this model needs {list(parameter.shape)}"
@@ -189,8 +189,8 @@ def save_adapter(
     of a sharded model by `trained_names`; None: those of the model."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    whole: Any = model
-    settings = whole.peft_config[NAME].to_dict()
+    untyped: Any = model
+    settings = untyped.peft_config[NAME].to_dict()
     settings |= {"base_model_name_or_path": base.path, "revision": base.revision, "inference_mode": True}
     settings["modules_to_save"] = [SCALAR_HEAD] if hasattr(model, SCALAR_HEAD) else None
     _write(folder / CONFIG, {name: sorted(x) if isinstance(x, set) else x for name, x in settings.items()})
@@ -201,7 +201,7 @@ def save_adapter(
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     if hasattr(model, SCALAR_HEAD):
-        config = copy.deepcopy(whole.config)
+        config = copy.deepcopy(untyped.config)
         config.architectures, config._attn_implementation = [plain_type(model).__name__], None
         config.save_pretrained(folder)
     if tokenizer is not None:

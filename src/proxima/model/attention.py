@@ -199,9 +199,9 @@ def hidden_packed(backbone: nn.Module, batch: PackedBatch, **more: Any) -> Tenso
 def mixes_elsewhere(model: nn.Module) -> str | None:
     """Describe what in a model, other than full or sliding attention, carries information from token to token; None if
     nothing does. Such a model can't keep packed sequences apart, whatever its attention does."""
-    whole: Any = model
+    untyped: Any = model
     handled = {"full_attention", "sliding_attention"}
-    kinds = set(getattr(whole.config.get_text_config(), "layer_types", None) or ()) - handled
+    kinds = set(getattr(untyped.config.get_text_config(), "layer_types", None) or ()) - handled
     if kinds:
         return f"has layers of type {', '.join(sorted(kinds))}"
     return "has recurrent layers" if getattr(model, "_is_stateful", False) else None
@@ -209,8 +209,8 @@ def mixes_elsewhere(model: nn.Module) -> str | None:
 
 def unpackable(model: nn.Module) -> str | None:
     """Describe why `packed_attention` can't replace a model's own attention; None if it can."""
-    whole: Any = model
-    config = whole.config.get_text_config()
+    untyped: Any = model
+    config = untyped.config.get_text_config()
     checks = {
         "calls its attention by itself": not getattr(model, "_supports_attention_backend", False),
         "has keys and values of unlike sizes": getattr(config, "kv_lora_rank", None) is not None,

@@ -55,12 +55,12 @@ def top_k_log_prob(
         if part is not None:
             return TopTokens(*part.top_tokens((h, w, b), target, temperature, (k, vocabulary, chunk)))
         for at in range(0, len(hidden), chunk):
-            own = slice(at, at + chunk)
-            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
+            span = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
                 log_z = logits.logsumexp(1, keepdim=True)
                 largest = logits[:, :vocabulary].topk(k, dim=1)
-                ids[own][rows], top[own][rows] = largest.indices, largest.values - log_z
-                log_prob[own][rows] = (logits.gather(1, target[own][rows, None]) - log_z).squeeze(1)
+                ids[span][rows], top[span][rows] = largest.indices, largest.values - log_z
+                log_prob[span][rows] = (logits.gather(1, target[span][rows, None]) - log_z).squeeze(1)
                 del logits
     return TopTokens(log_prob, ids, top)
 
@@ -87,13 +87,13 @@ def log_sum_square(
         logs = torch.empty_like(sums)
         kept = kept if part is None or kept is None else part.kept(kept)
         for at in range(0, len(h), chunk):
-            own = slice(at, at + chunk)
-            for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
+            span = slice(at, at + chunk)
+            for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
                 square, log_z = (2 * logits).logsumexp(1), logits.logsumexp(1)
                 if kept is not None:
-                    left = kept.of(logits, at + rows.start)
-                    square, log_z = left.logsumexp(square, scale=2.0), left.logsumexp(log_z)
-                sums[own][rows], logs[own][rows] = square, log_z
+                    kept_logits = kept.of(logits, at + rows.start)
+                    square, log_z = kept_logits.logsumexp(square, scale=2.0), kept_logits.logsumexp(log_z)
+                sums[span][rows], logs[span][rows] = square, log_z
                 del logits
         if part is not None:
             sums, logs = part.logsumexp(sums), part.logsumexp(logs)

@@ -36,16 +36,16 @@ def fused_states(backbone: nn.Module, batch: PackedBatch) -> Tensor | None:
     model: Any = backbone
     attention = model.layers[0].self_attn
     x = model.embed_tokens(batch.tokens)
-    whole = _WholeResponses.of(batch)
-    position = batch.position if whole is None else batch.position[whole.rows]
+    responses = _WholeResponses.of(batch)
+    position = batch.position if responses is None else batch.position[responses.rows]
     cos, sin = (turn[0, :, : attention.head_dim // 2].contiguous() for turn in model.rotary_emb(x, position[None]))
-    layout = (batch.edges, batch.parents) if whole is None else (whole.edges, whole.parents)
+    layout = (batch.edges, batch.parents) if responses is None else (responses.edges, responses.parents)
     edges, parents = (torch.tensor(each, dtype=torch.long) for each in layout)
     heads, kv_heads = (each.out_features // attention.head_dim for each in (attention.q_proj, attention.k_proj))
     segments = PackedSegments(edges, parents, heads, kv_heads, attention.scaling)
     delta: Tensor | None = None
     for layer in model.layers:
-        run = partial(_layer_states, layer, kernels, cos, sin, segments, whole)
+        run = partial(_layer_states, layer, kernels, cos, sin, segments, responses)
         again = layer.training and layer.gradient_checkpointing
         x, delta = layer._gradient_checkpointing_func(run, x, delta) if again else run(x, delta)
     states: Tensor = model.norm((x if delta is None else x + delta).index_select(0, batch.predict))
@@ -89,7 +89,7 @@ class _WholeResponses(NamedTuple):
         if all(batch.parents[parent] < 0 for parent in batch.parents if parent >= 0):
             return None
         parents, prompts = [*batch.parents], dict(zip(batch.responses, batch.prompts, strict=True))
-        rows, own, edges = list[Tensor](), list[Tensor](), [0]
+        rows, lengths, edges = list[Tensor](), list[Tensor](), [0]
         for g, (span, context) in enumerate(zip(pairwise(batch.edges), batch.contexts(), strict=True)):
             if g not in prompts:
                 parents[g] = -1
@@ -97,8 +97,8 @@ class _WholeResponses(NamedTuple):
                 parents[g] = parents[parents[g]]  # which is a prompt by now
             rows.append(indices_of([*context[len(prompts.get(g, ())) :], span]))
             edges.append(edges[-1] + len(rows[-1]))
-            own.append(torch.arange(edges[-1] - (span[1] - span[0]), edges[-1]))
-        return cls(torch.cat(rows), torch.cat(own), tuple(edges), tuple(parents))
+            lengths.append(torch.arange(edges[-1] - (span[1] - span[0]), edges[-1]))
+        return cls(torch.cat(rows), torch.cat(lengths), tuple(edges), tuple(parents))
 
 
 class _LaidOut(torch.autograd.Function):
@@ -169,8 +169,8 @@ class _Projection:
         with torch.no_grad():
             rows = [layer.out_features for layer in layers]
             self.matrix = torch.empty(sum(rows), layers[0].in_features, dtype=torch.bfloat16)
-            for part, weight in zip(self.matrix.split(rows), self.weights, strict=True):
-                part.copy_(weight)
+            for gradient, weight in zip(self.matrix.split(rows), self.weights, strict=True):
+                gradient.copy_(weight)
             self.bias = torch.cat(self.biases).bfloat16() if self.biases else None
 
     def product(self, kernels: TrainKernels, x: Tensor, *, gated: bool = False) -> Tensor:

@@ -45,10 +45,10 @@ class _FusedLogProb(torch.autograd.Function):
         entropy = torch.empty_like(temperature) if want_entropy else temperature.new_empty(0)
         ctx.logits = None
         for at in range(0, len(h), chunk):
-            own = slice(at, at + chunk)
-            results = (log_z[own], log_prob[own], entropy[own] if want_entropy else None)
-            logits = F.linear(h[own], w)
-            kernels.log_prob(logits, temperature[own], target[own], *results)
+            span = slice(at, at + chunk)
+            results = (log_z[span], log_prob[span], entropy[span] if want_entropy else None)
+            logits = F.linear(h[span], w)
+            kernels.log_prob(logits, temperature[span], target[span], *results)
             if len(h) <= chunk and any(ctx.needs_input_grad):  # the backward pass would compute the same ones
                 ctx.logits = logits
             del logits
@@ -70,10 +70,10 @@ class _FusedLogProb(torch.autograd.Function):
         logits, ctx.logits = ctx.logits, None  # overwritten by their gradient: a second pass computes them again
         block = max(1, ctx.chunk * len(w) // len(h) // COLUMNS) * COLUMNS
         for first in range(0, len(w), block):
-            own = w[first : first + block]
-            d = F.linear(h, own) if logits is None else logits[:, first : first + block].contiguous()
+            block_weight = w[first : first + block]
+            d = F.linear(h, block_weight) if logits is None else logits[:, first : first + block].contiguous()
             kernels.log_prob_backward(d, temperature, target, log_z, grad, *of_entropy, first)
-            grad_h.add_(d @ own)
+            grad_h.add_(d @ block_weight)
             if grad_w is not None:  # as [D, V]: a product that reads a transposed d takes twice as long
                 kernels.transposed_into(turned @ d, grad_w[first : first + block])
         return grad_h, grad_w, *(None,) * 6

@@ -67,8 +67,8 @@ def load(
             raise FieldError(
                 "model.path", path, "is an adapter, which can't get another one by model.lora", remedy=remedy
             )
-        whole: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
-        merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **whole))
+        arguments: dict[str, Any] = {"dtype": dtype, "device": device if sharding is None else "cpu"}
+        merged = load_merged(path, lambda base, version: _load_plain(base, revision=version, **arguments))
         return on_ranks(merged, sharding, device)
     place: dict[str, Any] = {"revision": revision, "dtype": dtype}
     if lora is None or sharding is None:

@@ -119,23 +119,23 @@ class _TokenLogProb(torch.autograd.Function):
             more = log_z.new_empty(len(h), 0 if others is None else others.shape[1])
             near, far = (target, others) if part is None else part.rows_of(target, others)
             for at in range(0, len(h), chunk):
-                own = slice(at, at + chunk)
-                blocks = (log_z[own], log_prob[own], near[own, None], entropy[own], kept_z[own])
-                for rows, logits in row_blocks(F.linear(h[own], w, b), temperature[own]):
+                span = slice(at, at + chunk)
+                blocks = (log_z[span], log_prob[span], near[span, None], entropy[span], kept_z[span])
+                for rows, logits in row_blocks(F.linear(h[span], w, b), temperature[span]):
                     block_z, block_log_prob, block_target, block_entropy, block_kept_z = (each[rows] for each in blocks)
                     top = logits.amax(dim=1)
                     logits.sub_(top[:, None])  # before any difference: logits of 400 have an ulp of 3e-5
-                    left = None if kept is None else kept.of(logits, at + rows.start)
+                    kept_logits = None if kept is None else kept.of(logits, at + rows.start)
                     p = logits.exp()
                     total = p.sum(dim=1)
                     log_total = total.log()
-                    kept_total = log_total if left is None else left.logsumexp(log_total)
+                    kept_total = log_total if kept_logits is None else kept_logits.logsumexp(log_total)
                     block_z.copy_(top + log_total)
                     block_kept_z.copy_(top + kept_total)  # the same tensor where all tokens could be sampled
                     block_log_prob.copy_(logits.gather(1, block_target).squeeze(1) - kept_total)
                     if far is not None:
                         shift = top if part is not None else -log_total
-                        more[own][rows] = logits.gather(1, far[own][rows]) + shift[:, None]
+                        more[span][rows] = logits.gather(1, far[span][rows]) + shift[:, None]
                     if want_entropy:  # log Z − Σ p logit; the logits are shifted by their largest
                         mean_logit = p.mul_(logits.masked_fill_(p == 0, 0.0)).sum(dim=1) / total
                         block_entropy.copy_(log_total - mean_logit)
@@ -176,36 +176,38 @@ class _TokenLogProb(torch.autograd.Function):
             grad_w = torch.zeros_like(weight) if ctx.needs_input_grad[1] and not len(h) else None
             grad_b = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
             for at in range(0, len(h), ctx.chunk):
-                own = slice(at, at + ctx.chunk)
-                d = F.linear(h[own], w, b)  # logits, overwritten block by block with their gradient
-                for rows, log_p in row_blocks(d, temperature[own]):
-                    log_p.sub_(log_z[own][rows, None])
-                    g, g_all = (x[own][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
-                    g_near = g if part is None else grad_target[own][rows, None].to(log_p.dtype)
-                    left = None if kept is None else kept.of(log_p, at + rows.start)
+                span = slice(at, at + ctx.chunk)
+                d = F.linear(h[span], w, b)  # logits, overwritten block by block with their gradient
+                for rows, log_p in row_blocks(d, temperature[span]):
+                    log_p.sub_(log_z[span][rows, None])
+                    g, g_all = (x[span][rows, None].to(log_p.dtype) for x in (grad_log_prob, total))
+                    g_near = g if part is None else grad_target[span][rows, None].to(log_p.dtype)
+                    kept_rows = None if kept is None else kept.of(log_p, at + rows.start)
                     if entropy.numel():
                         p = log_p.exp()
-                        of_entropy = log_p.add_(entropy[own][rows, None]).mul_(grad_entropy[own][rows, None])
+                        of_entropy = log_p.add_(entropy[span][rows, None]).mul_(grad_entropy[span][rows, None])
                         d_logits = of_entropy.masked_fill_(p == 0, 0.0).add_(g_all).mul_(p).neg_()
                         del of_entropy, p
                     elif kept is not None and kept.whole and others is None:
                         d_logits = log_p.zero_()
                     else:
                         d_logits = log_p.exp_().mul_(-g_all)
-                    if left is not None:
-                        gap = (log_z - kept_z)[own][rows]
-                        d_logits[left.row, left.ids] -= (left.values + gap[left.row]).exp() * g[left.row, 0]
-                    d_logits.scatter_add_(1, target[own][rows, None], g_near)
+                    if kept_rows is not None:
+                        gap = (log_z - kept_z)[span][rows]
+                        d_logits[kept_rows.row, kept_rows.ids] -= (kept_rows.values + gap[kept_rows.row]).exp() * g[
+                            kept_rows.row, 0
+                        ]
+                    d_logits.scatter_add_(1, target[span][rows, None], g_near)
                     if others is not None:
-                        d_logits.scatter_add_(1, others[own][rows], grad_others[own][rows].to(d_logits.dtype))
-                    d_logits.div_(temperature[own][rows, None])
+                        d_logits.scatter_add_(1, others[span][rows], grad_others[span][rows].to(d_logits.dtype))
+                    d_logits.div_(temperature[span][rows, None])
                     if grad_b is not None:
                         grad_b += d_logits.sum(0).to(grad_b.dtype)
                     d[rows] = d_logits
                     del log_p, d_logits
-                grad_h[own] = d @ w
+                grad_h[span] = d @ w
                 if ctx.needs_input_grad[1]:
-                    product = d.T @ h[own]
+                    product = d.T @ h[span]
                     grad_w = product.to(weight.dtype) if grad_w is None else grad_w.add_(product)
                     del product
                 del d

@@ -27,8 +27,8 @@ def target_layers(model: nn.Module, lora: Lora) -> dict[str, nn.Module]:
     Raises:
         FieldError: a target names no linear layer of this model.
     """
-    whole: Any = model
-    head = whole.get_output_embeddings()
+    untyped: Any = model
+    head = untyped.get_output_embeddings()
     linear = {name: module for name, module in model.named_modules() if _is_linear(module) and name != SCALAR_HEAD}
     if lora.targets == ALL_LINEAR:
         return {name: module for name, module in linear.items() if module is not head}
@@ -113,9 +113,9 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     computed lazily, so that only one at a time is in memory."""
     adapted = {name: module for name, module in model.named_modules() if is_adapted(module)}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owner, _, own = name.partition(".base_layer.")
-        if owner in adapted and own:
-            yield f"{owner}.{own}", weight_of(adapted[owner]) if own == "weight" else parameter
+        owner, _, suffix = name.partition(".base_layer.")
+        if owner in adapted and suffix:
+            yield f"{owner}.{suffix}", weight_of(adapted[owner]) if suffix == "weight" else parameter
         elif not any(name.startswith(f"{layer}.") for layer in adapted):
             yield name, parameter
 
@@ -124,15 +124,15 @@ def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def merge_adapter(model: nn.Module) -> None:
     """Turn a model with adapters into an ordinary one: its original layers, with the weights of `weight_of` in the
     base's dtype, all of them trainable. An adapted head no longer shares its weight with the embedding."""
-    whole: Any = model
-    head = whole.get_output_embeddings()
+    untyped: Any = model
+    head = untyped.get_output_embeddings()
     for name, module in list(model.named_modules()):
         if is_adapted(module):
             layer: Any = base_layer(module)
             layer.weight = nn.Parameter(weight_of(module).to(layer.weight.dtype))
             model.set_submodule(name, layer)
             if module is head:
-                whole.config.get_text_config().tie_word_embeddings = False
+                untyped.config.get_text_config().tie_word_embeddings = False
     model.requires_grad_(True)
     if hasattr(model, "peft_config"):
         del model.peft_config

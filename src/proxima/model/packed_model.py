@@ -47,8 +47,8 @@ class TokenOutputs:
 
     def no_gradient(self) -> Tensor:
         """[] 0, whose backward pass gives every weight a gradient of 0."""
-        given = [tensor.sum() for tensor in vars(self).values() if tensor is not None and tensor.requires_grad]
-        return 0 * torch.stack(given).sum()
+        sums = [tensor.sum() for tensor in vars(self).values() if tensor is not None and tensor.requires_grad]
+        return 0 * torch.stack(sums).sum()
 
     def need(self, name: str) -> Tensor:
         """The output of this name.
@@ -159,8 +159,8 @@ class PackedModel:
         if not is_sharded(model):
             return function(batch)
         try:
-            whole = function if self.context is None else partial(self.context.run, function)
-            return model.packed_pass(partial(whole, batch))
+            run_all = function if self.context is None else partial(self.context.run, function)
+            return model.packed_pass(partial(run_all, batch))
         except BaseException:
             model.reset_iter_state()
             raise
@@ -184,9 +184,9 @@ class PackedModel:
         runs one token, whose gradients are 0. No effect on a model that is not sharded."""
         if is_sharded(self.model):
             with torch.set_grad_enabled(backward):
-                given = self._dummy(outputs)
+                dummy = self._dummy(outputs)
                 if backward:
-                    given.no_gradient().backward()
+                    dummy.no_gradient().backward()
 
     def roots(self) -> list[Any]:
         """The modules that own all trained weights."""
@@ -217,8 +217,8 @@ class PackedModel:
 
     def _nothing(self, outputs: frozenset[str]) -> TokenOutputs:
         """Outputs of a batch without response tokens, for a sharded model: it joins the passes of the other ranks."""
-        given = self._dummy(outputs)
-        rows = {field.name: getattr(given, field.name) for field in fields(given)}
+        dummy = self._dummy(outputs)
+        rows = {field.name: getattr(dummy, field.name) for field in fields(dummy)}
         return TokenOutputs(**{name: None if row is None else row[:0] for name, row in rows.items()})
 
     def values_of(self, hidden: Tensor) -> Tensor:

@@ -28,14 +28,14 @@ def parts(model: nn.Module) -> tuple[Any, Any]:
     Raises:
         UserError: the logits are not a linear function of the last hidden state: their log-probs would be wrong here.
     """
-    whole: Any = model
-    backbone = whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model
-    head, name = whole.get_output_embeddings(), plain_type(model).__name__
-    if backbone is whole:
+    untyped: Any = model
+    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
+    head, name = untyped.get_output_embeddings(), plain_type(model).__name__
+    if backbone is untyped:
         raise UserError(f"{name} is not supported: it does not say which of its modules is the decoder")
     if (kind := plain_type(base_layer(head))) is not nn.Linear:
         raise UserError(f"{name} is not supported: its output head is a {kind.__name__}, not a linear layer")
-    config = whole.config.get_text_config()
+    config = untyped.config.get_text_config()
     for field, neutral in AFTER_THE_HEAD:
         value = getattr(config, field, neutral)
         if value is not None and value != neutral:
@@ -78,8 +78,8 @@ class Policy(PackedModel):
             shard_head(value_head, meshes_of(loaded.sharding, self.device), loaded.sharding)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        own = () if self.value_head is None else self.value_head.named_parameters("value_head")
-        yield from chain(super().named_parameters(), own)
+        of_head = () if self.value_head is None else self.value_head.named_parameters("value_head")
+        yield from chain(super().named_parameters(), of_head)
 
     def roots(self) -> list[Any]:
         return super().roots() if self.value_head is None else [*super().roots(), self.value_head]
@@ -202,5 +202,5 @@ def _kept(batch: PackedBatch) -> KeptTokens | None:
 
 def _joined(*ids: Tensor | None) -> Tensor | None:
     """The given columns of token ids, joined side by side."""
-    given = [columns for columns in ids if columns is not None]
-    return torch.cat(given, 1) if len(given) > 1 else next(iter(given), None)
+    present = [columns for columns in ids if columns is not None]
+    return torch.cat(present, 1) if len(present) > 1 else next(iter(present), None)

@@ -41,8 +41,8 @@ class ScalarModel(PackedModel):
 
     def __init__(self, loaded: LoadedModel, **settings: Any) -> None:
         super().__init__(loaded, **settings)
-        whole: Any = self.model
-        self.backbone, self.head = whole.get_decoder(), getattr(whole, HEAD)
+        untyped: Any = self.model
+        self.backbone, self.head = untyped.get_decoder(), getattr(untyped, HEAD)
 
     def values_of(self, hidden: Tensor) -> Tensor:
         return scalar_head(hidden, self.head)
@@ -69,7 +69,7 @@ class ScalarModel(PackedModel):
         """[T] float32, reward units, for each response: the score after each of its tokens; otherwise as `scores`."""
         scores = list[Floats]()
         for batch, values in self._forwards(trajectories, tokens_per_forward):
-            scores += [own[1:] for own in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
+            scores += [column[1:] for column in np.split(values.cpu().numpy(), batch.cu_seqlens[1:-1].tolist())]
         return scores
 
     @torch.no_grad()
@@ -134,9 +134,9 @@ def load_scalar_model(
         from proxima.model.parallel.refusals import require_splittable
 
         require_splittable(path, revision, sharding, adapters=lora is not None)
-    whole = device if sharding is None else "cpu"
+    device_of_load = device if sharding is None else "cpu"
     if is_adapter(path):
-        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=whole), scalar=True)
+        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=device_of_load), scalar=True)
         return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
@@ -146,7 +146,7 @@ def load_scalar_model(
         path,
         revision=revision,
         dtype=dtype,
-        device=whole if lora else device,
+        device=device_of_load if lora else device,
         may_lack=() if trained else (f"{HEAD}.weight",),
         sharding=None if lora else sharding,
         config=config,

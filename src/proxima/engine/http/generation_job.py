@@ -233,8 +233,8 @@ class GenerationJob:
             self.current.routes = chunk.routes
 
     def _check(self, chunk: Chunk) -> None:
-        asked = chunk.prompt_tokens
-        if asked is not None and not np.array_equal(asked, self._asked()):
+        prompt = chunk.prompt_tokens
+        if prompt is not None and not np.array_equal(prompt, self._asked()):
             raise WrongAnswerError("the answer to another prompt")
         tokens, log_prob = chunk.tokens, chunk.log_prob
         impossible = tokens[(tokens < 0) | (tokens >= self.rules.vocabulary)]

@@ -84,11 +84,11 @@ async def introduce(replicas: Sequence[Replica], tokenizer: Any) -> tuple[Server
         UserError: the first failure that a retry would not fix.
     """
     errors = [error for error in await asyncio.gather(*map(_ask_facts, replicas)) if error is not None]
-    asked = [replica for replica in replicas if replica.state is State.NEW]
-    if not asked:
+    new = [replica for replica in replicas if replica.state is State.NEW]
+    if not new:
         return None, errors
-    expected = ServerExpectations(facts=asked[0].facts, tokenizer=tokenizer)
-    for replica in asked:
+    expected = ServerExpectations(facts=new[0].facts, tokenizer=tokenizer)
+    for replica in new:
         try:
             difference = await expected.problem(replica.dialect, replica.client, replica.facts)
             if difference is not None:
@@ -211,8 +211,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
     if spec.routed_experts and not facts.routed_experts:
         remedy = "start it so that it does (vLLM: --enable-return-routed-experts --enable-scale-out), or leave this out"
         raise FieldError("routed_experts", True, f"{name} does not report which experts it chose", remedy=remedy)
-    given = capabilities_of(spec, facts)
-    notes = check_log_probs(needs, given, name)
+    capabilities = capabilities_of(spec, facts)
+    notes = check_log_probs(needs, capabilities, name)
     check_scoring(needs, capabilities_of(spec, facts, plain=True), name)
     return notes + precision_notes(needs, dtype=facts.dtype, quantization=facts.quantization, engine=name)
 

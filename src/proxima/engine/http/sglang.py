@@ -108,17 +108,22 @@ class SglangDialect:
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). One token is generated after them and dropped."""
-        asked = [*map(int, prompt), *map(int, tokens)]
-        check_scorable(client.url, facts, len(asked), f"--context-length {len(asked) + 1 + SPARE}")
-        body = {"input_ids": asked, "sampling_params": sampling_params(), "return_logprob": True, "stream": False}
+        scored_tokens = [*map(int, prompt), *map(int, tokens)]
+        check_scorable(client.url, facts, len(scored_tokens), f"--context-length {len(scored_tokens) + 1 + SPARE}")
+        body = {
+            "input_ids": scored_tokens,
+            "sampling_params": sampling_params(),
+            "return_logprob": True,
+            "stream": False,
+        }
         body |= {"logprob_start_len": max(len(prompt) - 1, 0)}
-        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(asked))
+        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(scored_tokens))
         with as_expected(client, GENERATE, answer):
             rows = items(answer["meta_info"]["input_token_logprobs"], "input_token_logprobs")
             asked_rows = rows[len(rows) - len(tokens) :] if len(tokens) else []
             ids = id_list([row[1] for row in asked_rows], "input_token_logprobs")
             values = [math.nan if row[0] is None else number(row[0], "a log-prob") for row in asked_rows]
-        if ids != asked[len(prompt) :]:
+        if ids != scored_tokens[len(prompt) :]:
             raise ServerError(client.url, GENERATE, "log-probs are of other tokens than those that were given")
         if not all(map(math.isfinite, values)):
             raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
@@ -274,12 +279,12 @@ class _StreamReader:
         ids = event.get("output_ids")
         if ids is not None and tokens and items(ids, "output_ids")[-len(tokens) :] != tokens:
             raise self._failed("log-probs are of other tokens than those that were sampled")
-        asked = len(self.request.tokens)
+        count = len(self.request.tokens)
         if tokens and self.counts_prompt and "prompt_tokens" not in meta:
             raise self._failed("an answer without prompt_tokens, which the server gave at the start")
-        if (read := whole(meta.get("prompt_tokens", asked), "prompt_tokens")) != asked:
+        if (read := whole(meta.get("prompt_tokens", count), "prompt_tokens")) != count:
             raise UserError(
-                f"{self.client.url} read {read} tokens of a prompt of {asked}",
+                f"{self.client.url} read {read} tokens of a prompt of {count}",
                 remedy="start it without --allow-auto-truncate, or with a longer --context-length",
             )
         if not isinstance(ending, dict):

@@ -103,13 +103,13 @@ class VllmDialect:
             UserError: prompt and tokens fill the server's maximum length: it needs room for one more token.
         """
         path = facts.route
-        asked = [*map(int, prompt), *map(int, tokens)]
-        check_scorable(client.url, facts, len(asked), f"--max-model-len {len(asked) + 1}")
+        scored_tokens = [*map(int, prompt), *map(int, tokens)]
+        check_scorable(client.url, facts, len(scored_tokens), f"--max-model-len {len(scored_tokens) + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        body: dict[str, Any] = {"token_ids": asked, "sampling_params": fields | {"detokenize": False}}
+        body: dict[str, Any] = {"token_ids": scored_tokens, "sampling_params": fields | {"detokenize": False}}
         if path != GENERATE:
-            body = {"model": facts.model, "prompt": asked, **fields}
-        answer = await client.post(path, body, size=ANSWER + TOKEN * len(asked))
+            body = {"model": facts.model, "prompt": scored_tokens, **fields}
+        answer = await client.post(path, body, size=ANSWER + TOKEN * len(scored_tokens))
         with as_expected(client, path, answer):
             place = answer if path == GENERATE else answer["choices"][0]
             rows = zip(items(place["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)

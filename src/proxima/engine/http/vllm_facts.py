@@ -151,8 +151,8 @@ class _Asker:
             async for event in events:
                 for choice in event.get("choices") or ():
                     if choice.get("token_ids"):
-                        given = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
-                        return bool(given == list(PROMPTS[0]))
+                        echoed = event.get("prompt_token_ids") or choice.get("prompt_token_ids")
+                        return bool(echoed == list(PROMPTS[0]))
         return False
 
     async def with_field(self, **more: Any) -> dict[str, Any] | None:

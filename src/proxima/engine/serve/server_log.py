@@ -36,10 +36,10 @@ def last_error(text: str) -> str:
     errors = [line for line in lines if _ERROR.match(line) and not line.startswith(("SystemExit", "KeyboardInterrupt"))]
     causes = [line for line in errors if not any(wrapper in line.lower() for wrapper in _WRAPPERS)]
     memory = [line for line in lines if _KILLED.search(line)]
-    whole = [line for line in lines if line]
-    for candidates in (causes, errors, memory, whole):
+    nonempty = [line for line in lines if line]
+    for candidates in (causes, errors, memory, nonempty):
         if candidates:
-            return shorten(candidates[-1] if candidates is whole else candidates[0])
+            return shorten(candidates[-1] if candidates is nonempty else candidates[0])
     return ""
 
 

@@ -28,8 +28,8 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
     width = -(-count // size)
     start = min(count, rank * width)
     predict = _predicting(batch)
-    own = np.flatnonzero((predict >= start) & (predict < start + width))
-    rows = to_device(torch.from_numpy(own), batch.tokens.device)
+    predicted = np.flatnonzero((predict >= start) & (predict < start + width))
+    rows = to_device(torch.from_numpy(predicted), batch.tokens.device)
     pieces = {name: getattr(batch, name)[start : start + width] for name in ("tokens", "position")}
     changed: dict[str, Any] = {name: F.pad(piece, (0, width - len(piece))) for name, piece in pieces.items()}
     for name, hint in tensor_hints(PackedBatch).items():
@@ -39,7 +39,7 @@ def part_of(batch: PackedBatch, rank: int, size: int) -> BatchPart:
         piece = batch.routed_experts[start : start + width]
         changed["routed_experts"] = F.pad(piece, (0, 0, 0, 0, 0, width - len(piece)), value=-1)
     changed["predict"] = changed["predict"] - start
-    return BatchPart(**vars(batch) | changed | _kept(batch, own), rows=rows)
+    return BatchPart(**vars(batch) | changed | _kept(batch, predicted), rows=rows)
 
 
 def _predicting(batch: PackedBatch) -> NDArray[np.int64]:

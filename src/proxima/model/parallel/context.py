@@ -96,8 +96,8 @@ class ContextGroup:
             rows = torch.arange(start, max(start, min(count, start + len(own))), device=own.device)
             own = own[: len(rows)]
         wide = own if own.is_floating_point() else own.long()  # not every backend adds up small integers
-        whole = wide.new_zeros(count, *own.shape[1:]).index_copy(0, rows, wide)
-        return add_parts(whole, self.group).to(own.dtype)
+        rows_of_all = wide.new_zeros(count, *own.shape[1:]).index_copy(0, rows, wide)
+        return add_parts(rows_of_all, self.group).to(own.dtype)
 
     def hidden(self, backbone: nn.Module, part: PackedBatch, **more: Any) -> Tensor:
         """[n, D] the states that predict the response tokens of a part. Collective. There is no dropout."""

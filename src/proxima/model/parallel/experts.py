@@ -36,7 +36,7 @@ COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # in a model'
 def expert_count(config: Any) -> int:
     """The number of experts of each mixture in a model of this config; 0 without experts."""
     text = config.get_text_config()
-    return next((given for name in COUNTS if (given := getattr(text, name, None))), 0)
+    return next((count for name in COUNTS if (count := getattr(text, name, None))), 0)
 
 
 def check_experts(config: Any, sharding: Sharding, ranks: int = 0, model: Any = None, *, name: str) -> None:
@@ -82,9 +82,9 @@ def _even_axis(meshes: Meshes) -> Callable[[nn.Parameter], Shard | None]:
 def _split(experts: nn.Module, mesh: DeviceMesh) -> None:
     """Keep this rank's experts; weights that are not on the meta device are moved to the ranks' device."""
     for name, weight in list(experts.named_parameters(recurse=False)):
-        own = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
-        own = own if own.is_meta else own.to(mesh.device_type, copy=True)
-        split = DTensor.from_local(own, mesh, [Shard(0)], run_check=False)
+        shard = weight.detach().chunk(mesh.size())[mesh.get_local_rank()]
+        shard = shard if shard.is_meta else shard.to(mesh.device_type, copy=True)
+        split = DTensor.from_local(shard, mesh, [Shard(0)], run_check=False)
         setattr(experts, name, nn.Parameter(split, requires_grad=weight.requires_grad))
 
 
@@ -104,14 +104,14 @@ def _exchanging(compute: Any, mesh: DeviceMesh) -> Any:
         expert = torch.arange(count, device=hidden.device).repeat(ranks)
         expert = expert.repeat_interleave(received, output_size=len(rows))
         weights = {name: weight.to_local() for name, weight in experts.named_parameters(recurse=False)}
-        own = OtherWeights(experts, weights, count)
-        given = compute(own, rows, expert[:, None], rows.new_ones(len(rows), 1))
-        if rows.requires_grad and not given.requires_grad:  # no expert has run; the other ranks wait in backward
-            given = rows * 0
-        back = exchange(given, there, here, group)
+        local_experts = OtherWeights(experts, weights, count)
+        results = compute(local_experts, rows, expert[:, None], rows.new_ones(len(rows), 1))
+        if rows.requires_grad and not results.requires_grad:  # no expert has run; the other ranks wait in backward
+            results = rows * 0
+        back = exchange(results, there, here, group)
         weighted = back * top_k_weights.flatten()[order, None]
-        whole: Tensor = weighted[order.argsort()].view(*top_k_index.shape, -1).sum(1)
-        return whole.to(hidden.dtype)
+        summed: Tensor = weighted[order.argsort()].view(*top_k_index.shape, -1).sum(1)
+        return summed.to(hidden.dtype)
 
     return forward
 

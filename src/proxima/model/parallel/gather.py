@@ -59,11 +59,11 @@ def whole_tensor(tensor: Tensor) -> Tensor:
 def gather_into(model: nn.Module, plain: nn.Module | None, *, trained_only: bool = False, bucket: int = BUCKET) -> None:
     """Copy the weights of a sharded model into `plain`, of the same architecture, on each rank that passes one (None
     elsewhere). Collective; bit-equal."""
-    own = {} if plain is None else dict(plain.named_parameters())
+    targets = {} if plain is None else dict(plain.named_parameters())
     for weights in whole_weights(model, trained_only=trained_only, bucket=bucket):
-        for name, whole in weights:
+        for name, tensor in weights:
             if plain is not None:
-                own[name].copy_(whole)
+                targets[name].copy_(tensor)
 
 
 def plain_copy(loaded: LoadedModel, device: str | torch.device = "cpu") -> LoadedModel | None:
@@ -85,13 +85,13 @@ def _empty_like(model: Any, device: torch.device) -> Any:
         from peft import inject_adapter_in_model
 
         inject_adapter_in_model(copy.deepcopy(adapters[NAME]), plain, NAME)
-    own = dict[int, nn.Parameter]()  # by the sharded one: tied ones stay so
+    parameters = dict[int, nn.Parameter]()  # by the sharded one: tied ones stay so
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in own:
+        if id(parameter) not in parameters:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-            own[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            parameters[id(parameter)] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         owner, _, last = name.rpartition(".")
-        setattr(plain.get_submodule(owner), last, own[id(parameter)])
+        setattr(plain.get_submodule(owner), last, parameters[id(parameter)])
     if (conversions := getattr(model, "_weight_conversions", None)) is not None:  # to the names of the files, in `save`
         plain._weight_conversions = conversions
     sources = dict(model.named_buffers())

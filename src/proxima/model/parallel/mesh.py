@@ -89,7 +89,7 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
 
     axes = ("replicate", "shard") if copy else ("shard",)
     split = tensor if tensor > 1 else 0
-    whole = laid_out(replicate=copies if copy else 0, shard=shards, tensor=split)
+    mesh = laid_out(replicate=copies if copy else 0, shard=shards, tensor=split)
     context = expert = expert_shards = None
     if sharding.context_parallel > 1:
         together = sharding.context_parallel
@@ -98,4 +98,4 @@ def _meshes(sharding: Sharding, copy: int, kind: str, group: Any) -> Meshes:
         count = sharding.expert_parallel
         parts = laid_out(replicate=copies if copy else 0, shard=shards // count, expert=count, tensor=split)
         expert, expert_shards = parts["expert"], parts[axes]
-    return Meshes(whole[axes] if split else whole, whole["tensor"] if split else None, context, expert, expert_shards)
+    return Meshes(mesh[axes] if split else mesh, mesh["tensor"] if split else None, context, expert, expert_shards)

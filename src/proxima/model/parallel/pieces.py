@@ -35,15 +35,15 @@ class FilePiece:
         """Copy `piece`, a tensor or a slice of a safetensors file, to its place in a weight, plain or sharded."""
         if self.place is None:
             return fill_weight(weight, piece)
-        own, offset = local_part(weight)
+        local, offset = local_part(weight)
         expert, part, parts = self.place
         height = weight.shape[1] // parts
         above, row = part * height, expert - offset[0]
-        start, stop = max(offset[1], above), min(offset[1] + own.shape[1], above + height)
-        if 0 <= row < len(own) and start < stop and own.numel():
-            rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], own.shape[2:], strict=True))
+        start, stop = max(offset[1], above), min(offset[1] + local.shape[1], above + height)
+        if 0 <= row < len(local) and start < stop and local.numel():
+            rest = tuple(slice(at, at + size) for at, size in zip(offset[2:], local.shape[2:], strict=True))
             with torch.no_grad():
-                own[row, start - offset[1] : stop - offset[1]].copy_(piece[slice(start - above, stop - above), *rest])
+                local[row, start - offset[1] : stop - offset[1]].copy_(piece[slice(start - above, stop - above), *rest])
         return None
 
 

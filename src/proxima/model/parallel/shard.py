@@ -77,17 +77,17 @@ def decoder_layers(model: nn.Module) -> Iterator[nn.Module]:
 
 def sharded_units(module: nn.Module) -> Iterator[FSDPModule]:
     """The sharded units of a module, the root first."""
-    return (part for part in module.modules() if isinstance(part, FSDPModule))
+    return (unit for unit in module.modules() if isinstance(unit, FSDPModule))
 
 
 def _outer_units(model: nn.Module) -> list[Any]:
     """Embedding, and final norm with the head, unless they share a weight: then all stay in the root's unit."""
-    whole: Any = model
-    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    untyped: Any = model
+    embedding, head = untyped.get_input_embeddings(), untyped.get_output_embeddings()
     if head is None:
         return [embedding]
     shared = {id(p) for p in embedding.parameters()} & {id(p) for p in head.parameters()}
-    backbone = whole.get_decoder() if hasattr(whole, "get_decoder") else whole.base_model
+    backbone = untyped.get_decoder() if hasattr(untyped, "get_decoder") else untyped.base_model
     children = list(backbone.children())
     last = max((i for i, child in enumerate(children) if isinstance(child, nn.ModuleList)), default=len(children))
     norms = [child for child in children[last + 1 :] if next(child.parameters(), None) is not None]
@@ -114,10 +114,10 @@ def _sum_gradients(model: nn.Module) -> None:
 
 
 def _call(function: Callable[[], Tensor | dict[str, Tensor | None]]) -> Any:
-    given = function()
-    if isinstance(given, Tensor):
-        return _own(given)
-    return {name: None if tensor is None else _own(tensor) for name, tensor in given.items()}
+    result = function()
+    if isinstance(result, Tensor):
+        return _own(result)
+    return {name: None if tensor is None else _own(tensor) for name, tensor in result.items()}
 
 
 def _own(tensor: Tensor) -> Tensor:

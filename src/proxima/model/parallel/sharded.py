@@ -19,11 +19,11 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
 
 def fill_weight(weight: Tensor, whole: Any) -> None:
     """Copy into a weight, plain or sharded, its part of `whole`, a tensor or a slice of a safetensors file."""
-    own, offset = local_part(weight)
-    if own.numel():
-        part: Any = tuple(slice(at, at + size) for at, size in zip(offset, own.shape, strict=True)) or ...
+    local, offset = local_part(weight)
+    if local.numel():
+        index: Any = tuple(slice(at, at + size) for at, size in zip(offset, local.shape, strict=True)) or ...
         with torch.no_grad():
-            own.copy_(whole[part])
+            local.copy_(whole[index])
 
 
 def local_part(weight: Tensor) -> tuple[Tensor, tuple[int, ...]]:

@@ -39,12 +39,12 @@ class Sharding:
     def __post_init__(self) -> None:
         kinds = ("full", "hybrid", "replicate")
         require(self.kind in kinds, "kind", self.kind, f"must be one of {', '.join(kinds)}")
-        given = self.ranks_per_node
-        require(given is None or given >= 1, "ranks_per_node", given, "must be >= 1")
+        ranks = self.ranks_per_node
+        require(ranks is None or ranks >= 1, "ranks_per_node", ranks, "must be >= 1")
         require(
-            given is None or self.kind == "hybrid",
+            ranks is None or self.kind == "hybrid",
             "ranks_per_node",
-            given,
+            ranks,
             f"has no meaning with kind={self.kind}",
             remedy="leave it out, or set kind=hybrid",
         )

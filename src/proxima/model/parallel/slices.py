@@ -193,8 +193,8 @@ def _saved(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _fits(model: nn.Module, sources: Mapping[str, list[FilePiece]]) -> bool:
     saved = dict(_saved(model))
-    whole = all(len(pieces) == pieces[0].among(saved[name]) for name, pieces in sources.items() if pieces)
-    return whole and all(
+    complete = all(len(pieces) == pieces[0].among(saved[name]) for name, pieces in sources.items() if pieces)
+    return complete and all(
         piece.fits(tensor, list(opened.get_slice(piece.name).get_shape()))
         for opened, tensor, piece in _opened(saved, sources)
     )

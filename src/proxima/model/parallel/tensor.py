@@ -124,8 +124,8 @@ def check_tensor_parallel(config: Any, sharding: Sharding, ranks: int = 0, *, ad
         not adapters, FIELD, count, "can't split a model with adapters", remedy="set it to 1, or model.lora to null"
     )
     parts = _divided(text, plan)
-    whole = sharding.expert_parallel == 1 or "experts" not in parts
-    require(whole, FIELD, count, "splits the experts, and so does expert_parallel", remedy="set one of them to 1")
+    replicated = sharding.expert_parallel == 1 or "experts" not in parts
+    require(replicated, FIELD, count, "splits the experts, and so does expert_parallel", remedy="set one of them to 1")
     legal = nearest_divisor(count, math.gcd(*parts.values(), ranks_for_tensors(sharding, ranks)))
     for what, number in parts.items():
         bound = f"must divide the {number} {what} of {name}"
@@ -161,10 +161,10 @@ def _check_rest(config: Any, count: int, shards: int, units: int) -> None:
 def split_tensors(model: nn.Module, mesh: DeviceMesh, shards: int) -> None:
     """Split a model in place over the ranks of `mesh`; its weights may be on the meta device. Each rank must hold the
     same weights; nothing is sent. `shards`: the number of ranks over which FSDP will split the rest."""
-    whole: Any = model
-    plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in whole.tp_plan.items()}
+    untyped: Any = model
+    plan = {re.compile(name.replace(".", r"\.").replace("*", r"\d+")): style for name, style in untyped.tp_plan.items()}
     styles, biases = dict[str, ParallelStyle](), dict[str, nn.Parameter]()
-    embedding, head = whole.get_input_embeddings(), whole.get_output_embeddings()
+    embedding, head = untyped.get_input_embeddings(), untyped.get_output_embeddings()
     tied = head is not None and head.weight is embedding.weight
     for name, module in model.named_modules():
         if module is embedding or module is head:
@@ -216,10 +216,10 @@ def _split_rows(module: nn.Module, mesh: DeviceMesh) -> nn.Module:
 
 def _with_own_rows(kind: Any, module: nn.Module, settings: dict[str, Any], *given: Tensor) -> Tensor:
     """Run the forward pass of `kind` with this rank's rows of the module's weights, and with other settings."""
-    own = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
-    part: Any = object.__new__(kind)  # a copy without the hooks of FSDP
-    vars(part).update(vars(module) | {"_parameters": own} | settings)
-    states: Tensor = kind.forward(part, *given)
+    local = {name: cast(DTensor, weight).to_local() for name, weight in module._parameters.items()}
+    copied: Any = object.__new__(kind)  # a copy without the hooks of FSDP
+    vars(copied).update(vars(module) | {"_parameters": local} | settings)
+    states: Tensor = kind.forward(copied, *given)
     return states
 
 
