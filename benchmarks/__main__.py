@@ -9,10 +9,7 @@ from benchmarks.harness import HERE, result_name
 #: quick ones first; the last three train several models each
 CLAIMS = (
     "startup",
-    "columns",
     "view",
-    "weight_handover",
-    "step_overhead",
     "simulate_vs_run",
     "advantage_scan",
     "cppo_mask",
@@ -21,7 +18,6 @@ CLAIMS = (
     "pruned_update",
     "correction_cost",
     "math_reward",
-    "bookkeeping",
     "replica_faults",
     "vllm_throughput",
     "plan",

@@ -88,14 +88,11 @@ FIGURES: tuple[Figure, ...] = (
         "| {} a second; math-verify alone in one process {} |",
         (GRADED, ("math_reward", "alone/per_second/0", ".0f")),
     ),
-    (BENCHMARKS, "| {} × as fast (packing alone", (("columns", "ratio", ".1f"),)),
-    (BENCHMARKS, "| {} × (float32), ", (("weight_handover", "ratio", ".1f"),)),
     (
         BENCHMARKS,
         "| {} ×; the local engine {} × | 7, plus the environment of vLLM",
         (("vllm_throughput", "ratio", ".2f"), VLLM),
     ),
-    (BENCHMARKS, "| {}; the goal of 5 % is out of reach |", (("step_overhead", "ratio", ".0%"),)),
     (BENCHMARKS, "5 times less | {} × and {} × | 2 |", (("pruned_update", "ratio/P=0.5", ".1f"), PRUNED)),
     (
         BENCHMARKS,

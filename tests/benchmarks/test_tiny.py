@@ -29,9 +29,6 @@ SHORT_RUN = ["train.steps=1", "train.prompts_per_step=2", "train.completions_per
 SHORT_RUN += ["train.updates_per_step=1", "eval.limit=2", "sampling.max_tokens=4"]
 TINY = {  # the options of each
     "startup": ["--runs", "1", "--set", *SHORT_RUN],
-    "columns": ["--shape", "16x32", "--base", str(harness.HERE.parent / "src")],
-    "weight_handover": ["--steps", "1"],
-    "step_overhead": [*BATCH, "--tokens", "8", "--base", "this tree"],
     "simulate_vs_run": ["--steps", "4"],
     "advantage_scan": ["--shapes", "2x9"],
     "cppo_mask": ["--shapes", "3x17"],
@@ -40,7 +37,6 @@ TINY = {  # the options of each
     "pruned_update": ["--shape", "5x3", "--rates", "0", "0.5", "--prompts", "1", "--completions", "4"],
     "correction_cost": ["--sequences", "3", "--tokens", "5"],
     "math_reward": ["--answers", "48", "--plain", "8", "--workers", "1"],
-    "bookkeeping": [],
     "replica_faults": ["--prompts", "4", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "layouts": ["--only", "qwen3_4b_grpo"],
@@ -137,12 +133,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
                 monkeypatch.setattr(place, name, changes[name])
         monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
         monkeypatch.setattr(harness, "commit", lambda: "none")
-        replaced = {
-            "recipe": smaller(long_tail.recipe),
-            "checkout": lambda _: harness.HERE.parent,
-            "import_everything": lambda: None,
-            "IDLE": 1.0,
-        }
+        replaced = {"recipe": smaller(long_tail.recipe), "import_everything": lambda: None, "IDLE": 1.0}
         for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, value)

@@ -1,1 +1,0 @@
-"""Savings of numpy columns over one Python object per token."""
