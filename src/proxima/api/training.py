@@ -138,14 +138,13 @@ def _on_ray(
     """The run on the ranks of its placement."""
     from proxima.api.saved import load_run
     from proxima.runtime.loop.training_loop import RunEnded
-    from proxima.runtime.placement.on_ray import LINES, train_on_ray
+    from proxima.runtime.placement.ray_supervisor import train_on_ray
 
     command = (family_of_config(resolved.config) or TRAIN).command
     begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-    end = train_on_ray(resolved, recipe, overrides, command, begin)
-    if end.exit_code == 130:
-        raise _stopped(resolved.config, str(end.folder), "by Ctrl-C")
-    if end.exit_code != 0:
-        printed = f"{end.folder / LINES} has what they printed"
-        raise RunEnded(f"the ranks ended with exit code {end.exit_code}; {printed}")
-    return load_run(end.folder)
+    code, folder = train_on_ray(resolved, recipe, overrides, command, begin)
+    if code == 130:
+        raise _stopped(resolved.config, str(folder), "by Ctrl-C")
+    if code != 0:
+        raise RunEnded(f"the ranks ended with exit code {code}; see their lines above, and log.txt in {folder}")
+    return load_run(folder)

@@ -93,9 +93,9 @@ def train_recipe(
     if resume and not quiet:
         note_new_run(Path(resolved.config.folder).expanduser())
     if places_ranks(resolved.config):
-        from proxima.runtime.placement.on_ray import train_on_ray
+        from proxima.runtime.placement.ray_supervisor import train_on_ray
 
-        return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet}).exit_code
+        return train_on_ray(resolved, recipe, overrides, command, {**begin, "quiet": quiet})[0]
 
     from proxima.view.run_views import RunViews
 

@@ -10,8 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxima.data import UserError
-
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "EXTRA")
 
 
@@ -67,12 +65,8 @@ def note(folder: str, **values: Any) -> None:
     file.with_suffix(".part").rename(file)
 
 
-def refuse(reason: str) -> int:
-    raise UserError(reason, remedy="another way")
-
-
-def interrupted() -> int:
-    raise KeyboardInterrupt
+def write(text: str) -> None:
+    sys.stderr.write(text)
 
 
 if __name__ == "__main__":  # a supervisor: FOLDER ACTS
@@ -81,4 +75,4 @@ if __name__ == "__main__":  # a supervisor: FOLDER ACTS
 
     spec = RayPlacement(ranks=2, gpus_per_rank=0, cpus_per_rank=0.5)
     function = "tests.runtime.placement.rank_functions:play"
-    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}))
+    sys.exit(supervise(function, spec, {"folder": sys.argv[1], "acts": json.loads(sys.argv[2])}, {"resume": True}))

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import urllib.request
 from contextlib import suppress
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,8 +17,8 @@ from proxima.data import FieldError, UserError
 from proxima.engine.http import Vllm
 from proxima.engine.serve import Serve
 from proxima.runtime.placement import engine_group
-from proxima.runtime.placement.engine_group import EngineGroup, PlacedEngine, engine_plan, engines_on
-from proxima.runtime.placement.engine_host import EnginePlace, EnginePlan
+from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
+from proxima.runtime.placement.node_actors import Place
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
@@ -50,8 +48,8 @@ def test_what_the_servers_are_started_with(tmp_path):
         return engine_plan(resolve("quickstart", [f"placement={placement}", f"engine={engine}"]).config, tmp_path)
 
     plan = plan_of("vllm")
-    assert plan is not None and plan.kind == "vllm" and plan.log == tmp_path / "engine.log"
-    assert not plan.routed_experts and plan_of("{kind: vllm, routed_experts: true}").routed_experts
+    assert plan is not None and plan.arguments["kind"] == "vllm" and not plan.arguments["routed_experts"]
+    assert plan_of("{kind: vllm, routed_experts: true}").arguments["routed_experts"]
     assert plan_of("vllm", "ray") is None
     for engine, message in (
         ("local", r"placement\.engines=2.*engine\.kind"),
@@ -61,9 +59,17 @@ def test_what_the_servers_are_started_with(tmp_path):
         with pytest.raises(FieldError, match=message):
             plan_of(engine)
     colocated = plan_of("vllm", "{kind: ray, ranks: 4, engines: 2, colocate: true}")
-    assert "--enable-sleep-mode" in colocated.serve.arguments
+    assert "--enable-sleep-mode" in colocated.arguments["serve"].arguments
     on_a_cpu = plan_of("vllm", "{kind: ray, engines: 1, gpus_per_rank: 0, colocate: true}")
-    assert not on_a_cpu.serve.arguments  # vLLM has no sleep mode there
+    assert not on_a_cpu.arguments["serve"].arguments  # vLLM has no sleep mode there
+
+
+def test_the_servers_of_a_plan_differ_in_their_logs(tmp_path):
+    plan = EnginePlan(arguments={"serve": Serve(arguments=("--x",)), "log": tmp_path / "engine.log"})
+    here, there = (plan.start_of(number, "a-key", remote=bool(number)).keywords for number in range(2))
+    assert here == plan.arguments | {"key": "a-key"}
+    assert there["log"] == tmp_path / "engine.1.log"
+    assert there["serve"].arguments == ("--x", "--host", "0.0.0.0")
 
 
 def test_how_rank_0_finds_them(monkeypatch):
@@ -84,44 +90,41 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
     assert bundle_of(group.spec) == {"CPU": 3.0, "GPU": 2.0} and group.spec.bundles == 2
     group.engines = [PlacedEngine(number) for number in range(2)]
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
-        engine.place = EnginePlace(node="n", host="h", address="a", port=1, gpus=gpus)
-    assert group.devices(lambda: None) == [("4",), ("5",), ("0",), ("1",)]
-
-
-class Doors:
-    """The actor of rank 0, in this process."""
-
-    def __init__(self, references: Callable[[Any], Any]) -> None:
-        self.led = list[tuple[int, tuple[str, int] | None]]()
-        self.open_doors = SimpleNamespace(remote=lambda count: references([5001, 5002][:count]))
-        self.lead = SimpleNamespace(remote=lambda *place: self.led.append(place))
+        engine.place = Place(node="n", host="h", address="a", port=1, gpus=gpus)
+    assert group.devices() == [("4",), ("5",), ("0",), ("1",)]
 
 
 @pytest.mark.waits
 def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_group, "LOOK_SECONDS", 0.05)
-    ray = pytest.importorskip("ray")
+    pytest.importorskip("ray")
     program, said = tmp_path / "vllm", list[str]()
     program.write_text(SERVER)
     program.chmod(0o755)
     spec = RayPlacement(ranks=2, engines=2, gpus_per_rank=0, gpus_per_engine=0, cpus_per_engine=0.25)
-    plan = EnginePlan(kind="vllm", serve=Serve(executable=str(program)), model="none", log=tmp_path / "engine.log")
-    with ray_cluster.driver(), engines_on(spec, plan, said.append, lambda: None) as group:
+    serve = Serve(executable=str(program))
+    plan = EnginePlan(arguments={"kind": "vllm", "serve": serve, "model": "none", "log": tmp_path / "engine.log"})
+
+    def answer(url):
+        request = urllib.request.Request(url, headers={"Authorization": f"Bearer {group.key}"})
+        return urllib.request.urlopen(request).status
+
+    with ray_cluster.driver():
+        group = EngineGroup(spec, plan, said.append)
         with pytest.raises(UserError, match=r"engine 0 is on .*, where no rank writes weights for it"):
-            group.attach(None, set())
-        places, doors = [engine.place for engine in group.engines], Doors(ray.put)
-        variables = group.attach(doors, {place.node for place in places})
-        assert variables == {URLS: "http://127.0.0.1:5001,http://127.0.0.1:5002", KEY: group.key}
+            group.attach([Place(node="another", host="", address="")])
+        places = [engine.place for engine in group.engines]
+        variables = group.attach(places)
+        urls = variables[URLS].split(",")
+        assert variables[KEY] == group.key and [answer(url) for url in urls] == [200, 200]
         (first,) = tmp_path.glob(f"{places[0].port}.*")
         above = psutil.Process(int(first.suffix[1:])).parents()
         next(process for process in above if "EngineHost" in " ".join(process.cmdline())).kill()
         while sum("answers at" in line for line in said) < 3:
             group.poll()
             time.sleep(0.05)
-        again = group.engines[0].place
-        assert group.engines[1].place is places[1]
-    started = [(place.address, place.port) for place in (*places, again)]
-    assert doors.led == [(0, started[0]), (1, started[1]), (0, None), (0, started[2])]
+        assert group.engines[0].place != places[0] and group.engines[1].place is places[1]
+        assert [answer(url) for url in urls] == [200, 200]
     assert said[2].startswith("engine 0 died: ") and said[2].endswith("; restarting in 1 s") and len(said) == 4
     assert {file.name for file in tmp_path.glob("engine*")} == {"engine.log", "engine.1.log"}
     pids = [int(file.suffix[1:]) for file in tmp_path.glob("[0-9]*.*")]

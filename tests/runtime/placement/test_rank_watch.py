@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import pytest
 
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
-from proxima.runtime.placement import rank_watch
-from proxima.runtime.placement.rank_messages import Channel, follows_from_loss, span_of, told_error
-from proxima.runtime.placement.rank_watch import RankFailure, RankWatch, last_line
+from proxima.runtime.placement import rank_messages, rank_watch
+from proxima.runtime.placement.rank_messages import Channel, FoldedLines, RankFailure, follows_from_loss, span_of
+from proxima.runtime.placement.rank_watch import RankWatch, last_line
 from proxima.view.log_lines import closing_line
 
 IDLE = {"call": "", "part": "", "collective": "", "waits": False, "issued": 4, "still": 0.0}
@@ -48,9 +49,13 @@ def met(size: int, **options: Any) -> Iterator[tuple[RankWatch, list[Channel]]]:
 
 def call(watch: RankWatch, rank: int, **changed: Any) -> Channel:
     channel = Channel(socket.create_connection(("127.0.0.1", watch.port)))
-    hello = {"hello": rank, "token": watch.token, "host": "node", "pid": 1, "facts": {"n": rank}}
+    hello = {"hello": rank, "token": watch.token, "host": "node", "facts": {"n": rank}}
     channel.send(**hello | changed)
     return channel
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    return asdict(RankFailure.of(error))
 
 
 def until(true: Callable[[], object]) -> None:
@@ -87,7 +92,7 @@ def test_a_rank_that_dies_is_the_cause_and_not_what_follows_from_it(monkeypatch:
     own = IDLE | {"call": "update of policy", "part": "micro-batch 2 of 3"}
     with met(3, own=own, in_call=True) as (watch, (first, second)):
         lost = RuntimeError("[…/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:52")
-        first.send(error=told_error(lost), at=IDLE)
+        first.send(error=failure_of(lost))
         until(lambda: watch.losing)
         second.connection.close()
         assert failure(watch).text.startswith("rank 2 on node died during update of policy, micro-batch 2 of 3: ")
@@ -113,8 +118,8 @@ def test_what_follows_from_an_error_of_rank_0_is_not_printed(
     monkeypatch.setattr(rank_watch, "SETTLE", 0.0)
     with met(2) as (watch, (channel,)):
         if own:
-            watch.own_error()
-        channel.send(error=told_error(RuntimeError("Connection was likely closed")), at=IDLE)
+            watch.take()
+        channel.send(error=failure_of(RuntimeError("Connection was likely closed")))
         assert "likely closed" in failure(watch).text
     assert ("likely closed" in capfd.readouterr().err) == (not own)
 
@@ -139,7 +144,7 @@ def test_an_error_of_a_rank_is_told_with_its_traceback_in_the_log(
         try:
             raise MemoryError("out of memory:\n 3 GiB")
         except MemoryError as error:
-            channel.send(error=told_error(error), at=IDLE)
+            channel.send(error=failure_of(error))
         line = "rank 1 on node: MemoryError: out of memory: 3 GiB; its traceback is in log.txt; resume with --resume"
         assert last_line(failure(watch)) == line
         until(lambda: cancelled)
@@ -155,7 +160,7 @@ def test_a_rank_0_that_hangs_is_ended(
     monkeypatch.setattr("os._exit", codes.append)
     missing = UserError("data.jsonl: no such file", remedy="copy it")  # what a node lacks
     with met(2) as (watch, (channel,)):
-        channel.send(error=told_error(missing if refused else MemoryError("none left")), at=IDLE)
+        channel.send(error=failure_of(missing if refused else MemoryError("none left")))
         assert failure(watch).refused == refused
         assert not refused or last_line(failure(watch)) == "rank 1 on node: data.jsonl: no such file; copy it"
         watch._judge(time.monotonic())
@@ -166,18 +171,31 @@ def test_a_rank_0_that_hangs_is_ended(
 
 
 def test_equal_lines_of_ranks_are_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_watch, "FOLD", 600.0)
-    log = tmp_path / "log.txt"
+    log, added, add = tmp_path / "log.txt", list[str](), FoldedLines.add
+    monkeypatch.setattr(FoldedLines, "add", lambda lines, rank, line: (add(lines, rank, line), added.append(line)))
+    monkeypatch.setattr(rank_messages, "FOLD_SECONDS", 600.0)
     with met(4) as (watch, channels), watch.attached(log, print, lambda: None):
         for channel in channels:
             channel.send(lines=["a warning"])
         channels[1].send(lines=["of one rank", "of one rank"])
-        until(lambda: sum(len(line.ranks) for line in list(watch.log.waiting.values())) == 5)
-        watch.log.flush()
+        until(lambda: len(added) == 5)
+        watch.lines.flush()
         assert not log.exists()  # another rank may say it too
-        monkeypatch.setattr(rank_watch, "FOLD", 0.0)
+        monkeypatch.setattr(rank_messages, "FOLD_SECONDS", 0.0)
         until(log.exists)
     assert sorted(log.read_text().splitlines()) == ["[rank 2] of one rank (× 2)", "[ranks 1-3] a warning"]
+
+
+def test_lines_wait_until_they_can_be_written() -> None:
+    lines, written = FoldedLines(), list[str]()
+    lines.add(1, "early")
+    lines.flush(at_once=True)
+    lines.write = written.append
+    lines.flush()
+    assert written == []
+    lines.flush(at_once=True)
+    lines.flush(at_once=True)
+    assert written == ["[rank 1] early"]
 
 
 def test_a_silent_rank_is_named_and_then_given_up() -> None:

@@ -1,10 +1,17 @@
+import os
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
-from proxima.runtime.placement.ray_cluster import connected, first_line_of, fitted
+from proxima.runtime.placement import ray_cluster
+from proxima.runtime.placement.ray_cluster import connected, first_line_of, fitted, python_path, reserve
+from tests.manual_clock import ManualClock
 
 pytest.importorskip("ray")
+BUNDLES = pytest.importorskip("ray.util.placement_group")  # `ray.util` has a function of this name
 CPUS = {"ranks": 3, "gpus_per_rank": 0.0, "cpus_per_rank": 2.0}
 SHARED = {"ranks": 4, "engines": 2, "colocate": True, "gpus_per_rank": 0}
 ROOM = "and the cluster has 7 CPU on 2 nodes, room for"
@@ -93,3 +100,29 @@ def test_a_second_connection(monkeypatch):
 def test_the_first_line_of_an_error_of_many():
     assert first_line_of(RuntimeError("\n  The actor died:\n\tpid: 3\n")) == "The actor died"
     assert first_line_of(KeyError()) == "KeyError"
+
+
+def test_modules_of_this_process_beside_the_installed_ones(monkeypatch, tmp_path):
+    site = os.path.join(sys.prefix, "lib")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), site, str(tmp_path), str(tmp_path / "gone"), sys.base_prefix])
+    assert python_path() == str(tmp_path)
+
+
+def test_a_cluster_that_ends_during_the_start_is_one_line(monkeypatch):
+    def wait(timeout_seconds):
+        raise Exception("Placement group PlacementGroupID(ba46) does not exist.")
+
+    monkeypatch.setattr(BUNDLES, "placement_group", lambda *_: SimpleNamespace(wait=wait))
+    with pytest.raises(UserError, match=r"lost while .* PlacementGroupID\(ba46\) does not exist; .*--resume"):
+        reserve(RayPlacement(), "ranks", {"CPU": 1.0})
+
+
+def test_devices_that_are_not_granted_in_time(monkeypatch):
+    clock, asked = ManualClock(), []
+    granted = SimpleNamespace(wait=lambda timeout_seconds: clock.advance(timeout_seconds))
+    monkeypatch.setattr(BUNDLES, "placement_group", lambda *what: asked.append(what) or granted)
+    monkeypatch.setattr(ray_cluster, "time", SimpleNamespace(monotonic=clock.now))
+    line = r"placement.ranks=2 asks for 1 CPU and 1 GPU each, not granted within start_timeout=5 s; others use"
+    with pytest.raises(FieldError, match=line):
+        reserve(RayPlacement(ranks=2, start_timeout=5, strategy="SPREAD"), "ranks", {"CPU": 1.0, "GPU": 1.0})
+    assert clock.now() == 6 and asked == [([{"CPU": 1.0, "GPU": 1.0}] * 2, "SPREAD")]

@@ -1,5 +1,5 @@
-"""A port of this machine that forwards connections to a place that may change: a server that is restarted elsewhere
-keeps its address for its clients."""
+"""Ports of rank 0's node that forward connections to places that may change: a server that is restarted elsewhere keeps
+its address for its clients."""
 
 import asyncio
 from contextlib import suppress
@@ -40,6 +40,21 @@ class Door:
             for end in filter(None, (writer, there)):
                 self._open.discard(end)
                 end.transport.abort()
+
+
+class Doors:
+    """The actor of all doors of a run."""
+
+    def __init__(self, count: int) -> None:
+        self.doors = [Door() for _ in range(count)]
+
+    async def listen(self) -> list[int]:
+        """Open the doors, and return their ports."""
+        return [await door.listen() for door in self.doors]
+
+    async def lead(self, number: int, place: tuple[str, int] | None) -> None:
+        """Let a door lead to an address and port; None: nowhere."""
+        self.doors[number].lead(place)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,27 +1,56 @@
-"""The servers of a run on a Ray cluster: an actor each, in their own bundles. A server that dies is restarted wherever
-there is room, while the run continues; clients reach it at the same address as before."""
+"""The servers of a run on a Ray cluster: an actor each, in bundles that are reserved once. A server that dies is
+restarted wherever there is room, while the run continues; clients reach it at the same address as before."""
 
+import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.data import FieldError, UserError, require
-from proxima.engine.serve import LAUNCHES, Serve
-from proxima.runtime.placement.engine_host import EngineHost, EnginePlace, EnginePlan
+from proxima.data import UserError, require
+from proxima.engine.serve import LAUNCHES, Serve, start_servers
+from proxima.runtime.placement.door import Doors
+from proxima.runtime.placement.node_actors import EngineHost, Place
 from proxima.runtime.placement.placed_engine import KEY, URLS
-from proxima.runtime.placement.rank_group import python_path
-from proxima.runtime.placement.ray_cluster import bundle_of, first_line_of
+from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
 LONGEST_BREAK = 60.0  # seconds between a death and the next start
 SLEEP_MODE = "--enable-sleep-mode"  # of vLLM, on GPUs only
 STEADY = 60.0  # seconds of uptime after which earlier deaths are forgotten
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """How every server of a run is started.
+
+    Args:
+        arguments: of `start_servers`; the log is the first server's, on its node, and the others' have their number in
+            the name.
+        shared: True if new weights are written to a folder that all nodes see.
+    """
+
+    arguments: dict[str, Any]
+    shared: bool = False
+
+    def start_of(self, number: int, key: str, *, remote: bool) -> Callable[[], Any]:
+        """The call that starts one of the servers, on its node.
+
+        Args:
+            key: the key that its clients must send.
+            remote: True if clients are on other nodes too.
+        """
+        serve, log = self.arguments["serve"], self.arguments["log"]
+        if remote:
+            serve = replace(serve, arguments=(*serve.arguments, "--host", "0.0.0.0"))  # the last value wins
+        log = log.with_name(f"{log.stem}.{number}{log.suffix}") if number else log
+        return partial(start_servers, **self.arguments | {"serve": serve, "log": log, "key": key})
 
 
 def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
@@ -46,17 +75,10 @@ def engine_plan(config: Any, folder: Path) -> EnginePlan | None:
         require(value == only, f"engine.serve.{name}", value, f"must be {only} with placement.engines: {why}")
     if config.placement.colocate and config.placement.gpus_per_rank:
         serve = replace(serve, arguments=(SLEEP_MODE, *serve.arguments))
-    return EnginePlan(
-        kind=kind,
-        serve=serve,
-        model=config.model.path,
-        max_length=config.model.max_length,
-        quantization=engine.quantization,
-        sampling_mask=engine.sampling_mask,
-        routed_experts=engine.routed_experts,
-        shared=engine.weight_folder is not None,
-        log=folder.absolute() / ENGINE_LOG,
-    )
+    settings = {name: getattr(engine, name) for name in ("quantization", "sampling_mask", "routed_experts")}
+    settings |= {"kind": kind, "serve": serve, "model": config.model.path, "max_length": config.model.max_length}
+    log = folder.absolute() / ENGINE_LOG
+    return EnginePlan(arguments=settings | {"log": log}, shared=engine.weight_folder is not None)
 
 
 @dataclass(eq=False)
@@ -72,78 +94,54 @@ class PlacedEngine:
     number: int
     host: Any = None
     pending: Any = None
-    place: EnginePlace | None = None
+    place: Place | None = None
     since: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
 
 
 class EngineGroup:
-    """All servers of a run, held by the supervisor; see `engines_on`. With `colocate`, bundles also hold the ranks.
+    """All servers of a run, held by the supervisor, which starts them and waits until all answer. They end when this
+    process disconnects from the cluster. With `colocate`, `bundles` also hold the ranks.
 
     Args:
         say: called with lines for the user.
+
+    Raises:
+        FieldError: the cluster did not grant the devices in time.
+        UserError: a server did not start.
     """
 
     def __init__(self, spec: RayPlacement, plan: EnginePlan, say: Callable[[str], None]) -> None:
         import ray
-        from ray.util.placement_group import placement_group
 
         self.spec, self.plan, self.say, self.key = spec, plan, say, secrets.token_urlsafe(24)
         self.remote = sum(node["Alive"] for node in ray.nodes()) > 1
-        self.granted = placement_group([self.bundle] * spec.engines, strategy=spec.strategy)
+        gpus = spec.gpus_of_ranks if spec.colocate else spec.gpus_per_engine
+        self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
+        alone = {"CPU": spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
+        self.bundles = reserve(spec, "engines", bundle_of(spec) if spec.colocate else alone)
         self.engines = [PlacedEngine(number) for number in range(spec.engines)]
-        self.doors: Any = None  # the actor of rank 0
-        self.last_loss = ""
+        self.doors: Any = None  # an actor on rank 0's node
+        self.last_loss = ""  # which server died, and why
+        self._await_all(deaths=0)
 
-    @property
-    def bundle(self) -> dict[str, float]:
-        """The resources that one server reserves; with `colocate`, together with its ranks."""
-        if self.spec.colocate:
-            return bundle_of(self.spec)
-        gpus = self.spec.gpus_per_engine
-        return {"CPU": self.spec.cpus_per_engine} | ({"GPU": gpus} if gpus else {})
-
-    def start(self, look: Callable[[], None]) -> None:
-        """Start all servers; returns when all answer.
-
-        Raises:
-            FieldError: the cluster did not grant the devices in time.
-            UserError: a server did not start.
-        """
-        deadline = time.monotonic() + self.spec.start_timeout
-        while not self.granted.wait(timeout_seconds=LOOK_SECONDS):
-            look()
-            if time.monotonic() > deadline:
-                count = self.spec.engines
-                asked = " and ".join(f"{amount:g} {name}" for name, amount in self.bundle.items())
-                remedy = (
-                    "lower it, or set gpus_per_engine and cpus_per_engine to what the ranks leave free on the nodes"
-                )
-                raise FieldError(
-                    "placement.engines", count, f"asks for {asked} each, not granted in time", remedy=remedy
-                )
+    def _await_all(self, deaths: float, seconds: float = math.inf) -> None:
+        deadline = time.monotonic() + seconds
         while not all(engine.place for engine in self.engines):
-            look()
             self.poll()
-            if lost := next((engine for engine in self.engines if engine.deaths), None):
-                raise UserError(f"engine {lost.number} did not start: {self.last_loss}")
+            if time.monotonic() > deadline or any(engine.deaths > deaths for engine in self.engines):
+                raise UserError(f"the engines did not start: {self.last_loss}")
             time.sleep(LOOK_SECONDS)
 
-    def devices(self, look: Callable[[], None]) -> list[tuple[str, ...]]:
+    def devices(self) -> list[tuple[str, ...]]:
         """Return the devices of each rank, with `colocate`. First waits for servers that are restarting, which need
         room on these devices before the ranks use them.
 
         Raises:
             UserError: a server did not start in time.
         """
-        deadline = time.monotonic() + self.spec.start_timeout
-        while not all(engine.place for engine in self.engines):
-            look()
-            self.poll()
-            if time.monotonic() > deadline:
-                raise UserError(f"the ranks wait for their engines: {self.last_loss}")
-            time.sleep(LOOK_SECONDS)
+        self._await_all(deaths=math.inf, seconds=self.spec.start_timeout)
         ranks, gpus = self.spec.ranks // self.spec.engines, int(self.spec.gpus_per_rank)
         places = [engine.place for engine in self.engines if engine.place is not None]
         return [place.gpus[i * gpus : (i + 1) * gpus] for place in places for i in range(ranks)]
@@ -155,7 +153,9 @@ class EngineGroup:
         for engine in self.engines:
             if engine.host is None:
                 if time.monotonic() >= engine.again_at:
-                    self._start(engine)
+                    start = self.plan.start_of(engine.number, self.key, remote=self.remote)
+                    engine.host = actor_on(self.bundles, engine.number, EngineHost, **self.resources)
+                    engine.pending = engine.host.start.remote(start)
                 continue
             if engine.place is not None and time.monotonic() - engine.since > STEADY:
                 engine.deaths = 0
@@ -170,26 +170,11 @@ class EngineGroup:
             if engine.place is not None:
                 self._lose(engine, answer)
                 continue
-            engine.place, engine.since = answer, time.monotonic()
+            reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
+            engine.place, engine.since = reached, time.monotonic()
             engine.pending = engine.host.failure.remote()
-            self.say(f"engine {engine.number} on {answer.host} answers at {answer.address}:{answer.port}")
+            self.say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
             self._lead(engine)
-
-    def _start(self, engine: PlacedEngine) -> None:
-        import ray
-        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
-        strategy = PlacementGroupSchedulingStrategy(self.granted, placement_group_bundle_index=engine.number)
-        options = ray.remote(EngineHost).options(
-            num_cpus=self.spec.cpus_per_engine,
-            num_gpus=self.spec.gpus_of_ranks if self.spec.colocate else self.spec.gpus_per_engine,
-            max_restarts=0,
-            max_concurrency=2,
-            scheduling_strategy=strategy,
-            runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
-        )
-        engine.host = options.remote()
-        engine.pending = engine.host.start.remote(self.plan, engine.number, self.key, remote=self.remote)
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
         import ray
@@ -199,29 +184,32 @@ class EngineGroup:
         engine.host = engine.pending = engine.place = None
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
-        engine.again_at, self.last_loss = time.monotonic() + seconds, reason
-        self.say(f"engine {engine.number} died: {reason}; restarting in {seconds:.0f} s")
+        engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
+        self.say(f"{self.last_loss}; restarting in {seconds:.0f} s")
         self._lead(engine)
 
-    def attach(self, host: Any, nodes: Set[str]) -> dict[str, str]:
+    def attach(self, ranks: Sequence[Place]) -> dict[str, str]:
         """Give each server an address on rank 0's node, and return the variables with which the ranks find these.
 
         Args:
-            host: the actor of rank 0.
-            nodes: the nodes of all ranks; each rank writes new weights for the servers on its node.
+            ranks: their places; each writes new weights for the servers on its node.
 
         Raises:
             UserError: a server is on another node, and no folder is set that all nodes share.
         """
         import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+        nodes = {place.node for place in ranks}
         for engine in self.engines:
             if engine.place is not None and engine.place.node not in nodes and not self.plan.shared:
                 message = f"engine {engine.number} is on {engine.place.host}, where no rank writes weights for it"
                 remedy = "set engine.weight_folder to a folder that all nodes share, or place ranks on each node"
                 raise UserError(message, remedy=remedy)
-        self.doors = host
-        ports = ray.get(host.open_doors.remote(len(self.engines)))
+        near, paths = NodeAffinitySchedulingStrategy(ranks[0].node, soft=False), {"PYTHONPATH": python_path()}
+        actor = ray.remote(Doors).options(num_cpus=0, scheduling_strategy=near, runtime_env={"env_vars": paths})
+        self.doors = actor.remote(len(self.engines))  # in place of those of the last start
+        ports = ray.get(self.doors.listen.remote())
         for engine in self.engines:
             self._lead(engine)
         return {URLS: ",".join(f"http://127.0.0.1:{port}" for port in ports), KEY: self.key}
@@ -230,34 +218,3 @@ class EngineGroup:
         place = engine.place
         if self.doors is not None:
             self.doors.lead.remote(engine.number, None if place is None else (place.address, place.port))
-
-    def stop(self) -> None:
-        """Stop the servers."""
-        import ray
-
-        for engine in self.engines:
-            with suppress(Exception):
-                ray.kill(engine.host)
-        with suppress(Exception):
-            ray.util.remove_placement_group(self.granted)
-
-
-@contextmanager
-def engines_on(
-    spec: RayPlacement, plan: EnginePlan | None, say: Callable[[str], None], look: Callable[[], None]
-) -> Iterator[EngineGroup | None]:
-    """Run the servers of a plan for the duration of the block; yields None without a plan. This process must be a
-    driver of the cluster.
-
-    Args:
-        look: called repeatedly while they start; an exception from it aborts the start.
-    """
-    if plan is None:
-        yield None
-        return
-    group = EngineGroup(spec, plan, say)
-    try:
-        group.start(look)
-        yield group
-    finally:
-        group.stop()

@@ -10,10 +10,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from io import TextIOBase
 from typing import Any
 
-from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, host_name, told_error
+from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, RankFailure
 
 LAST_WORDS = 30.0  # seconds that rank 0 has to end the run after an error of this rank
 GRACE = 1.0  # seconds that this process outlives rank 0, so that a launcher notices rank 0's end first
@@ -23,21 +24,20 @@ class Lifeline:
     """The connection to rank 0, on the other ranks.
 
     Args:
-        address: host, port and token of rank 0's `RankWatch`.
+        address, token: host and port of rank 0's `RankWatch`, and its token.
         beat: returns what this rank is doing.
-        heartbeat, timeout: of the placement.
+        heartbeat, timeout: of the placement; without heartbeats, only the end of the connection counts.
     """
 
     def __init__(
-        self, address: tuple[str, int, str], rank: int, facts: Mapping[str, Any],
-        beat: Callable[[], Mapping[str, Any]], heartbeat: float, timeout: float,
+        self, address: tuple[str, int], token: str, facts: Mapping[str, Any],
+        beat: Callable[[], Mapping[str, Any]] = dict, heartbeat: float = 0.0, timeout: float = 0.0,
     ) -> None:  # fmt: skip
-        host, port, token = address
-        self.rank, self.beat, self.heartbeat, self.timeout = rank, beat, heartbeat, timeout
-        self._parent = os.getppid()
+        self.beat, self.heartbeat, self.timeout = beat, heartbeat, timeout
         self._sending, self._over = threading.Lock(), threading.Event()
-        self._channel = Channel(socket.create_connection((host, port), timeout=30))
-        self.send(hello=rank, token=token, host=host_name(), pid=os.getpid(), facts=dict(facts))
+        self._channel = Channel(socket.create_connection(address, timeout=30))
+        self.rank = int(os.environ["RANK"])
+        self.send(hello=self.rank, token=token, host=socket.gethostname(), facts=dict(facts))
         self._thread = threading.Thread(target=self._run, name="proxima-lifeline", daemon=True)
         self._thread.start()
 
@@ -47,7 +47,7 @@ class Lifeline:
 
     def report(self, error: BaseException) -> None:
         """Report to rank 0 the error that ends this rank, and wait for rank 0 to print the last message."""
-        self.send(error=told_error(error), at=dict(self.beat()))
+        self.send(error=asdict(RankFailure.of(error)))
         self._thread.join(LAST_WORDS)
 
     def close(self) -> None:
@@ -62,41 +62,36 @@ class Lifeline:
             self._channel.connection.close()
 
     def _run(self) -> None:
+        if not self._released() and not self._over.wait(GRACE):
+            os._exit(1)
+
+    def _released(self) -> bool:
+        """Send heartbeats until rank 0 lets this rank exit, or this rank is done; False if rank 0 is gone."""
         heard = looked = beaten = time.monotonic()
         warned, pause = False, min(self.heartbeat or 1.0, 1.0)
         while not self._over.is_set():
             with suppress(OSError, ValueError):  # closed
                 if select.select([self._channel.connection], [], [], pause)[0]:
-                    messages = self._channel.receive()
-                    if messages is None:
-                        self._end()
-                        return
-                    heard, warned = time.monotonic(), False
+                    if (messages := self._channel.receive()) is None:
+                        return False
                     if any("bye" in message for message in messages):
-                        return
+                        return True
+                    heard, warned = time.monotonic(), False
             now = time.monotonic()
             if now - looked > pause + 5:  # this process was suspended, and has not read what was sent to it
                 heard = now
-            looked = now
-            if self.heartbeat and now - beaten >= self.heartbeat:
+            looked, silent = now, now - heard
+            if not self.heartbeat:
+                continue
+            if now - beaten >= self.heartbeat:
                 beaten = now
                 self.send(beat=dict(self.beat()))
-            silent = now - heard
-            if self.heartbeat and self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
+            if self.rank == 1 and silent > SILENT_BEATS * self.heartbeat and not warned:
                 warned = True
                 print(f"rank 0 has not responded for {silent:.0f} s", file=sys.__stderr__, flush=True)
-            if (self.heartbeat and silent > self.timeout) or orphaned(self._parent):
-                self._end()
-                return
-
-    def _end(self) -> None:
-        if not self._over.wait(GRACE):
-            os._exit(1)
-
-
-def orphaned(parent: int) -> bool:
-    """True if torchrun, the parent of this process, has exited."""
-    return "TORCHELASTIC_RUN_ID" in os.environ and os.getppid() != parent
+            if silent > self.timeout:
+                return False
+        return True
 
 
 class ForwardedLines(TextIOBase):

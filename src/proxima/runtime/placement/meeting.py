@@ -1,6 +1,7 @@
 """Rendezvous and shutdown of the ranks: the store, the lifelines, the comparison of facts, and the process group."""
 
 import os
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from datetime import timedelta
@@ -67,7 +68,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
 
     placement = config.placement
     store, key = _store(_patience(placement))
-    ranks = _ranks(config.placement)
+    ranks = _ranks(placement)
     watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.heartbeat, placement.timeout)
     ranks.watch = watch
     with terminated_by_launcher(watch):
@@ -83,12 +84,9 @@ def first_rank(config: Any) -> Iterator[Ranks]:
             if isinstance(error, RankError):  # the other ranks have continued, and know of the end
                 watch.await_farewells()
                 raise RunEnded(f"{error}; its traceback is in log.txt; resume with --resume") from error
-            if failure is None:
-                watch.own_error()
-                raise
             watch.take()
-            if failure.refused and isinstance(error, UserError):
-                raise  # all ranks have found the same error
+            if failure is None or (failure.refused and isinstance(error, UserError)):
+                raise  # this rank's own; or all ranks have found the same error
             if failure.refused:
                 raise UserError(last_line(failure)) from error
             raise RunEnded(last_line(failure), reported=True) from error
@@ -107,8 +105,9 @@ def other_rank(config: Any) -> Iterator[Ranks]:
 
     placement = config.placement
     store, key = _store(_patience(placement))
-    ranks = _ranks(config.placement)
-    lifeline = _lifeline(store, key, rank_facts(config, _device()), ranks, placement)
+    ranks = _ranks(placement)
+    facts, beat = rank_facts(config, _device()), ranks.status.beat
+    lifeline = _lifeline(store, key, facts=facts, beat=beat, heartbeat=placement.heartbeat, timeout=placement.timeout)
     obey_rank_zero()
     lines = ForwardedLines(lifeline)
     try:
@@ -126,30 +125,22 @@ def report_early(error: BaseException) -> bool:
     """Report an error on a rank above 0, from before the ranks have met, to rank 0, which has the same error or learns
     of it now. Returns False if rank 0 can't be reached."""
     try:
-        store, key = _store(EARLY_SECONDS)
-        lifeline = _lifeline(store, key, {}, None, None)
+        lifeline = _lifeline(*_store(EARLY_SECONDS), facts={})
     except Exception:
         return False
     lifeline.report(error)
     return True
 
 
-def _lifeline(
-    store: Any, key: str, facts: Mapping[str, Any], ranks: "ProcessRanks | None", placement: Any
-) -> "Lifeline":
+def _lifeline(store: Any, key: str, **options: Any) -> "Lifeline":
     from proxima.runtime.placement.lifeline import Lifeline
 
     try:
         port, token = store.get(key).decode().split()
     except Exception:
-        seconds = EARLY_SECONDS if placement is None else _patience(placement)
-        raise _no_rank_zero(f"did not come within {seconds:g} s") from None
-    address = os.environ["MASTER_ADDR"], int(port), token
-    beat, heartbeat, timeout = dict, 0.0, EARLY_SECONDS
-    if ranks is not None:
-        beat, heartbeat, timeout = ranks.status.beat, placement.heartbeat, placement.timeout  # type: ignore[assignment]
+        raise _no_rank_zero(f"did not come within {store.timeout.total_seconds():g} s") from None
     try:
-        return Lifeline(address, int(os.environ["RANK"]), facts, beat, heartbeat, timeout)
+        return Lifeline((os.environ["MASTER_ADDR"], int(port)), token, **options)
     except OSError as error:
         raise _no_rank_zero(f"does not answer at port {port}: {error.strerror or error}") from None
 
@@ -163,7 +154,10 @@ def _no_rank_zero(what: str) -> UserError:
 def _store(seconds: float) -> tuple[Any, str]:
     """The store where the ranks meet, and a key for this group, as the same processes may form several in turn."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
+    from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # this process ends with torchrun, however that ends
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)
     key, port = f"proxima/{next(_groups)}", os.environ["MASTER_PORT"]
     try:
         store = TCPStore(

@@ -6,19 +6,20 @@ collective would wait for a rank that doesn't enter it. No data of the model goe
 
 import json
 import socket
+import threading
+import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from proxima.data import UserError
 
 SILENT_BEATS = 3  # missed heartbeats after which a rank counts as silent
 SEND_SECONDS = 5.0
+FOLD_SECONDS = 1.0  # in which other ranks may print the same line
 LOST_PEER = ("gloo/transport", "Connection closed by peer", "Connection reset", "NCCL", "Broken pipe", "Timed out wait")
-
-
-def host_name() -> str:
-    return socket.gethostname()
 
 
 class Channel:
@@ -42,29 +43,76 @@ class Channel:
             return []
         except OSError:
             return None
-        if not chunk:
-            return None
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         try:
-            return [dict(json.loads(line)) for line in lines]
+            return [dict(json.loads(line)) for line in lines] if chunk else None
         except (ValueError, TypeError):  # not one of our messages
             return None
 
 
-def told_error(error: BaseException) -> dict[str, Any]:
-    """The message about an exception; `follows` is true if it is only a consequence of losing another rank."""
-    name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return {
-        "text": f"{name}{' '.join(str(error).split())}"[:2000],
-        "trace": "".join(traceback.format_exception(error)),
-        "refused": isinstance(error, UserError),
-        "follows": follows_from_loss(error),
-    }
+@dataclass(frozen=True, kw_only=True)
+class RankFailure:
+    """What ends a rank, and perhaps the run.
+
+    Args:
+        trace: traceback of the rank; empty if it has sent no traceback.
+        refused: True if the user can repair what is wrong, as with a `UserError` on rank 0.
+        follows: True if it only says that another rank is gone.
+    """
+
+    text: str
+    trace: str = ""
+    refused: bool = False
+    follows: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException) -> "RankFailure":
+        name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+        return cls(
+            text=f"{name}{' '.join(str(error).split())}"[:2000],
+            trace="".join(traceback.format_exception(error)),
+            refused=isinstance(error, UserError),
+            follows=follows_from_loss(error),
+        )
 
 
 def follows_from_loss(error: BaseException) -> bool:
     """True if an exception says that another rank is gone. torch has no exception class for this over gloo."""
     return isinstance(error, RuntimeError) and any(mark in str(error) for mark in LOST_PEER)
+
+
+class FoldedLines:
+    """Lines of several ranks, each with the ranks that printed it; equal ones are folded into one.
+
+    Args:
+        write: called with one line or more; None: they wait until it is set.
+    """
+
+    def __init__(self, write: Callable[[str], None] | None = None) -> None:
+        self.write = write
+        self._waiting: dict[
+            str, tuple[float, list[int]]
+        ] = {}  # line → since when, and each rank as often as it printed it
+        self._lock = threading.Lock()
+
+    def add(self, rank: int, line: str) -> None:
+        with self._lock:
+            self._waiting.setdefault(line, (time.monotonic(), []))[1].append(rank)
+
+    def flush(self, *, at_once: bool = False) -> None:
+        """Write the lines that have waited for other ranks."""
+        if self.write is None:
+            return
+        until = time.monotonic() - (0 if at_once else FOLD_SECONDS)
+        with self._lock:
+            ready = {line: self._waiting.pop(line)[1] for line, (at, _) in [*self._waiting.items()] if at <= until}
+        if ready:
+            self.write("\n".join(f"[{span_of([*set(ranks)])}] {line}{_times(ranks)}" for line, ranks in ready.items()))
+
+
+def _times(ranks: list[int]) -> str:
+    times = len(ranks) // len(set(ranks))
+    return f" (× {times})" if times > 1 else ""
 
 
 def span_of(ranks: list[int]) -> str:

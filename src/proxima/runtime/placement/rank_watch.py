@@ -14,21 +14,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from proxima.config.sections.placement_section import STARTED_AGAIN, is_supervised
 from proxima.data import UserError
-from proxima.runtime.placement.lifeline import orphaned
-from proxima.runtime.placement.rank_lines import FoldedLine
-from proxima.runtime.placement.rank_messages import SILENT_BEATS, Channel, follows_from_loss, host_name, span_of
+from proxima.runtime.placement.rank_messages import (
+    SILENT_BEATS,
+    Channel,
+    FoldedLines,
+    RankFailure,
+    follows_from_loss,
+    span_of,
+)
+from proxima.runtime.watch.interrupt import signals_restored
 from proxima.train.rank_status import place_of
 
 TICK = 0.2  # seconds between checks
 SETTLE = 1.0  # seconds in which the consequences of a cause may be heard before the cause
 CLOSING = 20.0  # seconds for the run to end in order; torchrun kills after 30
-FOLD = 1.0  # seconds in which other ranks may print the same line
 
 
 @dataclass
@@ -48,48 +53,6 @@ class HeardRank:
         return f"rank {self.rank} on {self.host}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankFailure:
-    """The failure that ends the run.
-
-    Args:
-        trace: traceback of the rank; empty if it has sent no traceback.
-        refused: True if the user can repair what is wrong, as with a `UserError` on rank 0.
-        follows: True if it only says that another rank is gone.
-    """
-
-    text: str
-    trace: str = ""
-    refused: bool = False
-    follows: bool = False
-
-
-@dataclass
-class LogOfRanks:
-    """The lines of the other ranks in log.txt, equal ones folded."""
-
-    path: Path | None = None
-    waiting: dict[str, FoldedLine] = field(default_factory=dict)
-    lock: Any = field(default_factory=threading.Lock)
-
-    def add(self, rank: int, line: str) -> None:
-        with self.lock:
-            self.waiting.setdefault(line, FoldedLine(line, time.monotonic())).ranks.append(rank)
-
-    def flush(self, *, at_once: bool = False) -> None:
-        """Write the lines that have waited for other ranks, once the path is known."""
-        now = time.monotonic()
-        with self.lock:
-            waiting = [] if self.path is None else [*self.waiting.values()]
-            ready = [folded for folded in waiting if at_once or now - folded.since >= FOLD]
-            for folded in ready:
-                del self.waiting[folded.text]
-        if self.path is None or not ready:
-            return
-        with suppress(OSError), self.path.open("a", encoding="utf-8", errors="replace") as file:
-            file.writelines(f"{folded}\n" for folded in ready)
-
-
 class RankWatch:
     """Listens to `size - 1` lifelines.
 
@@ -105,14 +68,14 @@ class RankWatch:
     ) -> None:  # fmt: skip
         self.size, self.own, self.in_call = size, own, in_call
         self.heartbeat, self.timeout = heartbeat, timeout
-        self.token, self.log = secrets.token_hex(16), LogOfRanks()
+        self.token, self.lines = secrets.token_hex(16), FoldedLines()
         self.peers: dict[int, HeardRank] = {}
-        self._held: list[int] = []
         self.failure: RankFailure | None = None
-        self._causes: list[RankFailure] = []
-        self._first_cause_at, self._ends_at = 0.0, 0.0
-        self._changed, self._taken, self._own = threading.Condition(), False, False
-        self._closed = self._in_order = False
+        self._held: list[int] = []
+        self._causes: list[tuple[float, RankFailure]] = []  # when each was heard of
+        self._failed_at, self._closing = 0.0, CLOSING
+        self._changed = threading.Condition()
+        self._taken = self._closed = False
         self._warn: Callable[[str], None] = lambda text: print(f"WARNING {text}", file=sys.stderr, flush=True)
         self._cancel: Callable[[], None] | None = None
         self._warn_after = SILENT_BEATS * heartbeat
@@ -133,29 +96,33 @@ class RankWatch:
             UserError: some have not connected in `seconds`, or one can't start.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self.failure or self._complete(), seconds)
+            self._changed.wait_for(lambda: self.failure or not self._missing(), seconds)
         if self.failure is not None:
             raise UserError(self.failure.text)
-        if missing := sorted(set(range(1, self.size)) - {rank for rank, peer in self.peers.items() if peer.facts}):
+        if missing := self._missing():
+            where = f"port {self.port} of {socket.gethostname()}"
+            late = f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s"
             remedy = "its node has left or can't reach this one: see its own messages, then start all ranks again"
-            where = f"port {self.port} of {host_name()}"
-            raise UserError(
-                f"{span_of(missing)} of {self.size} did not call {where} within {seconds:g} s", remedy=remedy
-            )
+            raise UserError(late, remedy=remedy)
         return self.peers
 
-    def _complete(self) -> bool:  # a rank without facts connects to report an error
-        return len(self.peers) == self.size - 1 and all(peer.facts for peer in self.peers.values())
+    def _missing(self) -> list[int]:  # a rank without facts connects to report an error
+        return [rank for rank in range(1, self.size) if rank not in self.peers or not self.peers[rank].facts]
 
     @contextmanager
     def attached(self, log: Path, warn: Callable[[str], None], cancel: Callable[[], None]) -> Iterator[None]:
         """Attach a run for the duration of the block: lines go to its `log`, warnings to `warn`, and `cancel` is called
         when a rank fails. Both are called in the watch's thread. After the block everything of the run is written."""
-        self.log.path, self._warn, self._cancel = log, warn, cancel
+
+        def write(text: str) -> None:
+            with suppress(OSError), log.open("a", encoding="utf-8", errors="replace") as file:
+                file.write(f"{text}\n")
+
+        self.lines.write, self._warn, self._cancel = write, warn, cancel
         try:
             yield
         finally:
-            self._cancel, self._in_order = None, True
+            self._cancel, self._closing = None, 2 * SETTLE  # the run has ended in order: the process soon does too
 
     @property
     def losing(self) -> bool:
@@ -170,23 +137,20 @@ class RankWatch:
         return self.failure
 
     def name(self, rank: int) -> str:
-        return self.peers[rank].name if rank else f"rank 0 on {host_name()}"
+        return self.peers[rank].name if rank else f"rank 0 on {socket.gethostname()}"
 
     def take(self) -> None:
-        """Note that the compute thread will report the failure and end."""
+        """Note that the compute thread reports why the run fails, and ends: what the watch hears from now on follows
+        from it."""
         with self._changed:
             self._taken = True
-        self.log.flush(at_once=True)
-
-    def own_error(self) -> None:
-        """Note that this rank reports the failure: later reports of the others follow from it and are not printed."""
-        self._own = True
+        self.lines.flush(at_once=True)
 
     def await_farewells(self) -> None:
         """Wait for the last lines of the other ranks, which know that the run has ended."""
         with self._changed:
             self._changed.wait_for(lambda: all(peer.gone for peer in self.peers.values()), SETTLE)
-        self.log.flush(at_once=True)
+        self.lines.flush(at_once=True)
 
     def release(self) -> None:
         """Let the other ranks exit: the run has ended."""
@@ -194,13 +158,13 @@ class RankWatch:
             peer.channel.send(bye=True)
 
     def close(self) -> None:
-        self.log.flush(at_once=True)
+        self.lines.flush(at_once=True)
         self._closed = True
 
     # ---- the watching thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        parent, looked, beaten = os.getppid(), time.monotonic(), time.monotonic()
+        looked = beaten = time.monotonic()
         while not self._closed:
             for key, _ in self._selector.select(TICK):
                 if key.fileobj is self._listener:
@@ -216,10 +180,8 @@ class RankWatch:
                 beaten = now
                 for peer in self.peers.values():
                     peer.channel.send(beat=True)
-            self.log.flush()
+            self.lines.flush()
             self._judge(now)
-            if orphaned(parent):
-                os._exit(1)
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]
         self._selector.close()
@@ -234,16 +196,17 @@ class RankWatch:
     def _read(self, channel: Channel) -> None:
         messages = channel.receive()
         peer = next((peer for peer in self.peers.values() if peer.channel is channel), None)
-        for message in messages or ():
-            if peer is None:
-                if message.get("token") != self.token:
-                    messages = None  # not one of the ranks
-                    break
-                peer = HeardRank(message["hello"], message["host"], message["facts"], channel, time.monotonic())
+        if peer is None and messages:
+            hello = messages.pop(0)
+            if hello.get("token") == self.token:
+                peer = HeardRank(hello["hello"], hello["host"], hello["facts"], channel, time.monotonic())
                 with self._changed:
                     self.peers[peer.rank] = peer
                     self._changed.notify_all()
-                continue
+            else:
+                messages = None  # not one of the ranks
+        for message in messages or ():
+            assert peer is not None
             peer.heard = time.monotonic()
             self._hear(peer, message)
         if messages is None:
@@ -258,27 +221,18 @@ class RankWatch:
                 self._add(RankFailure(text=f"{peer.name} died{self._during()}: {hint}{again}"))
 
     def _hear(self, peer: HeardRank, message: Mapping[str, Any]) -> None:
-        if "beat" in message:
-            peer.beat = message["beat"]
-        for line in message.get("lines", ()):
-            self.log.add(peer.rank, line)
+        peer.beat = message.get("beat", peer.beat)
+        peer.gone = peer.gone or "bye" in message or "error" in message
         if "bye" in message:
             with self._changed:
-                peer.gone = True
                 self._changed.notify_all()
+        for line in message.get("lines", ()):
+            self.lines.add(peer.rank, line)
         if "error" in message:
-            peer.gone = True
-            error = message["error"]
-            for line in error["trace"].splitlines():
-                self.log.add(peer.rank, line)
-            self._add(
-                RankFailure(
-                    text=f"{peer.name}: {error['text']}",
-                    trace=error["trace"],
-                    refused=error["refused"],
-                    follows=error["follows"],
-                )
-            )
+            failure = RankFailure(**message["error"])
+            for line in failure.trace.splitlines():
+                self.lines.add(peer.rank, line)
+            self._add(replace(failure, text=f"{peer.name}: {failure.text}"))
 
     def _during(self) -> str:
         own = self.own()
@@ -286,27 +240,23 @@ class RankWatch:
         return f" during {place}" if place and self.in_call() else ""
 
     def _add(self, cause: RankFailure) -> None:
-        if not self._causes:
-            self._first_cause_at = time.monotonic()
-        self._causes.append(cause)
+        self._causes.append((time.monotonic(), cause))
 
     def _judge(self, now: float) -> None:
         if self.failure is None:
             if not self._causes:
                 self._look(now)
-            first = next((cause for cause in self._causes if not cause.follows), None)
-            if first is not None or (self._causes and now - self._first_cause_at >= SETTLE):
-                self._fail(first or self._causes[0], now)
-        elif not self._taken and (
-            now > self._ends_at or (self._in_order and now > self._ends_at - CLOSING + 2 * SETTLE)
-        ):
+            first = next((cause for _, cause in self._causes if not cause.follows), None)
+            if first is not None or (self._causes and now - self._causes[0][0] >= SETTLE):
+                self._fail(first or self._causes[0][1], now)
+        elif not self._taken and now > self._failed_at + self._closing:
             self._end_process()
 
     def _fail(self, failure: RankFailure, now: float) -> None:
         with self._changed:
-            self.failure, self._ends_at = failure, now + CLOSING
+            self.failure, self._failed_at = failure, now
             self._changed.notify_all()
-        if not failure.refused and not self._own:  # at once: a launcher will print many lines about it
+        if not failure.refused and not self._taken:  # at once: a launcher will print many lines about it
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         if self._cancel is not None:
             self._cancel()
@@ -314,7 +264,7 @@ class RankWatch:
     def _end_process(self) -> None:
         """Terminate the process: the compute thread waits for a rank that will never respond."""
         assert self.failure is not None
-        self.log.flush(at_once=True)
+        self.lines.flush(at_once=True)
         with self._changed:
             if self._taken:
                 return
@@ -371,9 +321,7 @@ class RankWatch:
 
 def last_line(failure: RankFailure) -> str:
     """The last line of a run that ends because a rank has failed."""
-    if failure.refused:
-        return failure.text
-    if STARTED_AGAIN in failure.text:
+    if failure.refused or STARTED_AGAIN in failure.text:
         return failure.text
     where = "; its traceback is in log.txt" if failure.trace else ""
     return f"{failure.text}{where}; resume with --resume"
@@ -383,17 +331,13 @@ def last_line(failure: RankFailure) -> str:
 def terminated_by_launcher(watch: RankWatch) -> Iterator[None]:
     """Ignore the launcher's signal if a rank has died: the signal is for all processes, but this one must report
     why."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
 
     def handle(number: int, frame: Any) -> None:
         time.sleep(SETTLE / 2)  # the death may not have been heard yet
         if not watch.losing:
             raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, handle)
-    try:
+    with signals_restored():
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handle)
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,10 +1,12 @@
-"""The Ray cluster of a run: connecting to it or starting one, and checking that it has the devices. Every failure is
-one line that the user can act on."""
+"""The Ray cluster of a run: connecting to it or starting one, its devices, and actors on these. Every failure is one
+line that the user can act on."""
 
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,11 +17,13 @@ if TYPE_CHECKING:
     from proxima.config.sections.ranks_section import RayPlacement  # imports torch, which no reward actor needs
 
 ADDRESS = "RAY_ADDRESS"
+LOOK_SECONDS = 1.0  # between two chances of a signal handler to run while Ray works
 
 
 @contextmanager
 def connected(spec: "RayPlacement") -> Iterator[None]:
-    """Make this process a driver of the cluster within the block; a cluster that is started here ends with the block.
+    """Make this process a driver of the cluster within the block; with the block end its actors, and a cluster that is
+    started here.
 
     Raises:
         FieldError: there is no cluster at the address, or it refuses this process.
@@ -97,15 +101,68 @@ def fitted(spec: "RayPlacement", say: Callable[[str], None]) -> "RayPlacement":
     possible = ranks.get(spec.strategy, sum(fits))
     if possible >= spec.bundles:
         return spec
-    asked = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
     totals = {name: sum(node.get(name, 0) for node in nodes) for name in bundle}
-    there = " and ".join(f"{amount:g} {name}" for name, amount in totals.items())
     plural = "s" if len(nodes) != 1 else ""
     bound = (
-        f"asks for {asked} each, with {spec.strategy}, and the cluster has {there} on {len(nodes)} node{plural}, "
-        f"room for {possible}"
+        f"asks for {_listed(bundle)} each, with {spec.strategy}, and the cluster has {_listed(totals)} on "
+        f"{len(nodes)} node{plural}, room for {possible}"
     )
     no_gpu = spec.gpus_per_rank and not totals["GPU"]
     remedy = "set gpus_per_rank=0 to compute on CPUs, or add nodes" if no_gpu else "lower it, or add nodes"
     name = "engines" if spec.colocate else "ranks"
     raise FieldError(f"placement.{name}", spec.bundles, bound, remedy=remedy)
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def reserve(spec: "RayPlacement", field: str, bundle: dict[str, float]) -> Any:
+    """Ray's placement group of as many bundles as the placement's `field` says: `ranks`, or `engines`. It is the run's
+    until this process disconnects; Ray replaces the bundles of a node that is lost.
+
+    Raises:
+        FieldError: the cluster did not grant the devices in time.
+        UserError: the cluster ended.
+    """
+    from ray.util.placement_group import placement_group
+
+    count, deadline = getattr(spec, field), time.monotonic() + spec.start_timeout
+    granted = placement_group([bundle] * count, spec.strategy)
+    while not _is_granted(granted):
+        if time.monotonic() > deadline:
+            late = f"asks for {_listed(bundle)} each, not granted within start_timeout={spec.start_timeout:g} s"
+            remedy = "others use the devices, or a node is lost: see `ray status`, wait, or ask for less"
+            raise FieldError(f"placement.{field}", count, late, remedy=remedy)
+    return granted
+
+
+def _is_granted(bundles: Any) -> bool:
+    try:
+        return bool(bundles.wait(timeout_seconds=LOOK_SECONDS))
+    except Exception as error:  # if the cluster has ended, Ray says that the placement group does not exist
+        reason = f"the Ray cluster was lost while the run was being started: {first_line_of(error)}"
+        raise UserError(reason, remedy="see `ray status`; --resume continues the run") from None
+
+
+def actor_on(bundles: Any, index: int, kind: type, **resources: float) -> Any:
+    """Start an actor in a bundle. When it dies it stays dead: what runs again is decided by who watches it."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    actor: Any = ray.remote(kind)
+    options = actor.options(
+        max_restarts=0,
+        max_concurrency=2,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(bundles, placement_group_bundle_index=index),
+        runtime_env={"env_vars": {"PYTHONPATH": python_path()}},
+        **resources,
+    )
+    return options.remote()
+
+
+def python_path() -> str:
+    """The folders in which this process finds modules, other than its interpreter's own."""
+    installed = tuple({os.path.realpath(prefix) for prefix in (sys.prefix, sys.base_prefix)})
+    outside = (path for path in map(os.path.abspath, sys.path) if not os.path.realpath(path).startswith(installed))
+    return os.pathsep.join(dict.fromkeys(path for path in outside if os.path.isdir(path)))

@@ -1,30 +1,55 @@
-"""The supervisor of a run's ranks on a Ray cluster: starts them, prints their output, and when one dies, kills the
-others and restarts all of them from the last checkpoint."""
+"""A training command with `placement: ray`: this process supervises ranks that run the same command on a Ray cluster.
+It starts them, prints their output, and when one dies, kills the others and restarts all from the last checkpoint."""
 
+import gc
 import signal
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.runtime.placement.engine_group import EngineGroup, engines_on
-from proxima.runtime.placement.engine_host import EnginePlan
-from proxima.runtime.placement.rank_group import RankCall, RankGroup, start_group
-from proxima.runtime.placement.rank_host import RankReport
-from proxima.runtime.placement.rank_lines import RankLines
-from proxima.runtime.placement.rank_process import INTERRUPTED, REFUSED
-from proxima.runtime.placement.ray_cluster import connected, fitted
+from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
+from proxima.runtime.placement.rank_group import RankGroup, start_group
+from proxima.runtime.placement.rank_messages import FoldedLines
+from proxima.runtime.placement.ray_cluster import bundle_of, connected, fitted, reserve
+from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
 
-POLL_SECONDS = 0.5  # that an actor waits for a line
+if TYPE_CHECKING:
+    from proxima.config.resolved import Resolved
+
+RANK = "proxima.cli.main:train_rank"  # the function that each rank calls
+POLL_SECONDS = 0.5  # in which a rank may print something
 GRACE_SECONDS = 3.0  # in which the first cause may be noticed after its consequences
 CLOSING_SECONDS = 60.0  # that the other ranks may take after rank 0 is done
-LEAST_SILENCE = 30.0  # seconds without a report from an actor; on a busy machine, one may take some
-FAILED = 1
+FAILED, INTERRUPTED = 1, 130  # exit codes, as of the command line
+
+
+def train_on_ray(
+    resolved: "Resolved[Any]", recipe: Any, overrides: Sequence[str], command: str, begin: Mapping[str, bool]
+) -> tuple[int, Path]:
+    """Train a recipe on the ranks of its placement; returns the exit code of the command, and the run folder.
+
+    Args:
+        resolved: the recipe with its overrides.
+        recipe: a path, a name, or a mapping of JSON values.
+        begin: further arguments of `train_recipe`.
+
+    Raises:
+        UserError: the cluster can't start the ranks, or the servers.
+    """
+    config = resolved.config
+    folder = new_run_folder(config.folder, resolved.recipe).absolute()  # the same at each start of the ranks
+    RunFolder(folder).check(resume=begin["resume"], overwrite=begin["overwrite"])
+    texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
+    arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
+    again = {"resume": True, "overwrite": False}
+    gc.enable()
+    return supervise(RANK, config.placement, arguments, again, engine_plan(config, folder)), folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +58,7 @@ class RankEnd:
 
     Args:
         exit_code: -N is signal N; None: it is not known, because its actor is gone.
-        reason: why the exit code is not known.
+        reason: why the exit code is not known; else the last line of its standard error, if any.
     """
 
     rank: int
@@ -47,183 +72,161 @@ class RankEnd:
 
 
 class Interrupts:
-    """Counts Ctrl-C and SIGTERM; `signals_restored` puts the handlers back."""
+    """Counts Ctrl-C and SIGTERM; `signals_restored` puts the handlers back. Before there are ranks that could write a
+    checkpoint, it raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.counting = 0, False
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._add)
 
     def _add(self, number: int, frame: Any) -> None:
         self.count += 1
-
-    def look(self) -> None:
-        """Raise KeyboardInterrupt after the first signal: nothing runs that could write a checkpoint."""
-        if self.count:
+        if not self.counting:
             raise KeyboardInterrupt
 
 
 def supervise(
-    function: Callable[..., int] | str,
+    function: str,
     spec: RayPlacement,
     arguments: Mapping[str, Any],
-    *,
-    again: Mapping[str, Any] | None = None,
+    again: Mapping[str, Any],
     engines: EnginePlan | None = None,
-    log: Path | None = None,
-    out: TextIO | None = None,
-    err: TextIO | None = None,
 ) -> int:
     """Call a function in every rank, each in a separate process with the variables of torchrun; returns the exit code.
 
-    A rank's exit code is what the function returns: 2 after a `UserError`, 130 after Ctrl-C, 70 after any other
-    exception. Codes 0, 1, 2 and 130 of rank 0 are those of the run. If a rank is killed or lost, all ranks are killed
-    and restarted, at most `spec.restarts` times; a rank that raises ends the run, because it would raise again. The
-    first Ctrl-C goes to rank 0 alone, which stops the run; a second one kills all ranks.
+    A rank's exit code is what the function returns. That of rank 0 is the run's, unless a rank is killed or lost: then
+    all ranks are killed and restarted, at most `spec.restarts` times. A rank that raises ends the run, because it would
+    raise again. The first Ctrl-C goes to rank 0 alone, which stops the run; a second one kills all ranks.
 
     Args:
-        function: a function of a module, or "module:name".
+        function: "module:name".
         arguments: of the function, by name; JSON values.
-        again: arguments that replace these when the ranks are restarted; None: `resume=True`.
+        again: arguments that replace these when the ranks are restarted.
         engines: the plan for the servers that `spec.engines` asks for; None: no servers. They start before the ranks
             and run through all restarts of these; rank 0 finds their addresses with `placed_engine`.
-        log: file that receives the lines of all ranks.
-        out, err: as in `RankLines`.
 
     Raises:
         FieldError: the cluster can't be reached, or lacks the devices; before anything is started.
         UserError: the ranks can't be started.
         KeyboardInterrupt: Ctrl-C while they are being started.
     """
-    if not isinstance(function, str):
-        function = f"{function.__module__}:{function.__qualname__}"
-    lines = RankLines(log, out=out, err=err)
-    with connected(spec), signals_restored(), ExitStack() as stack:
+    with signals_restored(), connected(spec):
         interrupts = Interrupts()
-        spec = fitted(spec, lines.say)
-        placed = stack.enter_context(engines_on(spec, engines, lines.say, interrupts.look))
-        call = RankCall(function=function, arguments=arguments)
+        spec = fitted(spec, say)
+        placed = None if engines is None else EngineGroup(spec, engines, say)
+        bundles = placed.bundles if placed and spec.colocate else reserve(spec, "ranks", bundle_of(spec))
         died_at: float | None = None
         for starts in range(spec.restarts + 1):
-            group = start_group(spec, call, interrupts.look, placed)
+            group = start_group(spec, bundles, function, arguments, placed)
             if died_at is not None:
                 lost = time.monotonic() - died_at
-                lines.say(
-                    f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint"
-                )
+                say(f"all {spec.ranks} ranks run again; {lost:.1f} s were lost, and the work since the checkpoint")
+            interrupts.counting = True
             try:
-                end = first_cause(watch(group, spec, lines, interrupts, placed))
+                ends = watch(group, interrupts, placed)
             finally:
                 group.stop()
-                lines.flush(at_once=True)
-            if interrupts.count or end.exit_code in (0, FAILED, REFUSED, INTERRUPTED):
-                return INTERRUPTED if interrupts.count and end.exit_code != 0 else int(end.exit_code or 0)
-            if not end.killed:  # an exception, which would be raised again
-                if end.rank > 0:
-                    lines.say(f"error: {describe_end(end, group, lines)}: the run ends, --resume continues it")
-                return int(end.exit_code or FAILED)
-            cause, died_at = describe_end(end, group, lines), end.at
+                interrupts.counting = False
+            end = first_cause(ends)
+            if interrupts.count and end.exit_code != 0:
+                return INTERRUPTED
+            cause, died_at = describe_end(end, group), end.at
+            if not end.killed:  # an exception would be raised again
+                if end.rank > 0 and all(other.rank > 0 for other in ends):  # rank 0 has said nothing of it
+                    say(f"error: {cause}: the run ends, --resume continues it")
+                return end.exit_code or 0
             if starts < spec.restarts:
                 number = f"restart {starts + 1} of at most {spec.restarts}"
-                lines.say(f"{cause}; all ranks restart from the last checkpoint, {number}")
-            call = RankCall(function=function, arguments={**arguments, **(again or {"resume": True})})
+                say(f"{cause}; all ranks restart from the last checkpoint, {number}")
+            arguments = {**arguments, **again}
         given_up = (
             f"after {spec.restarts} restarts (placement.restarts)" if spec.restarts else "placement.restarts is 0"
         )
-        lines.say(f"error: {cause}; {given_up}: the run ends, --resume continues it")
+        say(f"error: {cause}; {given_up}: the run ends, --resume continues it")
         return FAILED
 
 
-def watch(
-    group: RankGroup, spec: RayPlacement, lines: RankLines, interrupts: Interrupts, placed: EngineGroup | None = None
-) -> list[RankEnd]:
-    """Print the ranks' output until the run is over; returns how they ended, in the order in which it was noticed."""
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) -> list[RankEnd]:
+    """Print the ranks' output until the run is over: that of rank 0 as it is, the lines of the others, which are those
+    from outside the run, with their rank. Returns how they ended, in the order in which it was noticed."""
     import ray
 
-    asked: dict[Any, tuple[int, float]] = {}  # outstanding report → its rank, and when it was requested
-    ends: dict[int, RankEnd] = {}
-    passed_on = 0
-
-    def ask(rank: int) -> None:
-        asked[group.hosts[rank].report.remote(POLL_SECONDS)] = rank, time.monotonic()
-
-    for rank in range(spec.ranks):
-        ask(rank)
-    while not is_over(ends, spec.ranks, time.monotonic()):
-        ready, _ = ray.wait(list(asked), num_returns=1, timeout=POLL_SECONDS)
-        for reference in ready:
-            rank, _ = asked.pop(reference)
+    reports: dict[Any, int] = {report: rank for rank, report in enumerate(group.reports)}
+    others, ends, last, passed_on = FoldedLines(say), list[RankEnd](), [""] * len(reports), 0
+    while not is_over(ends, len(group.reports), time.monotonic()):
+        ready, _ = ray.wait(list(reports), num_returns=1, timeout=POLL_SECONDS)
+        for report in ready:
+            rank = reports[report]
             try:
-                report: RankReport = ray.get(reference)
+                told: Any = ray.get(next(report))  # type: ignore[arg-type]
             except Exception as error:  # Ray's errors about an actor are many
-                ends[rank] = RankEnd(rank=rank, at=time.monotonic(), reason=_reason(error))
+                told = None
+                last[rank] = _reason(error)
+            if told is None or isinstance(told, int):
+                del reports[report]
+                ends.append(RankEnd(rank=rank, at=time.monotonic(), exit_code=told, reason=last[rank]))
                 continue
-            for stream, line in report.lines:
-                lines.add(rank, stream, line)
-            if report.exit_code is None:
-                ask(rank)
-            else:
-                ends[rank] = RankEnd(rank=rank, at=time.monotonic(), exit_code=report.exit_code)
-        now, silence = time.monotonic(), max(LEAST_SILENCE, 3 * spec.heartbeat)
-        for reference, (rank, since) in list(asked.items()):
-            if spec.heartbeat and now - since > silence:
-                del asked[reference]
-                ends[rank] = RankEnd(rank=rank, at=now, reason=f"has not responded for {silence:g} s")
-        lines.flush()
+            stream, lines = told
+            if rank == 0:
+                print(*lines, sep="\n", file=sys.stdout if stream == 1 else sys.stderr, flush=True)
+            for line in filter(str.strip, lines):
+                last[rank] = line.strip() if stream == 2 else last[rank]
+                if rank > 0:
+                    others.add(rank, line)
+        others.flush()
         if placed is not None:
             placed.poll()
         if interrupts.count > passed_on:
             passed_on = interrupts.count
-            if passed_on > 1 or 0 in ends:
+            if passed_on > 1 or any(end.rank == 0 for end in ends):
                 break
-            lines.say("stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks")
+            say("stopping: rank 0 writes a checkpoint first; press Ctrl-C again to kill all ranks")
             group.hosts[0].interrupt.remote()
-    return list(ends.values()) or [RankEnd(rank=0, at=time.monotonic(), exit_code=INTERRUPTED)]
+    others.flush(at_once=True)
+    return ends or [RankEnd(rank=0, at=time.monotonic(), exit_code=INTERRUPTED)]
 
 
-def is_over(ends: Mapping[int, RankEnd], ranks: int, now: float) -> bool:
+def is_over(ends: Sequence[RankEnd], ranks: int, now: float) -> bool:
     """True if there is nothing left to wait for: all ranks have ended, or rank 0 has and the others had time to, or a
     rank has failed and there was time to notice the cause."""
-    if len(ends) == ranks:
-        return True
-    failed = [end.at for end in ends.values() if end.exit_code != 0]
-    if failed:
-        return now - min(failed) > GRACE_SECONDS
-    return 0 in ends and now - ends[0].at > CLOSING_SECONDS
+    times = [
+        end.at + (CLOSING_SECONDS if end.exit_code == 0 else GRACE_SECONDS)
+        for end in ends
+        if end.rank == 0 or end.exit_code != 0
+    ]
+    return len(ends) == ranks or now > min(times, default=now)
 
 
-def first_cause(ends: list[RankEnd]) -> RankEnd:
-    """The end that caused the others. A rank that was killed or lost breaks the collectives of the others, which then
-    raise or exit, and rank 0 reports that and fails; without such a rank, rank 0's own end is the run's."""
+def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
+    """The end that decides about the run. A rank that was killed or lost breaks the collectives of the others, which
+    then raise or exit, and rank 0 reports that and fails; without such a rank, rank 0's own end is the run's."""
     zero = next((index for index, end in enumerate(ends) if end.rank == 0), len(ends))
     # torch aborts a rank whose peers are gone: after rank 0's own end, an abort is not the cause
     killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]
-    code = ends[zero].exit_code if zero < len(ends) else None
-    if code in (0, INTERRUPTED) or (not killed and code in (FAILED, REFUSED)):
+    if zero < len(ends) and (not killed or ends[zero].exit_code in (0, INTERRUPTED)):
         return ends[zero]
-    if killed:
-        return killed[0]
-    failed = [end for end in ends if end.exit_code != 0]
-    return next((end for end in failed if end.exit_code == REFUSED), (failed or ends)[0])
+    return next(iter(killed), None) or next(end for end in ends if end.exit_code != 0)
 
 
-def describe_end(end: RankEnd, group: RankGroup, lines: RankLines) -> str:
+def describe_end(end: RankEnd, group: RankGroup) -> str:
     """`rank 2 on NODE died: killed by signal 9 (SIGKILL)`."""
+    import ray
+
     name = group.name_of(end.rank)
     if end.exit_code is None:
-        return f"{name} died: {_lost(end, group)}"
-    last = f"; its last line: {lines.last[end.rank]}" if end.rank in lines.last else ""
+        alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+        lost = group.places[end.rank].node not in alive
+        return f"{name} died: {'its node was lost' if lost else end.reason}"
+    last = f"; its last line: {end.reason}" if end.reason else ""
     if end.exit_code < 0:
         return f"{name} died: killed by signal {-end.exit_code} ({signal.Signals(-end.exit_code).name}){last}"
     return f"{name} ended with exit code {end.exit_code}{last}"
-
-
-def _lost(end: RankEnd, group: RankGroup) -> str:
-    import ray
-
-    alive = {node["NodeID"] for node in ray.nodes() if node["Alive"]}
-    return end.reason if group.places[end.rank].node in alive else "its node was lost"
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,123 @@
+"""The actors of a run on a Ray cluster: one starts the process of a rank on its node, one a server. What an actor has
+started ends with it, however it ends."""
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import proxima.engine
+
+START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
+CHUNK = 1 << 16
+QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a child of it may hold its pipes open
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where an actor is.
+
+    Args:
+        node: Ray's id of the node, `host` its name, `address` where the other nodes reach it.
+        gpus: the ids of the devices that Ray gave the actor.
+        port: of the server; for a rank, a port of the node on which nothing listens.
+    """
+
+    node: str
+    host: str
+    address: str
+    gpus: tuple[str, ...] = ()
+    port: int = 0
+
+
+def place_here(port: int) -> Place:
+    """The place of the actor that calls it."""
+    import ray
+
+    context = ray.get_runtime_context()
+    gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
+    address = str(ray.util.get_node_ip_address())
+    return Place(node=context.get_node_id(), host=socket.gethostname(), address=address, gpus=gpus, port=port)
+
+
+class RankHost:
+    """The actor of a rank. Its calls run in threads."""
+
+    process: "subprocess.Popen[bytes] | None" = None
+
+    def place(self) -> Place:
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            return place_here(int(listener.getsockname()[1]))
+
+    def run(
+        self, function: str, arguments: Mapping[str, Any], environment: Mapping[str, str], folder: str
+    ) -> Iterator[tuple[int, list[str]] | int]:
+        """Call a function of a module, "module:name", in a process of its own; yields the lines that it prints, with
+        their stream, 1 or 2, and at last the exit code: -N is signal N.
+
+        Args:
+            arguments: JSON values.
+            environment: variables in addition to those of this node.
+            folder: working folder of the supervisor, used if this node has it too.
+        """
+        self.process = process = subprocess.Popen(
+            [sys.executable, "-P", str(START), "proxima.runtime.placement.rank_process", "0"],  # ends with its stdin
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=os.environ | dict(environment),
+            cwd=folder if os.path.isdir(folder) else None,
+            start_new_session=True,  # Ctrl-C is for the supervisor
+        )
+        assert process.stdin is not None
+        process.stdin.write(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
+        process.stdin.flush()
+        rest = {1: b"", 2: b""}
+        with selectors.DefaultSelector() as selector:
+            for stream, pipe in ((1, process.stdout), (2, process.stderr)):
+                selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
+            while selector.get_map() and ((ready := selector.select(QUIET_SECONDS)) or process.poll() is None):
+                for key, _ in ready:
+                    chunk = os.read(key.fd, CHUNK)
+                    *lines, rest[key.data] = (rest[key.data] + chunk).split(b"\n")
+                    if not chunk:
+                        selector.unregister(key.fileobj)
+                        lines = list(filter(None, [rest[key.data]]))
+                    if lines:
+                        yield key.data, [line.decode(errors="replace").rstrip("\r") for line in lines]
+        yield process.wait()
+
+    def interrupt(self) -> None:
+        """Interrupt the rank as Ctrl-C does."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+
+
+class EngineHost:
+    """The actor of a server. Its calls run in threads; the server stops with it (`engine/serve/guardian.py`)."""
+
+    servers: Any = None
+
+    def start(self, start: Callable[[], Any]) -> Place:
+        """Start the server; returns when it answers.
+
+        Args:
+            start: `start_servers` with its arguments.
+
+        Raises:
+            UserError: the server did not start.
+        """
+        self.servers = start()
+        return place_here(int(self.servers.urls[0].rpartition(":")[2]))
+
+    def failure(self) -> str:
+        """Wait until the server is given up, and return the reason."""
+        return str(self.servers.wait())
