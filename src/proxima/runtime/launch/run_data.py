@@ -16,7 +16,7 @@ from proxima.runtime.launch.inputs import check_replayed_rewards
 from proxima.runtime.launch.models import unloaded
 from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
 from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
-from proxima.runtime.placement.placed_engine import asks_engines
+from proxima.runtime.placement.process_group import is_first
 from proxima.task.cursor import Cursor
 from proxima.task.prompts import EVAL_UID, PromptSource, template_note
 from proxima.task.protocol import Rows, open_tasks
@@ -141,7 +141,7 @@ def _check_models(config: "RunConfig", model: UnloadedModel) -> list[str]:
         from proxima.runtime.launch.teacher import check_teacher
 
         check_teacher(distillation, model)
-    return check_engines(config, model) if asks_engines() else []
+    return check_engines(config, model) if is_first() else []
 
 
 def prompt_source(

@@ -8,9 +8,6 @@ from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from proxima.config.sections import PLACEMENTS
-from proxima.config.sections.placement_section import KIND, is_supervised
-from proxima.config.sections.ranks_section import RANK_VARIABLES
 from proxima.data import FieldError, UserError
 from proxima.train.ranks import RankError, Ranks
 
@@ -22,7 +19,6 @@ IDLE = timedelta(days=30)  # that a rank may wait for its next call; the watchdo
 SLACK = 120.0  # seconds that a collective waits longer than the watchdog, which can report more
 MEET_SECONDS = 300.0  # that a rank may start later than another; less with a shorter `placement.timeout`
 EARLY_SECONDS = 60.0  # that a rank with an error waits for rank 0, which probably has the same error
-START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
 _groups = count()
 
 
@@ -44,19 +40,6 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "GROUP_RANK": str(node),
         "MASTER_PORT": environment.get("MASTER_PORT", str(port)),
     }
-
-
-def check_launched(placement: Any) -> None:
-    """`check_launch` for a placement in several processes."""
-    if missing := [name for name in RANK_VARIABLES[:2] + RANK_VARIABLES[5:] if name not in os.environ]:
-        reason = f"is for a process that a launcher has started, but {missing[0]} is not set"
-        raise FieldError(KIND, "torchrun", reason, remedy=f"start it with {START}")
-    if PLACEMENTS.holds(placement, "ray") and not is_supervised():
-        reason = "starts its ranks itself, and torchrun has started this process"
-        raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
-    if os.environ["WORLD_SIZE"] == "1" and getattr(placement.sharding, "offload", False):
-        reason = "needs two ranks or more: one rank trains as one process does"
-        raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 
 @contextmanager

@@ -7,12 +7,6 @@ from typing import Any
 URLS, KEY = "PROXIMA_ENGINE_URLS", "PROXIMA_ENGINE_KEY"  # variables of the ranks
 
 
-def asks_engines() -> bool:
-    """True if this process talks to servers: it is alone, or rank 0. Other ranks may be on a node that can't reach
-    them."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def starts_later(placement: Any) -> bool:
     """True if the ranks' supervisor has yet to start the servers, so that they can't be asked."""
     return bool(getattr(placement, "engines", 0)) and URLS not in os.environ

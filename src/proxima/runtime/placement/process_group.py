@@ -15,6 +15,9 @@ from proxima.train.ranks import ALONE, Ranks
 if TYPE_CHECKING:
     from proxima.config.resolved import Resolved
 
+NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+START = "torchrun --nproc-per-node 2 --no-python proxima train RECIPE placement=torchrun"
+
 
 def adopt_launcher() -> None:
     """Set the variables of torchrun in a task of `srun`. Called when a command line starts, and when a run starts
@@ -56,9 +59,15 @@ def check_launch(config: Any) -> None:
             remedy = "set placement=torchrun"
             raise FieldError(KIND, "local", f"runs one process, but a launcher has started {started}", remedy=remedy)
         return
-    from proxima.runtime.placement.meeting import check_launched
-
-    check_launched(placement)
+    if missing := [name for name in NEEDED if name not in os.environ]:
+        reason = f"is for a process that a launcher has started, but {missing[0]} is not set"
+        raise FieldError(KIND, "torchrun", reason, remedy=f"start it with {START}")
+    if PLACEMENTS.holds(placement, "ray") and not is_supervised():
+        reason = "starts its ranks itself, and torchrun has started this process"
+        raise FieldError(KIND, "ray", reason, remedy="start it without torchrun, or set placement=torchrun")
+    if os.environ["WORLD_SIZE"] == "1" and getattr(placement.sharding, "offload", False):
+        reason = "needs two ranks or more: one rank trains as one process does"
+        raise FieldError("placement.sharding.offload", True, reason, remedy="start more ranks, or leave it out")
 
 
 def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:

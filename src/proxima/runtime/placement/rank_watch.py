@@ -243,14 +243,21 @@ class RankWatch:
         self._causes.append((time.monotonic(), cause))
 
     def _judge(self, now: float) -> None:
+        """Find the first cause, and end the process if the run has not ended in order after it."""
         if self.failure is None:
             if not self._causes:
                 self._look(now)
             first = next((cause for _, cause in self._causes if not cause.follows), None)
             if first is not None or (self._causes and now - self._causes[0][0] >= SETTLE):
                 self._fail(first or self._causes[0][1], now)
-        elif not self._taken and now > self._failed_at + self._closing:
-            self._end_process()
+        elif now > self._failed_at + self._closing:
+            self.lines.flush(at_once=True)
+            with self._changed:
+                if self._taken:
+                    return
+            if self.failure.refused:
+                print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
+            os._exit(2 if self.failure.refused else 1)  # the compute thread waits for a rank that will never respond
 
     def _fail(self, failure: RankFailure, now: float) -> None:
         with self._changed:
@@ -260,17 +267,6 @@ class RankWatch:
             print(f"error: {last_line(failure)}", file=sys.stderr, flush=True)
         if self._cancel is not None:
             self._cancel()
-
-    def _end_process(self) -> None:
-        """Terminate the process: the compute thread waits for a rank that will never respond."""
-        assert self.failure is not None
-        self.lines.flush(at_once=True)
-        with self._changed:
-            if self._taken:
-                return
-        if self.failure.refused:
-            print(f"error: {last_line(self.failure)}", file=sys.stderr, flush=True)
-        os._exit(2 if self.failure.refused else 1)
 
     def _look(self, now: float) -> None:
         """Warn when the run stalls, and end it after `timeout`."""
