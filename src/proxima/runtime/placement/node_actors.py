@@ -80,11 +80,13 @@ class RankHost:
         assert process.stdin is not None
         process.stdin.write(json.dumps({"function": function, "arguments": dict(arguments)}).encode() + b"\n")
         process.stdin.flush()
-        rest = {1: b"", 2: b""}
+        rest, raylet = {1: b"", 2: b""}, os.getppid()
         with selectors.DefaultSelector() as selector:
             for stream, pipe in ((1, process.stdout), (2, process.stderr)):
                 selector.register(pipe, selectors.EVENT_READ, stream)  # type: ignore[arg-type]
             while selector.get_map() and ((ready := selector.select(QUIET_SECONDS)) or process.poll() is None):
+                if os.getppid() != raylet:  # it has ended, and Ray leaves an actor that is busy alone
+                    os._exit(1)
                 for key, _ in ready:
                     chunk = os.read(key.fd, CHUNK)
                     *lines, rest[key.data] = (rest[key.data] + chunk).split(b"\n")

@@ -23,9 +23,6 @@ class RewardActor:
         self.pool = WorkerPool(1, **options)
         self.pool.start()
 
-    def ready(self) -> None:
-        """Return once the actor runs."""
-
     def run(self, job: Job) -> JobResult:
         """Run a job, and return its result."""
         (result,) = self.pool.run_now([job])
@@ -62,7 +59,7 @@ class _ActorWorker:
         self._actor = actor.options(num_cpus=1, max_restarts=0, scheduling_strategy="SPREAD").remote(options)
         self.alive, self.jobs_done = True, 0  # never recycled: the actor's own pool replaces the worker below it
         try:
-            ray.get(self._actor.ready.remote(), timeout=START_SECONDS)
+            ray.get(self._actor.__ray_ready__.remote(), timeout=START_SECONDS)
         except Exception as error:
             self.kill()
             reason = "the cluster grants no core" if isinstance(error, TimeoutError) else first_line_of(error)
@@ -75,7 +72,7 @@ class _ActorWorker:
         import ray
 
         try:
-            ray.get(self._actor.ready.remote(), timeout=PING_SECONDS)
+            ray.get(self._actor.__ray_ready__.remote(), timeout=PING_SECONDS)
         except Exception:  # Ray's errors about an actor are many
             self.kill()
             return None
