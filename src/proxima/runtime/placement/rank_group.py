@@ -31,13 +31,17 @@ class RankGroup:
         nodes = {other.node for other in self.places if other.host == place.host}
         return f"rank {rank} on {place.host}" + (f" ({place.address})" if len(nodes) > 1 else "")
 
-    def stop(self) -> None:
-        """Kill the actors, and with them the processes; some may have died before."""
+    def stop(self, bundles: Any) -> None:
+        """Kill the actors, and with them the processes, even if some have died before, and give back their bundles;
+        None: these are the servers'."""
         import ray
 
         for host in self.hosts:
             with suppress(Exception):
                 ray.kill(host)
+        if bundles is not None:
+            with suppress(Exception):
+                ray.util.remove_placement_group(bundles)
 
 
 def start_group(
@@ -46,7 +50,7 @@ def start_group(
     """Start the ranks; every one calls `function`, "module:name".
 
     Args:
-        bundles: reserved for the ranks, in the same number; with `colocate`, those of the servers.
+        bundles: reserved for the ranks, in the same number; None with `colocate`: they use those of the servers.
         arguments: JSON values.
 
     Raises:
@@ -57,6 +61,7 @@ def start_group(
     shared = engines.devices() if engines is not None and spec.colocate else None
     gpus = 0.0 if shared is not None else spec.gpus_per_rank  # else the server has them
     per_bundle = spec.ranks // spec.bundles
+    bundles = engines.bundles if engines is not None and bundles is None else bundles
     hosts = [
         actor_on(bundles, index // per_bundle, RankHost, num_cpus=spec.cpus_per_rank, num_gpus=gpus)
         for index in range(spec.ranks)

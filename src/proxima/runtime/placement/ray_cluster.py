@@ -119,7 +119,7 @@ def _listed(resources: Mapping[str, float]) -> str:
 
 def reserve(spec: "RayPlacement", field: str, bundle: dict[str, float]) -> Any:
     """Ray's placement group of as many bundles as the placement's `field` says: `ranks`, or `engines`. It is the run's
-    until this process disconnects; Ray replaces the bundles of a node that is lost.
+    until it is removed, or this process disconnects.
 
     Raises:
         FieldError: the cluster did not grant the devices in time.
