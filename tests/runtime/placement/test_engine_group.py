@@ -97,6 +97,7 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
 @pytest.mark.waits
 def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_group, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(engine_group, "say", lambda line: said.append(line))
     pytest.importorskip("ray")
     program, said = tmp_path / "vllm", list[str]()
     program.write_text(SERVER)
@@ -110,7 +111,7 @@ def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, mo
         return urllib.request.urlopen(request).status
 
     with ray_cluster.driver():
-        group = EngineGroup(spec, plan, said.append)
+        group = EngineGroup(spec, plan)
         with pytest.raises(UserError, match=r"engine 0 is on .*, where no rank writes weights for it"):
             group.attach([Place(node="another", host="", address="")])
         places = [engine.place for engine in group.engines]

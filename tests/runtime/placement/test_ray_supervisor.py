@@ -99,7 +99,7 @@ def test_what_restarts_and_what_ends_a_run(case, monkeypatch, capsys):
         return Group(hosts=(), places=PLACES, reports=())
 
     monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
-    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec, say: spec)
+    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
     monkeypatch.setattr(ray_supervisor, "reserve", lambda *_: f"bundles of start {len(begun)}")
     monkeypatch.setattr(ray_supervisor, "start_group", start_group)
     monkeypatch.setattr(ray_supervisor, "watch", lambda *_: starts[len(begun) - 1])
@@ -119,7 +119,7 @@ def test_ctrl_c_before_there_are_ranks(monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(ray_supervisor, "connected", lambda spec: contextlib.nullcontext())
-    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec, say: spec)
+    monkeypatch.setattr(ray_supervisor, "fitted", lambda spec: spec)
     monkeypatch.setattr(ray_supervisor, "reserve", reserve)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):

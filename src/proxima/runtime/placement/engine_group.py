@@ -17,7 +17,7 @@ from proxima.engine.serve import LAUNCHES, Serve, start_servers
 from proxima.runtime.placement.door import Doors
 from proxima.runtime.placement.node_actors import EngineHost, Place
 from proxima.runtime.placement.placed_engine import KEY, URLS
-from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve
+from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve, say
 
 ENGINE_LOG = "engine.log"  # in the run folder
 LOOK_SECONDS = 0.5
@@ -104,18 +104,15 @@ class EngineGroup:
     """All servers of a run, held by the supervisor, which starts them and waits until all answer. They end when this
     process disconnects from the cluster. With `colocate`, `bundles` also hold the ranks.
 
-    Args:
-        say: called with lines for the user.
-
     Raises:
         FieldError: the cluster did not grant the devices in time.
         UserError: a server did not start.
     """
 
-    def __init__(self, spec: RayPlacement, plan: EnginePlan, say: Callable[[str], None]) -> None:
+    def __init__(self, spec: RayPlacement, plan: EnginePlan) -> None:
         import ray
 
-        self.spec, self.plan, self.say, self.key = spec, plan, say, secrets.token_urlsafe(24)
+        self.spec, self.plan, self.key = spec, plan, secrets.token_urlsafe(24)
         self.remote = sum(node["Alive"] for node in ray.nodes()) > 1
         gpus = spec.gpus_of_ranks if spec.colocate else spec.gpus_per_engine
         self.resources = {"num_cpus": spec.cpus_per_engine, "num_gpus": gpus}
@@ -173,7 +170,7 @@ class EngineGroup:
             reached = answer if self.remote else replace(answer, address="127.0.0.1")  # it listens there alone
             engine.place, engine.since = reached, time.monotonic()
             engine.pending = engine.host.failure.remote()
-            self.say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
+            say(f"engine {engine.number} on {answer.host} answers at {reached.address}:{reached.port}")
             self._lead(engine)
 
     def _lose(self, engine: PlacedEngine, reason: str) -> None:
@@ -185,7 +182,7 @@ class EngineGroup:
         engine.deaths += 1
         seconds = min(LONGEST_BREAK, 2.0 ** (engine.deaths - 1))
         engine.again_at, self.last_loss = time.monotonic() + seconds, f"engine {engine.number} died: {reason}"
-        self.say(f"{self.last_loss}; restarting in {seconds:.0f} s")
+        say(f"{self.last_loss}; restarting in {seconds:.0f} s")
         self._lead(engine)
 
     def attach(self, ranks: Sequence[Place]) -> dict[str, str]:

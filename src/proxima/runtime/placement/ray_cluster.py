@@ -6,7 +6,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,12 @@ def bundle_of(spec: "RayPlacement") -> dict[str, float]:
     return {"CPU": cpus} | ({"GPU": spec.gpus_of_ranks} if spec.gpus_of_ranks else {})
 
 
-def fitted(spec: "RayPlacement", say: Callable[[str], None]) -> "RayPlacement":
+def say(line: str) -> None:
+    """Print a line of the supervisor, beside what the ranks print."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def fitted(spec: "RayPlacement") -> "RayPlacement":
     """Check, before anything starts, that the nodes have the devices that the ranks request, even if they are in use.
 
     Returns: the placement; where no node has a GPU, with ranks that compute on CPUs, which is said.

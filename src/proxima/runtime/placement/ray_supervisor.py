@@ -15,7 +15,7 @@ from proxima.config.sections.ranks_section import RayPlacement
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, engine_plan
 from proxima.runtime.placement.rank_group import RankGroup, start_group
 from proxima.runtime.placement.rank_messages import FoldedLines
-from proxima.runtime.placement.ray_cluster import bundle_of, connected, fitted, reserve
+from proxima.runtime.placement.ray_cluster import bundle_of, connected, fitted, reserve, say
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.watch.interrupt import SIGNALS, signals_restored
 
@@ -114,8 +114,8 @@ def supervise(
     """
     with signals_restored(), connected(spec):
         interrupts = Interrupts()
-        spec = fitted(spec, say)
-        placed = None if engines is None else EngineGroup(spec, engines, say)
+        spec = fitted(spec)
+        placed = None if engines is None else EngineGroup(spec, engines)
         died_at: float | None = None
         for starts in range(spec.restarts + 1):
             own = None if spec.colocate else reserve(spec, "ranks", bundle_of(spec))  # on nodes that are alive now
@@ -146,10 +146,6 @@ def supervise(
         )
         say(f"error: {cause}; {given_up}: the run ends, --resume continues it")
         return FAILED
-
-
-def say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def watch(group: RankGroup, interrupts: Interrupts, placed: EngineGroup | None) -> list[RankEnd]:
