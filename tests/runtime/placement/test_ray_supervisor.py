@@ -54,6 +54,7 @@ def test_the_last_line_of_a_rank_is_told(monkeypatch):
         ([end(2, None), end(0, 130)], 0),
         ([end(2, 1), end(0, 2)], 0),  # a problem of the user's, which rank 0 reports
         ([end(1, 0), end(2, 1)], 2),
+        ([end(1, 0)], 1),  # a second Ctrl-C while rank 0 writes
     ],
 )
 def test_the_first_cause(ends, cause):

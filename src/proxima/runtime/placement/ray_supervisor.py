@@ -207,7 +207,7 @@ def first_cause(ends: Sequence[RankEnd]) -> RankEnd:
     killed = [end for i, end in enumerate(ends) if end.killed and (i <= zero or end.exit_code != -signal.SIGABRT)]
     if zero < len(ends) and (not killed or ends[zero].exit_code in (0, INTERRUPTED)):
         return ends[zero]
-    return next(iter(killed), None) or next(end for end in ends if end.exit_code != 0)
+    return next(iter(killed), None) or next((end for end in ends if end.exit_code != 0), ends[0])
 
 
 def describe_end(end: RankEnd, group: RankGroup) -> str:
