@@ -18,7 +18,7 @@ from proxima.engine.http import Vllm
 from proxima.engine.serve import Serve
 from proxima.runtime.placement import engine_group
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan
-from proxima.runtime.placement.node_actors import Place
+from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.placed_engine import KEY, URLS, placed_engine
 from proxima.runtime.placement.ray_cluster import bundle_of
 from tests import ray_cluster
@@ -90,7 +90,7 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
     assert bundle_of(group.spec) == {"CPU": 3.0, "GPU": 2.0} and group.spec.bundles == 2
     group.engines = [PlacedEngine(number) for number in range(2)]
     for engine, gpus in zip(group.engines, (("4", "5"), ("0", "1")), strict=True):
-        engine.place = Place(node="n", host="h", address="a", port=1, gpus=gpus)
+        engine.place = ActorPlace(node="n", host="h", address="a", port=1, gpus=gpus)
     assert group.devices() == [("4",), ("5",), ("0",), ("1",)]
 
 
@@ -108,12 +108,15 @@ def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, mo
 
     def answer(url):
         request = urllib.request.Request(url, headers={"Authorization": f"Bearer {group.key}"})
-        return urllib.request.urlopen(request).status
+        while True:  # a door leads to a new place a moment after it is known
+            with suppress(OSError):
+                return urllib.request.urlopen(request).status
+            time.sleep(0.05)
 
     with ray_cluster.driver():
         group = EngineGroup(spec, plan)
         with pytest.raises(UserError, match=r"engine 0 is on .*, where no rank writes weights for it"):
-            group.attach([Place(node="another", host="", address="")])
+            group.attach([ActorPlace(node="another", host="", address="")])
         places = [engine.place for engine in group.engines]
         variables = group.attach(places)
         urls = variables[URLS].split(",")

@@ -1,12 +1,12 @@
 import pytest
 
 from proxima.config.sections.ranks_section import RayPlacement
-from proxima.runtime.placement.node_actors import Place
+from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.rank_group import RankGroup, _not_started, rank_order, rank_variables
 
 
 def place(node, gpus=(), host="vm"):
-    return Place(node=node, address=f"10.0.0.{node}", host=host, gpus=gpus, port=5000)
+    return ActorPlace(node=node, address=f"10.0.0.{node}", host=host, gpus=gpus, port=5000)
 
 
 def test_ranks_are_numbered_node_by_node_from_this_one():

@@ -18,7 +18,7 @@ import pytest
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
 from proxima.runtime.placement import ray_supervisor
-from proxima.runtime.placement.node_actors import Place
+from proxima.runtime.placement.node_actors import ActorPlace
 from proxima.runtime.placement.rank_group import RankGroup
 from proxima.runtime.placement.ray_supervisor import RankEnd, describe_end, first_cause, is_over, supervise
 from tests import ray_cluster
@@ -33,7 +33,7 @@ def end(rank: int, code: int | None, at: float = 0.0) -> RankEnd:
     return RankEnd(rank=rank, exit_code=code, at=at, reason="its actor was killed" if code is None else "")
 
 
-PLACES = [Place(node=name, address=name, host=name) for name in "ab"]
+PLACES = [ActorPlace(node=name, address=name, host=name) for name in "ab"]
 
 
 def test_the_last_line_of_a_rank_is_told(monkeypatch):

@@ -2,6 +2,7 @@
 its address for its clients."""
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 
 CHUNK = 1 << 16
@@ -10,8 +11,8 @@ CHUNK = 1 << 16
 class Door:
     """A port that forwards connections, in an event loop. While it leads nowhere, connections are closed at once."""
 
-    def __init__(self) -> None:
-        self.place: tuple[str, int] | None = None
+    def __init__(self, place: tuple[str, int] | None = None) -> None:
+        self.place = place
         self._server: asyncio.Server | None = None
         self._open = set[asyncio.StreamWriter]()
 
@@ -43,10 +44,14 @@ class Door:
 
 
 class Doors:
-    """The actor of all doors of a run."""
+    """The actor of all doors of a run.
 
-    def __init__(self, count: int) -> None:
-        self.doors = [Door() for _ in range(count)]
+    Args:
+        places: the address and port to which each leads at first; None: nowhere.
+    """
+
+    def __init__(self, places: Sequence[tuple[str, int] | None]) -> None:
+        self.doors = [Door(place) for place in places]
 
     async def listen(self) -> list[int]:
         """Open the doors, and return their ports."""

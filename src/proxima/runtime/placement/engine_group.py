@@ -15,7 +15,7 @@ from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
 from proxima.runtime.placement.door import Doors
-from proxima.runtime.placement.node_actors import EngineHost, Place
+from proxima.runtime.placement.node_actors import EngineHost, ActorPlace
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve, say
 
@@ -94,10 +94,15 @@ class PlacedEngine:
     number: int
     host: Any = None
     pending: Any = None
-    place: Place | None = None
+    place: ActorPlace | None = None
     since: float = 0.0
     deaths: int = 0
     again_at: float = 0.0
+
+    @property
+    def reached(self) -> tuple[str, int] | None:
+        """Where rank 0's node reaches it; None while it does not answer."""
+        return None if self.place is None else (self.place.address, self.place.port)
 
 
 class EngineGroup:
@@ -185,7 +190,7 @@ class EngineGroup:
         say(f"{self.last_loss}; restarting in {seconds:.0f} s")
         self._lead(engine)
 
-    def attach(self, ranks: Sequence[Place]) -> dict[str, str]:
+    def attach(self, ranks: Sequence[ActorPlace]) -> dict[str, str]:
         """Give each server an address on rank 0's node, and return the variables with which the ranks find these.
 
         Args:
@@ -205,13 +210,10 @@ class EngineGroup:
                 raise UserError(message, remedy=remedy)
         near, paths = NodeAffinitySchedulingStrategy(ranks[0].node, soft=False), {"PYTHONPATH": python_path()}
         actor = ray.remote(Doors).options(num_cpus=0, scheduling_strategy=near, runtime_env={"env_vars": paths})
-        self.doors = actor.remote(len(self.engines))  # in place of those of the last start
+        self.doors = actor.remote([engine.reached for engine in self.engines])  # in place of those of the last start
         ports = ray.get(self.doors.listen.remote())
-        for engine in self.engines:
-            self._lead(engine)
         return {URLS: ",".join(f"http://127.0.0.1:{port}" for port in ports), KEY: self.key}
 
     def _lead(self, engine: PlacedEngine) -> None:
-        place = engine.place
         if self.doors is not None:
-            self.doors.lead.remote(engine.number, None if place is None else (place.address, place.port))
+            self.doors.lead.remote(engine.number, engine.reached)

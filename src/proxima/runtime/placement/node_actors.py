@@ -21,7 +21,7 @@ QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a ch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ActorPlace:
     """Where an actor is.
 
     Args:
@@ -37,14 +37,14 @@ class Place:
     port: int = 0
 
 
-def place_here(port: int) -> Place:
+def place_here(port: int) -> ActorPlace:
     """The place of the actor that calls it."""
     import ray
 
     context = ray.get_runtime_context()
     gpus = tuple(map(str, context.get_accelerator_ids().get("GPU", ())))
     address = str(ray.util.get_node_ip_address())
-    return Place(node=context.get_node_id(), host=socket.gethostname(), address=address, gpus=gpus, port=port)
+    return ActorPlace(node=context.get_node_id(), host=socket.gethostname(), address=address, gpus=gpus, port=port)
 
 
 class RankHost:
@@ -52,7 +52,7 @@ class RankHost:
 
     process: "subprocess.Popen[bytes] | None" = None
 
-    def place(self) -> Place:
+    def place(self) -> ActorPlace:
         with socket.socket() as listener:
             listener.bind(("", 0))
             return place_here(int(listener.getsockname()[1]))
@@ -108,7 +108,7 @@ class EngineHost:
 
     servers: Any = None
 
-    def start(self, start: Callable[[], Any]) -> Place:
+    def start(self, start: Callable[[], Any]) -> ActorPlace:
         """Start the server; returns when it answers.
 
         Args:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.sections.placement_section import STARTED_BY
 from proxima.data import UserError
-from proxima.runtime.placement.node_actors import Place, RankHost
+from proxima.runtime.placement.node_actors import ActorPlace, RankHost
 from proxima.runtime.placement.ray_cluster import ADDRESS, actor_on, first_line_of, python_path
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ class RankGroup:
     """The actors of the ranks, their places, and the reports that they stream (see `RankHost.run`), each by rank."""
 
     hosts: Sequence[Any]
-    places: Sequence[Place]
+    places: Sequence[ActorPlace]
     reports: Sequence[Any]
 
     def name_of(self, rank: int) -> str:
@@ -98,7 +98,7 @@ def _not_started(error: Exception, spec: "RayPlacement") -> UserError:
     return UserError(f"a rank could not be started: {missing or first_line_of(error)}", remedy=remedy)
 
 
-def rank_order(places: Sequence[Place], driver: str) -> list[int]:
+def rank_order(places: Sequence[ActorPlace], driver: str) -> list[int]:
     """The indices of the actors by rank: node by node, first the node of this process, where the run folder is."""
     sizes = Counter(place.node for place in places)
     return sorted(
@@ -107,7 +107,7 @@ def rank_order(places: Sequence[Place], driver: str) -> list[int]:
     )
 
 
-def rank_variables(places: Sequence[Place]) -> list[dict[str, str]]:
+def rank_variables(places: Sequence[ActorPlace]) -> list[dict[str, str]]:
     """The variables that torchrun would set for each rank. Each rank sees the devices of all ranks of its node, in the
     order of the local ranks: it computes on device LOCAL_RANK, and reaches the devices of its neighbours directly."""
     nodes = list(dict.fromkeys(place.node for place in places))
