@@ -15,7 +15,7 @@ from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import UserError, require
 from proxima.engine.serve import LAUNCHES, Serve, start_servers
 from proxima.runtime.placement.door import Doors
-from proxima.runtime.placement.node_actors import EngineHost, ActorPlace
+from proxima.runtime.placement.node_actors import ActorPlace, EngineHost
 from proxima.runtime.placement.placed_engine import KEY, URLS
 from proxima.runtime.placement.ray_cluster import actor_on, bundle_of, first_line_of, python_path, reserve, say
 
