@@ -89,7 +89,7 @@ def main() -> None:
     from proxima.lab.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
     from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
-    from proxima.runtime.launch.models import make_policy, make_stack, model_source, sharding_of
+    from proxima.runtime.launch.models import make_stack, sharding_of
     from proxima.runtime.placement.follower import RankParts, obey
     from proxima.runtime.placement.process_group import ranks_of
 
@@ -104,8 +104,8 @@ def main() -> None:
         first = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
         before, live = resident("VmRSS"), LiveTensors()
         with live:
-            loaded = model_source(config.model, config.seed, sharding_of(config)).load()
-            policy = make_policy(config.model, loaded)
+            loaded = config.model.source(config.seed, sharding_of(config)).load()
+            policy = config.model.source().policy(loaded)
             stack = make_stack(config.train, policy, config.train.updates, ranks)
             live.add([p.detach() for _, p in policy.named_parameters()])
             objective = make_objective(config).at_version(VERSION)

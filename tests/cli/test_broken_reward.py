@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from proxima.cli.main import main
-from proxima.runtime.launch.reward_trial import PLAIN
+from proxima.rollout.reward_trial import PLAIN
 from tests.runtime.tiny_run import recipe
 
 pytestmark = pytest.mark.usefixtures("lent_servers")

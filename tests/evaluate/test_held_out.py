@@ -93,7 +93,7 @@ def evaluation(log, engine=None, rewards=None, now=lambda: 0.0):
     prompts = [Prompt(uid=uid, messages=({"role": "user", "content": "q"},), tokens=(1,)) for uid in (7, 8, 9)]
     spec = GroupSpec(sampling=Sampling(), completions=2)
     generator = GroupGenerator(engine or Engine(log), rewards or Rewards(log), spec, now)
-    return Evaluation(prompts, generator, lambda done, total: None)
+    return Evaluation(prompts, generator, lambda *_: None)
 
 
 def test_questions_are_scored_while_others_are_answered():

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from proxima.config import resolve
-from proxima.config.sections.episode_section import is_played
 from proxima.core.selection import Prune
 from proxima.reward import ModelReward, Overlong
+from proxima.task.protocol import is_played
 from proxima.task.seeds import Seeds
 from tests.recipes.talker import questions, scorer, talker
 

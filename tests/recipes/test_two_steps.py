@@ -15,13 +15,13 @@ import pytest
 from proxima.config import resolve
 from proxima.config.families import TRAIN, command_of, family_of
 from proxima.config.recipe_reader import read_recipe
-from proxima.config.sections.episode_section import is_played
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
 from proxima.reward import ModelReward, Overlong
 from proxima.runtime.launch.run import train
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
+from proxima.task.protocol import is_played
 from tests.recipes.smaller import smaller
 from tests.recipes.talker import questions, talker
 

@@ -10,8 +10,8 @@ from benchmarks.kills.episodes import campaign
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import UserError
 from proxima.engine import supervisor
-from proxima.runtime.launch.eval_run import run_eval
-from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
+from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.evaluate.run import run_eval
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups
@@ -122,10 +122,10 @@ def test_an_episode_that_fails_has_no_score(tiny_model, tmp_path, mark):
 
 def test_an_evaluation_alone(tiny_model, tmp_path, mark):
     config = resolve(episode_recipe(tiny_model("llama")), root=EvaluateConfig).config
-    suites = load_suites(config, recipe_suites(config))
+    suites = load_suites(config, recipe_suites(config.eval, config.reward))
     try:
         outcome = run_eval(config, suites, folder=tmp_path / "eval")
     finally:
-        suites[0].world.hosts.close()
+        suites[0].questions.world.hosts.close()
     (groups,) = outcome.groups.values()
     assert all(c.episode is not None and c.episode.turns for group in groups for c in group.completions)

@@ -6,7 +6,7 @@ from proxima.api.saved import load_run
 from proxima.config import ConfigError, resolve
 from proxima.evaluate.headline import Headline
 from proxima.evaluate.held_out import named_sets
-from proxima.runtime.launch.eval_suites import recipe_suites
+from proxima.evaluate.question_sets import recipe_suites
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.view.held_out_sets import set_lines
@@ -69,7 +69,8 @@ def test_the_log_and_the_report_have_a_row_for_each(run):
 
 def test_proxima_eval_of_the_recipe_has_all_sets(tiny_model):
     config = resolve(recipe(tiny_model("llama"), eval__sets=SETS)).config
-    facts = [(s.name, s.limit, s.samples, s.sampling.temperature, s.sampling.max_tokens) for s in recipe_suites(config)]
+    suites = recipe_suites(config.eval, config.reward)
+    facts = [(s.name, s.limit, s.samples, s.sampling.temperature, s.sampling.max_tokens) for s in suites]
     assert facts == [("arithmetic", 200, 1, 0.0, 6), ("few", 200, 1, 0.0, 6), ("many", 4, 2, 1.0, 6)]
 
 

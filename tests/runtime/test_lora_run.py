@@ -14,7 +14,6 @@ from proxima.data import UserError
 from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.learning import make_stages
-from proxima.runtime.launch.models import make_policy
 from proxima.runtime.state.export import export
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
@@ -72,10 +71,10 @@ def test_the_reference_is_the_base_without_a_second_model(base, runs):
     """`make_stages` reads no weights again, and its stage gives the base's log-probs to the bit."""
     config = resolve(runs.tree("adapter")).config
     adapted = with_adapter(base)
-    policy = make_policy(config.model, adapted)
+    policy = config.model.source().policy(adapted)
     stage = next(s for s in make_stages(config, policy, ComputeThread()) if s.column == "reference_log_prob")
     assert stage.policy is policy
-    plain = LogProbStage("reference_log_prob", make_policy(config.model, load(str(base), device="cpu")))
+    plain = LogProbStage("reference_log_prob", config.model.source().policy(load(str(base), device="cpu")))
     items = rows(*MIXED)
     with torch.no_grad():
         expected = plain(plain.pack(items))

@@ -10,9 +10,9 @@ from safetensors.torch import load_file
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
+from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.evaluate.run import run_eval
 from proxima.model import Policy, load
-from proxima.runtime.launch.eval_run import run_eval
-from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
 from proxima.runtime.launch.inference import generate
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.export import export, find_checkpoint
@@ -173,7 +173,7 @@ def test_evaluations(whole):
     before, after = summary.eval["before"], summary.eval["after"]
     assert (before["accuracy"], after["correct"]) == (evals[0]["accuracy"], evals[-1]["correct"])
     config = resolve(run.config, [f"model.path={run.checkpoint(3) / 'model'}"], root=EvaluateConfig).config
-    (suite,) = recipe_suites(config)
+    (suite,) = recipe_suites(config.eval, config.reward)
     alone = run_eval(config, load_suites(config, [suite])).groups[suite.name]
     assert sum(g.scores[0].correct for g in alone) == evals[-1]["correct"] and len(alone) == 5
     last = read_rows(run.eval_file(3, "after"))

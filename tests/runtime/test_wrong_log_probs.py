@@ -13,8 +13,8 @@ from proxima.config import EvaluateConfig, resolve
 from proxima.core.correction import MismatchError, MismatchGuard
 from proxima.data import FieldError, FieldErrors
 from proxima.engine.local import Local
-from proxima.runtime.launch.eval_run import run_eval
-from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
+from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.evaluate.run import run_eval
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.interruptions import Died, act_at, die
@@ -166,7 +166,7 @@ def test_every_engine_of_a_run_gets_its_seed(tiny_model, tmp_path, monkeypatch):
     assert Seen.seeds == [3, 3]
     run = RunFolder(tmp_path / "run")
     config = resolve(run.config, [f"model.path={run.checkpoint(2) / 'model'}"], root=EvaluateConfig).config
-    (suite,) = recipe_suites(config)
+    (suite,) = recipe_suites(config.eval, config.reward)
     run_eval(config, load_suites(config, [suite]))
     assert Seen.seeds == [3, 3, 3]
 

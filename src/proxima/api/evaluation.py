@@ -15,8 +15,8 @@ from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 
 if TYPE_CHECKING:
-    from proxima.runtime.launch.eval_run import EvalOutcome
-    from proxima.runtime.launch.eval_suites import EvalSuite
+    from proxima.evaluate.question_sets import EvalSuite
+    from proxima.evaluate.run import EvalOutcome
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = (
@@ -116,26 +116,24 @@ def run_evaluation(
     model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
     resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))
 
+    from proxima.evaluate.question_sets import load_suites, recipe_suites
+    from proxima.evaluate.run import check_folder, run_eval
     from proxima.evaluate.suites import parse_tasks
-    from proxima.runtime.launch.eval_run import check_folder, run_eval
-    from proxima.runtime.launch.eval_suites import load_suites, recipe_suites
-    from proxima.runtime.watch.observer import EvalObserver
     from proxima.view.eval_tables import EvalProgress
 
     folder = folder or _evaluation_folder(given)
     check_folder(folder, overwrite=overwrite)
     with resolved.locating():
-        suites = _named_suites(resolved, parse_tasks(tasks), data) if tasks else recipe_suites(resolved.config)
-        opened = load_suites(resolved.config, suites, ks)
+        config = resolved.config
+        named = _named_suites(resolved, parse_tasks(tasks), data) if tasks else None
+        suites = load_suites(config, named or recipe_suites(config.eval, config.reward), ks)
         view = None if stream is None else EvalProgress(stream, show_results=len(suites) > 1)
         try:
-            return run_eval(
-                resolved.config, opened, ks=ks, folder=folder, overwrite=overwrite, observer=view or EvalObserver()
-            )
+            return run_eval(config, suites, ks=ks, folder=folder, overwrite=overwrite, observer=view)
         finally:
-            for suite in opened:
-                if suite.world is not None:
-                    suite.world.close()
+            for suite in suites:
+                if (world := suite.questions.world) is not None:
+                    world.close()
             if view is not None:
                 view.close()
 
@@ -188,8 +186,8 @@ def _named_suites(
     resolved: Resolved[EvaluateConfig], tasks: Mapping[str, Path | None], data: Path | None
 ) -> list["EvalSuite"]:
     """The tasks of named sets, sampled as the overrides say; a recipe's own evaluation settings don't apply."""
+    from proxima.evaluate.question_sets import named_suite
     from proxima.evaluate.suites import suite
-    from proxima.runtime.launch.eval_suites import named_suite
 
     said = {entry.path: entry.value for entry in resolved.entries if entry.origin == COMMAND_LINE.origin}
     sampling = {path.removeprefix(SAMPLING): value for path, value in said.items() if path.startswith(SAMPLING)}

@@ -47,8 +47,8 @@ def describe_machine() -> dict[str, Any]:
 
     from proxima import __version__
     from proxima.config.estimate import gemm_rate
+    from proxima.data.environment import package_version
     from proxima.kernels.compiled import kernels_in_words
-    from proxima.runtime.watch.environment import package_version
 
     cuda = torch.cuda
     facts = [(cuda.get_device_name(i), cuda.get_device_properties(i).total_memory) for i in range(cuda.device_count())]

@@ -23,8 +23,8 @@ def export_run(
         UserError: the run has no such checkpoint or part, or the name is not valid on the hub.
     """
     from proxima.data import UserError
+    from proxima.model.quiet import quiet_transformers
     from proxima.runtime.state.export import check_hub_name, export, push_to_hub
-    from proxima.runtime.watch.interrupt import quiet_transformers
 
     if private and to_hub is None:
         raise UserError("--private needs a repository on the hub", remedy="name it with --to-hub ORG/NAME")

@@ -79,7 +79,7 @@ def score_file(
     Raises:
         UserError: the file, a reward or a column is wrong.
     """
-    from proxima.runtime.watch.interrupt import quiet_transformers
+    from proxima.model.quiet import quiet_transformers
 
     if rows < 0:
         raise UserError(f"--rows {rows} must be >= 0; 0 prints all")
@@ -247,20 +247,14 @@ def score(config: ScoreConfig, texts: Texts, file: str, *, counts_tokens: bool) 
     Raises:
         UserError: a reward needs a missing column, counts tokens without a model, or is not ready.
     """
-    from proxima.reward import RewardRunner
-    from proxima.runtime.launch.preflight import ReferenceAnswers, require_columns
+    from proxima.rollout.answer_checks import ReferenceAnswers, require_columns
 
     prompts: Any = [prompt for prompt, _ in texts]
     require_columns(config.reward, ReferenceAnswers(name=file, rows=prompts, count=len(prompts)), 0, 0)
     unanswered = all(prompt.answer is None for prompt in prompts)
     require_texts_suffice(config.reward, counts_tokens, unanswered)
-    limits = config.runtime
-    rewards = RewardRunner(
-        config.reward,
-        timeout=limits.reward_timeout,
-        workers=max(limits.reward_workers, os.cpu_count() or 1),
-        memory_mb=limits.reward_memory_mb,
-    )
+    workers = max(config.runtime.reward_workers, os.cpu_count() or 1)
+    rewards = config.runtime.rewards(config.reward, workers=workers)
     try:
         rewards.check()
         if rewards.needs_answers and unanswered:

@@ -57,11 +57,12 @@ def serve_reward(
         raise UserError(f"serve-reward needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
+    from proxima.model.quiet import quiet_transformers
     from proxima.reward import ModelReward
     from proxima.reward.server.fair_queue import FairQueue
     from proxima.reward.server.scorer_app import ScorerApp
     from proxima.reward.server.scorer_listener import Listener, open_socket
-    from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored
+    from proxima.runtime.watch.interrupt import signals_restored
 
     scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
     token = _token(host, token_env)

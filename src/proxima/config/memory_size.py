@@ -6,7 +6,7 @@ from typing import Any
 
 from proxima.config.model_size import ModelFacts, model_facts
 from proxima.config.schema import RunConfig
-from proxima.config.sections.episode_section import is_played, tasks_of
+from proxima.config.sections.episode_section import tasks_of
 from proxima.config.sections.offline_section import OfflineConfig, SampledEvalConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.config.training_memory import (
@@ -24,6 +24,7 @@ from proxima.config.training_memory import (
 from proxima.engine import ENGINES
 from proxima.engine.cache import ROUND
 from proxima.reward import REWARDS
+from proxima.task.protocol import is_played
 
 ENGINE_COPY = "engine's copy of the weights"
 ENGINE = (

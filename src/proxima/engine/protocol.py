@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from proxima.model.compute_thread import ComputeThread
-    from proxima.model.pretrained import LoadedModel
+    from proxima.model.pretrained import LoadedModel, UnloadedModel
 
 PauseMode = Literal["keep", "wait", "abort"]
 UpdateKind = Literal["module", "checkpoint"]
@@ -315,6 +315,18 @@ class EngineRequirements:
     compute_dtype: str = "bfloat16"
     corrected: bool = False
     log: Path | None = None
+
+    @classmethod
+    def of(cls, model: "UnloadedModel", **asked: Any) -> "EngineRequirements":
+        """Those of a run that has `model` in the engine; `asked` are the fields that don't follow from the model."""
+        return cls(
+            model_path=model.path,
+            revision=model.revision,
+            tokenizer=model.tokenizer,
+            vocabulary=model.vocabulary,
+            max_length=model.context,
+            **asked,
+        )
 
 
 class EngineSpec(Protocol):

@@ -20,6 +20,7 @@ from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.data.user_code import user_module_file
 from proxima.environment.hosts import EnvironmentFailure
 
+AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")
 LINE_BYTES = 1 << 20  # maximum of an agent's answer
 KEPT_BYTES = 1 << 16  # of the end of a command's output

@@ -1,14 +1,24 @@
 """Held-out evaluation: the same engine and the same rewards, on questions that training never sees."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxima.data import Group, Prompt
 from proxima.data.errors import nearest, suggestion
+from proxima.engine.protocol import Engine
 from proxima.evaluate.answer_means import mean_estimates
 from proxima.evaluate.headline import Headline, bound_keys
 from proxima.evaluate.intervals import Interval, bootstrap_mean, wilson
-from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.rollout.generator import GroupGenerator, GroupScorer, GroupSpec, RolloutListener
+from proxima.task.prompts import EVAL_UID, PromptSource
+from proxima.task.protocol import Rows
+
+if TYPE_CHECKING:
+    from proxima.rollout.episodes.worlds import AgentWorld, Told, World
+
+Progress = Callable[[Any, int, int, str], None]  # (stage, done, total, unit), as `Observer.progress`
 
 
 class HeldOut(Protocol):
@@ -27,14 +37,14 @@ class HeldOut(Protocol):
 
 class Evaluation(RolloutListener):
     """Held-out questions, and the engine, rewards and sampling with which they are answered and scored. Their uids are
-    never those of training, so that the draws differ. `progress` is called with (answers generated, answers in total);
-    `others` are further sets by name."""
+    never those of training, so that the draws differ. `progress` is told the answers so far; `others` are further sets
+    by name."""
 
     def __init__(
         self,
         prompts: Sequence[Prompt],
         generator: GroupGenerator,
-        progress: Callable[[int, int], None],
+        progress: Progress,
         others: Mapping[str, "Evaluation"] | None = None,
     ) -> None:
         self.prompts, self.generator, self.progress, self.others = prompts, generator, progress, others or {}
@@ -45,7 +55,51 @@ class Evaluation(RolloutListener):
         return [groups[prompt.uid] for prompt in self.prompts]
 
     def completed(self, done: int, total: int) -> None:
-        self.progress(done, total)
+        self.progress("evaluate", done, total, "answers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutSet:
+    """A set of held-out questions, before weights are loaded.
+
+    Args:
+        rewards: the specs that score its answers.
+        rows: its data, of which the first `count` are asked.
+        prompts: of these rows, without those that are too long.
+        groups: how the answers are generated.
+        name: empty for the main set of a run.
+        world: of a task with an environment or tools, which the caller closes; None: a question has one answer.
+    """
+
+    rewards: Sequence[Any]
+    rows: Rows
+    count: int
+    prompts: list[Prompt]
+    groups: GroupSpec
+    name: str = ""
+    world: "World | AgentWorld | None" = None
+
+    @classmethod
+    def of(cls, source: PromptSource, limit: int, rewards: Sequence[Any], groups: GroupSpec, name: str) -> "HeldOutSet":
+        """The set of the first `limit` rows of a source; 0: of all."""
+        count = min(limit or len(source.rows), len(source.rows))
+        prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
+        fitting = [prompt for prompt in prompts if prompt is not None]
+        return cls(rewards=rewards, rows=source.rows, count=count, prompts=fitting, groups=groups, name=name)
+
+    def evaluation(
+        self,
+        engine: Engine,
+        rewards: GroupScorer,
+        now: Callable[[], float],
+        progress: Progress,
+        log: Path | None = None,
+        told: "Told | None" = None,
+        others: Mapping[str, Evaluation] | None = None,
+    ) -> Evaluation:
+        """The evaluation of its prompts; `log` and `told` are those of `World.player`."""
+        player = None if self.world is None else self.world.player(engine, log, told)
+        return Evaluation(self.prompts, GroupGenerator(engine, rewards, self.groups, now, player), progress, others)
 
 
 def named_sets(record: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

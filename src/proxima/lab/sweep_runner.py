@@ -23,6 +23,7 @@ from proxima.config.families import command_of
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
+from proxima.data.environment import describe_environment
 from proxima.data.full_disk import is_disk_full
 from proxima.data.jsonl import dumps
 from proxima.lab.metrics_follower import MetricsFollower, RunProgress, RunState
@@ -30,7 +31,6 @@ from proxima.lab.run_reader import read_mapping
 from proxima.lab.sweep_plan import PlannedRun, Sweep
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.folder_lock import FolderLock, is_locked
-from proxima.runtime.watch.environment import describe_environment
 from proxima.runtime.watch.observer import Record
 
 POLL = 0.5  # seconds between two polls of the runs

@@ -22,6 +22,11 @@ class EmptyPromptError(FieldError):
     """A row without a prompt: `field` names the empty part. Training on a fixed data set may skip the row."""
 
 
+def is_played(task: Any) -> bool:
+    """Return True if a task has episodes: an environment or tools."""
+    return bool(getattr(task, "environment", None) or getattr(task, "tools", ()))
+
+
 def user_message(content: str) -> tuple[Message, ...]:
     """Return a chat of one user message."""
     return ({"role": "user", "content": content},)

@@ -1,16 +1,16 @@
 """An evaluation on the terminal: its progress, the table of its sets, and two results side by side."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
+from proxima.evaluate.observer import EvalObserver
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.watch.clock import Clock
-from proxima.runtime.watch.observer import EvalObserver, Stage
 from proxima.view.diagnostics import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
@@ -36,7 +36,7 @@ class EvalProgress(EvalObserver):
         self._line, self._show_results, self._name = StageProgress(stream, clock), show_results, ""
         self._live = stream.isatty()
 
-    def progress(self, stage: Stage, done: int, total: int, unit: str) -> None:
+    def progress(self, stage: Literal["load", "evaluate"], done: int, total: int, unit: str) -> None:
         if stage != "load":
             self._line.update(self._name, done, total, unit)
         elif self._live:

@@ -8,6 +8,7 @@ import pytest
 from proxima.cli.main import main
 from proxima.config import resolve
 from proxima.config.schema import PlayedConfig
+from proxima.config.sections.model_section import ModelConfig
 from proxima.data import Completion, UserError
 from proxima.engine.protocol import Sampling
 from proxima.runtime.launch import inference
@@ -89,10 +90,8 @@ def proxima(capsys):
 
 @pytest.fixture
 def roomy(monkeypatch):
-    from proxima.runtime.launch import episode_chat
-
-    read = episode_chat.unloaded
-    monkeypatch.setattr(episode_chat, "unloaded", lambda model: replace(read(model), context=2000))
+    read = ModelConfig.unloaded
+    monkeypatch.setattr(ModelConfig, "unloaded", lambda model: replace(read(model), context=2000))
 
 
 def test_calls_and_results_as_they_happen_and_limits_from_each_message(table, roomy):

@@ -6,7 +6,7 @@ import pytest
 
 from proxima.data import UserError, machine
 from proxima.runtime.launch import inputs
-from proxima.runtime.launch.episodes import environment_hashes
+from proxima.runtime.launch.inputs import environment_hashes
 
 
 @pytest.fixture

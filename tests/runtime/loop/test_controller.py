@@ -30,7 +30,6 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.store import RolloutRecorder, RunStore
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.disk import Disk
-from proxima.runtime.watch.observer import evaluation_progress
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train import PolicyObjective, TrainStack, UpdateResult
 from proxima.train.batch_builder import BatchBuilder
@@ -207,7 +206,7 @@ class World:
             learner,
             Publisher(self.collector.generator, learner, self.store, self.observer, turns),
             self.store,
-            Evaluation(questions, greedy, evaluation_progress(self.observer)) if evaluation else None,
+            Evaluation(questions, greedy, self.observer.progress) if evaluation else None,
             self.observer,
         )
 

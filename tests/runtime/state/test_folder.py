@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from proxima.data import atomic_files as files
+from proxima.data.environment import describe_environment
 from proxima.data.jsonl import dumps
 from proxima.kernels import compiled
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.watch.environment import describe_environment
 
 
 def train(step, **more):

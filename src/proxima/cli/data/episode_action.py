@@ -13,7 +13,7 @@ from proxima.data import Completion, FieldError, Prompt, UserError, require
 
 if TYPE_CHECKING:
     from proxima.engine.protocol import Request
-    from proxima.runtime.launch.episodes import World
+    from proxima.rollout.episodes.worlds import World
 
 SAY = "what the model says in a turn; repeatable; default: a call of the first tool, then a sentence"
 ROW = "which prompt of the training data, from 0; 0"
@@ -37,7 +37,7 @@ def inspect_episode(
     """Play an episode of a recipe's task in its environment, with scripted turns of the model, and print its tokens:
     which are the prompt, which are sampled and trained, which are not. Loads no weights."""
     from proxima.config import load_recipe
-    from proxima.runtime.launch.episodes import AgentWorld
+    from proxima.rollout.episodes.worlds import AgentWorld
     from proxima.runtime.launch.run_data import load_run_data
 
     resolved = load_recipe(recipe, override)

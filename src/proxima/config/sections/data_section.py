@@ -3,13 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import did_you_mean
 from proxima.config.slots import require_at_least
 from proxima.data import require
+from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task import TASKS
+
+if TYPE_CHECKING:
+    from proxima.model.pretrained import UnloadedModel
+    from proxima.rollout.episodes.worlds import Play
+    from proxima.task.prompts import PromptSource
+    from proxima.task.protocol import Rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,33 @@ class DataConfig(RowsConfig):
         require_at_least(self, 0, "check_answers", remedy="0 reads all")
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
+
+    def prompts(self, rows: "Rows", model: "UnloadedModel", seed: int, *, shuffle: bool = False) -> "PromptSource":
+        """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed.
+
+        Raises:
+            UserError: the chat template takes too long.
+        """
+        from proxima.task.cursor import Cursor
+        from proxima.task.prompts import PromptSource
+
+        source = PromptSource(
+            rows,
+            model.tokenizer,
+            context=model.context,
+            cursor=Cursor(len(rows), seed, shuffle),
+            system=self.system,
+            template_arguments=self.template_arguments,
+            over_length=self.over_length,
+        )
+        source.check_template()
+        return source
+
+    def play(self, episode: EpisodeSettings, seed: int) -> "Play":
+        """How episodes are played, for `make_worlds`."""
+        from proxima.rollout.episodes.worlds import Play
+
+        return Play(settings=episode, system=self.system, arguments=self.template_arguments, seed=seed)
 
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")

@@ -8,6 +8,7 @@ from proxima.config.resolved import Findings, Resolved
 from proxima.engine.protocol import Sampling
 from proxima.reward import REWARDS
 from proxima.rollout.episodes.settings import EpisodeSettings
+from proxima.task.protocol import is_played
 
 
 def tasks_of(config: Any) -> dict[str, Any]:
@@ -15,11 +16,6 @@ def tasks_of(config: Any) -> dict[str, Any]:
     sets = getattr(getattr(config, "eval", None), "all_sets", None) or {}
     tasks = {f"{path}.task": spec.task for path, spec in sets.items()}
     return {"task": getattr(config, "task", None)} | tasks
-
-
-def is_played(task: Any) -> bool:
-    """True if a task has episodes: an environment or tools."""
-    return bool(getattr(task, "environment", None) or getattr(task, "tools", ()))
 
 
 def only_rl_plays(r: Resolved[Any]) -> Findings:

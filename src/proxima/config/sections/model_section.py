@@ -1,9 +1,9 @@
 """The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.problems import nearest
 from proxima.config.recipe_reader import shown_path
@@ -16,8 +16,12 @@ from proxima.model.demo_path import is_downloadable
 from proxima.model.files import ADAPTER_CONFIG as ADAPTER
 from proxima.model.hub_names import looks_like_hub_name, near_folder, two_readings
 from proxima.model.lora import Lora
-from proxima.model.pretrained import check_device, check_path, export_remedy, is_run, load_shape
+from proxima.model.pretrained import UnloadedModel, check_device, check_path, export_remedy, is_run, load_shape
 from proxima.train import OPTIMIZERS
+
+if TYPE_CHECKING:
+    from proxima.model.model_source import ModelSource
+    from proxima.model.parallel.sharding import Sharding
 
 BFLOAT16_STEP = 2**-8
 Attention = Literal["auto", "packed", "varlen", "native", "mask", "padded"]
@@ -41,6 +45,17 @@ class ModelConfig:
     def __post_init__(self) -> None:
         require(self.log_prob_chunk >= 1, "log_prob_chunk", self.log_prob_chunk, "must be >= 1")
         require(self.max_length is None or self.max_length >= 2, "max_length", self.max_length, "must be >= 2")
+
+    def unloaded(self) -> UnloadedModel:
+        """The model before its weights are loaded. Raises as `UnloadedModel.read`."""
+        return UnloadedModel.read(self.path, self.revision, self.max_length)
+
+    def source(self, seed: int = 0, sharding: "Sharding | None" = None) -> "ModelSource":
+        """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads."""
+        from proxima.model.model_source import ModelSource
+
+        settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
+        return ModelSource(**settings, seed=seed, sharding=sharding)
 
 
 def model_exists(model: ModelConfig) -> Findings:

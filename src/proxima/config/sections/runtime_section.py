@@ -1,8 +1,9 @@
 """The `runtime` section: the loop and its machine, and the checks of asynchronous runs."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.describe import kind_of
 from proxima.config.resolved import Findings
@@ -12,6 +13,9 @@ from proxima.config.slots import require_at_least
 from proxima.config.step_size import pruned
 from proxima.data import require, require_threads
 from proxima.rollout.admission import OverAge
+
+if TYPE_CHECKING:
+    from proxima.reward.runner import RewardRunner
 
 STALL = "seconds without a token or a finished stage before a warning says what waits for whom; 0: never"
 CONCURRENT = "runtime.max_concurrent_rollouts"
@@ -58,6 +62,14 @@ class RuntimeConfig:
     def overlaps(self) -> bool:
         """True if prompts are generated during training."""
         return self.max_concurrent_rollouts is not None and self.max_lag > 0
+
+    def rewards(self, specs: Sequence[Any], **how: Any) -> "RewardRunner":
+        """The rewards of these specs under the limits of the section; `how` are further arguments of the runner, or
+        others. The caller closes it."""
+        from proxima.reward.runner import RewardRunner
+
+        limits = {"workers": self.reward_workers, "memory_mb": self.reward_memory_mb, **how}
+        return RewardRunner(specs, timeout=self.reward_timeout, **limits)
 
 
 def require_stall_seconds(config: Any) -> None:

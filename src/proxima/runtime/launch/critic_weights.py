@@ -13,7 +13,7 @@ from proxima.model import LoadedModel, load_scalar_model
 from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.pretrained import DTYPES, UnloadedModel, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.models import make_stack, model_source, sharding_of
+from proxima.runtime.launch.models import make_stack, sharding_of
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
@@ -61,7 +61,7 @@ def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path
 
 
 def _critic_model(config: "RunConfig", spec: ModelCritic, restored: Path | None, ranks: Ranks) -> Critic:
-    model = model_source(config.model).scalar(_load(config, spec, restored))
+    model = config.model.source().scalar(_load(config, spec, restored))
     train = spec.training(config.train)
     planned = train.updates_per_step * train.epochs_per_step
     return Critic(

@@ -14,12 +14,11 @@ from proxima.data.episode import Cut
 from proxima.engine.local import LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.model.quiet import quiet_transformers
 from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
-from proxima.runtime.launch.episodes import AgentWorld, World, make_worlds
+from proxima.rollout.episodes.worlds import AgentWorld, World, make_worlds
 from proxima.runtime.launch.inference import ShownEngine
-from proxima.runtime.launch.models import unloaded
-from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
@@ -98,11 +97,12 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
         UserError: environment, tools or chat template can't be used, or the row does not exist.
     """
     with quiet_transformers():
-        model = unloaded(config.model)
+        model = config.model.unloaded()
     questions, notes = Questions(config, model.tokenizer), list[str]()
 
     def world(prompt: Prompt) -> World | AgentWorld:
-        return make_worlds(config, {"task": config.task}, {"task": [prompt]}, model, notes)["task"]
+        play = config.data.play(config.episode, config.seed)
+        return make_worlds({"task": config.task}, {"task": [prompt]}, model, play, notes)["task"]
 
     made, writes = None, False
     if config.task.environment is not None and not questions.prompt(row).question:

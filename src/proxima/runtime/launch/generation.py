@@ -1,68 +1,40 @@
 """Builds generation from a config: the engine, the rewards, the collector of a step's groups, and the held-out sets."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
-from proxima.data import Prompt
 from proxima.engine.executor import Executor
-from proxima.engine.protocol import Engine, EngineSetup
-from proxima.evaluate.held_out import Evaluation
+from proxima.environment import ENVIRONMENTS_LOG
+from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.admission import Admission
 from proxima.rollout.collector import BatchCollector, Pending, Refill, Reject
-from proxima.rollout.generator import EpisodePlayer, GroupGenerator, GroupSpec, RolloutListener
-from proxima.runtime.launch.engine_needs import build_engine
+from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.placement.placed_engine import placed_engine
-from proxima.runtime.state.folder import ENVIRONMENTS_LOG
-from proxima.runtime.watch.observer import evaluation_progress
 from proxima.task.prompts import PromptSource
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.schema import RunConfig
     from proxima.rollout.async_collector import AsyncCollector
-    from proxima.runtime.launch.episodes import AgentWorld, World
 
 
-def make_rewards(config: "RunConfig | EvaluateConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
+def make_rewards(config: "RunConfig", specs: Sequence[Any], compute: ComputeThread) -> RewardRunner:
     """Build the rewards, start their workers in the background and load their models; the caller closes them."""
-    runtime = config.runtime
-    placement, workers, pool = getattr(config, "placement", None), runtime.reward_workers, None
-    if count := getattr(placement, "reward_workers", 0):
+    how: dict[str, Any] = {}
+    if count := getattr(config.placement, "reward_workers", 0):
         from proxima.runtime.placement.reward_actors import ActorPool
 
-        workers, pool = count, ActorPool
-    rewards = RewardRunner(
-        specs,
-        timeout=runtime.reward_timeout,
-        workers=workers,
-        memory_mb=runtime.reward_memory_mb,
-        compute=compute,
-        pool=pool,
-    )
+        how = {"workers": count, "pool": ActorPool}
+    rewards = config.runtime.rewards(specs, compute=compute, **how)
     rewards.start()
     return rewards
-
-
-def player_of(
-    world: "World | AgentWorld | None", engine: Engine, folder: Path | None, services: RunServices | None = None
-) -> EpisodePlayer | None:
-    """The player of a task's episodes, which logs to a folder and to the run's timeline; None for a task without
-    episodes."""
-    if world is None:
-        return None
-    from proxima.rollout.episodes.played import EpisodeTimes
-
-    times = None if services is None else EpisodeTimes(services.store.activity.played)
-    return world.player(engine, folder and folder / ENVIRONMENTS_LOG, times)
 
 
 def make_generator(
@@ -70,22 +42,23 @@ def make_generator(
 ) -> GroupGenerator | None:
     """Build the generator on an engine with its hooks and rewards, both closed by `opened`; None for a replay without
     held-out questions."""
-    if not data.held_out and not isinstance(data.source, PromptSource):
+    if (choice := data.engines.get("engine")) is None:
         return None
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
-    path, spread, log = config.model.path, _spread(config, services), services.store.folder.engine_log
-    setup = EngineSetup.of(policy, data.needs.max_length)
-    setup = replace(setup, model_path=path, compute=services.compute, log=log, spread=spread, seed=config.seed)
-    engine, notes = build_engine(placed_engine(config.engine), setup, data.needs)
+    spread, store = _spread(config, services), services.store
+    how: Any = {"compute": services.compute, "log": store.folder.engine_log, "seed": config.seed}
+    engine, notes = choice.build(lambda: policy, spread=spread, **how)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
     opened.callback(executor.close)
     for note in notes:
         services.observer.warning(note)
     rewards = make_rewards(config, config.reward, services.compute)
     opened.callback(rewards.close)
-    player = player_of(data.world, executor, services.store.folder.path, services)
-    return GroupGenerator(executor, rewards, training_groups(config), services.store.activity.clock.now, player)
+    player = None
+    if data.world is not None:
+        player = data.world.player(executor, store.folder.path / ENVIRONMENTS_LOG, store.activity.played)
+    return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
 
 
 def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
@@ -150,20 +123,20 @@ def make_evaluation(
     own rewards. None without `eval.task`."""
     if training is None:
         return None
-    progress = evaluation_progress(services.observer)
-    sets: dict[str, tuple[Sequence[Prompt], GroupGenerator]] = {}
-    for held_out in data.held_out:
-        spec, groups = held_out.spec, held_out.groups
-        rewards = make_rewards(config, spec.reward, services.compute) if spec.reward else training.rewards
-        if spec.reward:
+    log, told = services.store.folder.path / ENVIRONMENTS_LOG, services.store.activity.played
+
+    def evaluation(held_out: HeldOutSet, others: Mapping[str, Evaluation]) -> Evaluation:
+        rewards = training.rewards
+        if held_out.rewards:
+            rewards = make_rewards(config, held_out.rewards, services.compute)
             opened.callback(rewards.close)
-        if held_out.prompts:
-            player = player_of(held_out.world, training.engine, services.store.folder.path, services)
-            sets[spec.name] = held_out.prompts, GroupGenerator(training.engine, rewards, groups, training.now, player)
-    if "" not in sets:
+        progress = services.observer.progress
+        return held_out.evaluation(training.engine, rewards, training.now, progress, log, told=told, others=others)
+
+    asked = {held_out.name: held_out for held_out in data.held_out if held_out.prompts}
+    if (main := asked.pop("", None)) is None:
         return None
-    others = {name: Evaluation(*parts, progress) for name, parts in sets.items() if name}
-    return Evaluation(*sets[""], progress, others)
+    return evaluation(main, {name: evaluation(held_out, {}) for name, held_out in asked.items()})
 
 
 def training_groups(config: "RunConfig") -> GroupSpec:

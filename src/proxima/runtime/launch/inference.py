@@ -14,9 +14,9 @@ from proxima.engine.local import Local, LocalEngine, collect
 from proxima.engine.protocol import Request, Sampling
 from proxima.model import load
 from proxima.model.chat import prompt_tokens
+from proxima.model.quiet import quiet_transformers
 from proxima.runtime.watch.clock import SystemClock
 from proxima.runtime.watch.free_cores import choose_threads
-from proxima.runtime.watch.interrupt import quiet_transformers
 from proxima.task.prompts import template_note, with_system
 
 PIECE_SECONDS = 0.05  # between polls of the answer so far

@@ -1,7 +1,8 @@
 """Builds the learner from a config: the loss, the forward passes before it, and its batches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
@@ -10,11 +11,12 @@ from proxima.config.sections.algorithm_section import unsupported_by_loop
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core import PENALTIES
 from proxima.data import FieldError
+from proxima.engine.choice import EngineChoice
 from proxima.model import LoadedModel, Policy
 from proxima.model.compute_thread import ComputeThread
 from proxima.reward.base import as_reward
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
-from proxima.runtime.launch.models import load_model, make_policy, make_stack
+from proxima.runtime.launch.models import load_model, make_stack
 from proxima.train import ForwardStage, LogProbStage, PolicyObjective, ScoreVarianceStage, ValueStage
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
@@ -39,13 +41,14 @@ def make_learner(
     critic: "Critic | None" = None,
     head: "ValueHead | None" = None,
     stages: StageFactory | None = None,
+    engines: Mapping[str, EngineChoice] = MappingProxyType({}),
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
-    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds more. `log` is
-    for engines that run some of the stages."""
+    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds more. `engines`
+    run some of the stages, and write to `log`."""
     replays = config.algorithm.routing_replay != "off"
-    policy = make_policy(config.model, loaded, head.layer if head else None, replays_routes=replays)
+    policy = config.model.source().policy(loaded, head.layer if head else None, replays_routes=replays)
     train, waits = config.train, value_warmup(config)
     planned, kind = train.updates_per_step * train.epochs_per_step, Learner
     if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
@@ -55,7 +58,7 @@ def make_learner(
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=make_objective(config, None if head is None else head.objective),
         stages=[
-            *make_stages(config, policy, compute, log, leads=ranks.rank == 0),
+            *make_stages(config, policy, compute, engines, log, leads=ranks.rank == 0),
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
@@ -127,10 +130,16 @@ def recomputes_proximal(config: "RunConfig") -> bool:
 
 
 def make_stages(
-    config: "RunConfig", policy: Policy, compute: ComputeThread, log: Path | None = None, *, leads: bool = True
+    config: "RunConfig",
+    policy: Policy,
+    compute: ComputeThread,
+    engines: Mapping[str, EngineChoice] = MappingProxyType({}),
+    log: Path | None = None,
+    *,
+    leads: bool = True,
 ) -> list[ForwardStage]:
-    """Build the forward stages that loss and reward need before the update. `log` is for engines that run some of them;
-    only the rank that `leads` queries these engines."""
+    """Build the forward stages that loss and reward need before the update. `engines` run some of them, and write to
+    `log`; only the rank that `leads` queries these engines."""
     stages: list[ForwardStage] = []
     if recomputes_proximal(config):
         records = config.algorithm.routing_replay == "recompute"
@@ -141,15 +150,15 @@ def make_stages(
     if distillation is not None or algorithm.reference_engine is not None:
         from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages += [make_engine_stage(config, REFERENCE, compute, log)] if leads else []
+        stages += [make_engine_stage(config, engines[REFERENCE], compute, log)] if leads else []
     elif algorithm.needs_reference and config.model.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif algorithm.needs_reference:
         frozen = compute.call(load_model, config)
         frozen.model.requires_grad_(False)
-        stages.append(LogProbStage("reference_log_prob", make_policy(config.model, frozen)))
+        stages.append(LogProbStage("reference_log_prob", config.model.source().policy(frozen)))
     if distillation is not None and distillation.engine is not None:
-        stages += [make_engine_stage(config, TEACHER, compute, log)] if leads else []
+        stages += [make_engine_stage(config, engines[TEACHER], compute, log)] if leads else []
     elif distillation is not None:
         stages.append(make_teacher_stage(config, distillation, policy.loaded, compute))
     return stages

@@ -5,40 +5,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from proxima import __version__
-from proxima.model import LoadedModel, PackedModel, Policy
+from proxima.model import LoadedModel, PackedModel
 from proxima.model.model_source import ModelSource
-from proxima.model.pretrained import UnloadedModel
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
+    from proxima.config.schema import RunConfig
     from proxima.config.sections.model_section import ModelConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.config.sections.train_section import OptimizationConfig
     from proxima.model.parallel.sharding import Sharding
 
 
-def load_model(config: "RunConfig | EvaluateConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
+def load_model(config: "RunConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
     """Load the weights at `config.model.path`, or at another path with the same architecture. With LoRA, load the model
     at `config.model.path`, and the adapter of `model.lora`, or the one at that other path."""
-    return model_source(config.model, config.seed, sharding_of(config)).load(path)
-
-
-def unloaded(model: "ModelConfig") -> UnloadedModel:
-    """The model of a config before its weights are loaded."""
-    return UnloadedModel.read(model.path, model.revision, model.max_length)
-
-
-def make_policy(
-    model: "ModelConfig", loaded: LoadedModel, value_head: nn.Linear | None = None, *, replays_routes: bool = False
-) -> Policy:
-    """The policy over loaded weights."""
-    return model_source(model).policy(loaded, value_head, replays_routes=replays_routes)
+    return config.model.source(config.seed, sharding_of(config)).load(path)
 
 
 def sharding_of(config: Any) -> "Sharding | None":
@@ -51,22 +37,9 @@ def sharding_of(config: Any) -> "Sharding | None":
     return Sharding.of(placement)
 
 
-def model_source(model: "ModelConfig", seed: int = 0, sharding: "Sharding | None" = None) -> ModelSource:
-    """The model of a config; `seed` is for new adapters and heads."""
-    return ModelSource(
-        path=model.path,
-        revision=model.revision,
-        dtype=model.dtype,
-        device=model.device,
-        lora=model.lora,
-        seed=seed,
-        attention=model.attention,
-        share_prompt=model.share_prompt,
-        compute_dtype=model.compute_dtype,
-        gradient_checkpointing=model.gradient_checkpointing,
-        log_prob_chunk=model.log_prob_chunk,
-        sharding=sharding,
-    )
+def model_source(model: "ModelConfig") -> ModelSource:
+    """The model of a config."""
+    return model.source()
 
 
 def make_stack(

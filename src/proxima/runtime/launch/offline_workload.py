@@ -14,7 +14,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack, model_source, sharding_of, unloaded
+from proxima.runtime.launch.models import describe_model, make_stack, sharding_of
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
@@ -38,11 +38,11 @@ class OfflineWorkload:
     def __init__(self, config: OfflineConfig, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
         self.config = config
-        model = unloaded(config.model)
+        model = config.model.unloaded()
         self.context = model.context
         family = family_of_config(config)
         assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
-        source = model_source(config.model, config.seed, sharding_of(config))
+        source = config.model.source(config.seed, sharding_of(config))
         self.method: OfflineMethod[Any, Any] = class_at(family.method)(
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )

@@ -100,7 +100,15 @@ class RlWorkload:
 
             critic, head = compute.call(make_critic, self.config, loaded, checkpoint, ranks)
         return make_learner(
-            self.config, loaded, compute, critic=critic, head=head, stages=self.stages, log=log, ranks=ranks
+            self.config,
+            loaded,
+            compute,
+            critic=critic,
+            head=head,
+            stages=self.stages,
+            engines=self.data.engines,
+            log=log,
+            ranks=ranks,
         )
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from proxima.config.families import command_of
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
+from proxima.data.environment import describe_environment
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import hash_ahead
+from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
@@ -27,8 +29,7 @@ from proxima.runtime.state.summary import Summary, summarise_run
 from proxima.runtime.watch.activity import Activity
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.disk import Disk, StoppedWaiting
-from proxima.runtime.watch.environment import describe_environment
-from proxima.runtime.watch.interrupt import quiet_transformers, signals_restored, stop_on_interrupt
+from proxima.runtime.watch.interrupt import signals_restored, stop_on_interrupt
 from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import DELETE, Checkpoint

@@ -1,30 +1,29 @@
 """The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima.config.sections.algorithm_section import asks_routers
-from proxima.config.sections.episode_section import is_played
 from proxima.data import Prompt
-from proxima.engine.protocol import EngineRequirements
+from proxima.engine.choice import EngineChoice
+from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.pretrained import UnloadedModel
+from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
 from proxima.rollout.generator import GroupSpec
-from proxima.runtime.launch.engine_needs import check_engines, evaluation_sampling, rollout_needs
+from proxima.rollout.reward_trial import PROMPTS, try_rewards
+from proxima.runtime.launch.engine_needs import engine_choices, evaluation_sampling
 from proxima.runtime.launch.inputs import check_replayed_rewards
-from proxima.runtime.launch.models import unloaded
-from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
-from proxima.runtime.launch.reward_trial import PROMPTS, try_rewards
+from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
-from proxima.task.cursor import Cursor
-from proxima.task.prompts import EVAL_UID, PromptSource, template_note
-from proxima.task.protocol import Rows, open_tasks
+from proxima.task.prompts import PromptSource, template_note
+from proxima.task.protocol import Rows, is_played, open_tasks
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
-    from proxima.config.sections.eval_section import EvalSetConfig
-    from proxima.runtime.launch.episodes import AgentWorld, World
+    from proxima.config.schema import RunConfig
+    from proxima.rollout.episodes.worlds import AgentWorld, World
     from proxima.runtime.state.replay import StoredRollouts
 
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
@@ -36,15 +35,15 @@ class RunData:
     questions are not read: the source is the other run's rollouts."""
 
     source: "PromptSource | StoredRollouts"
-    held_out: list["HeldOutSet"]
-    needs: EngineRequirements  # of the engine that generates
+    held_out: list[HeldOutSet]
+    engines: dict[str, EngineChoice]  # of the run, by their paths in the config
     notes: list[str]
     world: "World | AgentWorld | None" = None  # of the training task
 
     def close(self) -> None:
         """Stop the processes that were started for the tasks."""
         if any(world is not None for world in (self.world, *(held_out.world for held_out in self.held_out))):
-            from proxima.runtime.launch.episodes import close_worlds
+            from proxima.rollout.episodes.worlds import close_worlds
 
             close_worlds([self.world, *(held_out.world for held_out in self.held_out)])
 
@@ -52,20 +51,8 @@ class RunData:
     def held_out_rows(self) -> dict[str, Rows]:
         """The rows of the held-out sets, keyed by their names in messages."""
         return {
-            f"eval.sets {held_out.spec.name}" if held_out.spec.name else "eval.task": held_out.rows
-            for held_out in self.held_out
+            f"eval.sets {held_out.name}" if held_out.name else "eval.task": held_out.rows for held_out in self.held_out
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class HeldOutSet:
-    """A held-out set: its config, all its rows, the prompts that are asked, and how they are answered."""
-
-    spec: "EvalSetConfig"
-    rows: Rows
-    prompts: list[Prompt]
-    groups: GroupSpec
-    world: "World | AgentWorld | None" = None
 
 
 def load_run_data(config: "RunConfig") -> RunData:
@@ -75,8 +62,10 @@ def load_run_data(config: "RunConfig") -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    model = unloaded(config.model)
-    notes = _check_models(config, model)
+    model, runtime, specs = config.model.unloaded(), config.runtime, config.reward
+    _check_models(config, model)
+    engines = engine_choices(config, model)
+    notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
     source: PromptSource | StoredRollouts
@@ -92,43 +81,45 @@ def load_run_data(config: "RunConfig") -> RunData:
         check_replayed_rewards(config)
     else:
         rows = rows_of["task"]
-        source = prompt_source(config, rows, model, shuffle=config.data.shuffle, notes=notes)
+        source = config.data.prompts(rows, model, config.seed, shuffle=config.data.shuffle)
+        notes += _too_long(source)
         if len(rows) < config.train.prompts_per_step:
             notes.append(
                 f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
                 "a step asks some of them several times; lower it, or give more rows"
             )
-        checks.append((config.reward, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
-        trials[id(config.reward)] = config.reward, trial_prompts(source)
+        checks.append((specs, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
+        trials[id(specs)] = specs, trial_prompts(source)
     for path, spec in config.eval.all_sets.items():
-        rows = rows_of[f"{path}.task"]
-        questions = prompt_source(config, rows, model, shuffle=False, notes=notes)
-        prompts, count = held_out_prompts(questions, spec.limit)
-        sampling = evaluation_sampling(config.sampling, spec)
+        questions = config.data.prompts(rows_of[f"{path}.task"], model, config.seed)
+        notes += _too_long(questions)
+        sampling, reward = evaluation_sampling(config.sampling, spec), spec.reward or specs
         groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
-        held_out.append(HeldOutSet(spec=spec, rows=rows, prompts=prompts, groups=groups))
-        trials.setdefault(id(spec.reward or config.reward), (spec.reward or config.reward, prompts[:PROMPTS]))
-        checks.append((spec.reward or config.reward, ReferenceAnswers(name=f"{path}.task", rows=rows, count=count)))
+        asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
+        held_out.append(asked)
+        trials.setdefault(id(reward), (reward, asked.prompts[:PROMPTS]))
+        checks.append((reward, ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)))
+    check = partial(validate_answers, limits=config.data, timeout=runtime.reward_timeout, seed=config.seed)
     for reward in {id(reward): reward for reward, _ in checks}.values():
-        notes += validate_answers(replace(config, reward=reward), [answers for by, answers in checks if by is reward])
-    for reward, tried in trials.values():
-        notes += try_rewards(config, reward, tried, model.tokenizer)
-    needs = rollout_needs(config, model)
-    data = RunData(source=source, held_out=held_out, needs=needs, notes=notes)
+        notes += check(reward, [answers for by, answers in checks if by is reward])
+    refuses = runtime.reward_trial == "refuse" and config.algorithm.trains_on_rewards
+    for reward, tried in trials.values() if runtime.reward_trial != "off" else ():
+        notes += try_rewards(reward, tried, model.tokenizer, runtime.rewards, refuses=refuses)
+    data = RunData(source=source, held_out=held_out, engines=engines, notes=notes)
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
-        from proxima.runtime.launch.episodes import make_worlds
+        from proxima.rollout.episodes.worlds import make_worlds
 
         paths = [f"{path}.task" for path in config.eval.all_sets]
-        asked = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
-        asked |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = make_worlds(config, played, asked, model, notes)
+        opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
+        opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
+        worlds = make_worlds(played, opened, model, config.data.play(config.episode, config.seed), notes)
         data.world = worlds.get("task")
         data.held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
     return data
 
 
-def _check_models(config: "RunConfig", model: UnloadedModel) -> list[str]:
-    """Check that critic, teacher and engines suit the policy; returns warnings."""
+def _check_models(config: "RunConfig", model: UnloadedModel) -> None:
+    """Check that critic and teacher suit the policy."""
     if asks_routers(config.algorithm, config.engine):
         from proxima.config.mixtures import check_routed
 
@@ -141,35 +132,21 @@ def _check_models(config: "RunConfig", model: UnloadedModel) -> list[str]:
         from proxima.runtime.launch.teacher import check_teacher
 
         check_teacher(distillation, model)
-    return check_engines(config, model) if is_first() else []
 
 
-def prompt_source(
-    config: "RunConfig | EvaluateConfig",
-    rows: Rows,
-    model: UnloadedModel,
-    *,
-    shuffle: bool,
-    notes: list[str] | None = None,
-) -> PromptSource:
-    """The prompts of a task in order; `notes`, if given, receives a warning about prompts that are too long."""
-    data, cursor = config.data, Cursor(len(rows), config.seed, shuffle)
-    source = PromptSource(
-        rows,
-        model.tokenizer,
-        context=model.context,
-        cursor=cursor,
-        system=data.system,
-        template_arguments=data.template_arguments,
-        over_length=data.over_length,
-    )
-    source.check_template()
-    if notes is not None and (too_long := source.count_over_length(LENGTH_CHECK)):
-        notes.append(
-            f"{too_long} of {min(LENGTH_CHECK, len(rows))} prompts leave no room for a token in a context of "
-            f"{model.context} and are skipped; shorten them or raise model.max_length"
-        )
-    return source
+def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:
+    """Check the engines, without that of the rollouts if it starts `later`; returns warnings."""
+    return [note for path, choice in engines.items() if path != "engine" or not later for note in choice.check()]
+
+
+def _too_long(source: PromptSource) -> list[str]:
+    """A warning if prompts leave no room for a token."""
+    if not (too_long := source.count_over_length(LENGTH_CHECK)):
+        return []
+    return [
+        f"{too_long} of {min(LENGTH_CHECK, len(source.rows))} prompts leave no room for a token in a context of "
+        f"{source.context} and are skipped; shorten them or raise model.max_length"
+    ]
 
 
 def trial_prompts(source: PromptSource) -> list[Prompt]:
@@ -177,10 +154,3 @@ def trial_prompts(source: PromptSource) -> list[Prompt]:
     count = len(source.rows)
     rows = range(0, count, max(1, count // PROMPTS))[:PROMPTS]
     return [prompt for row in rows if (prompt := source.prompt(row, uid=row)) is not None]
-
-
-def held_out_prompts(source: PromptSource, limit: int) -> tuple[list[Prompt], int]:
-    """The prompts of the first `limit` rows (0: all) without those that are too long, and the number of these rows."""
-    count = min(limit or len(source.rows), len(source.rows))
-    prompts = (source.prompt(row, uid=EVAL_UID + row) for row in range(count))
-    return [prompt for prompt in prompts if prompt is not None], count

@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
 from proxima.data import FieldError, renamed
-from proxima.engine.protocol import EngineSetup, close_engine
+from proxima.engine.choice import EngineChoice
+from proxima.engine.protocol import close_engine
 from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.parallel.refusals import sharding_beside
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.pretrained import DTYPES, LoadedModel, UnloadedModel, vocabulary_problem
-from proxima.runtime.launch.engine_needs import TEACHER, build_engine, scoring_engine
-from proxima.runtime.launch.models import sharding_of, unloaded
+from proxima.runtime.launch.engine_needs import TEACHER
+from proxima.runtime.launch.models import sharding_of
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -75,32 +76,23 @@ def make_teacher_stage(
     return TeacherStage(policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=vocabulary)
 
 
-def make_engine_stage(config: "RunConfig", path: str, compute: ComputeThread, log: Path | None) -> ForwardStage:
+def make_engine_stage(
+    config: "RunConfig", choice: EngineChoice, compute: ComputeThread, log: Path | None
+) -> ForwardStage:
     """Build the engine of the reference or the teacher, and the stage that queries it. The reference has the policy's
-    initial weights, without an adapter.
-
-    Args:
-        path: of the engine in the config, `REFERENCE` or `TEACHER`.
-        log: file for the output of processes that the engine starts.
+    initial weights, without an adapter. `log` is a file for the output of processes that the engine starts.
 
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.
     """
-    spec, needs = scoring_engine(config, path, unloaded(config.model))
-    setup = EngineSetup(
-        model_path=needs.model_path,
-        tokenizer=needs.tokenizer,
-        load_weights=partial(_load, config, needs.model_path, needs.revision),
-        max_length=needs.max_length,
-        compute=compute,
-        log=log,
-        seed=config.seed,
-    )
+    needs, path = choice.needs, choice.path
+    load_weights = partial(_load, config, needs.model_path, needs.revision)
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
-        engine, _ = build_engine(spec, setup, needs, path)
+        engine, _ = choice.build(load_weights, compute=compute, log=log, seed=config.seed)
     if not engine.capabilities.score:
         close_engine(engine)
-        raise FieldError(path, kind_of(spec), "does not score tokens", remedy=f"set {path}=null, or use one that does")
+        remedy = f"set {path}=null, or use one that does"
+        raise FieldError(path, kind_of(choice.spec), "does not score tokens", remedy=remedy)
     return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
 
 

@@ -12,7 +12,7 @@ from proxima import __version__
 from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
-from proxima.runtime.watch.environment import package_version
+from proxima.data.environment import package_version
 
 MIB = 2**20
 LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node, for NCCL's buffers

@@ -17,11 +17,11 @@ from typing import Any
 from proxima.data import UserError
 from proxima.data.atomic_files import flush_to_disk, write_atomic
 from proxima.data.jsonl import complete_length, dumps, json_text, read_lines
+from proxima.environment import ENVIRONMENTS_LOG
 from proxima.runtime.state.folder_lock import FolderLock
 from proxima.runtime.watch.clock import Clock, SystemClock
 from proxima.runtime.watch.timeline import rewind_timeline
 
-ENVIRONMENTS_LOG = "environments.log"  # what the task's environments print; `.1` behind it: what it had before
 MARKS = ("run.sqlite", "metrics.jsonl", "config.yaml")
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C, and silence around the live view."""
+"""Ctrl-C."""
 
 import asyncio
 import signal
@@ -69,21 +69,3 @@ def stop_on_interrupt(
             if signal.getsignal(number) == signal.SIG_IGN and number == signal.SIGHUP:
                 continue  # nohup
             compute.call(signal.signal, number, handle)
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silence the progress bars and advice of transformers, which would break the live view."""
-    from transformers.utils import logging as transformers_logging
-
-    logging: Any = transformers_logging
-    before = logging.get_verbosity()
-    bars = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(before)
-        if bars:
-            logging.enable_progress_bar()

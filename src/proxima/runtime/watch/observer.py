@@ -5,7 +5,7 @@ warns through the others.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -103,11 +103,6 @@ class Observer:
         """The run has ended; `summary` is the content of summary.json."""
 
 
-def evaluation_progress(observer: Observer) -> Callable[[int, int], None]:
-    """The callback that `Evaluation` calls with (answers generated, answers in all)."""
-    return lambda done, total: observer.progress("evaluate", done, total, "answers")
-
-
 class WarningList:
     """Warnings with the steps after which each came first and last. Those that differ only in their numbers are one."""
 
@@ -132,16 +127,6 @@ class WarningList:
 def warning_kind(text: str) -> str:
     """The text without its numbers: the same for warnings that differ only in these."""
     return re.sub(r"\d[\d.,]*", "0", text)
-
-
-class EvalObserver(Observer):
-    """An observer that is also notified of suites."""
-
-    def suite_started(self, name: str, questions: int, answers: int) -> None:
-        """The model answers a suite next: `answers` completions to `questions` questions."""
-
-    def suite_finished(self, name: str, facts: Mapping[str, Any], seconds: float) -> None:
-        """A suite is finished; `facts` is its part of result.json."""
 
 
 class Tee(Observer):

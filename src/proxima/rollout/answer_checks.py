@@ -8,16 +8,13 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from proxima.data import FieldError, UserError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
 from proxima.reward import REWARDS
 from proxima.reward.runner import RewardRunner
 from proxima.task.protocol import Rows
-
-if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, RunConfig
 
 SHOWN = 5  # unreadable answers in a message
 
@@ -40,8 +37,25 @@ class UnreadableAnswer:
     why: str
 
 
-def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[ReferenceAnswers]) -> list[str]:
-    """Check the rewards and the answers; returns a warning for each set with unreadable answers.
+class AnswerLimits(Protocol):
+    """What is checked, and what is refused; the section `data` of a config fulfils it.
+
+    check_answers: rows of a set whose answers are read, drawn by the seed; 0: all.
+    max_unreadable: the share of unreadable ones above which the set is refused.
+    """
+
+    @property
+    def check_answers(self) -> int: ...
+
+    @property
+    def max_unreadable(self) -> float: ...
+
+
+def validate_answers(
+    specs: Sequence[Any], sets: Sequence[ReferenceAnswers], limits: AnswerLimits, *, timeout: float, seed: int
+) -> list[str]:
+    """Check the rewards and the answers that they will read; returns a warning for each set with unreadable answers.
+    `timeout` is that of the rewards.
 
     Their rows are not skipped, so that the rows that a run consumes depend only on the order of the data.
 
@@ -49,14 +63,14 @@ def validate_answers(config: "RunConfig | EvaluateConfig", sets: Sequence[Refere
         UserError: a reward is not ready, a reward function asks for a column that a row does not have, or more than
             `data.max_unreadable` of the answers of a set can't be read.
     """
-    rewards = RewardRunner(config.reward, timeout=config.runtime.reward_timeout, workers=os.cpu_count() or 1)
+    rewards = RewardRunner(specs, timeout=timeout, workers=os.cpu_count() or 1)
     try:
         for answers in sets:
-            require_columns(config.reward, answers, config.data.check_answers, config.seed)
+            require_columns(specs, answers, limits.check_answers, seed)
         rewards.check()
         if not rewards.needs_answers:
             return []
-        return [note for answers in sets for note in _notes(config, answers, rewards)]
+        return [note for answers in sets for note in _notes(answers, rewards, limits, seed)]
     finally:
         rewards.close()
 
@@ -100,8 +114,8 @@ def unreadable(
     ]
 
 
-def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewards: RewardRunner) -> list[str]:
-    looked, unread = unreadable(answers, rewards, config.data.check_answers, config.seed)
+def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limits: AnswerLimits, seed: int) -> list[str]:
+    looked, unread = unreadable(answers, rewards, limits.check_answers, seed)
     if not unread:
         return []
     if len(unread) == looked and all(bad.answer is None for bad in unread):
@@ -113,7 +127,7 @@ def _notes(config: "RunConfig | EvaluateConfig", answers: ReferenceAnswers, rewa
     quoted = "; ".join(f"row {bad.row} {_quoted(bad.answer)} ({bad.why})" for bad in unread[:SHOWN])
     more = f"; and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
     facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
-    share = config.data.max_unreadable
+    share = limits.max_unreadable
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)

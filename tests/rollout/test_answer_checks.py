@@ -9,7 +9,7 @@ from proxima.config import resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
-from proxima.runtime.launch.preflight import ReferenceAnswers, unreadable, validate_answers
+from proxima.rollout.answer_checks import ReferenceAnswers, unreadable, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.ports import kept_port
@@ -130,20 +130,11 @@ def test_all_rows_or_a_sample_drawn_by_the_seed():
     assert len(look(20, 1)) == 20 and look(20, 1) == look(20, 1) != look(20, 2)
 
 
-@dataclass(frozen=True)
-class Config:
-    """What the survey reads of a config."""
-
-    reward: tuple
-    data: DataConfig
-    seed: int = 1
-    runtime: object = field(default_factory=lambda: type("Runtime", (), {"reward_timeout": 10.0})())
-
-
 def survey(*answers, rewards=NUMBER, **data):
     """The notes, and the rows that were read."""
-    rows, config = Listed(list(answers)), Config(reward=rewards, data=DataConfig(**data))
-    return validate_answers(config, [ReferenceAnswers(name="task", rows=rows, count=len(rows))]), rows.read
+    rows = Listed(list(answers))
+    asked = [ReferenceAnswers(name="task", rows=rows, count=len(rows))]
+    return validate_answers(rewards, asked, DataConfig(**data), timeout=10.0, seed=1), rows.read
 
 
 MANY = f'row 7 "many" (number: {NO_NUMBER})'

@@ -1,16 +1,15 @@
 """Builds and checks the worlds that play the episodes of tasks with an environment or tools, before weights load."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxima.data import FieldError, Prompt, require, within
-from proxima.data.user_code import user_module_file
+from proxima.data.episode import EpisodeLife
 from proxima.engine.event_loop_thread import EventLoopThread
 from proxima.engine.protocol import Engine, Request, Sampling
-from proxima.environment.agents import Agents, AgentSpec
+from proxima.environment.agents import AGENT, Agents, AgentSpec
 from proxima.environment.hosts import HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
@@ -24,11 +23,27 @@ from proxima.rollout.episodes.template_check import check_template
 from proxima.rollout.episodes.turn_template import TurnTemplate
 
 if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig, PlayedConfig, RunConfig
     from proxima.rollout.episodes.agent_player import AgentEpisodes
 
-AGENT = "agent"  # the kind of environment that is an external agent
 TRIED = 4  # prompts whose openings are tried
+Told = Callable[[EpisodeLife], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Play:
+    """How episodes are played, whatever the environment.
+
+    Args:
+        settings: limits of an episode.
+        system: the system prompt of rows without one; None: none.
+        arguments: of the chat template.
+        seed: of the trial episodes.
+    """
+
+    settings: EpisodeSettings
+    system: str | None
+    arguments: Mapping[str, Any]
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,10 +54,11 @@ class World:
     template: TurnTemplate
     rules: Rules
 
-    def player(self, engine: Engine, log: Path | None = None, times: EpisodeTimes | None = None) -> Episodes:
-        """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`."""
+    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> Episodes:
+        """The player of episodes, with turns sampled by the engine; the output of environments goes to `log`, and
+        `told` gets each episode that has ended."""
         self.hosts.log_to(log)
-        return Episodes(engine, self.hosts, self.template, self.rules, times)
+        return Episodes(engine, self.hosts, self.template, self.rules, told and EpisodeTimes(told))
 
     def close(self) -> None:
         """Stop the processes. May be called twice."""
@@ -59,9 +75,9 @@ class AgentWorld:
     settings: EpisodeSettings
     context: int
 
-    def player(self, engine: Engine, log: Path | None = None, times: EpisodeTimes | None = None) -> "AgentEpisodes":
-        """The player of episodes, with turns sampled by the engine. A failure names the last line that the agent
-        printed."""
+    def player(self, engine: Engine, log: Path | None = None, told: Told | None = None) -> "AgentEpisodes":
+        """The player of episodes, with turns sampled by the engine; `told` gets each episode that has ended. A failure
+        names the last line that the agent printed."""
         from proxima.rollout.episodes.agent_player import AgentEpisodes
 
         def template(tools: Sequence[Mapping[str, Any]]) -> TurnTemplate:
@@ -69,6 +85,7 @@ class AgentWorld:
 
         chosen = self.settings.tool_format
         tool_format = format_of(self.tokenizer) if chosen == "auto" else chosen
+        times = told and EpisodeTimes(told)
         return AgentEpisodes(engine, self.agents, template, self.settings, self.context, tool_format, times)
 
     def close(self) -> None:
@@ -77,10 +94,10 @@ class AgentWorld:
 
 
 def make_worlds(
-    config: "RunConfig | EvaluateConfig | PlayedConfig",
     tasks: Mapping[str, Any],
     prompts: Mapping[str, Sequence[Prompt]],
     model: UnloadedModel,
+    play: Play,
     notes: list[str],
 ) -> dict[str, World | AgentWorld]:
     """Build the world of each task, by the task's path. Tasks with equal environments share the processes.
@@ -99,16 +116,16 @@ def make_worlds(
             with within(path):
                 spec = _spec(task)
                 if spec.kind == AGENT:
-                    worlds[path] = _agent_world(config, spec, model)
+                    worlds[path] = _agent_world(play, spec, model)
                     continue
                 hosts = next((hosts for hosts in shared if hosts.spec == spec), None)
                 if hosts is None:
-                    hosts = Hosts(spec, _limits(config.episode))
+                    hosts = Hosts(spec, _limits(play.settings))
                     shared.append(hosts)
                 for prompt in prompts[path][:1]:
                     hosts.interface.require_columns({*prompt.metadata, "messages", "answer"})
-                worlds[path] = world = _world(config, hosts, model)
-                notes += _tried(world, prompts[path], config.seed, path)
+                worlds[path] = world = _world(play, hosts, model)
+                notes += _tried(world, prompts[path], play.seed, path)
     except BaseException:
         close_worlds(worlds.values())
         for hosts in shared:
@@ -124,9 +141,7 @@ def close_worlds(worlds: Iterable[World | AgentWorld | None]) -> None:
             world.close()
 
 
-def _agent_world(
-    config: "RunConfig | EvaluateConfig | PlayedConfig", spec: EnvironmentSpec, model: UnloadedModel
-) -> AgentWorld:
+def _agent_world(play: Play, spec: EnvironmentSpec, model: UnloadedModel) -> AgentWorld:
     """The world of an agent, whose processes start with the first episode.
 
     Raises:
@@ -141,8 +156,8 @@ def _agent_world(
     return AgentWorld(
         agents=agents,
         tokenizer=model.tokenizer,
-        arguments=config.data.template_arguments,
-        settings=config.episode,
+        arguments=play.arguments,
+        settings=play.settings,
         context=model.context,
     )
 
@@ -164,18 +179,18 @@ def _spec(task: Any) -> EnvironmentSpec:
     return EnvironmentSpec(kind=kind, arguments=arguments, tools=tools)
 
 
-def _world(config: "RunConfig | EvaluateConfig | PlayedConfig", hosts: Hosts, model: UnloadedModel) -> World:
-    interface, settings, data, tokenizer = hosts.interface, config.episode, config.data, model.tokenizer
-    schemas, rules = interface.schemas, Rules(settings=settings, context=model.context, system=data.system)
+def _world(play: Play, hosts: Hosts, model: UnloadedModel) -> World:
+    interface, settings, tokenizer = hosts.interface, play.settings, model.tokenizer
+    schemas, rules = interface.schemas, Rules(settings=settings, context=model.context, system=play.system)
     rules = replace(rules, responds=interface.responds, rewards=hosts.spec.kind is not None)
     if not schemas:
-        return World(hosts=hosts, template=TurnTemplate(tokenizer, data.template_arguments), rules=rules)
+        return World(hosts=hosts, template=TurnTemplate(tokenizer, play.arguments), rules=rules)
     chosen = format_of(tokenizer) if settings.tool_format == "auto" else settings.tool_format
     rules = replace(rules, tool_format=chosen, tools=frozenset(interface.tools))
     shows = reads_tools(tokenizer)
     if not shows:
         rules = replace(rules, instructions=describe_tools(schemas, chosen))
-    template = TurnTemplate(tokenizer, data.template_arguments, schemas if shows else None)
+    template = TurnTemplate(tokenizer, play.arguments, schemas if shows else None)
     return World(hosts=hosts, template=template, rules=rules)
 
 
@@ -223,24 +238,3 @@ async def _openings(world: World, prompt: Prompt, seed: int) -> list[Played | Ex
         return await table.begin()
     finally:
         table.close()
-
-
-def environment_hashes(path: str, task: Any) -> dict[str, str]:
-    """SHA-256 of each file outside proxima that defines the environment, the agent or a tool of a task."""
-    given = getattr(task, "environment", None)
-    arguments: Mapping[str, Any] = given if isinstance(given, Mapping) else {"kind": given}
-    agent = arguments if arguments.get("kind") == AGENT else {}
-    files = [Path(word) for word in agent.get("command") or () if _is_script(Path(word))]
-    for name in filter(None, (arguments.get("kind"), agent.get("run"), *getattr(task, "tools", ()))):
-        module, colon, _ = str(name).partition(":")
-        if colon and not module.startswith("proxima.") and (file := user_module_file(module)) is not None:
-            files.append(file)
-    return {f"{path}.environment: {file.name}": sha256(file.read_bytes()).hexdigest() for file in files}
-
-
-def _is_script(word: Path) -> bool:
-    """True if a word of a command names a text file; the binary of its interpreter is not one."""
-    if not word.is_file():
-        return False
-    with word.open("rb") as file:
-        return b"\0" not in file.read(1024)

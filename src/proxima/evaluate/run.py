@@ -4,44 +4,38 @@ The model is loaded once for all sets. Metrics and formats are those of `proxima
 completions are the same bytes for the same command; facts that may differ (time, machine) are in environment.json.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, field, is_dataclass, replace
+from dataclasses import asdict, dataclass, field, is_dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow.parquet as pq
 import torch
 
-from proxima.config.describe import kind_of
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
+from proxima.data.environment import describe_environment, package_version
 from proxima.data.jsonl import dumps
-from proxima.engine.protocol import EngineSetup, WeightUpdate, close_engine
+from proxima.data.kinds import Kinds
+from proxima.engine import ENGINES
+from proxima.engine.protocol import WeightUpdate, close_engine
+from proxima.environment import ENVIRONMENTS_LOG
 from proxima.evaluate.group_metrics import eval_metrics
-from proxima.evaluate.held_out import Evaluation
+from proxima.evaluate.observer import EvalObserver
+from proxima.evaluate.question_sets import EvaluationSettings, LoadedSuite
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.files import model_files
-from proxima.rollout.generator import GroupGenerator, GroupSpec
-from proxima.runtime.launch.engine_needs import build_engine
-from proxima.runtime.launch.eval_suites import LoadedSuite
-from proxima.runtime.launch.generation import make_rewards, player_of
-from proxima.runtime.launch.models import load_model
-from proxima.runtime.state.folder import ENVIRONMENTS_LOG
-from proxima.runtime.watch.clock import Clock, SystemClock
-from proxima.runtime.watch.environment import describe_environment, package_version
-from proxima.runtime.watch.interrupt import quiet_transformers
-from proxima.runtime.watch.observer import EvalObserver, evaluation_progress
+from proxima.model.quiet import quiet_transformers
+from proxima.reward import REWARDS
+from proxima.task import TASKS
 from proxima.task.prompts import EVAL_UID
-
-if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig
-
 
 ENGINE_LOG = "engine.log"  # output of a process that the engine starts
 LOGS = (ENGINE_LOG, ENVIRONMENTS_LOG, f"{ENVIRONMENTS_LOG}.1")
@@ -74,14 +68,14 @@ def check_folder(folder: Path, *, overwrite: bool = False) -> None:
 
 
 def run_eval(
-    config: "EvaluateConfig",
+    config: EvaluationSettings,
     suites: Sequence[LoadedSuite],
     *,
     ks: Sequence[int] = (),
     folder: Path | None = None,
     overwrite: bool = False,
     observer: EvalObserver | None = None,
-    clock: Clock | None = None,
+    now: Callable[[], float] = time.monotonic,
 ) -> EvalOutcome:
     """Generate and score answers to all questions, and write them.
 
@@ -89,44 +83,41 @@ def run_eval(
         config: model, engine, seed and reward timeouts; tasks and rewards are those of the suites.
         ks: the k of pass@k and maj@k; empty: powers of two up to the number of samples.
         folder: a new folder, or with `overwrite` one with an earlier evaluation; None writes nothing.
+        now: a clock in seconds, from any origin.
 
     Raises:
         UserError: as `check_folder`, or the model can't be loaded.
     """
-    observer, clock = observer or EvalObserver(), clock or SystemClock()
-    started = clock.now()
+    observer, started = observer or EvalObserver(), now()
     if folder is not None:
         _prepare_folder(config, folder, overwrite)
     observer.progress("load", 0, 1, "models")
     with quiet_transformers(), ThreadPoolExecutor(1) as background, ExitStack() as opened:
         sha = background.submit(model_sha, config.model.path, config.model.revision)
-        model = load_model(config)
+        model = config.model.source(config.seed).load()
         compute = ComputeThread()
         log = None if folder is None else folder / ENGINE_LOG
-        needs = suites[0].needs
-        setup = replace(EngineSetup.of(model, needs.max_length), compute=compute, log=log, seed=config.seed)
-        engine, notes = build_engine(config.engine, setup, needs)
+        engine, notes = suites[0].engine.build(lambda: model, compute=compute, log=log, seed=config.seed)
         opened.callback(close_engine, engine)
         if not getattr(config.engine, "needs_weights", False) and "module" in engine.capabilities.weight_updates:
             # a server has the weights that it was started with
             compute.serve(engine.publish(WeightUpdate(version=0, module=model.model)))
-        outcome = EvalOutcome(result={}, seconds={"load": clock.now() - started}, folder=folder)
+        outcome = EvalOutcome(result={}, seconds={"load": now() - started}, folder=folder)
         facts: dict[str, Any] = {}
         for note in notes:
             observer.warning(note)
         for loaded in suites:
-            name, start = loaded.suite.name, clock.now()
+            name, start, questions = loaded.suite.name, now(), loaded.questions
             for note in loaded.notes:
                 observer.warning(note)
-            observer.suite_started(name, len(loaded.prompts), len(loaded.prompts) * loaded.suite.samples)
-            spec = GroupSpec(sampling=loaded.sampling, completions=loaded.suite.samples, seed=config.seed)
-            with closing(make_rewards(config, loaded.suite.rewards, compute)) as rewards:
-                player = player_of(loaded.world, engine, folder)
-                generator = GroupGenerator(engine, rewards, spec, clock.now, player)
-                groups = compute.serve(Evaluation(loaded.prompts, generator, evaluation_progress(observer)).groups())
+            observer.suite_started(name, len(questions.prompts), len(questions.prompts) * loaded.suite.samples)
+            with closing(config.runtime.rewards(questions.rewards, compute=compute)) as rewards:
+                rewards.start()
+                log = folder and folder / ENVIRONMENTS_LOG
+                groups = compute.serve(questions.evaluation(engine, rewards, now, observer.progress, log).groups())
             outcome.groups[name] = groups
             facts[name] = _suite_facts(config, loaded, groups, ks)
-            outcome.seconds[name] = clock.now() - start
+            outcome.seconds[name] = now() - start
             if folder is not None:
                 table = completions_table(groups, EVAL_UID, answer_extractor(loaded.suite.rewards))
                 with atomic_writer(folder / f"{name}.parquet") as file:
@@ -145,7 +136,7 @@ def run_eval(
     return outcome
 
 
-def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> None:
+def _prepare_folder(config: EvaluationSettings, folder: Path, overwrite: bool) -> None:
     """Empty the folder, and mark it so that another attempt may replace an unfinished one."""
     check_folder(folder, overwrite=overwrite)
     folder.mkdir(parents=True, exist_ok=True)
@@ -156,34 +147,34 @@ def _prepare_folder(config: "EvaluateConfig", folder: Path, overwrite: bool) -> 
 
 
 def _suite_facts(
-    config: "EvaluateConfig", loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]
+    config: EvaluationSettings, loaded: LoadedSuite, groups: Sequence[Group], ks: Sequence[int]
 ) -> dict[str, Any]:
     """The suite's part of result.json."""
-    suite, extract = loaded.suite, answer_extractor(loaded.suite.rewards)
+    suite, questions, extract = loaded.suite, loaded.questions, answer_extractor(loaded.suite.rewards)
     return {
         **eval_metrics(groups, samples=suite.samples, ks=ks, extract=extract, seed=config.seed),
         "metric": config.eval.metric,
-        "sampling": asdict(loaded.sampling),
+        "sampling": asdict(questions.groups.sampling),
         "system": config.data.system,
         "template_arguments": dict(config.data.template_arguments),
-        "task": _spec_facts(suite.task),
-        "rewards": [_spec_facts(reward) for reward in suite.rewards],
+        "task": _spec_facts(suite.task, TASKS),
+        "rewards": [_spec_facts(reward, REWARDS) for reward in suite.rewards],
         "data": {
             "source": suite.data,
-            "rows": loaded.rows,
+            "rows": len(questions.rows),
             "limit": suite.limit,
-            "skipped": loaded.skipped,
-            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in loaded.prompts]),
+            "skipped": questions.count - len(questions.prompts),
+            "sha256": questions_sha([(prompt.question, prompt.answer) for prompt in questions.prompts]),
         },
     }
 
 
-def _spec_facts(spec: Any) -> dict[str, Any]:
+def _spec_facts(spec: Any, table: Kinds) -> dict[str, Any]:
     """A spec as its kind and its fields."""
-    return {"kind": kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
+    return {"kind": table.kind_of(spec), **(asdict(spec) if is_dataclass(spec) and not isinstance(spec, type) else {})}
 
 
-def _run_facts(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
+def _run_facts(config: EvaluationSettings, loaded: LoadedModel, sha: str | None, ks: Sequence[int]) -> dict[str, Any]:
     """The entries of result.json about model, engine and versions."""
     model, environment = config.model, describe_environment(config.seed)
     parsers = {name: version for name in ("math-verify", "sympy") if (version := package_version(name)) is not None}
@@ -197,7 +188,7 @@ def _run_facts(config: "EvaluateConfig", loaded: LoadedModel, sha: str | None, k
         },
         "seed": config.seed,
         "k": list(ks),
-        "engine": _spec_facts(config.engine),
+        "engine": _spec_facts(config.engine, ENGINES),
         "device": str(loaded.model.device),
         "threads": torch.get_num_threads(),
         "versions": {name: environment[name] for name in ("proxima", "python")} | environment["packages"] | parsers,

@@ -1,35 +1,54 @@
 """The question sets of `proxima eval`, loaded and validated before any weights are read.
 
 An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds its data, lets the rewards check the
-reference answers, and builds the prompts; `eval_run` then runs the model on them.
+reference answers, and builds the prompts; `run_eval` then runs the model on them.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from proxima.config.describe import kind_of
-from proxima.config.sections.episode_section import is_played
-from proxima.data import FieldError, Prompt, UserError
+from proxima.data import FieldError, UserError
+from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import EngineRequirements, Sampling
 from proxima.evaluate.group_metrics import check_ks
+from proxima.evaluate.held_out import HeldOutSet
 from proxima.evaluate.suites import Suite
 from proxima.model.pretrained import UnloadedModel
-from proxima.runtime.launch.engine_needs import ask_engine, evaluation_needs
-from proxima.runtime.launch.models import unloaded
-from proxima.runtime.launch.preflight import ReferenceAnswers, validate_answers
-from proxima.runtime.launch.run_data import held_out_prompts, prompt_source
-from proxima.runtime.watch.interrupt import quiet_transformers
+from proxima.model.quiet import quiet_transformers
+from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
+from proxima.rollout.generator import GroupSpec
+from proxima.task import TASKS
 from proxima.task.prompts import template_note
-from proxima.task.protocol import Rows
+from proxima.task.protocol import Rows, is_played
 
-if TYPE_CHECKING:
-    from proxima.config.schema import EvaluateConfig
-    from proxima.config.sections.eval_section import EvalSetConfig
-    from proxima.runtime.launch.episodes import AgentWorld, World
+
+class EvaluationSettings(Protocol):
+    """The sections of a recipe that an evaluation reads; `EvaluateConfig` fulfils it."""
+
+    @property
+    def model(self) -> Any: ...
+
+    @property
+    def engine(self) -> Any: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def data(self) -> Any: ...
+
+    @property
+    def eval(self) -> Any: ...
+
+    @property
+    def episode(self) -> Any: ...
+
+    @property
+    def runtime(self) -> Any: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +68,13 @@ class EvalSuite:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedSuite:
-    """A suite with its prompts."""
+    """A suite with its questions, and the engine of the evaluation; `notes` are warnings about the data. The caller
+    closes the world of the questions."""
 
     suite: EvalSuite
-    prompts: list[Prompt]  # those that fit the context
-    skipped: int  # those that do not
-    rows: int  # of the whole data set
-    sampling: Sampling  # of the suite, with fewer tokens than the context
-    needs: EngineRequirements  # of all suites of the evaluation
-    notes: tuple[str, ...] = ()  # warnings about the data
-    world: "World | AgentWorld | None" = None  # of a task with an environment or tools; the caller closes it
+    questions: HeldOutSet
+    engine: EngineChoice  # the same for all suites of the evaluation
+    notes: tuple[str, ...] = ()
 
 
 def named_suite(
@@ -93,25 +109,25 @@ def named_suite(
     )
 
 
-def recipe_suites(config: "EvaluateConfig") -> list[EvalSuite]:
+def recipe_suites(eval: Any, reward: Sequence[Any]) -> list[EvalSuite]:
     """The suites of a recipe's `eval` section, scored by the recipe's rewards or their own.
 
     Raises:
         FieldError: the section has no task.
     """
-    if config.eval.task is None:
+    if eval.task is None:
         remedy = (
             "name a task, for example eval.task.kind=gsm8k, or --task gsm8k; held-out rows "
             "of proxima sft, reward and dpo have no reward, and are measured during the training"
         )
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
-    suites = [_recipe_suite(path, held_out, config.reward) for path, held_out in config.eval.all_sets.items()]
+    suites = [_recipe_suite(path, held_out, reward) for path, held_out in eval.all_sets.items()]
     taken = {suite.name for suite in suites[1:]}
     return [replace(suites[0], name="main") if suites[0].name in taken else suites[0], *suites[1:]]
 
 
-def _recipe_suite(path: str, held_out: "EvalSetConfig", reward: Sequence[Any]) -> EvalSuite:
-    name = held_out.name or kind_of(held_out.task).rpartition(":")[2].lower()
+def _recipe_suite(path: str, held_out: Any, reward: Sequence[Any]) -> EvalSuite:
+    name = held_out.name or TASKS.kind_of(held_out.task).rpartition(":")[2].lower()
     return EvalSuite(
         name=name,  # a file is named after it
         task=held_out.task,
@@ -124,7 +140,7 @@ def _recipe_suite(path: str, held_out: "EvalSetConfig", reward: Sequence[Any]) -
     )
 
 
-def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
+def load_suites(config: EvaluationSettings, suites: Sequence[EvalSuite], ks: Sequence[int] = ()) -> list[LoadedSuite]:
     """Load the data and prompts of all suites; needs the tokenizer, but no weights.
 
     Raises:
@@ -136,25 +152,32 @@ def load_suites(config: "EvaluateConfig", suites: Sequence[EvalSuite], ks: Seque
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     data = [(suite, *_rows(config, suite)) for suite in suites]  # missing data is reported before transformers loads
     with quiet_transformers():
-        model = unloaded(config.model)
-    needs = evaluation_needs(config, model, [suite.sampling for suite in suites])
-    data[0][2].extend(ask_engine(config.engine, needs))
+        model = config.model.unloaded()
+    samplings = tuple(dict.fromkeys(suite.sampling for suite in suites))
+    needs = EngineRequirements.of(
+        model, compute_dtype=config.model.compute_dtype, samplings=samplings, publishes=True
+    )  # no log-probs are read
+    engine = EngineChoice(spec=config.engine, needs=needs)
+    data[0][2].extend(engine.check())
     data[0][2].extend(template_note(model.tokenizer, model.path))  # once, whatever the number of suites
-    loaded = [_with_prompts(config, suite, rows, notes, model, needs) for suite, rows, notes in data]
+    loaded = [
+        LoadedSuite(suite=suite, questions=_questions(config, suite, rows, model), engine=engine, notes=tuple(notes))
+        for suite, rows, notes in data
+    ]
     played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
     if not played:
         return loaded
-    from proxima.runtime.launch.episodes import make_worlds
+    from proxima.rollout.episodes.worlds import make_worlds
 
     tasks = {path: part.suite.task for path, part in played.items()}
-    prompts = {path: part.prompts for path, part in played.items()}
+    prompts = {path: part.questions.prompts for path, part in played.items()}
     warned: list[str] = []
-    worlds = make_worlds(config, tasks, prompts, model, warned)
-    loaded = [replace(part, world=worlds.get(part.suite.path)) for part in loaded]
+    worlds = make_worlds(tasks, prompts, model, config.data.play(config.episode, config.seed), warned)
+    loaded = [replace(part, questions=replace(part.questions, world=worlds.get(part.suite.path))) for part in loaded]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
 
-def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:
+def _rows(config: EvaluationSettings, suite: EvalSuite) -> tuple[Rows, list[str]]:
     """The rows, and the warnings of the rewards about their answers."""
     try:
         rows: Rows = suite.task.rows(config.seed)
@@ -163,28 +186,16 @@ def _rows(config: "EvaluateConfig", suite: EvalSuite) -> tuple[Rows, list[str]]:
             raise
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
-    return rows, validate_answers(replace(config, reward=suite.rewards), [answers])
+    timeout = config.runtime.reward_timeout
+    return rows, validate_answers(suite.rewards, [answers], config.data, timeout=timeout, seed=config.seed)
 
 
-def _with_prompts(
-    config: "EvaluateConfig",
-    suite: EvalSuite,
-    rows: Rows,
-    notes: Sequence[str],
-    model: UnloadedModel,
-    needs: EngineRequirements,
-) -> LoadedSuite:
-    source = prompt_source(config, rows, model, shuffle=False)
-    prompts, count = held_out_prompts(source, suite.limit)
-    if not prompts:
-        fits = f"none of the {count} questions fits a context of {model.context} tokens"
+def _questions(config: EvaluationSettings, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
+    sampling = replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1))
+    groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed)
+    source = config.data.prompts(rows, model, config.seed)
+    questions = HeldOutSet.of(source, suite.limit, suite.rewards, groups, suite.name)
+    if not questions.prompts:
+        fits = f"none of the {questions.count} questions fits a context of {model.context} tokens"
         raise UserError(f"{suite.name}: {fits}; raise model.max_length")
-    return LoadedSuite(
-        suite=suite,
-        prompts=prompts,
-        skipped=count - len(prompts),
-        rows=len(rows),
-        sampling=replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1)),
-        needs=needs,
-        notes=tuple(notes),
-    )
+    return questions

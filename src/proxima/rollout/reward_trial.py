@@ -5,9 +5,9 @@ some steps.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from proxima.data import Completion, FieldError, Group, Prompt, Score
 from proxima.data.jsonl import utf8
@@ -16,38 +16,36 @@ from proxima.reward.base import as_reward
 from proxima.reward.runner import RewardRunner
 from proxima.rollout.collector import score_errors
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
 PROMPTS = 4  # to try: the first one, and the others only if it got no score
 PLAIN = "I think that the answer is 7."
 TRIAL_UID = 1 << 42  # the first uid of trial prompts, used by no draw and no record of the run
 
 
-def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Prompt], tokenizer: Any) -> list[str]:
+def try_rewards(
+    specs: Sequence[Any],
+    prompts: Sequence[Prompt],
+    tokenizer: Any,
+    make: Callable[[Sequence[Any]], RewardRunner],
+    *,
+    refuses: bool,
+) -> list[str]:
     """Score two synthetic completions of a prompt, its answer and a plain sentence; if both fail, try more prompts.
+    `make` makes the runner of those rewards that are tried.
 
     Rewards that run a model are left out, because their weights are not loaded (their `check` has passed), and so are
     rewards that need an episode.
 
-    Returns: a warning if no completion has a score and the config asks for a warning, or does not train on rewards.
+    Returns: a warning if no completion has a score.
 
     Raises:
-        FieldError: no completion has a score; the message quotes the rewards' errors.
+        FieldError: the same, if it `refuses` them; the message quotes the rewards' errors.
     """
-
     tried = [s for s in specs if as_reward(s).where != "compute" and not getattr(s, "needs_episode", False)]
     if len(tried) < len(specs):  # whole-batch rewards would miss their scores
         tried = [spec for spec in tried if not as_reward(spec).whole_batch]
-    how = config.runtime.reward_trial
-    if how == "off" or not prompts or all(as_reward(spec).weight == 0 for spec in tried):
+    if not prompts or all(as_reward(spec).weight == 0 for spec in tried):
         return []
-    runtime = config.runtime
-    limits: dict[str, Any] = {"timeout": runtime.reward_timeout, "memory_mb": runtime.reward_memory_mb}
-    rewards, loop = (
-        RewardRunner(tried, workers=runtime.reward_workers, **limits),
-        EventLoopThread("proxima-reward-trial"),
-    )
+    rewards, loop = make(tried), EventLoopThread("proxima-reward-trial")
     try:
         groups = loop.call(_scored(rewards, _groups(prompts[:1], tokenizer)))
         if not _any_valid(groups):
@@ -59,7 +57,7 @@ def try_rewards(config: "RunConfig", specs: Sequence[Any], prompts: Sequence[Pro
         return []
     count, text = sum(len(group.scores) for group in groups), groups[0].completions[0].text
     facts = f"none of {count} synthetic completions such as {text!r:.60} has a score ({score_errors(groups)})"
-    if how == "warn" or not config.algorithm.trains_on_rewards:
+    if not refuses:
         return [f"reward: {facts}"]
     remedy = (
         "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it is right to refuse such texts"

@@ -1,0 +1,82 @@
+"""An engine of a recipe: the settings at a place of the config, and what the run asks of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proxima.data import within
+from proxima.engine.protocol import Engine, EngineRequirements, EngineSetup, close_engine
+
+if TYPE_CHECKING:
+    from proxima.model.compute_thread import ComputeThread
+    from proxima.model.pretrained import LoadedModel
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineChoice:
+    """An engine before it is built.
+
+    Args:
+        spec: an `EngineSpec`, or an object that only has its `build`.
+        needs: the requirements of the run.
+        path: of the spec in the config, which begins the names of fields in messages.
+    """
+
+    spec: Any
+    needs: EngineRequirements
+    path: str = "engine"
+
+    def check(self) -> list[str]:
+        """Run `EngineSpec.check`; a spec that does not derive from `EngineSpec` has none.
+
+        Returns: warnings.
+
+        Raises:
+            FieldError, UserError: as `EngineSpec.check`; a field is named by its path in the config.
+        """
+        return self._checked(self.spec)
+
+    def build(
+        self,
+        load_weights: "Callable[[], LoadedModel]",
+        *,
+        compute: "ComputeThread",
+        log: Path | None,
+        seed: int,
+        spread: Callable[[Path, Sequence[Path]], None] | None = None,
+    ) -> tuple[Engine, list[str]]:
+        """Build the engine; the arguments are those of `EngineSetup`.
+
+        Returns: the engine, and the warnings about a server that it started, which could not be checked before.
+
+        Raises:
+            FieldError, UserError: as `check`; the server is stopped.
+        """
+        needs = self.needs
+        setup = EngineSetup(
+            model_path=needs.model_path,
+            tokenizer=needs.tokenizer,
+            load_weights=load_weights,
+            max_length=needs.max_length,
+            compute=compute,
+            log=log,
+            spread=spread,
+            seed=seed,
+        )
+        if getattr(self.spec, "serve", None) is None:
+            return self.spec.build(setup), []
+        with within(self.path):
+            engine: Engine = self.spec.build(setup)
+        try:
+            return engine, self._checked(engine)
+        except BaseException:
+            close_engine(engine)
+            raise
+
+    def _checked(self, asked: Any) -> list[str]:
+        check = getattr(asked, "check", None)
+        if check is None:
+            return []
+        with within(self.path):
+            return [f"{self.path}: {note}" for note in check(self.needs)]
