@@ -4,11 +4,11 @@ import io
 
 import pytest
 
+from proxima.api import generation
+from proxima.api.generation import ChatSession, generate, local_engine
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
-from proxima.runtime.launch import inference
-from proxima.runtime.launch.inference import ChatSession, generate, local_engine
 from tests.recipes.talker import talker
 
 LONG = 14  # the seed of a first answer of more than 24 tokens
@@ -30,7 +30,7 @@ def conversation(model):
 
 
 def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeypatch):
-    monkeypatch.setattr(inference, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(generation, "PIECE_SECONDS", 0.0)
     pieces, chat = [], conversation()
     assert not chat.answer("hello", pieces.append)  # cut off
     (whole,), _ = generate(
@@ -43,7 +43,7 @@ def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeyp
 def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
     seen, chat = [], conversation(max_tokens=4)
     monkeypatch.setattr(
-        inference, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
+        generation, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
     )
     for text in ("one", "two"):
         chat.answer(text, print)
@@ -52,7 +52,7 @@ def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
 
 
 def test_a_stop_string_is_never_shown(conversation, monkeypatch):
-    monkeypatch.setattr(inference, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(generation, "PIECE_SECONDS", 0.0)
     plain, stopped = [], []
     conversation(max_tokens=40).answer("hello", plain.append)
     text = "".join(plain)

@@ -17,9 +17,9 @@ from proxima.cli.parameters import Argument
 from proxima.data import UserError
 
 if TYPE_CHECKING:
+    from proxima.api.episode_chat import Table
     from proxima.data.episode import Cut
     from proxima.rollout.episodes.played import PlayedTurn
-    from proxima.runtime.launch.episode_chat import Table
 
 NEW = "/new"
 MOST = 512  # new tokens
@@ -50,7 +50,7 @@ def chat(
 
 def _talk(asked: ModelAsked, inference: Inference) -> None:
     """A chat without tools."""
-    from proxima.runtime.launch.inference import ChatSession, local_engine
+    from proxima.api.generation import ChatSession, local_engine
 
     sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
@@ -104,8 +104,8 @@ class EpisodeTalk:
     """A chat with tools or an environment: prints the events of an `EpisodeChat`."""
 
     def __init__(self, asked: ModelAsked, table: "Table", inference: Inference, row: int | None) -> None:
-        from proxima.runtime.launch.episode_chat import EpisodeChat
-        from proxima.runtime.launch.inference import local_engine
+        from proxima.api.episode_chat import EpisodeChat
+        from proxima.api.generation import local_engine
 
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)

@@ -14,11 +14,11 @@ from proxima.data import FieldError, UserError, require
 from proxima.data.errors import require_threads, within
 
 if TYPE_CHECKING:
+    from proxima.api.episode_chat import Table
     from proxima.config.schema import PlayedConfig
     from proxima.config.sections.data_section import DataConfig
     from proxima.data import Completion
     from proxima.engine.protocol import Sampling
-    from proxima.runtime.launch.episode_chat import Table
 
 MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"
@@ -118,7 +118,7 @@ def _completed(
     asked: "ModelAsked", table: "Table | None", prompts: Sequence[str], samples: int, inference: Inference
 ) -> "tuple[list[Completion], float]":
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
-    from proxima.runtime.launch.inference import generate, local_engine
+    from proxima.api.generation import generate, local_engine
 
     how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
     how["seed"] = inference.seed
@@ -129,7 +129,7 @@ def _completed(
         return generate(
             asked.path, prompts, system=data.system, template_arguments=data.template_arguments, **how, **place
         )
-    from proxima.runtime.launch.episode_chat import play_episodes
+    from proxima.api.episode_chat import play_episodes
     from proxima.runtime.watch.clock import SystemClock
 
     table.require_question()
@@ -235,7 +235,7 @@ def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
     if asked.played is None:
         yield None
         return
-    from proxima.runtime.launch.episode_chat import make_table
+    from proxima.api.episode_chat import make_table
 
     with asked.locating():
         table = make_table(asked.played, row)

@@ -1,7 +1,8 @@
 """Engines: prompts in, completions with log-probs and versions out. One protocol, one file an engine.
 
-`protocol.py` defines an engine, `requirements.py` checks whether an engine outside this process meets a run's
-requirements. `local.py` is the one in this process: a scheduler (`scheduler.py`: continuous batching, a group's prompt
+`protocol.py` defines an engine, `choice.py` is one before it is built, `requirements.py` checks whether an engine
+outside this process meets a run's requirements.
+`local.py` is the one in this process: a scheduler (`scheduler.py`: continuous batching, a group's prompt
 run once; `token_table.py`: the columns of the running completions) over a decoder (`fast_decoder.py` for Llama, Qwen2
 and Qwen3 shapes, `general_decoder.py` for any Hugging Face decoder), with `sampler.py`, `truncation.py`, `cache.py` and
 the C++ of `proxima.kernels`, and with `speculation.py` where drafts are requested. `local_process.py` is the same

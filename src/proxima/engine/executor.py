@@ -71,6 +71,9 @@ class Executor:
     Args:
         engine: does the work.
         hook_seconds: time limit of an asynchronous hook.
+
+    `newest` is the version of the last weights that it was given, None before the first: the engine may have some of
+    them even if it could not take them all.
     """
 
     def __init__(self, engine: Engine, *, hook_seconds: float = 600.0) -> None:
@@ -79,6 +82,7 @@ class Executor:
         self._numbers = count()
         self._transition = asyncio.Lock()
         self._paused = False
+        self.newest: int | None = None
 
     # ---- hooks -------------------------------------------------------------------------------------------------------
 
@@ -193,6 +197,7 @@ class Executor:
         return await self.engine.in_flight()
 
     async def publish(self, update: WeightUpdate) -> None:
+        self.newest = update.version
         await self.engine.publish(update)
 
     async def abort(self, prompt_uid: int) -> None:

@@ -14,9 +14,12 @@
     results.py         the folder of an evaluation: writing and reading
     question_pairs.py  two results compared question by question
     suites.py          GSM8K, MATH-500, AIME, AMC: data, prompt, rewards
-No model runs here: `runtime` generates, scores and writes. A failed scorer never counts as a wrong answer, and every
+    question_sets.py   the sets of an evaluation, before weights are loaded; held_out.py: the same of a run
+    run.py             a model answers them, and the result is written; observer.py: what it reports
+A failed scorer never counts as a wrong answer, and every
 random draw is counter-based, so the same answers give the same metrics to the last bit.
-Imports: numpy, pyarrow, stdlib, `data`, `task`, `reward` and `rollout`. Imported by `train` and the rooms above.
+Imports: numpy, pyarrow, stdlib, `data`, `model`, `engine`, `task`, `reward`, `environment` and `rollout`.
+Imported by `train` and the rooms above.
 To add a suite: an entry in `SUITES` with its source, and its name in `docs/evaluation.md`. To add a metric: a function
 of one question in `estimators.py` with formula and source, an entry in `group_metrics.py`, and an exhaustive
 enumeration in `tests/evaluate`.

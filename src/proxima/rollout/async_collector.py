@@ -84,9 +84,9 @@ class AsyncCollector(Collector):
         self._failure: BaseException | None = None
         self._errors: list[str] = []  # of retried engine calls, since the last step
         self._stalls, self._stalled = 0, False
-        self._paused, self._idle = False, IdleTime(generator.now)
-        if generator.episodes is not None:
-            generator.episodes.times.listener = self._track_idleness
+        self._paused = False
+        # with episodes the engine is idle, too, while all of them wait for their environments
+        self._idle = IdleTime(generator.now) if generator.episodes is None else generator.episodes.times.idle
         self._step_began = self._idle_before = 0.0
         self._tokens = 0  # generated since the previous step's end
 
@@ -376,7 +376,4 @@ class AsyncCollector(Collector):
         return sum(entry.stage in stages for entry in self._entries.values())
 
     def _track_idleness(self) -> None:
-        episodes = self.generator.episodes  # the engine is idle if all of them wait for their environments
-        self._idle.update(
-            self._paused or not self._count("generating") or (episodes is not None and not episodes.times.awaited)
-        )
+        self._idle.update("collector", self._paused or not self._count("generating"))

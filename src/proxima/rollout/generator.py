@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from proxima.data import Completion, Group, Prompt, Score
 from proxima.data.columns import Bools
+from proxima.engine.executor import Executor
 from proxima.engine.protocol import Engine, InFlight, Request, Sampling
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ class GroupGenerator:
         now: a clock in seconds, for `scoring_seconds`.
         episodes: plays the prompts in their environment; None: the engine answers them.
 
-    `newest` is the version of the weights; no token may have a newer one; None: unknown.
+    No token may have a newer version than the weights that an `Executor` was given.
     `scoring_seconds` is the time that the last batch waited for its rewards after its last completion.
     """
 
@@ -134,7 +135,9 @@ class GroupGenerator:
         self.engine, self.rewards, self.spec, self.now = engine, rewards, spec, now
         self.episodes = episodes
         self.scoring_seconds = self._completed_at = 0.0
-        self.newest: int | None = None
+
+    def _check_version(self, completion: Completion) -> None:
+        completion.check_version(self.engine.newest if isinstance(self.engine, Executor) else None)
 
     async def generate(
         self, prompts: Sequence[Prompt], listener: RolloutListener | None = None
@@ -180,7 +183,7 @@ class GroupGenerator:
         try:
             async with aclosing((self.episodes or self.engine).generate(requests)) as stream:  # type: ignore[type-var]
                 async for completion in stream:
-                    completion.check_version(self.newest)
+                    self._check_version(completion)
                     samples = generated[completion.prompt_uid]
                     samples[completion.sample] = completion
                     if len(samples) == self.spec.size:
@@ -216,7 +219,7 @@ class GroupGenerator:
         answers = (self.episodes or self.engine).generate(self.spec.requests(prompt))
         async with aclosing(answers) as stream:  # type: ignore[type-var]
             async for completion in stream:
-                completion.check_version(self.newest)
+                self._check_version(completion)
                 received[completion.sample] = completion
         if len(received) < self.spec.size:
             raise RuntimeError(f"the engine ended without all completions of prompt {prompt.uid}")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
+from proxima.engine.executor import Executor
 from proxima.engine.protocol import Health
 from proxima.runtime.loop.publisher import Publisher
 from proxima.runtime.loop.training_loop import RunEnded
@@ -36,7 +37,7 @@ def publisher():
     learner = SimpleNamespace(compute=SimpleNamespace(run=run), stack=stack)
     folder = SimpleNamespace(engine_log=SimpleNamespace(name="engine.log"))
     store = SimpleNamespace(folder=folder, activity=None)
-    return Publisher(SimpleNamespace(engine=Fails(), newest=None), learner, store, None)
+    return Publisher(SimpleNamespace(engine=Executor(Fails())), learner, store, None)
 
 
 def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():
@@ -48,8 +49,8 @@ def test_the_first_weights_that_can_t_be_taken_are_an_error_of_the_user():
 def test_later_ones_end_the_run_behind_the_step_and_the_engine_is_not_asked_again():
     made = publisher()
     asyncio.run(made.publish(4, 3, deferring=True))
-    assert made.generator.newest == 4  # the engine may have some of them
+    assert made.generator.engine.newest == 4  # the engine may have some of them
     asyncio.run(made.check_health(3))
-    assert made.generator.engine.asked == 0
+    assert made.generator.engine.engine.asked == 0
     with pytest.raises(RunEnded, match="after step 3: no room for version 4; .*--resume"):
         made.end_if_failed()

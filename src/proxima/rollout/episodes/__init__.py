@@ -3,10 +3,11 @@
     settings       the `episode` section of a recipe
     turn_template  renders and encodes a growing chat; template_check tests a template before a run
     conversation   the tokens of an episode, turn by turn; sampled tokens are never re-encoded
+    worlds         builds and checks what plays the episodes of a task, before weights are loaded
     player         plays episodes; to a generator of groups it is an engine whose completions have several turns
     played         an episode in progress, and the completion that it becomes
     figures        statistics of a step's episodes, for metrics.jsonl
 
-Imports: `data`, `model`, `engine`, `environment`, `task`. Imported by `runtime`, for tasks with an environment or
-tools; the settings by `config`.
+Imports: `data`, `model`, `engine`, `environment`, `task`. Imported by `evaluate` and `runtime`, for tasks with an
+environment or tools; the settings by `config`.
 """

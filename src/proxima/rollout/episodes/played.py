@@ -14,6 +14,7 @@ from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.rollout.admitted import IdleTime
 from proxima.rollout.episodes.conversation import Conversation, Path
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
@@ -253,19 +254,19 @@ def failed_episode(request: Request, failure: str, attempts: int) -> Completion:
 
 
 class EpisodeTimes:
-    """The time that the episodes of a player spent waiting since the last `taken`, and `awaited`, the number of turns
-    that the engine is sampling; `listener` is called when `awaited` changes, and `told` with each finished episode."""
+    """The time that the episodes of a player spent waiting since the last `taken`, and the `idle` time of an engine of
+    which they await no turn; `told` is called with each finished episode."""
 
     def __init__(self, told: Callable[[EpisodeLife], None] = lambda life: None) -> None:
         self.told = told
         self.environment = self.turns = 0.0
-        self.awaited = 0
-        self.listener: Callable[[], None] = lambda: None
+        self.idle = IdleTime(lambda: asyncio.get_running_loop().time(), "episodes")  # the clock of their turns
+        self._awaited = 0
 
     def await_turns(self, more: int) -> None:
         """Record that `more` further turns are awaited."""
-        self.awaited += more
-        self.listener()
+        self._awaited += more
+        self.idle.update("episodes", not self._awaited)
 
     def ended(self, life: EpisodeLife) -> None:
         """Record the end of an episode, successful or not."""

@@ -6,9 +6,7 @@ changed after it is built.
     build                the RL loop and everything that it uses, around a learner; `services`: shared by all of it
     learning, critic_weights, teacher, next_policy_cache, models         the learner and its parts
     generation           the engine, the rewards, the collector, the held-out sets
-    run_data             the data of a run before weights are loaded; its checks: engine_needs, inputs, preflight,
-                         reward_trial
-    eval_run, eval_suites, inference     evaluation and generation without training
+    run_data             the data of a run before weights are loaded; its parts: engine_needs, inputs
 
 Imports: every room below `runtime`, and `loop`, `state`, `watch`. Imported by `lab`, `view`, `api` and `cli`.
 To add a part to the loop: write a function here that builds it from the config, and call it in `build` or `learning`.

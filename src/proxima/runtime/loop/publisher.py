@@ -66,7 +66,6 @@ class Publisher:
         try:
             with engine_errors():
                 await engine.pause()
-                self.generator.newest = version
                 whole = await self.learner.compute.run(self.learner.stack.gathered)
                 await self.turns.wake()
                 await engine.publish(WeightUpdate(version=version, module=whole.model))

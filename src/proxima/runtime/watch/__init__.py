@@ -7,9 +7,7 @@
     engine_watch.py   what an engine reports about itself: weights received, servers lost and returned
     disk.py           writes that wait while the disk is full
     interrupt.py      Ctrl-C
-    environment.py    environment.json: versions and machine
     metric_names.py   metric names of other frameworks
-    free_cores.py     the number of threads on a machine that others use too
     clock.py          `Clock`, the time of everything here; `virtual_time` makes hours pass in a moment
 
 Imports: `engine`, `rollout`, `model`, `data`; never `state`, `loop` or `launch`. To watch something else: a method of

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
+from proxima.api.generation import ShownEngine
 from proxima.data import Completion, Episode, FieldError, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.engine.local import LocalEngine, collect
@@ -18,7 +19,6 @@ from proxima.model.quiet import quiet_transformers
 from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
 from proxima.rollout.episodes.worlds import AgentWorld, World, make_worlds
-from proxima.runtime.launch.inference import ShownEngine
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from proxima.api.free_cores import choose_threads
 from proxima.data import Completion, Message, Prompt
 from proxima.engine.completion_text import decoded, stop_at
 from proxima.engine.local import Local, LocalEngine, collect
@@ -16,7 +17,6 @@ from proxima.model import load
 from proxima.model.chat import prompt_tokens
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.watch.clock import SystemClock
-from proxima.runtime.watch.free_cores import choose_threads
 from proxima.task.prompts import template_note, with_system
 
 PIECE_SECONDS = 0.05  # between polls of the answer so far
