@@ -41,7 +41,7 @@ def steps(folder):
 
 
 def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_loaded(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.runtime.launch.rl_workload.load_model", None)
+    monkeypatch.setattr("proxima.model.model_source.load", None)
     code, error = command(RAISES)
     assert code == 2 and error.count("\n") == 1 and not (tmp_path / "run").exists()
     assert error.startswith("error: reward='mine' fails: none of 8 synthetic completions such as '")

@@ -32,7 +32,8 @@ KINDS = {"critic": CRITIC | {"value_warmup_steps": 1}, "value head": HEAD}
 def test_values_are_those_of_the_weights_before_the_step(runs, tiny_model, tmp_path):
     """The first step's advantages, from a forward of Hugging Face's class over each completion alone."""
     config = resolve({**runs.tree("critic"), "folder": str(tmp_path)}).config
-    critic, _ = make_critic(config, load(str(tiny_model("llama"))))
+    policy = load(str(tiny_model("llama")))
+    critic, _ = make_critic(config.critic, config.train, config.model.source(config.seed), policy)
     rows = read_rows(RunFolder(runs.finished("critic")).rollout_file(1))
     model, raw = load_scalar_model(str(tiny_model("llama")), new_head=0.02, seed=config.seed, device="cpu").model, []
     for row in rows:
@@ -170,7 +171,9 @@ def test_a_checkpoint_without_the_critic_is_refused_by_name(kind, name, runs, ti
     shutil.rmtree(place) if place.is_dir() else place.unlink()
     config = resolve({**runs.tree(kind), "folder": str(tmp_path)}).config
     with pytest.raises(UserError, match=rf"000002: no {name}, the critic's weights, is in this checkpoint; delete"):
-        make_critic(config, load(str(tiny_model("llama"))), tmp_path / "000002")
+        make_critic(
+            config.critic, config.train, config.model.source(), load(str(tiny_model("llama"))), tmp_path / "000002"
+        )
 
 
 # ---- bad input -------------------------------------------------------------------------------------------------------

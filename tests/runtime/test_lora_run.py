@@ -71,10 +71,11 @@ def test_the_reference_is_the_base_without_a_second_model(base, runs):
     """`make_stages` reads no weights again, and its stage gives the base's log-probs to the bit."""
     config = resolve(runs.tree("adapter")).config
     adapted = with_adapter(base)
-    policy = config.model.source().policy(adapted)
-    stage = next(s for s in make_stages(config, policy, ComputeThread()) if s.column == "reference_log_prob")
+    source = config.model.source()
+    policy = source.policy(adapted)
+    stage = next(s for s in make_stages(config, source, policy, ComputeThread()) if s.column == "reference_log_prob")
     assert stage.policy is policy
-    plain = LogProbStage("reference_log_prob", config.model.source().policy(load(str(base), device="cpu")))
+    plain = LogProbStage("reference_log_prob", source.policy(load(str(base), device="cpu")))
     items = rows(*MIXED)
     with torch.no_grad():
         expected = plain(plain.pack(items))

@@ -193,7 +193,7 @@ def _rows(config: EvaluationSettings, suite: EvalSuite) -> tuple[Rows, list[str]
 def _questions(config: EvaluationSettings, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:
     sampling = replace(suite.sampling, max_tokens=min(suite.sampling.max_tokens, model.context - 1))
     groups = GroupSpec(sampling=sampling, completions=suite.samples, seed=config.seed)
-    source = config.data.prompts(rows, model, config.seed)
+    source = config.data.prompt_source(rows, model, config.seed)
     questions = HeldOutSet.of(source, suite.limit, suite.rewards, groups, suite.name)
     if not questions.prompts:
         fits = f"none of the {questions.count} questions fits a context of {model.context} tokens"

@@ -198,7 +198,7 @@ class World:
         greedy = GroupGenerator(self.engine, self.rewards, GroupSpec(sampling=Sampling(temperature=0)), self.clock.now)
         made_up = MismatchGuard(on_mismatch="warn")  # as the engine's log-probs are
         learner = Learner(policy=policy, stack=self.stack, objective=objective, guard=made_up)
-        turns = device_turns(resolve("quickstart", list(overrides)).config, self.engine, learner)
+        turns = device_turns(resolve("quickstart", list(overrides)).config.placement, self.engine, learner)
         self.controller = Controller(
             Plan(**{"steps": 2, "seed": 1} | plan),
             self.collector,

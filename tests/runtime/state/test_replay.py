@@ -93,7 +93,7 @@ def changed(folder, generated, change):
 
 
 def test_what_cannot_be_replayed_is_refused_before_the_model_is_loaded(generated, tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("proxima.runtime.launch.rl_workload.load_model", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("proxima.model.model_source.load", lambda *_, **how: pytest.fail("the model was loaded"))
     model = tiny_model("llama")
 
     def refused(of, **changes):

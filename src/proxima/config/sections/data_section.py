@@ -41,7 +41,9 @@ class DataConfig(RowsConfig):
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
 
-    def prompts(self, rows: "Rows", model: "UnloadedModel", seed: int, *, shuffle: bool = False) -> "PromptSource":
+    def prompt_source(
+        self, rows: "Rows", model: "UnloadedModel", seed: int, *, shuffle: bool = False
+    ) -> "PromptSource":
         """The prompts of a task, in the order of its rows or, with `shuffle`, in that of the seed.
 
         Raises:

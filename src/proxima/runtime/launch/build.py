@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proxima.engine.protocol import Engine
 from proxima.rollout.collector import Collector, Pending
@@ -49,25 +49,9 @@ def make_controller(
     data: RunData,
     services: RunServices,
     restored: Restored,
-) -> Controller:
-    """Build the loop and everything that it uses, which the loop closes. If building fails, the parts already started
-    are closed here."""
-    with ExitStack() as opened:
-        opened.callback(learner.close)
-        controller = _controller(config, learner, batch_builder, data, services, restored, opened)
-        opened.pop_all()
-    return controller
-
-
-def _controller(
-    config: "RunConfig",
-    learner: Learner,
-    batch_builder: BatchBuilder,
-    data: RunData,
-    services: RunServices,
-    restored: Restored,
     opened: ExitStack,
 ) -> Controller:
+    """Build the loop and everything that it uses, which the loop closes. `opened` gets what is started here."""
     recorder = RolloutRecorder(services.store, data.source, services.observer)
     computes = getattr(config.engine, "needs_weights", False)  # in this process, alongside the training
     device = learner.stack.model.device if computes else "cpu"
@@ -96,7 +80,7 @@ def _controller(
     plan = make_plan(
         config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)
     )
-    turns = None if generator is None else device_turns(config, generator.engine, learner)
+    turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
     return Controller(
         plan,
         collector,
@@ -109,9 +93,9 @@ def _controller(
     )
 
 
-def device_turns(config: "RunConfig", engine: Engine, learner: Learner) -> DeviceTurns | None:
+def device_turns(placement: Any, engine: Engine, learner: Learner) -> DeviceTurns | None:
     """The turns of engine and trainer, if they share the devices and the engine can sleep."""
-    if not getattr(config.placement, "colocate", False) or not engine.capabilities.sleeps:
+    if not getattr(placement, "colocate", False) or not engine.capabilities.sleeps:
         return None
     from proxima.runtime.loop.shared_devices import SharedDevices
 

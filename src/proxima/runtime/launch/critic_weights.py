@@ -1,5 +1,6 @@
 """Builds the critic of a config: the checks before any weights are loaded, loading, and resuming."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,18 +10,19 @@ from safetensors.torch import load_file
 from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
 from proxima.data import FieldError, UserError, renamed
-from proxima.model import LoadedModel, load_scalar_model
+from proxima.model import LoadedModel
+from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import DTYPES, UnloadedModel, load_tokenizer, vocabulary_problem
+from proxima.model.pretrained import UnloadedModel, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.launch.models import make_stack, sharding_of
+from proxima.runtime.launch.models import make_stack
 from proxima.train import ValueObjective, ValueStage
 from proxima.train.checkpoint import CRITIC, VALUE_HEAD
 from proxima.train.critic import Critic, ValueHead
 from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
+    from proxima.config.sections.train_section import TrainConfig
 
 
 def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
@@ -38,17 +40,23 @@ def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
 
 
 def make_critic(
-    config: "RunConfig", policy: LoadedModel, restored: Path | None = None, ranks: Ranks = ALONE
+    spec: ModelCritic | HeadCritic,
+    train: "TrainConfig",
+    source: ModelSource,
+    policy: LoadedModel,
+    restored: Path | None = None,
+    ranks: Ranks = ALONE,
 ) -> tuple[Critic | None, ValueHead | None]:
-    """Build the critic of a config, a model or a head on the trunk of `policy`. Called in the compute thread.
-    `restored` is the checkpoint that the run resumes from.
+    """Build a critic, a model or a head on the trunk of `policy`, which is loaded from `source`. Called in the compute
+    thread. `restored` is the checkpoint that the run resumes from.
 
     Raises:
         UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
     """
-    if CRITICS.holds(config.critic, "model"):
-        return _critic_model(config, config.critic, restored, ranks), None
-    return None, _value_head(config.critic, policy, config.seed, restored)
+    if CRITICS.holds(spec, "model"):
+        assert isinstance(spec, ModelCritic)
+        return _critic_model(spec, train, source, restored, ranks), None
+    return None, _value_head(spec, policy, source.seed, restored)
 
 
 def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path | None) -> ValueHead:
@@ -60,9 +68,17 @@ def _value_head(spec: HeadCritic, policy: LoadedModel, seed: int, restored: Path
     return ValueHead(layer=layer, objective=objective, bootstrap=spec.bootstrap)
 
 
-def _critic_model(config: "RunConfig", spec: ModelCritic, restored: Path | None, ranks: Ranks) -> Critic:
-    model = config.model.source().scalar(_load(config, spec, restored))
-    train = spec.training(config.train)
+def _critic_model(
+    spec: ModelCritic, train: "TrainConfig", source: ModelSource, restored: Path | None, ranks: Ranks
+) -> Critic:
+    path, revision = (spec.path, spec.revision) if spec.path else (source.path, source.revision)
+    spread = sharding_beside(source.sharding, path, revision)
+    own, saved = replace(source, path=path, revision=revision, lora=None, sharding=spread), None
+    if restored is not None:
+        saved = str(_existing(restored / CRITIC))
+    with renamed("model.path", "critic.path"):
+        model = source.scalar(own.load_scalar(saved, head_std=spec.head_std))
+    train = spec.training(train)
     planned = train.updates_per_step * train.epochs_per_step
     return Critic(
         stack=make_stack(train, model, train.steps * planned, ranks, CRITIC),
@@ -70,21 +86,8 @@ def _critic_model(config: "RunConfig", spec: ModelCritic, restored: Path | None,
         stage=ValueStage(model, spec.bootstrap),
         updates=train.updates_per_step,
         epochs=train.epochs_per_step,
-        seed=config.seed,
+        seed=source.seed,
     )
-
-
-def _load(config: "RunConfig", spec: ModelCritic, restored: Path | None) -> LoadedModel:
-    path, revision = (spec.path, spec.revision) if spec.path else (config.model.path, config.model.revision)
-    place: dict[str, Any] = {
-        "dtype": DTYPES[config.model.dtype],
-        "device": config.model.device,
-        "sharding": sharding_beside(sharding_of(config), path, revision),
-    }
-    if restored is not None:
-        return load_scalar_model(str(_existing(restored / CRITIC)), **place)
-    with renamed("model.path", "critic.path"):
-        return load_scalar_model(path, revision=revision, new_head=spec.head_std, seed=config.seed, **place)
 
 
 def _existing(place: Path) -> Path:

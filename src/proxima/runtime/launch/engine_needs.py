@@ -18,7 +18,7 @@ REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
 
 
-def engine_choices(config: "RunConfig", model: UnloadedModel) -> dict[str, EngineChoice]:
+def engine_choices(config: "RunConfig", model: UnloadedModel, teacher: UnloadedModel | None) -> dict[str, EngineChoice]:
     """The engines of the rollouts, the reference and the teacher, as far as the run has them, each with what it must
     meet, by their paths in the config; `model` is the policy. Nothing is asked yet."""
     algorithm, temperature = config.algorithm, config.sampling.temperature
@@ -29,7 +29,7 @@ def engine_choices(config: "RunConfig", model: UnloadedModel) -> dict[str, Engin
         needs = _scoring(rollouts, "reference", model, temperature)
         choices.append(EngineChoice(spec=reference, needs=needs, path=REFERENCE))
     if (distillation := algorithm.distillation) is not None and distillation.engine is not None:
-        teacher = UnloadedModel.read(distillation.path, max_length=model.context)
+        assert teacher is not None
         needs = _scoring(rollouts, "teacher", teacher, temperature)
         choices.append(EngineChoice(spec=distillation.engine, needs=needs, path=TEACHER))
     return {choice.path: choice for choice in choices}

@@ -19,6 +19,7 @@ from proxima.rollout.generator import GroupGenerator, GroupSpec, RolloutListener
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.task.prompts import PromptSource
+from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
@@ -46,7 +47,8 @@ def make_generator(
         return None
     # A server loads the recipe's model, and receives the newest weights from this process, not from the checkpoint
     # of a resumed run: that is deleted some steps later, and a server that is restarted would look for it.
-    spread, store = _spread(config, services), services.store
+    store = services.store
+    spread = _spread(config.engine, config.placement, store.ranks)
     how: Any = {"compute": services.compute, "log": store.folder.engine_log, "seed": config.seed}
     engine, notes = choice.build(lambda: policy, spread=spread, **how)
     executor = engine if isinstance(engine, Executor) else Executor(engine)  # the user's spec may build one with hooks
@@ -61,14 +63,13 @@ def make_generator(
     return GroupGenerator(executor, rewards, training_groups(config), store.activity.clock.now, player)
 
 
-def _spread(config: "RunConfig", services: RunServices) -> Callable[[Path, Sequence[Path]], None] | None:
+def _spread(engine: Any, placement: Any, ranks: Ranks) -> Callable[[Path, Sequence[Path]], None] | None:
     """The function that copies weights to the nodes of the other ranks; None if no servers can run there."""
-    elsewhere = getattr(config.engine, "allow_remote", False) or getattr(config.placement, "engines", 0)
-    if services.store.ranks.size == 1 or not elsewhere:
+    if ranks.size == 1 or not (getattr(engine, "allow_remote", False) or getattr(placement, "engines", 0)):
         return None
     from proxima.train.node_folders import NodeFolders
 
-    return NodeFolders(services.store.ranks).send
+    return NodeFolders(ranks).send
 
 
 def make_collector(

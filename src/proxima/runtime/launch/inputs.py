@@ -18,8 +18,7 @@ from proxima.data.machine import compiler
 from proxima.data.user_code import user_module_file
 from proxima.model.files import model_files, weight_files
 from proxima.reward import REWARDS
-from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.state.journal import Journal, copied_journal
+from proxima.runtime.state.journal import Journal
 from proxima.task.prompts import PromptSource
 from proxima.task.protocol import EmptyPromptError, Rows, is_played
 
@@ -95,22 +94,19 @@ def _is_script(word: Path) -> bool:
         return b"\0" not in file.read(1024)
 
 
-def check_replayed_rewards(config: "RunConfig") -> None:
-    """Refuse a replay that would score held-out answers with another version of a reward file than the replayed run:
-    the figures would not come from the same reward. For a run without a journal, nothing is compared.
+def check_replayed_rewards(before: Mapping[str, str], rewards: Sequence[Any], rollouts: str) -> None:
+    """Refuse a replay that would score held-out answers with another version of a reward file than the run in
+    `rollouts`: the figures would not come from the same reward. `before` are the inputs of that run; a file that they
+    don't name is not compared.
 
     Raises:
         FieldError: names the file, and the remedy.
     """
-    if config.replayed is None or config.eval.task is None:
-        return
-    with copied_journal(RunFolder(config.replayed).journal) as journal:
-        before = journal.get("inputs") or {}
-    now = _reward_hashes("reward", config.reward)
+    now = _reward_hashes("reward", rewards)
     if differing := [name for name, value in now.items() if before.get(name, value) != value]:
         reason = f"was trained with another version of {', '.join(differing)}, which would score the held-out answers"
         remedy = "restore the file, or set eval.task=null"
-        raise FieldError("rollouts", str(config.rollouts), reason, remedy=remedy)
+        raise FieldError("rollouts", rollouts, reason, remedy=remedy)
 
 
 def _reward_file(reward: Any) -> Path | None:

@@ -14,9 +14,10 @@ from proxima.data import FieldError
 from proxima.engine.choice import EngineChoice
 from proxima.model import LoadedModel, Policy
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.model_source import ModelSource
 from proxima.reward.base import as_reward
 from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
-from proxima.runtime.launch.models import load_model, make_stack
+from proxima.runtime.launch.models import make_stack
 from proxima.train import ForwardStage, LogProbStage, PolicyObjective, ScoreVarianceStage, ValueStage
 from proxima.train.batch_builder import BatchBuilder
 from proxima.train.learner import Learner
@@ -35,6 +36,7 @@ StageFactory = Callable[[Policy], Sequence[ForwardStage]]  # called in the compu
 
 def make_learner(
     config: "RunConfig",
+    source: ModelSource,
     loaded: LoadedModel,
     compute: ComputeThread,
     *,
@@ -45,10 +47,10 @@ def make_learner(
     log: Path | None = None,
     ranks: Ranks = ALONE,
 ) -> Learner:
-    """Build the learner: the weights, their optimizer and loss, and the forward stages; `stages` adds more. `engines`
-    run some of the stages, and write to `log`."""
+    """Build the learner of a model that is loaded from `source`: the weights, their optimizer and loss, and the forward
+    stages; `stages` adds more. `engines` run some of the stages, and write to `log`."""
     replays = config.algorithm.routing_replay != "off"
-    policy = config.model.source().policy(loaded, head.layer if head else None, replays_routes=replays)
+    policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
     train, waits = config.train, value_warmup(config)
     planned, kind = train.updates_per_step * train.epochs_per_step, Learner
     if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
@@ -58,7 +60,7 @@ def make_learner(
         stack=make_stack(train, policy, train.updates - waits * planned, ranks),
         objective=make_objective(config, None if head is None else head.objective),
         stages=[
-            *make_stages(config, policy, compute, engines, log, leads=ranks.rank == 0),
+            *make_stages(config, source, policy, compute, engines, log, leads=ranks.rank == 0),
             *([] if head is None else [ValueStage(policy, head.bootstrap)]),
             *(compute.call(stages, policy) if stages else ()),
         ],
@@ -131,6 +133,7 @@ def recomputes_proximal(config: "RunConfig") -> bool:
 
 def make_stages(
     config: "RunConfig",
+    source: ModelSource,
     policy: Policy,
     compute: ComputeThread,
     engines: Mapping[str, EngineChoice] = MappingProxyType({}),
@@ -150,17 +153,17 @@ def make_stages(
     if distillation is not None or algorithm.reference_engine is not None:
         from proxima.runtime.launch.teacher import make_engine_stage, make_teacher_stage
     if algorithm.needs_reference and algorithm.reference_engine is not None:
-        stages += [make_engine_stage(config, engines[REFERENCE], compute, log)] if leads else []
-    elif algorithm.needs_reference and config.model.lora is not None:
+        stages += [make_engine_stage(source, engines[REFERENCE], compute, log)] if leads else []
+    elif algorithm.needs_reference and source.lora is not None:
         stages.append(LogProbStage("reference_log_prob", policy, adapter=False))
     elif algorithm.needs_reference:
-        frozen = compute.call(load_model, config)
+        frozen = compute.call(source.load)
         frozen.model.requires_grad_(False)
-        stages.append(LogProbStage("reference_log_prob", config.model.source().policy(frozen)))
+        stages.append(LogProbStage("reference_log_prob", source.policy(frozen)))
     if distillation is not None and distillation.engine is not None:
-        stages += [make_engine_stage(config, engines[TEACHER], compute, log)] if leads else []
+        stages += [make_engine_stage(source, engines[TEACHER], compute, log)] if leads else []
     elif distillation is not None:
-        stages.append(make_teacher_stage(config, distillation, policy.loaded, compute))
+        stages.append(make_teacher_stage(source, distillation, policy.loaded, compute))
     return stages
 
 

@@ -21,12 +21,6 @@ if TYPE_CHECKING:
     from proxima.model.parallel.sharding import Sharding
 
 
-def load_model(config: "RunConfig | OfflineConfig", path: str | None = None) -> LoadedModel:
-    """Load the weights at `config.model.path`, or at another path with the same architecture. With LoRA, load the model
-    at `config.model.path`, and the adapter of `model.lora`, or the one at that other path."""
-    return config.model.source(config.seed, sharding_of(config)).load(path)
-
-
 def sharding_of(config: Any) -> "Sharding | None":
     """The sharding of a training config's models over its ranks; None for one process or one rank."""
     placement = getattr(config, "placement", None)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from proxima.config.sections.offline_section import OfflineConfig
+from proxima.config.sections.offline_section import OfflineConfig, OfflineDataConfig
 from proxima.data import FieldError, OverLengthError, UserError
 from proxima.runtime.watch.observer import Observer
 from proxima.task.cursor import Cursor
@@ -52,12 +52,12 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
     tasks = {"task": config.task} | ({} if config.eval.task is None else {"eval.task": config.eval.task})
     opened = open_tasks(tasks, config.seed, may_skip=True)
     rows = opened["task"]
-    items = method.joined(_items(config, method, rows, len(rows), "task", notes, observer))
+    items = method.joined(_items(config.data, method, rows, len(rows), "task", notes, observer))
     held_out, named, samples = list[Any](), {"task: its rows": rows}, list[Row]()
     if config.eval.task is not None:
         asked = opened["eval.task"]
         count = min(config.eval.limit or len(asked), len(asked))
-        held_out = _items(config, method, asked, count, "eval.task", notes, observer)
+        held_out = _items(config.data, method, asked, count, "eval.task", notes, observer)
         named["eval.task: its rows"] = asked
         for number in range(min(count, getattr(config.eval, "samples", 0))):
             with suppress(EmptyPromptError):
@@ -76,7 +76,7 @@ def load_offline_data(config: OfflineConfig, method: OfflineMethod[Any, Any], ob
 
 
 def _items(
-    config: OfflineConfig,
+    data: OfflineDataConfig,
     method: OfflineMethod[Any, Any],
     rows: Rows,
     count: int,
@@ -93,7 +93,7 @@ def _items(
             items.append(method.item(rows[number], number))
         except FieldError as problem:
             setting = "over_length" if isinstance(problem, OverLengthError) else "unusable"
-            if getattr(config.data, setting) == "refuse":
+            if getattr(data, setting) == "refuse":
                 bound = f"refuses row {number} of {name}: {problem.reason}"
                 remedy = problem.remedy or f"change the row, or set data.{setting}=skip"
                 raise FieldError(f"data.{setting}", "refuse", bound, remedy=remedy) from None

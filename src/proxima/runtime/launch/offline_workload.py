@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima.config.describe import class_at
-from proxima.config.families import command_of, family_of_config
+from proxima.config.families import Family
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.data import FieldError
 from proxima.model import LoadedModel
@@ -35,13 +35,11 @@ OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 class OfflineWorkload:
     """The `Workload` of the commands that train on a fixed data set."""
 
-    def __init__(self, config: OfflineConfig, observer: Observer) -> None:
+    def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-        self.config = config
+        self.config, self.command = config, family.command
         model = config.model.unloaded()
         self.context = model.context
-        family = family_of_config(config)
-        assert family is not None, f"{type(config).__name__} is in no line of families.OFFLINE"
         source = config.model.source(config.seed, sharding_of(config))
         self.method: OfflineMethod[Any, Any] = class_at(family.method)(
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
@@ -96,8 +94,8 @@ class OfflineWorkload:
         config = self.config
         return RunInfo(
             **describe_model(config, loaded),
-            algorithm=command_of(config),
-            command=command_of(config),
+            algorithm=self.command,
+            command=self.command,
             folder=folder,
             steps=self.steps,
             resumed_at=step,
@@ -105,7 +103,7 @@ class OfflineWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        return {"algorithm": command_of(self.config)}
+        return {"algorithm": self.command}
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

@@ -1,6 +1,7 @@
 """The workload of `proxima train`: RL, built from a config."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
-from proxima.runtime.launch.models import describe_model, load_model
+from proxima.runtime.launch.models import describe_model, sharding_of
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
@@ -34,6 +35,7 @@ class RlWorkload:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
+        self.model = config.model.source(config.seed, sharding_of(config))
         self.data = load_run_data(config)
         self.notes = self.data.notes
         self.restored = Restored()
@@ -65,14 +67,17 @@ class RlWorkload:
         )
 
     def load(self, path: str | None) -> LoadedModel:
-        return load_model(self.config, path)
+        return self.model.load(path)
 
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> Controller:
-        learner = self._learner(
-            loaded, services.compute, services.store.ranks, self.restored.path, services.store.folder.engine_log
-        )
-        batch_builder = make_batch_builder(self.config, learner, self.restored.kl_coefficient)
-        return make_controller(self.config, learner, batch_builder, self.data, services, self.restored)
+        store, restored = services.store, self.restored
+        with ExitStack() as opened:  # closed if building fails, and otherwise by the loop
+            learner = self._learner(loaded, services.compute, store.ranks, restored.path, store.folder.engine_log)
+            opened.callback(learner.close)
+            batch_builder = make_batch_builder(self.config, learner, restored.kl_coefficient)
+            controller = make_controller(self.config, learner, batch_builder, self.data, services, restored, opened)
+            opened.pop_all()
+        return controller
 
     def rank_parts(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
@@ -98,9 +103,12 @@ class RlWorkload:
         if self.config.critic is not None:
             from proxima.runtime.launch.critic_weights import make_critic
 
-            critic, head = compute.call(make_critic, self.config, loaded, checkpoint, ranks)
+            critic, head = compute.call(
+                make_critic, self.config.critic, self.config.train, self.model, loaded, checkpoint, ranks
+            )
         return make_learner(
             self.config,
+            self.model,
             loaded,
             compute,
             critic=critic,

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from proxima.config.families import command_of
+from proxima.config.families import TRAIN, command_of, family_of_config
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.data.environment import describe_environment
@@ -143,10 +143,10 @@ def train(
 
 
 def _workload(config: Any, stages: "StageFactory | None", observer: Observer) -> Workload:
-    if command_of(config) != "train":
+    if (family := family_of_config(config)) is not None and family is not TRAIN:
         from proxima.runtime.launch.offline_workload import OfflineWorkload
 
-        return OfflineWorkload(config, observer)
+        return OfflineWorkload(config, family, observer)
     from proxima.runtime.launch.rl_workload import RlWorkload
 
     return RlWorkload(config, stages)

@@ -63,8 +63,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     model, runtime, specs = config.model.unloaded(), config.runtime, config.reward
-    _check_models(config, model)
-    engines = engine_choices(config, model)
+    engines = engine_choices(config, model, _checked_teacher(config, model))
     notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
     checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
     trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
@@ -77,11 +76,13 @@ def load_run_data(config: "RunConfig") -> RunData:
     if config.replayed is not None:
         from proxima.runtime.state.replay import stored_rollouts
 
-        source = stored_rollouts(config, config.replayed, model)
-        check_replayed_rewards(config)
+        routes = config.algorithm.routing_replay == "rollout"
+        source = stored_rollouts(config.replayed, config.train.steps, model, routes=routes)
+        if config.eval.task is not None:
+            check_replayed_rewards(source.inputs, config.reward, str(config.rollouts))
     else:
         rows = rows_of["task"]
-        source = config.data.prompts(rows, model, config.seed, shuffle=config.data.shuffle)
+        source = config.data.prompt_source(rows, model, config.seed, shuffle=config.data.shuffle)
         notes += _too_long(source)
         if len(rows) < config.train.prompts_per_step:
             notes.append(
@@ -91,7 +92,7 @@ def load_run_data(config: "RunConfig") -> RunData:
         checks.append((specs, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
         trials[id(specs)] = specs, trial_prompts(source)
     for path, spec in config.eval.all_sets.items():
-        questions = config.data.prompts(rows_of[f"{path}.task"], model, config.seed)
+        questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
         sampling, reward = evaluation_sampling(config.sampling, spec), spec.reward or specs
         groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
@@ -118,8 +119,8 @@ def load_run_data(config: "RunConfig") -> RunData:
     return data
 
 
-def _check_models(config: "RunConfig", model: UnloadedModel) -> None:
-    """Check that critic and teacher suit the policy."""
+def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel | None:
+    """Check that critic and teacher suit the policy, and return the teacher; None if there is none."""
     if asks_routers(config.algorithm, config.engine):
         from proxima.config.mixtures import check_routed
 
@@ -128,10 +129,11 @@ def _check_models(config: "RunConfig", model: UnloadedModel) -> None:
         from proxima.runtime.launch.critic_weights import check_critic_tokens
 
         check_critic_tokens(config.critic, model)
-    if (distillation := config.algorithm.distillation) is not None:
-        from proxima.runtime.launch.teacher import check_teacher
+    if (distillation := config.algorithm.distillation) is None:
+        return None
+    from proxima.runtime.launch.teacher import read_teacher
 
-        check_teacher(distillation, model)
+    return read_teacher(distillation, model)
 
 
 def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:

@@ -1,6 +1,6 @@
 """Teacher and reference: the checks before any weights are loaded, and the stages that query them."""
 
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,28 +8,25 @@ from proxima.config.describe import kind_of
 from proxima.data import FieldError, renamed
 from proxima.engine.choice import EngineChoice
 from proxima.engine.protocol import close_engine
-from proxima.model import Policy, load
 from proxima.model.compute_thread import ComputeThread
+from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.parallel.sharding import Sharding
-from proxima.model.pretrained import DTYPES, LoadedModel, UnloadedModel, vocabulary_problem
+from proxima.model.pretrained import LoadedModel, UnloadedModel, vocabulary_problem
 from proxima.runtime.launch.engine_needs import TEACHER
-from proxima.runtime.launch.models import sharding_of
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
 
 if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
     from proxima.config.sections.algorithm_section import DistillationConfig
 
 PATH = "algorithm.distillation.path"
 FAMILY = "use a teacher of the student's family: they are compared token by token"
 
 
-def check_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> None:
-    """Refuse a teacher whose tokens differ from the student's, or that reads fewer tokens than prompt and completion
-    may have together.
+def read_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> UnloadedModel:
+    """Read the teacher before its weights are loaded; its context is that of the student. Refuse one whose tokens
+    differ from the student's, or that reads fewer tokens than prompt and completion may have together.
 
     Raises:
         FieldError: names what differs.
@@ -49,53 +46,45 @@ def check_teacher(distillation: "DistillationConfig", student: UnloadedModel) ->
     if distillation.divergence.top_k > (size := min(student.vocabulary, teacher.vocabulary)):
         field = "algorithm.distillation.divergence.top_k"
         raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
+    return replace(teacher, context=student.context)
 
 
 def make_teacher_stage(
-    config: "RunConfig", distillation: "DistillationConfig", student: LoadedModel, compute: ComputeThread
+    source: ModelSource, distillation: "DistillationConfig", student: LoadedModel, compute: ComputeThread
 ) -> ForwardStage:
-    """Load the weights of a teacher, and build its stage. Token ids that one of the models lacks are padding of the
-    other's output layer.
+    """Load the weights of a teacher beside those of the student, which come from `source`, and build its stage. Token
+    ids that one of the models lacks are padding of the other's output layer.
 
     Raises:
         FieldError: the weights can't be loaded.
     """
-    divergence = distillation.divergence
+    divergence, path = distillation.divergence, distillation.path
+    spread = sharding_beside(source.sharding, path)
+    own = replace(source, path=path, revision=None, lora=None, sharding=spread, attention="auto")
     with renamed("model.path", PATH):
-        teacher = compute.call(
-            _load, config, distillation.path, None, sharding_beside(sharding_of(config), distillation.path)
-        )
+        teacher = compute.call(own.load)
     teacher.model.requires_grad_(False)
-    policy = Policy(
-        teacher,
-        share_prompt=config.model.share_prompt,
-        compute_dtype=DTYPES[config.model.compute_dtype],
-        log_prob_chunk=config.model.log_prob_chunk,
-    )
+    policy = replace(own, gradient_checkpointing=False).policy(teacher)
     vocabulary = min(int(each.model.config.get_text_config().vocab_size) for each in (student, teacher))
     return TeacherStage(policy=policy, top_k=divergence.top_k, top_k_of=divergence.top_k_of, vocabulary=vocabulary)
 
 
 def make_engine_stage(
-    config: "RunConfig", choice: EngineChoice, compute: ComputeThread, log: Path | None
+    source: ModelSource, choice: EngineChoice, compute: ComputeThread, log: Path | None
 ) -> ForwardStage:
-    """Build the engine of the reference or the teacher, and the stage that queries it. The reference has the policy's
-    initial weights, without an adapter. `log` is a file for the output of processes that the engine starts.
+    """Build the engine of the reference or the teacher, and the stage that queries it. Its weights are loaded as those
+    of the policy, which come from `source`, without an adapter. `log` is a file for the output of processes that the
+    engine starts.
 
     Raises:
         FieldError: the engine does not score, or its weights can't be loaded.
     """
     needs, path = choice.needs, choice.path
-    load_weights = partial(_load, config, needs.model_path, needs.revision)
+    own = replace(source, path=needs.model_path, revision=needs.revision, lora=None, sharding=None)
     with renamed("model.path", PATH if path == TEACHER else "model.path"):
-        engine, _ = choice.build(load_weights, compute=compute, log=log, seed=config.seed)
+        engine, _ = choice.build(own.load, compute=compute, log=log, seed=source.seed)
     if not engine.capabilities.score:
         close_engine(engine)
         remedy = f"set {path}=null, or use one that does"
         raise FieldError(path, kind_of(choice.spec), "does not score tokens", remedy=remedy)
     return EngineStage(column="teacher_log_prob" if path == TEACHER else "reference_log_prob", engine=engine)
-
-
-def _load(config: "RunConfig", path: str, revision: str | None = None, sharding: Sharding | None = None) -> LoadedModel:
-    dtype, device = DTYPES[config.model.dtype], config.model.device
-    return load(path, revision=revision, dtype=dtype, device=device, sharding=sharding)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from hashlib import file_digest, sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,14 +26,11 @@ from proxima.runtime.state.rollouts import ROLLOUT_SCHEMA, read_table
 from proxima.runtime.state.stored_completions import numpy_columns, stored_groups
 from proxima.task.protocol import Row
 
-if TYPE_CHECKING:
-    from proxima.config.schema import RunConfig
-
 CHECKED = 32  # completions of the first step that are decoded again
 
 
 class StoredRollouts:
-    """The groups of a run's steps, in its order.
+    """The groups of a run's steps, in its order. `inputs` are the hashes of what the run was trained with, by name.
 
     A group that the run used is judged again by the replay's own selection; one that it dropped before its advantages
     (dynamic sampling, too old) stays dropped.
@@ -73,7 +70,7 @@ class StoredRollouts:
             reason = f"is more than the {finished} finished steps of {self.folder.path}"
             raise FieldError("train.steps", self.steps, reason, remedy=f"set train.steps={finished} or fewer")
         with copied_journal(self.folder.journal) as journal:
-            recorded = journal.checksums.read()
+            recorded, self.inputs = journal.checksums.read(), journal.get("inputs") or {}
         for step in range(1, self.steps + 1):
             file = self.folder.rollout_file(step)
             try:
@@ -212,14 +209,14 @@ def rollouts_sha(hashes: Mapping[str, str]) -> str | None:
     return sha256("".join(lines).encode()).hexdigest() if lines else None
 
 
-def stored_rollouts(config: "RunConfig", replayed: Path, model: UnloadedModel) -> StoredRollouts:
-    """The rollouts of the run in the folder `replayed`.
+def stored_rollouts(replayed: Path, steps: int, model: UnloadedModel, *, routes: bool) -> StoredRollouts:
+    """The rollouts of `steps` steps of the run in the folder `replayed`; `routes`: those of the experts are replayed.
 
     Raises:
         FieldError: they lack a step, or are not of the model's tokens, or not of its experts where these are replayed.
     """
-    source = StoredRollouts(replayed, config.train.steps)
+    source = StoredRollouts(replayed, steps)
     source.check_vocabulary(model.tokenizer, model.vocabulary)
-    if config.algorithm.routing_replay == "rollout":
+    if routes:
         source.check_routes(model.config.get_text_config())
     return source
