@@ -92,7 +92,7 @@ def _read(folders: Sequence[Path]) -> "tuple[list[Run], list[str]]":
 def _recorded(name: str, runs: "Sequence[Run]") -> str:
     """The key of a metric that a step or an evaluation has recorded; UserError with the nearest ones if none has."""
     from proxima.evaluate.headline import Headline
-    from proxima.runtime.watch.metric_names import canonical_metric
+    from proxima.lab.metric_names import canonical_metric
 
     records = [record for run in runs for record in (*run.train, *run.evals)]
     headline = Headline.of(records, canonical_metric(name))

@@ -5,6 +5,7 @@
     sweep_runner.py      each run in its own process
     metrics_follower.py  metrics.jsonl while it grows
     run_reader.py        a run folder → config, records, curves over any axis
+    metric_names.py      metric names of other frameworks
     run_comparison.py    runs → cells, the fields in which they differ, warnings
     cell_statistics.py   means over seeds, paired differences, cost of a target (pure)
     seed_statistics.py   Student's interval, medians, running means (pure)

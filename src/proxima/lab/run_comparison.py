@@ -18,9 +18,9 @@ from proxima.data import UserError
 from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import REWARD, Headline
 from proxima.lab.cell_statistics import EPISODE_FIGURES, EXAMPLE_FIGURES, CellRuns, CellSummary, summarize
+from proxima.lab.metric_names import canonical_metric
 from proxima.lab.run_reader import AXES, Run
 from proxima.lab.seed_statistics import t_quantile
-from proxima.runtime.watch.metric_names import canonical_metric
 from proxima.runtime.watch.observer import warning_kind
 
 Item = TypeVar("Item")

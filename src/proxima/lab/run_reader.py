@@ -12,8 +12,8 @@ from proxima.config.problems import ConfigError
 from proxima.config.recipe_reader import read_yaml, shown_path
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
+from proxima.lab.metric_names import metric_of
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.watch.metric_names import metric_of
 from proxima.runtime.watch.observer import Record
 
 # An axis → the key of metrics.jsonl whose running sum it is; None for `step`, which is the step number itself.

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from proxima.evaluate.headline import PART, Headline
 from proxima.evaluate.held_out import named_sets
-from proxima.runtime.watch.metric_names import metric_of
+from proxima.lab.metric_names import metric_of
 from proxima.runtime.watch.observer import Record
 from proxima.view.chart import Series, bar_chart, line_chart
 from proxima.view.formatting import NONE, count, duration, percent

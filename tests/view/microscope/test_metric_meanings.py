@@ -2,7 +2,7 @@
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.health import rules
-from proxima.runtime.watch.metric_names import METRIC_ALIASES
+from proxima.lab.metric_names import METRIC_ALIASES
 from proxima.view import report_specs
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 from tests.view.synthetic import record

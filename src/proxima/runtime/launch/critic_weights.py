@@ -40,7 +40,7 @@ def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
 
 
 def make_critic(
-    spec: ModelCritic | HeadCritic,
+    spec: Any,
     train: "TrainConfig",
     source: ModelSource,
     policy: LoadedModel,
@@ -54,7 +54,6 @@ def make_critic(
         UserError: `critic.path` can't be loaded, or the checkpoint has no critic.
     """
     if CRITICS.holds(spec, "model"):
-        assert isinstance(spec, ModelCritic)
         return _critic_model(spec, train, source, restored, ranks), None
     return None, _value_head(spec, policy, source.seed, restored)
 

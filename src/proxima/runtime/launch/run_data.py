@@ -1,7 +1,7 @@
 """The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +29,16 @@ if TYPE_CHECKING:
 LENGTH_CHECK = 2000  # rows whose length is checked before the run
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
+class ScoredRows:
+    """Rows and the rewards that will score their completions; the prompts are those of a trial."""
+
+    rewards: Sequence[Any]
+    answers: ReferenceAnswers
+    prompts: Sequence[Prompt]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunData:
     """The data of a run before its weights are loaded; `notes` are warnings about it. In a replay the training
     questions are not read: the source is the other run's rollouts."""
@@ -62,11 +71,10 @@ def load_run_data(config: "RunConfig") -> RunData:
         UserError: something is wrong with the model folder, a task or the prompts.
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-    model, runtime, specs = config.model.unloaded(), config.runtime, config.reward
+    model = config.model.unloaded()
     engines = engine_choices(config, model, _checked_teacher(config, model))
     notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
-    checks, held_out = list[tuple[Any, ReferenceAnswers]](), list[HeldOutSet]()
-    trials = dict[int, tuple[Any, list[Prompt]]]()  # by the id of the rewards: these, and the prompts to try them on
+    held_out, scored = list[HeldOutSet](), list[ScoredRows]()
     source: PromptSource | StoredRollouts
     tasks = {f"{path}.task": spec.task for path, spec in config.eval.all_sets.items()}
     if config.replayed is None:
@@ -89,24 +97,20 @@ def load_run_data(config: "RunConfig") -> RunData:
                 f"train.prompts_per_step={config.train.prompts_per_step}, and the task has only {len(rows)} questions: "
                 "a step asks some of them several times; lower it, or give more rows"
             )
-        checks.append((specs, ReferenceAnswers(name="task", rows=rows, count=len(rows))))
-        trials[id(specs)] = specs, trial_prompts(source)
+        answers = ReferenceAnswers(name="task", rows=rows, count=len(rows))
+        scored.append(ScoredRows(rewards=config.reward, answers=answers, prompts=trial_prompts(source)))
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
-        sampling, reward = evaluation_sampling(config.sampling, spec), spec.reward or specs
+        sampling = evaluation_sampling(config.sampling, spec)
         groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
         asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
         held_out.append(asked)
-        trials.setdefault(id(reward), (reward, asked.prompts[:PROMPTS]))
-        checks.append((reward, ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)))
-    check = partial(validate_answers, limits=config.data, timeout=runtime.reward_timeout, seed=config.seed)
-    for reward in {id(reward): reward for reward, _ in checks}.values():
-        notes += check(reward, [answers for by, answers in checks if by is reward])
-    refuses = runtime.reward_trial == "refuse" and config.algorithm.trains_on_rewards
-    for reward, tried in trials.values() if runtime.reward_trial != "off" else ():
-        notes += try_rewards(reward, tried, model.tokenizer, runtime.rewards, refuses=refuses)
-    data = RunData(source=source, held_out=held_out, engines=engines, notes=notes)
+        answers = ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)
+        rewards = spec.reward or config.reward
+        scored.append(ScoredRows(rewards=rewards, answers=answers, prompts=asked.prompts[:PROMPTS]))
+    notes += _check_rewards(config, scored, model.tokenizer)
+    world = None
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
         from proxima.rollout.episodes.worlds import make_worlds
 
@@ -114,9 +118,23 @@ def load_run_data(config: "RunConfig") -> RunData:
         opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
         opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
         worlds = make_worlds(played, opened, model, config.data.play(config.episode, config.seed), notes)
-        data.world = worlds.get("task")
-        data.held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
-    return data
+        world = worlds.get("task")
+        held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
+    return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world)
+
+
+def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
+    """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
+    runtime, notes, several = config.runtime, list[str](), dict[int, list[ScoredRows]]()
+    for rows in scored:
+        several.setdefault(id(rows.rewards), []).append(rows)
+    for first, *more in several.values():
+        answers = [rows.answers for rows in (first, *more)]
+        notes += validate_answers(first.rewards, answers, config.data, timeout=runtime.reward_timeout, seed=config.seed)
+    refuses = runtime.reward_trial == "refuse" and config.algorithm.trains_on_rewards
+    for first, *_ in several.values() if runtime.reward_trial != "off" else ():
+        notes += try_rewards(first.rewards, first.prompts, tokenizer, runtime.rewards, refuses=refuses)
+    return notes
 
 
 def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel | None:

@@ -7,7 +7,6 @@
     engine_watch.py   what an engine reports about itself: weights received, servers lost and returned
     disk.py           writes that wait while the disk is full
     interrupt.py      Ctrl-C
-    metric_names.py   metric names of other frameworks
     clock.py          `Clock`, the time of everything here; `virtual_time` makes hours pass in a moment
 
 Imports: `engine`, `rollout`, `model`, `data`; never `state`, `loop` or `launch`. To watch something else: a method of

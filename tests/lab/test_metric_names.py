@@ -4,7 +4,7 @@ import pytest
 
 from proxima.core import mismatch_metrics
 from proxima.core.correction import CapFloor, Importance
-from proxima.runtime.watch.metric_names import APPLIED, METRIC_ALIASES, canonical_metric, metric_of
+from proxima.lab.metric_names import APPLIED, METRIC_ALIASES, canonical_metric, metric_of
 from tests.core.batches import make_batch
 
 
