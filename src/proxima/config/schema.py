@@ -55,6 +55,16 @@ class RunConfig:
         """The folder of the run whose rollouts are trained on, with the seed for `{seed}`; None: they are generated."""
         return None if self.rollouts is None else Path(self.rollouts.replace("{seed}", str(self.seed))).expanduser()
 
+    @property
+    def max_unscored_steps(self) -> int:
+        """The number of steps without a score after which the run ends; 0 if it does not train on scores."""
+        return self.runtime.max_unscored_steps if self.algorithm.trains_on_rewards else 0
+
+    @property
+    def value_warmup(self) -> int:
+        """The number of initial steps in which only the critic is trained."""
+        return getattr(self.critic, "value_warmup_steps", 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateConfig:

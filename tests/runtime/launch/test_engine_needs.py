@@ -10,7 +10,7 @@ from proxima.config import resolve
 from proxima.model import load
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import UnloadedModel
-from proxima.runtime.launch.engine_needs import evaluation_sampling, rollout_needs
+from proxima.runtime.launch.engine_needs import rollout_needs
 from proxima.runtime.launch.learning import make_learner
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.prompts import EVAL_UID
@@ -43,7 +43,7 @@ def test_one_answer_is_greedy_and_several_are_sampled_as_in_training(tiny_model)
         config = config_of(tiny_model, eval__samples=samples, sampling__temperature=0.7, sampling__stop=["x"])
         (spec,) = config.eval.all_sets.values()
         for given in (spec, replace(spec, sampling=None)):
-            sampling = evaluation_sampling(config.sampling, given)
+            sampling = given.groups(config.sampling, 1).sampling
             assert (sampling.temperature, sampling.max_tokens, tuple(sampling.stop)) == (temperature, 6, ("x",))
 
 

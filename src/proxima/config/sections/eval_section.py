@@ -19,6 +19,7 @@ from proxima.reward.base import as_reward
 from proxima.task import TASKS
 
 if TYPE_CHECKING:
+    from proxima.rollout.generator import GroupSpec
     from proxima.task import Arithmetic
 
 
@@ -51,6 +52,15 @@ class EvalSetConfig:
         require(named, "name", self.name, bound)
         require_at_least(self, 0, "limit")
         _require_random_samples(self)
+
+    def groups(self, training: Sampling, seed: int) -> "GroupSpec":
+        """How the questions are answered: with its own sampling if that is set; otherwise with that of training for
+        several samples, or greedily with training's `max_tokens` and `stop` for one."""
+        from proxima.rollout.generator import GroupSpec
+
+        alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
+        sampling = self.sampling or (training if self.samples > 1 else alone)
+        return GroupSpec(sampling=sampling, completions=self.samples, seed=seed)
 
 
 EVAL_SETS = Kinds({"set": "proxima.config.sections.eval_section:EvalSetConfig"})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.engine.protocol import Engine
 from proxima.rollout.collector import Collector, Pending
-from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator, max_unscored_steps
+from proxima.runtime.launch.generation import make_collector, make_evaluation, make_generator
 from proxima.runtime.launch.run_data import RunData
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
@@ -78,7 +78,7 @@ def make_controller(
             )
             learner = replace(learner, run_stages=[cache])
     plan = make_plan(
-        config, config.train.steps, metric=config.eval.metric, max_unscored_steps=max_unscored_steps(config)
+        config, config.train.steps, metric=config.eval.metric, max_unscored_steps=config.max_unscored_steps
     )
     turns = None if generator is None else device_turns(config.placement, generator.engine, learner)
     return Controller(

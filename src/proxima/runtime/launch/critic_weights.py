@@ -9,11 +9,10 @@ from safetensors.torch import load_file
 
 from proxima.config.sections import CRITICS
 from proxima.config.sections.critic_section import HeadCritic, ModelCritic
-from proxima.data import FieldError, UserError, renamed
+from proxima.data import UserError, renamed
 from proxima.model import LoadedModel
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import UnloadedModel, load_tokenizer, vocabulary_problem
 from proxima.model.scalar_model import make_value_head
 from proxima.runtime.launch.models import make_stack
 from proxima.train import ValueObjective, ValueStage
@@ -23,20 +22,6 @@ from proxima.train.ranks import ALONE, Ranks
 
 if TYPE_CHECKING:
     from proxima.config.sections.train_section import TrainConfig
-
-
-def check_critic_tokens(critic: Any, model: UnloadedModel) -> None:
-    """Refuse a critic whose token ids have a different meaning from the policy's.
-
-    Raises:
-        FieldError: `critic.path` has a different tokenizer, or can't be read.
-    """
-    if not CRITICS.holds(critic, "model") or critic.path is None:
-        return
-    with renamed("model.path", "critic.path"):
-        other = load_tokenizer(critic.path, critic.revision)
-    if problem := vocabulary_problem(model.tokenizer.get_vocab(), other.get_vocab()):
-        raise FieldError("critic.path", critic.path, problem, remedy="start the critic from a model of the same family")
 
 
 def make_critic(

@@ -5,14 +5,13 @@ from typing import TYPE_CHECKING
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.advantage import needs_baseline
 from proxima.engine.choice import EngineChoice
-from proxima.engine.protocol import EngineRequirements, LogProbName, Sampling
+from proxima.engine.protocol import EngineRequirements, LogProbName
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.generator import greedy
 from proxima.runtime.placement.placed_engine import placed_engine
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.config.sections.eval_section import EvalSetConfig
 
 REFERENCE = "algorithm.reference_engine"
 TEACHER = "algorithm.distillation.engine"
@@ -39,7 +38,7 @@ def rollout_needs(config: "RunConfig", model: UnloadedModel) -> EngineRequiremen
     """Requirements on the engine that generates; `samplings` is empty for a replay without held-out questions."""
     algorithm, replayed = config.algorithm, config.replayed is not None
     behavior: frozenset[LogProbName] = frozenset({algorithm.behavior})
-    held_out = [evaluation_sampling(config.sampling, spec) for spec in config.eval.all_sets.values()]
+    held_out = [spec.groups(config.sampling, config.seed).sampling for spec in config.eval.all_sets.values()]
     baseline = [greedy(config.sampling)] if needs_baseline(algorithm.advantage) and not replayed else []
     training = [] if replayed else [config.sampling]
     caches_next = algorithm.proximal == "next" and not replayed
@@ -58,13 +57,6 @@ def rollout_needs(config: "RunConfig", model: UnloadedModel) -> EngineRequiremen
         sampling_mask=replays_sampling_masks(config.sampling, config.algorithm) and not replayed,
         corrected=bool(algorithm.correction),
     )
-
-
-def evaluation_sampling(training: Sampling, spec: "EvalSetConfig") -> Sampling:
-    """The sampling of a set: its own if given; otherwise that of training for several samples, or greedy with
-    training's `max_tokens` and `stop` for one."""
-    alone = Sampling(temperature=0.0, max_tokens=training.max_tokens, stop=training.stop)
-    return spec.sampling or (training if spec.samples > 1 else alone)
 
 
 def _scoring(rollouts: EngineRequirements, role: str, model: UnloadedModel, temperature: float) -> EngineRequirements:

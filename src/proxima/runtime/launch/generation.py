@@ -86,7 +86,7 @@ def make_collector(
     runtime, dynamic = config.runtime, config.algorithm.dynamic_sampling
     refill = None
     if dynamic is not None:
-        refill = Refill(sampling=dynamic, reject=reject, max_unscored=max_unscored_steps(config))
+        refill = Refill(sampling=dynamic, reject=reject, max_unscored=config.max_unscored_steps)
     prompts = config.train.prompts_per_step * prompts_factor(config.algorithm.selection, generator.spec.completions)
     if not runtime.overlaps:
         return BatchCollector(
@@ -148,8 +148,3 @@ def training_groups(config: "RunConfig") -> GroupSpec:
         seed=config.seed,
         greedy_baseline=needs_baseline(config.algorithm.advantage),
     )
-
-
-def max_unscored_steps(config: "RunConfig") -> int:
-    """The number of steps without a score after which the run ends; 0 if it does not train on scores."""
-    return config.runtime.max_unscored_steps if config.algorithm.trains_on_rewards else 0

@@ -6,7 +6,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from proxima.config.describe import kind_of
-from proxima.config.sections import CRITICS
 from proxima.config.sections.algorithm_section import unsupported_by_loop
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core import PENALTIES
@@ -51,7 +50,7 @@ def make_learner(
     stages; `stages` adds more. `engines` run some of the stages, and write to `log`."""
     replays = config.algorithm.routing_replay != "off"
     policy = source.policy(loaded, head.layer if head else None, replays_routes=replays)
-    train, waits = config.train, value_warmup(config)
+    train, waits = config.train, config.value_warmup
     planned, kind = train.updates_per_step * train.epochs_per_step, Learner
     if config.algorithm.routing_replay == "rollout" and config.algorithm.mismatch.measure:
         from proxima.train.replay_comparison import ComparingLearner as kind
@@ -192,14 +191,9 @@ def make_batch_builder(config: "RunConfig", learner: Learner, kl_coefficient: fl
         fill=learner.fill,
         reward_kl=algorithm.reward_kl,
         kl_coefficient=kl_coefficient,
-        value_warmup=value_warmup(config),
+        value_warmup=config.value_warmup,
         unscored=not config.algorithm.trains_on_rewards and config.critic is None,  # a critic learns from scores
         turn_weight=sum(
             reward.weight for reward in map(as_reward, config.reward) if getattr(reward, "kind", "") == "environment"
         ),
     )
-
-
-def value_warmup(config: "RunConfig") -> int:
-    """The number of initial steps in which only the critic is trained."""
-    return config.critic.value_warmup_steps if CRITICS.holds(config.critic, "model") else 0

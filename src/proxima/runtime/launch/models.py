@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from proxima import __version__
+from proxima.data import FieldError, renamed
 from proxima.model import LoadedModel, PackedModel
 from proxima.model.model_source import ModelSource
+from proxima.model.pretrained import UnloadedModel, vocabulary_problem
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
@@ -29,6 +31,19 @@ def sharding_of(config: Any) -> "Sharding | None":
     from proxima.model.parallel.sharding import Sharding
 
     return Sharding.of(placement)
+
+
+def read_beside(path: str, revision: str | None, field: str, policy: UnloadedModel, remedy: str) -> UnloadedModel:
+    """Read a model that computes on the policy's tokens, before its weights are loaded; `field` is that of its path.
+
+    Raises:
+        FieldError: it can't be read, or its token ids have a different meaning.
+    """
+    with renamed("model.path", field):
+        other = UnloadedModel.read(path, revision)
+    if problem := vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
+        raise FieldError(field, path, problem, remedy=remedy)
+    return other
 
 
 def model_source(model: "ModelConfig") -> ModelSource:

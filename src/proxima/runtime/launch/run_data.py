@@ -12,10 +12,10 @@ from proxima.engine.choice import EngineChoice
 from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.pretrained import UnloadedModel
 from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
-from proxima.rollout.generator import GroupSpec
 from proxima.rollout.reward_trial import PROMPTS, try_rewards
-from proxima.runtime.launch.engine_needs import engine_choices, evaluation_sampling
+from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards
+from proxima.runtime.launch.models import read_beside
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
 from proxima.task.prompts import PromptSource, template_note
@@ -102,8 +102,7 @@ def load_run_data(config: "RunConfig") -> RunData:
     for path, spec in config.eval.all_sets.items():
         questions = config.data.prompt_source(rows_of[f"{path}.task"], model, config.seed)
         notes += _too_long(questions)
-        sampling = evaluation_sampling(config.sampling, spec)
-        groups = GroupSpec(sampling=sampling, completions=spec.samples, seed=config.seed)
+        groups = spec.groups(config.sampling, config.seed)
         asked = HeldOutSet.of(questions, spec.limit, spec.reward, groups, spec.name)
         held_out.append(asked)
         answers = ReferenceAnswers(name=f"{path}.task", rows=asked.rows, count=asked.count)
@@ -143,10 +142,9 @@ def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel
         from proxima.config.mixtures import check_routed
 
         check_routed(config)
-    if config.critic is not None:
-        from proxima.runtime.launch.critic_weights import check_critic_tokens
-
-        check_critic_tokens(config.critic, model)
+    if (critic := config.critic) is not None and getattr(critic, "path", None) is not None:
+        remedy = "start the critic from a model of the same family"
+        read_beside(critic.path, critic.revision, "critic.path", model, remedy)
     if (distillation := config.algorithm.distillation) is None:
         return None
     from proxima.runtime.launch.teacher import read_teacher

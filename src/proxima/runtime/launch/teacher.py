@@ -11,8 +11,9 @@ from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import LoadedModel, UnloadedModel, vocabulary_problem
+from proxima.model.pretrained import LoadedModel, UnloadedModel
 from proxima.runtime.launch.engine_needs import TEACHER
+from proxima.runtime.launch.models import read_beside
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -32,10 +33,7 @@ def read_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> 
         FieldError: names what differs.
     """
     path = distillation.path
-    with renamed("model.path", PATH):
-        teacher = UnloadedModel.read(path)
-    if problem := vocabulary_problem(student.tokenizer.get_vocab(), teacher.tokenizer.get_vocab()):
-        raise FieldError(PATH, path, problem, remedy=FAMILY)
+    teacher = read_beside(path, None, PATH, student, FAMILY)
     for name in ("bos_token_id", "eos_token_id"):
         ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
         if ours != theirs:
