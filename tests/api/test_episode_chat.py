@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from proxima.api import generation
+from proxima.api import local_answers
 from proxima.api.episode_chat import EpisodeChat, make_table, play_episodes
 from proxima.cli.main import main
 from proxima.config import resolve
@@ -131,7 +131,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
     engine = Says(CALL, "42")
     (made,) = play_episodes(table(*TOOL), engine, ["6*7?"], sampling=Sampling(max_tokens=40), samples=1, seed=0)
     assert made.text == "42" and made.episode.reward is None and [s.role for s in made.episode.spans][1] == "user"
-    monkeypatch.setattr(generation, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
+    monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: (tiny_tokenizer(), Says(XML, "42")))
     words = ("generate", tiny_model("llama"), "6*7?", "--tools", "proxima.environment.calculator:calculate")
     code, out, err = proxima(*words)
     assert code == 0, err
@@ -141,7 +141,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
 
 
 def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):
-    monkeypatch.setattr(generation, "local_engine", lambda *_, **__: pytest.fail("loads"))
+    monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: pytest.fail("loads"))
     model = tiny_model("llama")
     code, out, err = proxima("chat", model, "--tools", "nowhere:lookup")
     assert (code, out) == (2, "") and err.startswith("error: task.tools=") and err.count("\n") == 1

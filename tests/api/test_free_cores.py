@@ -5,9 +5,9 @@ import os
 import pytest
 import torch
 
-from proxima.api import free_cores, generation
+from proxima.api import free_cores, local_answers
 from proxima.api.free_cores import SECONDS, choose_threads, core_times
-from proxima.api.generation import local_engine
+from proxima.api.local_answers import local_engine
 from tests.engine.helpers import saved, threads
 from tests.model.rows import loaded
 
@@ -121,7 +121,7 @@ def test_this_machine_has_counters():
 def asked(monkeypatch):
     """The thread counts that were asked for; the machine is busy."""
     counts = []
-    monkeypatch.setattr(generation, "choose_threads", lambda configured: counts.append(configured) or "busy")
+    monkeypatch.setattr(local_answers, "choose_threads", lambda configured: counts.append(configured) or "busy")
     return counts
 
 
@@ -131,7 +131,7 @@ def test_the_engine_of_generate_and_chat_asks_before_it_is_built(asked, tmp_path
     local_engine(str(folder), "float32", "auto", said.append, 3)
     if not torch.cuda.is_available():
         assert asked == [0, 3] and said == ["busy", "busy"]
-    monkeypatch.setattr(generation, "load", lambda *_, **__: (_ for _ in ()).throw(KeyError("loads")))
+    monkeypatch.setattr(local_answers, "load", lambda *_, **__: (_ for _ in ()).throw(KeyError("loads")))
     with pytest.raises(KeyError):
         local_engine(str(folder), "float32", "cuda", said.append)
     assert len(said) == 2 and 0 not in asked[2:]  # threads do not matter to a GPU

@@ -151,7 +151,7 @@ def place(given, monkeypatch, tmp_path):
         raise AssertionError("weights were read")
 
     # "model" last: a module that was first imported with that patch would keep it
-    users = ("model.model_source", "api.generation", "runtime.state.export")
+    users = ("model.model_source", "api.local_answers", "runtime.state.export")
     for module in (*users, "model"):
         monkeypatch.setattr(f"proxima.{module}.load", read)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "no-hub"))

@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from proxima.api import generation
-from proxima.api.generation import ChatSession, generate, local_engine
+from proxima.api import local_answers
+from proxima.api.local_answers import ChatSession, generate, local_engine
 from proxima.data import UserError
 from proxima.engine.protocol import Sampling
 from proxima.model.chat import prompt_tokens
@@ -30,7 +30,7 @@ def conversation(model):
 
 
 def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeypatch):
-    monkeypatch.setattr(generation, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(local_answers, "PIECE_SECONDS", 0.0)
     pieces, chat = [], conversation()
     assert not chat.answer("hello", pieces.append)  # cut off
     (whole,), _ = generate(
@@ -43,7 +43,7 @@ def test_the_pieces_of_an_answer_are_the_completion(conversation, model, monkeyp
 def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
     seen, chat = [], conversation(max_tokens=4)
     monkeypatch.setattr(
-        generation, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
+        local_answers, "prompt_tokens", lambda messages, *more: seen.append(messages) or prompt_tokens(messages, *more)
     )
     for text in ("one", "two"):
         chat.answer(text, print)
@@ -52,7 +52,7 @@ def test_a_turn_has_the_chat_before_it(conversation, monkeypatch):
 
 
 def test_a_stop_string_is_never_shown(conversation, monkeypatch):
-    monkeypatch.setattr(generation, "PIECE_SECONDS", 0.0)
+    monkeypatch.setattr(local_answers, "PIECE_SECONDS", 0.0)
     plain, stopped = [], []
     conversation(max_tokens=40).answer("hello", plain.append)
     text = "".join(plain)

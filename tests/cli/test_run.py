@@ -147,7 +147,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
         seen.update(options, path=path)
         return [], 1.0
 
-    monkeypatch.setattr("proxima.api.generation.generate", generate)
+    monkeypatch.setattr("proxima.api.local_answers.generate", generate)
     config = here / "run" / "config.yaml"
     config.write_text(config.read_text().replace("system: null", "system: Be brief."))
     assert proxima("generate", "run", "hi")[0] == 0
@@ -157,7 +157,7 @@ def test_a_run_lends_its_system_prompt(run, proxima, here, monkeypatch):
 
 def test_a_run_lends_its_threads(run, proxima, here, monkeypatch):
     seen = []
-    monkeypatch.setattr("proxima.api.generation.generate", lambda *_, **o: (seen.append(o), ([], 1.0))[1])
+    monkeypatch.setattr("proxima.api.local_answers.generate", lambda *_, **o: (seen.append(o), ([], 1.0))[1])
     config = here / "run" / "config.yaml"
     stored = config.read_text()
     (own,) = re.findall(r"^  threads: .*$", stored, re.MULTILINE)

@@ -10,8 +10,8 @@ from benchmarks.kills.episodes import campaign
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import UserError
 from proxima.engine import supervisor
+from proxima.evaluate.eval_run import run_eval
 from proxima.evaluate.question_sets import load_suites, recipe_suites
-from proxima.evaluate.run import run_eval
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups

@@ -7,12 +7,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from proxima.api.generation import generate
+from proxima.api.local_answers import generate
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import Trajectory
 from proxima.engine.protocol import Sampling
+from proxima.evaluate.eval_run import run_eval
 from proxima.evaluate.question_sets import load_suites, recipe_suites
-from proxima.evaluate.run import run_eval
 from proxima.model import Policy, load
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.export import export, find_checkpoint

@@ -13,8 +13,8 @@ from proxima.config import EvaluateConfig, resolve
 from proxima.core.correction import MismatchError, MismatchGuard
 from proxima.data import FieldError, FieldErrors
 from proxima.engine.local import Local
+from proxima.evaluate.eval_run import run_eval
 from proxima.evaluate.question_sets import load_suites, recipe_suites
-from proxima.evaluate.run import run_eval
 from proxima.runtime.loop.training_loop import RunEnded
 from proxima.runtime.state.folder import RunFolder
 from tests.runtime.interruptions import Died, act_at, die

@@ -70,7 +70,7 @@ def test_explain_says_that_the_data_has_no_such_column(tmp_path):
 
 
 def test_a_reward_that_needs_an_answer_is_told_so(tmp_path):
-    from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
+    from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 
     task = f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"
     config = resolve("quickstart", [task, "reward={kind: gsm8k}", "eval.task=null"]).config

@@ -4,7 +4,7 @@
     training       a run                      evaluation      figures of a model on held-out questions
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
     run_config     the checked config of a run                resumed_settings   what a resume may leave out
-    generation     answers and a chat on the local engine     episode_chat   the same with an environment or tools
+    local_answers  answers and a chat on the local engine     episode_chat   the same with an environment or tools
     free_cores     the number of threads on a machine that others use too
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.

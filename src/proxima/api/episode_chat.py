@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from proxima.api.generation import ShownEngine
+from proxima.api.local_answers import ShownEngine
 from proxima.data import Completion, Episode, FieldError, Prompt, UserError
 from proxima.data.episode import Cut
 from proxima.engine.local import LocalEngine, collect

@@ -15,8 +15,8 @@ from proxima.config.tree import COMMAND_LINE
 from proxima.data import UserError
 
 if TYPE_CHECKING:
+    from proxima.evaluate.eval_run import EvalOutcome
     from proxima.evaluate.question_sets import EvalSuite
-    from proxima.evaluate.run import EvalOutcome
 
 # Where key=value may say something that an evaluation of named sets does not have of its own.
 SETTABLE = (
@@ -116,8 +116,8 @@ def run_evaluation(
     model, recipe = _model_and_recipe(model, recipe, checkpoint, named=bool(tasks))
     resolved = _resolve_evaluation(model, recipe, overrides, named=bool(tasks))
 
+    from proxima.evaluate.eval_run import check_folder, run_eval
     from proxima.evaluate.question_sets import load_suites, recipe_suites
-    from proxima.evaluate.run import check_folder, run_eval
     from proxima.evaluate.suites import parse_tasks
     from proxima.view.eval_tables import EvalProgress
 

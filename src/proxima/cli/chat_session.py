@@ -50,7 +50,7 @@ def chat(
 
 def _talk(asked: ModelAsked, inference: Inference) -> None:
     """A chat without tools."""
-    from proxima.api.generation import ChatSession, local_engine
+    from proxima.api.local_answers import ChatSession, local_engine
 
     sampling, data = inference.sampling(MOST), asked.data
     conversation = ChatSession(
@@ -105,7 +105,7 @@ class EpisodeTalk:
 
     def __init__(self, asked: ModelAsked, table: "Table", inference: Inference, row: int | None) -> None:
         from proxima.api.episode_chat import EpisodeChat
-        from proxima.api.generation import local_engine
+        from proxima.api.local_answers import local_engine
 
         self.title, self.settings, self.tools = asked.path, table.world.rules.settings, table.world.rules.tools
         self.sampling = inference.sampling(MOST, asked.played)

@@ -21,7 +21,7 @@ from proxima.data.recipe_files import FILE
 
 if TYPE_CHECKING:
     from proxima.data import Group
-    from proxima.evaluate.run import EvalOutcome
+    from proxima.evaluate.eval_run import EvalOutcome
 
 QUESTIONS, SAMPLING, OUTPUT = "questions", "sampling", "output"  # groups of the options in `--help`
 OVERRIDE = "a recipe (a run has its own), and overrides: engine.slots=32, model.max_length=4096"

@@ -118,7 +118,7 @@ def _completed(
     asked: "ModelAsked", table: "Table | None", prompts: Sequence[str], samples: int, inference: Inference
 ) -> "tuple[list[Completion], float]":
     """Generate the answers, or whole episodes; return them and the seconds that they took."""
-    from proxima.api.generation import generate, local_engine
+    from proxima.api.local_answers import generate, local_engine
 
     how: dict[str, Any] = {"sampling": inference.sampling(MOST, asked.played), "samples": samples}
     how["seed"] = inference.seed

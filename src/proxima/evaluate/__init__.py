@@ -15,7 +15,7 @@
     question_pairs.py  two results compared question by question
     suites.py          GSM8K, MATH-500, AIME, AMC: data, prompt, rewards
     question_sets.py   the sets of an evaluation, before weights are loaded; held_out.py: the same of a run
-    run.py             a model answers them, and the result is written; observer.py: what it reports
+    eval_run.py        a model answers them, and the result is written; eval_observer.py: what it reports
 A failed scorer never counts as a wrong answer, and every
 random draw is counter-based, so the same answers give the same metrics to the last bit.
 Imports: numpy, pyarrow, stdlib, `data`, `model`, `engine`, `task`, `reward`, `environment` and `rollout`.

@@ -19,8 +19,8 @@ from proxima.evaluate.held_out import HeldOutSet
 from proxima.evaluate.suites import Suite
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.quiet import quiet_transformers
-from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
 from proxima.rollout.generator import GroupSpec
+from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.task import TASKS
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows, is_played

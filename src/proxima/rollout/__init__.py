@@ -3,7 +3,7 @@
 `generator.py` runs the engine and the rewards over a list of prompts; `collector.py` fills a training batch from it
 (dynamic sampling, groups carried over to the next step), `async_collector.py` does so during training, where
 `admission.py` limits the prompts in flight; `dynamic_sampling.py` holds the settings of the refill.
-Before weights are loaded, `answer_checks.py` and `reward_trial.py` check that the rewards score anything.
+Before weights are loaded, `reference_answers.py` and `reward_trial.py` check that the rewards score anything.
 Events are reported to a `RolloutListener`; this package knows no config, journal or view.
 Imports: `data`, `engine`, `reward`, `environment`, `task`.
 Imported by `evaluate`, `train`, `config` (the settings) and the rooms above.

@@ -15,7 +15,7 @@ import numpy as np
 
 from proxima.data import Completion, Group, NotFiniteError, Prompt, UserError
 from proxima.rollout.admission import Admission
-from proxima.rollout.admitted import Admitted, IdleTime
+from proxima.rollout.admitted import Admitted
 from proxima.rollout.collector import (
     STALE,
     BatchNotFilled,
@@ -28,6 +28,7 @@ from proxima.rollout.collector import (
     without_score,
 )
 from proxima.rollout.generator import GroupGenerator, RolloutListener
+from proxima.rollout.idle_time import IdleTime
 from proxima.task.prompts import PromptSource
 
 

@@ -6,9 +6,9 @@ from typing import Any, Literal, TextIO
 from rich.table import Table
 from rich.text import Text
 
+from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.headline import ACCURACY, Headline
 from proxima.evaluate.intervals import Interval
-from proxima.evaluate.observer import EvalObserver
 from proxima.evaluate.question_pairs import PairedComparison
 from proxima.runtime.watch.clock import Clock
 from proxima.view.diagnostics import limits_reached

@@ -14,8 +14,8 @@ from proxima.data.columns import Bools, Ints
 from proxima.data.episode import Cut, EpisodeLife
 from proxima.engine.protocol import Engine, InFlight, Request
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.rollout.admitted import IdleTime
 from proxima.rollout.episodes.conversation import Conversation, Path
+from proxima.rollout.idle_time import IdleTime
 
 COLLATERAL = 16  # further retries, beyond `retries`, for failures that other episodes caused
 PartialPaths = list[tuple[InFlight, Bools]]  # each with a mask of the tokens that the model wrote

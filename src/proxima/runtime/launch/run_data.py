@@ -11,7 +11,7 @@ from proxima.data import Prompt
 from proxima.engine.choice import EngineChoice
 from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.pretrained import UnloadedModel
-from proxima.rollout.answer_checks import ReferenceAnswers, validate_answers
+from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
 from proxima.rollout.reward_trial import PROMPTS, try_rewards
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards

@@ -9,7 +9,7 @@ from proxima.config import resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
-from proxima.rollout.answer_checks import ReferenceAnswers, unreadable, validate_answers
+from proxima.rollout.reference_answers import ReferenceAnswers, unreadable, validate_answers
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.ports import kept_port

@@ -24,8 +24,8 @@ from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
 from proxima.environment import ENVIRONMENTS_LOG
+from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.group_metrics import eval_metrics
-from proxima.evaluate.observer import EvalObserver
 from proxima.evaluate.question_sets import EvaluationSettings, LoadedSuite
 from proxima.evaluate.results import ENVIRONMENT, FORMAT, RESULT, completions_table, questions_sha
 from proxima.evaluate.votes import answer_extractor
