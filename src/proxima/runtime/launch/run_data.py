@@ -72,7 +72,8 @@ def load_run_data(config: "RunConfig") -> RunData:
     """
     torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
     model = config.model.unloaded()
-    engines = engine_choices(config, model, _checked_teacher(config, model))
+    teacher = _checked_teacher(config, model)
+    engines = engine_choices(config, model, teacher)
     notes = _asked(engines, later=starts_later(config.placement)) if is_first() else []
     held_out, scored = list[HeldOutSet](), list[ScoredRows]()
     source: PromptSource | StoredRollouts
