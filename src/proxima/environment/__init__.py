@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-ENVIRONMENTS_LOG = "environments.log"  # what a task's environments print; `.1` behind it: what it had before
 ENVIRONMENTS = Kinds(
     {
         "agent": "proxima.environment.agents:AgentSpec",

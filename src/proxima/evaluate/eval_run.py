@@ -19,11 +19,11 @@ import torch
 from proxima.data import Group, UserError
 from proxima.data.atomic_files import atomic_writer, write_atomic
 from proxima.data.environment import describe_environment, package_version
+from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.data.jsonl import dumps
 from proxima.data.kinds import Kinds
 from proxima.engine import ENGINES
 from proxima.engine.protocol import WeightUpdate, close_engine
-from proxima.environment import ENVIRONMENTS_LOG
 from proxima.evaluate.eval_observer import EvalObserver
 from proxima.evaluate.group_metrics import eval_metrics
 from proxima.evaluate.question_sets import EvaluationSettings, LoadedSuite

@@ -51,7 +51,7 @@ def test_the_files_are_hashed_once_though_the_ranks_compare_them_too(tiny_model,
         return made[-1]
 
     monkeypatch.setattr(RlWorkload, "hashes", hashes)
-    monkeypatch.setattr(run, "_compare_files", lambda hashes, folder, ranks: hashes())  # as with several ranks
+    monkeypatch.setattr(run, "_compare_files", lambda hashes, ranks: hashes())  # as with several ranks
     config = recipe(tiny_model("llama"), train__steps=1, folder=str(tmp_path / "run"))
     assert train_recipe(config, quiet=True) == 0
     assert len(made) == 1

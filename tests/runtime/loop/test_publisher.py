@@ -18,7 +18,7 @@ class Fails:
     def __init__(self):
         self.asked = 0
 
-    async def pause(self):
+    async def pause(self, mode):
         pass
 
     async def publish(self, update):

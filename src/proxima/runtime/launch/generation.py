@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.core.advantage import needs_baseline
 from proxima.core.selection import prompts_factor
+from proxima.data.episode import ENVIRONMENTS_LOG
 from proxima.engine.executor import Executor
-from proxima.environment import ENVIRONMENTS_LOG
 from proxima.evaluate.held_out import Evaluation, HeldOutSet
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
