@@ -119,12 +119,12 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def warm_processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Fork engine processes and sweep runs from a process that has imported torch; the list receives them."""
-    from proxima.engine import supervisor
     from proxima.lab import sweep_runner
+    from proxima.process import start
     from tests.warm import forked_subprocess
 
     started: list[Any] = []
-    for module in (supervisor, sweep_runner):
+    for module in (start, sweep_runner):
         monkeypatch.setattr(module, "subprocess", forked_subprocess(started))
     return started
 
@@ -145,5 +145,5 @@ def own_servers(lent_servers: None) -> Iterator[None]:
 
     # not the fixture `monkeypatch`: it may have begun before `lent_servers`, and would put the lent ones back after it
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("proxima.data.worker.ForkServer", ForkServer)
+        patch.setattr("proxima.process.worker.ForkServer", ForkServer)
         yield

@@ -4,8 +4,8 @@ than its own imports that module."""
 import importlib
 from collections.abc import Callable
 
-from proxima.data.fork_server import load_jobs
 from proxima.environment.interface import HOST_PROCESS
+from proxima.process.fork_server import load_jobs
 
 
 class _WarmUps(dict[str, Callable[[], object]]):

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from proxima.data import worker
-from proxima.data.worker import ForkServer, Worker
 from proxima.environment.interface import HOST_PROCESS
+from proxima.process import worker
+from proxima.process.worker import ForkServer, Worker
 
 LENT_HOST = str(Path(__file__).with_name("lent_host.py"))
 DESCRIBES_TOOLS = "transformers.utils.chat_template_utils"

@@ -95,7 +95,7 @@ def run(words: list[str]) -> None:
         sys.modules.pop(name, None)  # it runs anew, as the main module
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     else:
-        sys.modules.pop(rest[0], None)  # of process_start.py, which runs it as the main module
+        sys.modules.pop(rest[0], None)  # of entry.py, which runs it as the main module
         runpy.run_path(name, run_name="__main__")
 
 

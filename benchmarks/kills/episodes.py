@@ -54,12 +54,12 @@ def campaign(
         root: a folder for the runs.
         file: gets a line of JSON for each run.
     """
-    from proxima.engine import supervisor
+    from proxima.process import start as starting
     from tests.runtime.episode_world import MARK
     from tests.warm import address, forked_subprocess
 
     address()  # of the server that forks the engines, which outlives the campaign's runs
-    supervisor.subprocess = forked_subprocess()  # type: ignore[misc]
+    starting.subprocess = forked_subprocess()  # type: ignore[misc]
     os.environ[MARK] = mark = uuid.uuid4().hex
     stage, commit = noted_stage(), harness.commit()
     for name in kinds:

@@ -16,8 +16,8 @@ from benchmarks import harness, long_tail
 from benchmarks.__main__ import CLAIMS
 from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
-from proxima.engine import supervisor
 from proxima.lab.rehearsal import device_fit
+from proxima.process import start as starting
 from proxima.runtime.watch.activity import Activity
 from proxima.view.microscope import viewer_process
 from tests.benchmarks.processes import Subprocess
@@ -199,7 +199,7 @@ def test_it_runs(claim, measured):
 def test_kills_of_runs_that_play_episodes(monkeypatch, tmp_path):
     monkeypatch.setattr(episodes, "STEPS", 2)
     monkeypatch.setenv(MARK, "")  # all three are changed, for good
-    monkeypatch.setattr(supervisor, "subprocess", supervisor.subprocess)
+    monkeypatch.setattr(starting, "subprocess", starting.subprocess)
     monkeypatch.setattr(Activity, "stage", Activity.stage)
     earlier = {"kind": "sync", "commit": "earlier", "hits": [["trainer", "start"]], "wrong": []}
     (file := tmp_path / "runs.jsonl").write_text(json.dumps(earlier) + "\n")

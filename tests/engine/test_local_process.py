@@ -351,11 +351,11 @@ def test_what_is_wrong_from_the_start_is_raised_not_repeated(warm_processes):
 def test_the_process_ends_with_the_run_however_that_ends():
     script = """
 import asyncio, time
-from proxima.engine import supervisor
+from proxima.process import start as starting
 from proxima.engine.local_process import LocalProcess, ProcessEngine
 from tests.model.rows import loaded
 from tests.warm import forked_subprocess
-supervisor.subprocess = forked_subprocess()
+starting.subprocess = forked_subprocess()
 engine = ProcessEngine(loaded("llama"), LocalProcess(dtype="float32"))
 while not asyncio.run(engine.health()).ok: time.sleep(.05)
 print(engine._supervisor.process.pid, flush=True)

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from proxima.data import ToolCall
-from proxima.data.worker import Worker
 from proxima.environment import host_process
 from proxima.environment.hosts import EnvironmentFailure, HostLimits, Hosts
 from proxima.environment.interface import EnvironmentSpec
+from proxima.process.worker import Worker
 from tests.environment.hostile import CHILDREN, CLASS, DONE, END, RESET, RESPOND, SHORT, TIME
 from tests.processes import assert_all_end, eventually, family
 

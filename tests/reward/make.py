@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from proxima.data import Completion, Prompt, Score
-from proxima.data.worker import Worker
+from proxima.process.worker import Worker
 from proxima.reward import RewardRunner
 
 LONG, SHORT = 600.0, 0.1  # seconds for calls that end, and for those that never do

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from proxima.data.worker import Worker
+from proxima.process.worker import Worker
 from proxima.reward import Math
 from proxima.reward.math.numeric_answer import parse_number, same_number
 from proxima.reward.math.symbolic import unevaluable

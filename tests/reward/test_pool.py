@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.data.worker import ForkServer
+from proxima.process.worker import ForkServer
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
 from tests.processes import assert_all_end, eventually, family
@@ -112,7 +112,7 @@ FAULTS = {  # the job, its error, and how many workers there were
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("pool", [{"memory_mb": 512}], indirect=True, ids=["small"])
 def test_a_job_that_fails_costs_none_of_the_others(pool, tmp_path, monkeypatch, fault):
-    monkeypatch.setattr("proxima.data.worker.REPLY_BYTES", 1 << 20)  # else the last text waits for its deadline
+    monkeypatch.setattr("proxima.process.worker.REPLY_BYTES", 1 << 20)  # else the last text waits for its deadline
     job, error, workers = FAULTS[fault]
     answers = asyncio.run(pool.run([regex("1"), job(tmp_path), regex("3")]))
     assert found(answers) == ["1", None, "3"] and pool.started == workers

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from proxima.data import fork_server
+from proxima.process.worker import FORK_SERVER
 from tests.runtime.tiny_run import go as go
 from tests.runtime.tiny_run import recipe, traces
 
@@ -54,7 +54,7 @@ def kill_workers(mark: str, draws: random.Random) -> int:
     for pid in marked(mark):
         with suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            workers += [pid] if fork_server.__file__.encode() in words else []
+            workers += [pid] if FORK_SERVER.encode() in words else []
     chosen = draws.sample(workers, draws.randint(1, len(workers))) if workers else []
     for pid in chosen:
         with suppress(OSError):

@@ -94,10 +94,10 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """
 import sys
 from proxima.cli.main import main
-from proxima.engine import supervisor
+from proxima.process import start as starting
 from tests.warm import forked_subprocess
 
-supervisor.subprocess = forked_subprocess()
+starting.subprocess = forked_subprocess()
 sys.exit(main())
 """
 

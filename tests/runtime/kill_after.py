@@ -13,10 +13,10 @@ RUN = """
 import importlib, json, os, signal, sys, threading
 from pathlib import Path
 from tests.runtime.tiny_run import Watcher
-from proxima.engine import supervisor
+from proxima.process import start as starting
 from tests.warm import forked_subprocess
 
-supervisor.subprocess = forked_subprocess()
+starting.subprocess = forked_subprocess()
 
 module, folder, tree, seconds, start = sys.argv[1:]
 

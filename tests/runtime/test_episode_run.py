@@ -9,9 +9,9 @@ import pytest
 from benchmarks.kills.episodes import campaign
 from proxima.config import EvaluateConfig, resolve
 from proxima.data import UserError
-from proxima.engine import supervisor
 from proxima.evaluate.eval_run import run_eval
 from proxima.evaluate.question_sets import load_suites, recipe_suites
+from proxima.process import start as starting
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.state.stored_completions import stored_groups
@@ -76,7 +76,7 @@ BESIDE = "tests/runtime/test_episode_resume.py::test_workers_and_engines_of_an_a
 )
 def test_kills_of_trainers_engines_and_workers_at_any_instant(kind, monkeypatch, tmp_path):
     monkeypatch.setenv(MARK, "")  # all three are changed, for good
-    monkeypatch.setattr(supervisor, "subprocess", supervisor.subprocess)
+    monkeypatch.setattr(starting, "subprocess", starting.subprocess)
     monkeypatch.setattr(Activity, "stage", Activity.stage)
     result = campaign(tmp_path, tmp_path / "runs.jsonl", 10, kinds=[kind])
     assert result["wrong"] == [] and sum(result["kills"].values()) >= 10

@@ -18,7 +18,7 @@ from proxima.config.problems import one_problem, suggestion
 from proxima.config.slots import Presets, Slot
 from proxima.config.tree import Layout
 from proxima.data.kinds import Kinds
-from proxima.data.user_code import import_user_module
+from proxima.process.user_code import import_user_module
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,8 @@
     machine        this machine's processor, compiler and cache folder
     bounded_reading  answers of other processes, up to a limit    secret_values  what may not be written down
     web_requests   who may ask an HTTP server of proxima
-    user_code      imports what a recipe names                     text_files     reads what a user names
+    text_files     reads what a user names
     kinds          tables of kinds, and packages that import at first use
-    worker         killable processes for code that may hang or crash; `fork_server` is their side
-    code_process   the process that runs model-written code; `code_runner` starts it
 
 Host objects are frozen dataclasses of numpy columns. Tensor objects check the shape and dtype of each field at
 construction. Nothing is padded. Classes are imported on first use, so that torch and numpy load only when needed.

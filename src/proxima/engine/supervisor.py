@@ -9,7 +9,6 @@ processes dies, and does not stream results.
 
 import asyncio
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,11 +21,11 @@ from typing import Any
 from proxima.data import Completion, UserError
 from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
-from proxima.engine.exit_codes import describe_exit
 from proxima.engine.protocol import Request
 from proxima.engine.shared_weights import SharedWeights
+from proxima.process.kill import describe_exit
+from proxima.process.start import start_module
 
-START = Path(__file__).resolve().parent / "process_start.py"
 BEATS = 4  # health checks per timeout of an answer
 START_SECONDS = 900.0  # to import torch, and to load the weights of a large model on a busy machine
 
@@ -220,9 +219,14 @@ class Supervisor:
 
     async def _run_process(self, log: Any) -> None:
         """Start a process and forward its replies until it ends."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self.process = process = self._start(theirs, log)
+        threads = str(self.setup.threads)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
+        fd, output = self.weights.fd, log or subprocess.DEVNULL
+        process, ours = start_module(
+            "proxima.engine.served_engine", fd, fds=[fd], stdout=output, stderr=log, env=environment
+        )
+        self.process = process
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None
         try:
@@ -252,21 +256,6 @@ class Supervisor:
             if writer is not None:  # else the garbage collector would close the next process's descriptor
                 writer.transport.abort()
             ours.close()
-
-    def _start(self, channel: socket.socket, log: Any) -> "subprocess.Popen[bytes]":
-        threads = str(self.setup.threads)
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-        fds = (channel.fileno(), self.weights.fd)
-        return subprocess.Popen(
-            [sys.executable, "-P", str(START), "proxima.engine.served_engine", *map(str, fds)],
-            pass_fds=fds,
-            stdin=subprocess.DEVNULL,
-            stdout=log or subprocess.DEVNULL,
-            stderr=log,
-            env=environment,
-            start_new_session=True,  # Ctrl-C is handled by the run, which stops the process when it is done
-        )
 
     async def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         """Kill the process if it does not answer health checks."""

@@ -8,8 +8,8 @@
     adapters     environments from other libraries, and tools of MCP servers
     calculator, guess, python_code, search, sqlite     the built-in environments
 
-Imports: stdlib, `proxima.data`; in a worker process also transformers, for the schemas of tools. Imported by `rollout`
-and the rooms above.
+Imports: stdlib, `proxima.data`, `proxima.process`; in a worker process also transformers, for the schemas of tools.
+Imported by `rollout` and the rooms above.
 To add one: a class with `reset` and tools or `respond`, a line in `ENVIRONMENTS`, valid and broken episodes in
 `tests/environment/test_<name>.py`. Out of tree: `environment: my_pkg.worlds:Maze`.
 """

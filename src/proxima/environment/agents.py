@@ -17,8 +17,8 @@ from typing import Any, Protocol
 
 from proxima.data import FieldError, require
 from proxima.data.machine import SERVER_REMEDY, missing_for_server
-from proxima.data.user_code import user_module_file
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.user_code import user_module_file
 
 AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")

@@ -17,8 +17,8 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import Message, ToolCall, require
-from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker, living
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
+from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker, living
 
 
 class EnvironmentFailure(Exception):

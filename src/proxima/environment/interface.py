@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 from proxima.data import FieldError, ToolCall, require
 from proxima.data.errors import abbreviated, suggestion
-from proxima.data.user_code import import_user_module
-from proxima.data.worker import JobResult, Worker
 from proxima.environment import ENVIRONMENTS
 from proxima.environment.tool_calls import DECODER
+from proxima.process.user_code import import_user_module
+from proxima.process.worker import JobResult, Worker
 
 HOST_PROCESS = str(Path(__file__).with_name("host_process.py"))
 SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"

@@ -1,17 +1,13 @@
 """Python as a tool: code runs in a process with resource limits."""
 
-import subprocess
-import tempfile
-from pathlib import Path
-
 from proxima.data import require
-from proxima.data.code_runner import kill_group, start_code
 from proxima.environment.protocol import Environment
+from proxima.process.code_runner import run_program
 
 
 class PythonCode(Environment):
     """A tool `python`, which runs a program. Each call runs in a new process without state from earlier calls; it
-    may not use the network or files outside its folder. Not a sandbox against hostile code (`data.code_process`).
+    may not use the network or files outside its folder. Not a sandbox against hostile code (`process.limits`).
 
     Args:
         seconds: limit of a call's wall-clock time and of its CPU time.
@@ -31,18 +27,8 @@ class PythonCode(Environment):
         Args:
             code: the program; it prints what you want to know
         """
-        with tempfile.TemporaryDirectory(prefix="proxima-code-") as folder, tempfile.TemporaryFile() as output:
-            for name, text in (("setup.py", ""), ("solution.py", code)):
-                Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
-            process = start_code(folder, -1, (self.seconds, self.memory_mb), stdout=output, stderr=subprocess.STDOUT)
-            try:
-                ended = process.wait(self.seconds)
-            except subprocess.TimeoutExpired:
-                ended = None
-            finally:
-                kill_group(process)
-            output.seek(0)
-            printed = output.read().decode("utf-8", "replace").strip()
+        ended, printed = run_program(code, (self.seconds, self.memory_mb), self.seconds, errors=True)
+        printed = printed.strip()
         if len(printed) > self.characters:
             printed = f"{printed[: self.characters // 2]}\n...\n{printed[-self.characters // 2 :]}"
         if ended is None:

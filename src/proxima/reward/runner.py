@@ -14,8 +14,8 @@ from proxima.reward.protocol import Reward
 from proxima.reward.workers.threads import DaemonThreads
 
 if TYPE_CHECKING:
-    from proxima.data.worker import JobResult
     from proxima.model.compute_thread import ComputeThread
+    from proxima.process.worker import JobResult
     from proxima.reward.workers.pool import WorkerPool
 
 LARGEST = 1e12  # a gradient scaled by this still has a finite square in float32

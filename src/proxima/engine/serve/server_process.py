@@ -2,17 +2,16 @@
 
 import signal
 import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
-from proxima.engine.exit_codes import describe_exit
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_log import doing, last_error
+from proxima.process.guardian import guarded
+from proxima.process.kill import describe_exit
 
-GUARDIAN = Path(__file__).resolve().parent / "guardian.py"
 PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
 TAIL = 200_000  # bytes at the end of the log that are read
 ASK_SECONDS = 5.0
@@ -37,7 +36,7 @@ class ServerProcess:
             stream.flush()
             self._begin = stream.tell()
             self._process = subprocess.Popen(
-                [sys.executable, "-I", str(GUARDIAN), f"{PATIENCE:g}", *launch.command],
+                guarded(launch.command, PATIENCE),
                 stdin=subprocess.PIPE,  # only this process holds the other end, which closes when it ends
                 stdout=stream,
                 stderr=stream,

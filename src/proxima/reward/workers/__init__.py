@@ -3,6 +3,6 @@
     pool      queues jobs and gives each a deadline            threads   daemon threads for trusted Python
     graders   the functions that the workers run
 
-Imports: stdlib, `proxima.data` (with `worker` and `fork_server`); `graders` only the stdlib, so that a worker starts
+Imports: stdlib, `proxima.data`, `proxima.process`; `graders` only the stdlib, so that a worker starts
 without torch. Imported by `proxima.reward`. To add a grader: a function in `graders.py` and its line in `JOBS`.
 """

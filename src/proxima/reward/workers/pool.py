@@ -1,7 +1,7 @@
 """A pool of worker processes that can be killed: jobs go in, results or one-line errors come out, in the same order.
 
-Each slot of the pool is a daemon thread with its own worker (`data.worker`), for one job at a time. If a worker dies or
-misses a job's deadline, only that job fails.
+Each slot of the pool is a daemon thread with its own worker (`process.worker`), for one job at a time. If a worker dies
+or misses a job's deadline, only that job fails.
 
 No maintained library passes the same tests (`tests/reward/test_pool.py`; tried: `concurrent.futures` of 3.11, loky 3.7,
 Pebble 5.2). In the first two, a worker that dies fails every job in the queue, and jobs have no deadlines. Pebble has
@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxima.data import require
-from proxima.data.worker import START_SECONDS, ForkServer, JobResult, Worker, living
+from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker, living
 from proxima.reward.base import Job
 
 GRADERS = str(Path(__file__).with_name("graders.py"))

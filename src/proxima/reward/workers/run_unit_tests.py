@@ -12,18 +12,15 @@ import secrets
 import select
 import signal
 import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from proxima.data.code_process import decode, encode
-from proxima.data.code_runner import kill_group, start_code
-from proxima.data.fork_server import prctl
+from proxima.process.code_process import decode, encode
+from proxima.process.code_runner import run_program, running_code
+from proxima.process.entry import prctl
 
 LINE_BYTES = 16 << 20  # of a reply
 PR_SET_DUMPABLE = 4  # controls whether other processes may read this one's memory
@@ -40,23 +37,17 @@ class BrokenCode(BaseException):
 
 
 class Code:
-    """The running code of a completion; a context manager that kills it. `limits` are seconds and MiB."""
+    """The running code of a completion.
 
-    def __init__(self, folder: str, limits: Sequence[int]) -> None:
+    Args:
+        channel: to its process.
+        replies: what comes from there.
+    """
+
+    def __init__(self, channel: socket.socket, replies: BinaryIO) -> None:
         self.given: dict[int, str] = {}  # names of the objects that the row's setup defines, in both processes
         self.broken = False
-        self._channel, theirs = socket.socketpair()
-        self._process = start_code(folder, theirs.fileno(), limits)
-        theirs.close()
-        self._replies = self._channel.makefile("rb")
-
-    def __enter__(self) -> "Code":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        kill_group(self._process)
-        self._replies.close()
-        self._channel.close()
+        self._channel, self._replies = channel, replies
 
     def names(self) -> set[str]:
         """The names that the code defines, once it is loaded; BrokenCode if it can't be."""
@@ -183,13 +174,13 @@ def run_unit_tests(
     """Run the `tests` of the row, as returned by `as_tests` of `reward.unit_tests`, against the code within `seconds`.
     ValueError if they can't be run with any code."""
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
-    with tempfile.TemporaryDirectory(prefix="proxima-tests-", ignore_cleanup_errors=True) as folder:
-        for name, text in (("setup.py", setup), ("solution.py", code)):
-            Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
-        if "programs" in tests:
-            return _run_programs(folder, limits, tests["programs"], deadline)
-        with Code(folder, limits) as running:
-            verdicts, timed_out, killed = _in_fork(lambda: _verdicts(running, tests, setup, entry_point), deadline)
+    if "programs" in tests:
+        return _run_programs(code, setup, limits, tests["programs"], deadline)
+    ours, theirs = socket.socketpair()
+    with ours, ours.makefile("rb") as replies, theirs, running_code(code, setup, limits, theirs.fileno()):
+        theirs.close()
+        module = Code(ours, replies)
+        verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")
     count = len(tests["calls"]["inputs"] if "calls" in tests else tests["assertions"])
@@ -304,23 +295,14 @@ def _listed(value: Any) -> Any:
 
 
 def _run_programs(
-    folder: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float
+    code: str, setup: str, limits: Sequence[int], programs: Sequence[Sequence[str]], deadline: float
 ) -> dict[str, Any]:
-    """Run the code once for each standard input. Its standard output is a file, so that it has a limit."""
+    """Run the code once for each standard input."""
     passed, timed_out = 0, False
     for given, expected in programs:
-        with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout:
-            stdin.write(given.encode("utf-8", "replace"))
-            stdin.seek(0)
-            process = start_code(folder, -1, limits, stdin, stdout)
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                timed_out = True
-            finally:
-                kill_group(process)
-            stdout.seek(0)
-            passed += process.returncode == 0 and _lines(stdout.read().decode("utf-8", "replace")) == _lines(expected)
+        ended, output = run_program(code, limits, deadline - time.monotonic(), setup=setup, given=given)
+        timed_out |= ended is None
+        passed += ended == 0 and _lines(output) == _lines(expected)
     return {"runs": True, "passed": passed / len(programs), "timed_out": timed_out}
 
 

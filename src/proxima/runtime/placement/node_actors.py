@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import proxima.engine
+from proxima.process.start import START
 
-START = Path(str(proxima.engine.__file__)).with_name("process_start.py")
 CHUNK = 1 << 16
 QUIET_SECONDS = 0.5  # after which a dead process has nothing left to read; a child of it may hold its pipes open
 
@@ -104,7 +103,7 @@ class RankHost:
 
 
 class EngineHost:
-    """The actor of a server. Its calls run in threads; the server stops with it (`engine/serve/guardian.py`)."""
+    """The actor of a server. Its calls run in threads; the server stops with it (`process.guardian`)."""
 
     servers: Any = None
 

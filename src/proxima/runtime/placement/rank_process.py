@@ -1,4 +1,4 @@
-"""The process of a rank: calls the function that its actor names. Started by `engine/process_start.py`, so that it ends
+"""The process of a rank: calls the function that its actor names. Started by `process.start`, so that it ends
 with the actor, however the actor ends.
 
 Its standard input carries one line of JSON: `{"function": "module:name", "arguments": {…}}`. The function's result is

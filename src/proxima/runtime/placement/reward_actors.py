@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from proxima.data.worker import START_SECONDS, JobResult
+from proxima.process.worker import START_SECONDS, JobResult
 from proxima.reward.base import Job
 from proxima.reward.workers.pool import WorkerPool
 from proxima.runtime.placement.ray_cluster import ADDRESS, first_line_of

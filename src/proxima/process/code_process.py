@@ -1,27 +1,23 @@
-"""The process that runs the code from a completion: `python -I code_process.py FD SECONDS MEMORY_MB`, in a folder with
-`setup.py` and `solution.py`. Standard library only.
+"""The process that runs the code from a completion, in a folder with `setup.py` and `solution.py`, started by
+`code_runner`. Its arguments are FD SECONDS MEMORY_MB. Standard library only.
 
 It does not know the tests. With FD -1 the code is a program that reads standard input. Otherwise it is a module, whose
 functions are called through the socket FD: one line of JSON per request, one per reply. So the code can pass a test
 only by returning the right values; the tests, their asserts and their builtins are in another process.
-
-The limits contain accidents: endless loops, runaway memory, files and processes. They are not a sandbox against hostile
-code.
 """
 
 import builtins
 import json
 import operator
 import os
-import resource
-import signal
 import socket
 import sys
 import types
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from itertools import islice
 from typing import Any
+
+from proxima.process.limits import confine, limit
 
 LONGEST = 1_000_000  # items of an iterator
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
@@ -70,53 +66,14 @@ def decode(value: Any, other: Callable[[str, Any], Any]) -> Any:
 
 
 def limit_process(seconds: int, memory_mb: int) -> None:
-    """Set the limits of this process; they are permanent unless it runs as root."""
-    limits = {
-        "AS": memory_mb << 20,
-        "CPU": seconds,
-        "FSIZE": FILE_BYTES,
-        "NOFILE": FILES,
-        "NPROC": 0,  # counts threads too; the kernel does not apply it to root
-        "CORE": 0,
-    }
-    for name, value in limits.items():
-        with suppress(AttributeError, OSError, ValueError):  # not every system has all of them
-            resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), (value, value))
-    folder = os.path.realpath(os.getcwd())
-    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
-    if hasattr(signal, "pidfd_send_signal"):
-        del signal.pidfd_send_signal  # no audit event
-    sys.addaudithook(lambda event, arguments: confine(event, arguments, folder))
-
-
-FORBIDDEN = (
-    *("subprocess.", "pty.", "socket.connect", "socket.bind", "socket.sendto"),
-    *("os.fork", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "os.kill"),
-)
-SYSTEM_CALLS = (
-    *("fork", "vfork", "clone", "daemon", "posix_spawn", "posix_spawnp", "system", "popen", "syscall"),
-    *("kill", "killpg", "tgkill", "sigqueue", "pidfd_send_signal", "process_vm_readv", "ptrace"),
-)
-CHANGES = (
-    *("os.remove", "os.rename", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"),
-    *("os.chmod", "os.chown", "os.utime", "shutil.rmtree"),
-)
-_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-
-
-def confine(event: str, arguments: tuple[Any, ...], folder: str) -> None:
-    """Audit hook: forbid processes, connections, and changes to files outside `folder`."""
-    if event.startswith(FORBIDDEN):
-        raise PermissionError(f"{event} is not allowed in code under test")
-    if event == "ctypes.dlsym" and arguments[1] in SYSTEM_CALLS:
-        raise PermissionError(f"{arguments[1]} of the C library is not allowed in code under test")
-    written = event == "open" and isinstance(arguments[2], int) and arguments[2] & _WRITES
-    changed = arguments[:1] if written else arguments if event in CHANGES else ()
-    for path in changed:
-        if isinstance(path, str | bytes | os.PathLike):
-            place = os.path.realpath(os.fsdecode(path))
-            if place != os.devnull and os.path.commonpath([place, folder]) != folder:
-                raise PermissionError(f"{event} is not allowed outside the folder of the test")
+    """Set the limits of this process, and confine it to its folder."""
+    limit("AS", memory_mb << 20)
+    limit("CPU", seconds)
+    limit("FSIZE", FILE_BYTES)
+    limit("NOFILE", FILES)
+    limit("NPROC", 0)  # counts threads too; the kernel does not apply it to root
+    limit("CORE", 0)
+    confine("code under test", os.getcwd())
 
 
 def run_files(name: str) -> dict[str, Any]:
@@ -162,7 +119,7 @@ def serve_objects(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    fd, *numbers = map(int, sys.argv[1:])
+    fd, *numbers = map(int, sys.argv[2:])
     own_module = sys.modules["__main__"]  # kept alive: the code gets its own module of that name
     limit_process(*numbers)
     if fd < 0:

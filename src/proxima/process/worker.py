@@ -19,9 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.data import fork_server
+from proxima.process.start import command_of_module
 
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
+FORK_SERVER = "proxima.process.fork_server"
 REPLY_BYTES = 1 << 26  # of a reply; a worker that writes more is killed
 
 
@@ -48,10 +49,9 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         self._gone = False
         self._lock = threading.Lock()
-        command = [sys.executable, "-P", fork_server.__file__, str(theirs.fileno())]
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         self._process = subprocess.Popen(
-            command,
+            command_of_module(FORK_SERVER, theirs.fileno()),
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -1,4 +1,4 @@
-"""The counterpart of `data.worker`, run as a script. Standard library only.
+"""The counterpart of `process.worker`, in a process of its own. Standard library only.
 
 One parent process, the fork server, loads what the jobs need and forks workers on request, so that a new worker
 costs milliseconds. A worker reads one job per line of JSON and replies to each with a line, until its socket closes.
@@ -6,24 +6,23 @@ That line holds the job's id, a secret, so nothing else written into the socket 
 kills all workers when its own socket closes, that is, when the run ends, however it ends. Processes that a job started
 end with its worker: the kernel hands orphans to the fork server, which kills them. The fork server's parent only waits:
 when the fork server itself is killed, the kernel hands all its descendants to that parent, which kills them.
-
-The limits of a restricted worker contain a text that takes forever, or that a careless parser evaluates. They are not a
-sandbox against someone who can choose the code.
 """
 
-import ctypes
 import errno
 import importlib.util
 import json
 import logging
 import os
-import resource
 import signal
 import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from proxima.process.entry import end_with_parent
+from proxima.process.kill import adopt_orphans, kill_children
+from proxima.process.limits import confine, limit, limit_growth
 
 
 def load_jobs(file: str) -> Any:
@@ -49,7 +48,7 @@ def fork_server(control: socket.socket) -> None:
         reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return
     reply(control, {"ready": True})
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     alive: set[int] = set()
     while True:
         data, fds, _, _ = socket.recv_fds(control, 4096, 1)
@@ -63,7 +62,7 @@ def fork_server(control: socket.socket) -> None:
             alive.discard(request["pid"])
             reply(control, {"status": kill(request["pid"])})
             kill_children(besides=alive)
-    kill_children(besides=set())
+    kill_children()
 
 
 def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: Any) -> int:
@@ -74,13 +73,15 @@ def fork_worker(control: socket.socket, fd: int, setup: dict[str, Any], jobs: An
         return pid
     try:
         control.close()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # if the fork server is killed, nothing else would end this worker
+        end_with_parent()  # if the fork server is killed, nothing else would end this worker
         prefer_oom_kill()
         if setup["restricted"]:
-            limit_memory(resource.RLIMIT_AS, 0, setup["memory_mb"])
-            forbid_side_effects()
+            limit_growth("AS", 0, setup["memory_mb"])
+            limit("FSIZE", 0)
+            limit("CORE", 0)
+            confine("a reward worker")
         elif setup["memory_mb"]:  # libraries reserve address space that they never use, so limit the data segment
-            limit_memory(resource.RLIMIT_DATA, 5, setup["memory_mb"])
+            limit_growth("DATA", 5, setup["memory_mb"])
         serve(socket.socket(fileno=fd), jobs)
     finally:
         os._exit(0)
@@ -97,63 +98,6 @@ def kill(pid: int) -> int:
     os.kill(pid, signal.SIGKILL)  # nothing has waited for it yet, so the id can't have been reused
     _, status = os.waitpid(pid, 0)
     return os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-
-
-PR_SET_PDEATHSIG = 1  # the signal that this process gets when its parent ends
-PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
-
-
-def prctl(option: int, value: int) -> None:
-    """Call Linux's `prctl`; do nothing elsewhere."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def kill_children(besides: set[int]) -> None:
-    """Kill every child of this process except the workers `besides`, then the orphans that this leaves."""
-    while orphans := children() - besides:
-        for pid in orphans:
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-
-
-def children() -> set[int]:
-    """The process ids of the children, zombies included; empty if the kernel does not list them."""
-    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
-        return {int(word) for word in file.read().split()}
-    return set()
-
-
-def limit_memory(kind: int, column: int, memory_mb: int) -> None:
-    """Allow `memory_mb` MiB more than the current use, read from `column` of `/proc/self/statm`."""
-    with open("/proc/self/statm") if os.path.exists("/proc/self/statm") else open(os.devnull) as statm:
-        pages = statm.read().split()
-    if pages:
-        limit = int(pages[column]) * resource.getpagesize() + memory_mb * 2**20
-        resource.setrlimit(kind, (limit, limit))
-
-
-def forbid_side_effects() -> None:
-    """Forbid writing files, opening connections and starting processes."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    sys.addaudithook(refuse)
-
-
-_REFUSED_IN_OS = "system exec fork posix_spawn spawn kill remove rename rmdir mkdir link symlink truncate chmod chown"
-REFUSED = (
-    *("subprocess.", "socket.connect", "socket.bind", "pty.", "shutil.", "ctypes.dlopen"),
-    *(f"os.{name}" for name in _REFUSED_IN_OS.split(" ")),
-)
-
-
-def refuse(event: str, arguments: tuple[Any, ...]) -> None:
-    """Audit hook: refuse operations that no grader performs but an evaluated text might."""
-    flags = arguments[2] if event == "open" and len(arguments) == 3 else 0
-    writes = isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR)
-    if writes or event.startswith(REFUSED):
-        raise PermissionError(f"{event} is not allowed in a reward worker")
 
 
 def serve(channel: socket.socket, jobs: Any) -> None:
@@ -205,17 +149,17 @@ def reply(control: socket.socket, message: dict[str, Any]) -> None:
 def outlive_fork_server(control: socket.socket) -> None:
     """Return in a child, which becomes the fork server; this process waits for it to end and kills what it left behind.
     Because it does not hold the fork server's memory, the kernel does not choose it when memory runs out."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     if pid := os.fork():
         control.close()
         os.waitpid(pid, 0)
-        kill_children(besides=set())
+        kill_children()
         os._exit(0)
     os.setsid()  # a signal to the whole group of a worker does not reach it
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    from_run = socket.socket(fileno=int(sys.argv[1]))
+    from_run = socket.socket(fileno=int(sys.argv[2]))
     outlive_fork_server(from_run)
     fork_server(from_run)

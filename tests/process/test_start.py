@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxima.engine.supervisor import START
+from proxima.process.start import START
 from tests.engine.serve.programs import LONG, until
 from tests.processes import is_running
 from tests.warm import WarmPopen

@@ -1,0 +1,52 @@
+"""The first thing in a process of proxima's: `python entry.py MODULE CHANNEL …` runs MODULE as `__main__`.
+
+CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
+imports; `-`: MODULE itself sees to its end. MODULE may be a file, for an interpreter without proxima. Run as a file:
+importing a package of proxima would take seconds first. Standard library only.
+"""
+
+import os
+import runpy
+import select
+import signal
+import sys
+import threading
+from contextlib import suppress
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the folder with proxima
+PR_SET_PDEATHSIG = 1  # sets the signal that this process gets when the thread that started it ends
+
+
+def prctl(option: int, value: int) -> None:
+    """Call Linux's `prctl`; do nothing elsewhere."""
+    with suppress(ImportError, OSError, AttributeError):
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def end_with_parent(number: int = signal.SIGKILL) -> None:
+    """Make Linux send this process a signal when the thread that started it ends, however it ends; works even while
+    loading an extension blocks all threads."""
+    prctl(PR_SET_PDEATHSIG, number)
+
+
+def end_with(channel: int) -> None:
+    """Wait until the other end is closed, for whatever reason, and exit the process. Reads nothing from the channel."""
+    hang_up = select.poll()
+    hang_up.register(channel, 0)  # hang-ups are always reported
+    hang_up.poll()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    del sys.argv[0]
+    module, channel = sys.argv[:2]
+    if channel != "-":
+        end_with_parent()
+        threading.Thread(target=end_with, args=(int(channel),), daemon=True).start()
+    if module.endswith(".py"):
+        runpy.run_path(module, run_name="__main__")
+    else:
+        sys.path.append(ROOT)
+        runpy.run_module(module, run_name="__main__", alter_sys=True)

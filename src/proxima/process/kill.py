@@ -1,0 +1,51 @@
+"""Ends processes: a group, or all below this one. Standard library only."""
+
+import os
+import signal
+import time
+from collections.abc import Set
+from contextlib import suppress
+
+from proxima.process.entry import prctl
+
+PR_SET_CHILD_SUBREAPER = 36  # this process becomes the parent of its orphaned descendants
+SECONDS = 10.0  # that the kernel may take to end processes
+
+
+def kill_group(pid: int) -> None:
+    """Kill the process group that `pid` leads: the process and all that it started, but for those that left."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Make all descendants of this process, from now on, its children when their parents end."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def kill_children(besides: Set[int] = frozenset()) -> None:
+    """Kill every child of this process except those `besides`, then the orphans that this leaves."""
+    deadline = time.monotonic() + SECONDS
+    while (orphans := _children() - besides) and time.monotonic() < deadline:
+        for pid in orphans:
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in orphans:
+            with suppress(OSError):
+                while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
+                    time.sleep(0.001)
+
+
+def _children() -> set[int]:
+    """The process ids of the children, zombies included; empty if the kernel does not list them."""
+    with suppress(OSError), open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return {int(word) for word in file.read().split()}
+    return set()
+
+
+def describe_exit(code: int | None) -> str:
+    """Describe how a process ended, given its exit code; -N is signal N."""
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, which the kernel sends when memory runs out" if -code == signal.SIGKILL else name

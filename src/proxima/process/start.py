@@ -1,0 +1,58 @@
+"""Starts a module in another process, which ends with this one."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.process import entry
+
+START = Path(entry.__file__).resolve()
+
+
+def command_of_module(module: str, *arguments: object, flag: str = "-P") -> list[str]:
+    """The command that runs a module of proxima which sees to its own end; see `entry`. It reads `arguments` from
+    `sys.argv[2:]`.
+
+    Args:
+        flag: of the interpreter.
+    """
+    return [sys.executable, flag, str(START), module, "-", *map(str, arguments)]
+
+
+def start_module(
+    module: str,
+    *arguments: object,
+    python: Sequence[str] = (sys.executable, "-P"),
+    fds: Sequence[int] = (),
+    **options: Any,
+) -> "tuple[subprocess.Popen[bytes], socket.socket]":
+    """Start a module as `__main__` of another process; return the process and a socket to it.
+
+    The process is in a session of its own. It ends when the returned socket is closed or the thread that called this
+    function ends, so also when this process does. The module finds its end of the socket in `sys.argv[1]`.
+
+    Args:
+        module: its name, or its file.
+        arguments: `sys.argv[2:]`.
+        python: the interpreter and its flags.
+        fds: descriptors that the process inherits.
+        options: of `subprocess.Popen`.
+    Raises: OSError: the process can't be started.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                [*python, str(START), module, str(theirs.fileno()), *map(str, arguments)],
+                pass_fds=(theirs.fileno(), *fds),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
+                **options,
+            )
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
