@@ -7,9 +7,11 @@ the mathematics alone. Importing this package imports none of it.
 """
 
 import importlib
-import inspect
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inspect import Signature
 
 __version__ = "0.1.0"
 __all__ = ["RunEnded", "UserError", "__version__", "dpo", "evaluate", "load_run", "reward_model", "sft", "train"]
@@ -22,9 +24,11 @@ class CallableRoom(ModuleType):
         return self._function(*args, **options)
 
     @property
-    def __signature__(self) -> inspect.Signature:
+    def __signature__(self) -> "Signature":
         """The signature that `help` and notebooks show."""
-        return inspect.signature(self._function)
+        from inspect import signature  # takes as long to import as all else here
+
+        return signature(self._function)
 
     @property
     def _function(self) -> Any:

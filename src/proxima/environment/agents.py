@@ -1,11 +1,8 @@
 """External agents: a Python function, or a command in any language, that plays an episode against an endpoint."""
 
 import asyncio
-import ctypes
 import json
 import os
-import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,11 +15,13 @@ from typing import Any, Protocol
 from proxima.data import FieldError, require
 from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.environment.hosts import EnvironmentFailure
+from proxima.process.kill import kill_group
+from proxima.process.program import Program, ProgramFailed
+from proxima.process.start import ENDS_WITH_US
 from proxima.process.user_code import user_module_file
 
 AGENT = "agent"  # the kind of environment that is an external agent
 SCRIPT = Path(__file__).with_name("agent_process.py")
-LINE_BYTES = 1 << 20  # maximum of an agent's answer
 KEPT_BYTES = 1 << 16  # of the end of a command's output
 
 
@@ -116,8 +115,7 @@ class CommandAgents:
                     stdout=asyncio.subprocess.PIPE,
                     stderr=asyncio.subprocess.PIPE,
                     env=os.environ | own,
-                    start_new_session=True,
-                    preexec_fn=_die_with_parent,
+                    **ENDS_WITH_US,
                 )
             except OSError as error:
                 bound = f"can't be started: {error.strerror}"
@@ -130,7 +128,7 @@ class CommandAgents:
                     _end_of(process.stdout), _end_of(process.stderr), _feed(process.stdin, row)
                 )
             finally:
-                _kill(process.pid)
+                kill_group(process.pid)
                 self._running.discard(process)
                 await process.wait()
         if process.returncode:
@@ -147,7 +145,7 @@ class CommandAgents:
 
     def close(self) -> None:
         for process in self._running:
-            _kill(process.pid)
+            kill_group(process.pid)
 
 
 class FunctionAgents:
@@ -186,29 +184,16 @@ class _AgentProcess:
     def __init__(self, reference: str) -> None:
         self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.ended = False
-        self._numbers, self._last_error = count(), ""
-        self._process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), reference],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-            preexec_fn=_die_with_parent,
-        )
-        self._errors = threading.Thread(target=self._read_errors, daemon=True)
-        self._errors.start()
+        self._numbers = count()
+        self._program = Program((sys.executable, str(SCRIPT), reference), name="the agent's process")
         threading.Thread(target=self._read, daemon=True).start()
 
     async def play(self, job: AgentJob) -> float | None:
         number, answered = next(self._numbers), asyncio.get_running_loop().create_future()
         self.waiting[number] = answered
         message = {"id": number, "row": dict(job.row), "base_url": job.base_url}
-        message |= {"api_key": job.api_key, "model": job.model}
-        assert self._process.stdin is not None
         try:
-            with suppress(OSError):  # `_read` notices that the process has ended
-                self._process.stdin.write(json.dumps(message).encode() + b"\n")
-                self._process.stdin.flush()
+            self._program.write(message | {"api_key": job.api_key, "model": job.model})
             answer = await answered
         except asyncio.CancelledError:  # an episode that takes too long, or the end of the run
             self.end()
@@ -222,21 +207,17 @@ class _AgentProcess:
 
     def _read(self) -> None:
         """Forward answers until the process ends; then fail all episodes still in progress."""
-        assert self._process.stdout is not None
-        reason = "wrote something that is not an answer"
-        with suppress(ValueError, KeyError, TypeError):
-            while line := self._process.stdout.readline(LINE_BYTES):
-                answer = json.loads(line)
+        try:
+            while True:
+                answer = self._program.read()
+                if not isinstance(answer.get("id"), int) or not answer.keys() & {"reward", "error"}:
+                    raise ProgramFailed(f"{self._program.name} wrote something that is not an answer")
                 self._hand_on(answer["id"], answer)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(1)
-            code = self._process.returncode
-            reason = "closed its output" if code is None else f"ended with exit code {code}"
-        self.end()
-        self._errors.join(1)
-        said, together = f": {self._last_error}" if self._last_error else "", len(self.waiting) > 1
-        for number in list(self.waiting):
-            self._hand_on(number, EnvironmentFailure(f"the agent's process {reason}{said}", collateral=together))
+        except ProgramFailed as error:
+            self.end()
+            together = len(self.waiting) > 1
+            for number in list(self.waiting):
+                self._hand_on(number, EnvironmentFailure(str(error), collateral=together))
 
     def _hand_on(self, number: int, value: dict[str, Any] | EnvironmentFailure) -> None:
         """Pass an answer or a failure from the reader thread to the event loop that awaits it."""
@@ -250,15 +231,10 @@ class _AgentProcess:
         with suppress(RuntimeError):  # the loop has ended
             answered.get_loop().call_soon_threadsafe(settle)
 
-    def _read_errors(self) -> None:
-        assert self._process.stderr is not None
-        while line := self._process.stderr.readline(LINE_BYTES):
-            self._last_error = line.decode(errors="replace").strip()[:200] or self._last_error
-
     def end(self) -> None:
         """Kill the process and everything that it started."""
         self.ended = True
-        _kill(self._process.pid)
+        self._program.kill()
 
 
 async def _end_of(stream: asyncio.StreamReader) -> tuple[bytes, int]:
@@ -277,17 +253,3 @@ async def _feed(stream: asyncio.StreamWriter, data: bytes) -> None:
         stream.write(data)
         await stream.drain()
     stream.close()
-
-
-_libc = ctypes.CDLL(None)
-
-
-def _die_with_parent() -> None:
-    """Make Linux kill the process when this one ends, however it ends."""
-    _libc.prctl(1, signal.SIGKILL)
-
-
-def _kill(pid: int) -> None:
-    """Kill the process and everything that it started."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ import builtins
 import json
 import operator
 import os
+import signal
 import socket
 import sys
 import types
@@ -22,6 +23,7 @@ from proxima.process.limits import confine, limit
 LONGEST = 1_000_000  # items of an iterator
 FILE_BYTES = 16 << 20  # of a file, and of the standard output
 FILES = 64
+SOURCES = ("setup.py", "solution.py")
 _CONTAINERS: dict[str, Any] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "value": lambda value: value,
@@ -73,6 +75,9 @@ def limit_process(seconds: int, memory_mb: int) -> None:
     limit("NOFILE", FILES)
     limit("NPROC", 0)  # counts threads too; the kernel does not apply it to root
     limit("CORE", 0)
+    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
+    if hasattr(signal, "pidfd_send_signal"):
+        del signal.pidfd_send_signal  # no audit event
     confine("code under test", os.getcwd())
 
 
@@ -80,11 +85,18 @@ def run_files(name: str) -> dict[str, Any]:
     """Run `setup.py` and `solution.py` as one module and return the names that they define."""
     module = types.ModuleType(name)
     sys.modules[name], sys.argv = module, ["solution.py"]
-    for file in ("setup.py", "solution.py"):
+    for file in SOURCES:
         with open(file, encoding="utf-8") as stream:
             source = stream.read()
         exec(compile(source, file, "exec", dont_inherit=True), vars(module))
     return vars(module)
+
+
+def show(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
+    """Print an exception as Python does, without the frames above the code's own."""
+    while frames is not None and frames.tb_frame.f_code.co_filename not in SOURCES:
+        frames = frames.tb_next
+    sys.__excepthook__(kind, error.with_traceback(frames), frames)
 
 
 def serve_objects(channel: socket.socket) -> None:
@@ -122,6 +134,7 @@ if __name__ == "__main__":
     fd, *numbers = map(int, sys.argv[2:])
     own_module = sys.modules["__main__"]  # kept alive: the code gets its own module of that name
     limit_process(*numbers)
+    sys.excepthook = show
     if fd < 0:
         run_files("__main__")
     else:

@@ -5,6 +5,7 @@ imports; `-`: MODULE itself sees to its end. MODULE may be a file, for an interp
 importing a package of proxima would take seconds first. Standard library only.
 """
 
+import importlib.util
 import os
 import runpy
 import select
@@ -13,7 +14,7 @@ import sys
 import threading
 from contextlib import suppress
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # the folder with proxima
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PR_SET_PDEATHSIG = 1  # sets the signal that this process gets when the thread that started it ends
 
 
@@ -39,6 +40,15 @@ def end_with(channel: int) -> None:
     os._exit(0)
 
 
+def load_package() -> None:
+    """Import proxima from where this file is, wherever the interpreter would look for it."""
+    place = os.path.join(PACKAGE, "__init__.py")
+    spec = importlib.util.spec_from_file_location("proxima", place, submodule_search_locations=[PACKAGE])
+    assert spec is not None and spec.loader is not None
+    sys.modules["proxima"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
 if __name__ == "__main__":
     del sys.argv[0]
     module, channel = sys.argv[:2]
@@ -48,5 +58,6 @@ if __name__ == "__main__":
     if module.endswith(".py"):
         runpy.run_path(module, run_name="__main__")
     else:
-        sys.path.append(ROOT)
+        if module.startswith("proxima."):
+            load_package()
         runpy.run_module(module, run_name="__main__", alter_sys=True)

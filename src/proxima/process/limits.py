@@ -6,7 +6,6 @@ They are not a sandbox against hostile code.
 
 import os
 import resource
-import signal
 import sys
 from contextlib import suppress
 from typing import Any
@@ -46,9 +45,6 @@ def confine(who: str, folder: str | None = None) -> None:
     Args:
         who: names this process in the message of the PermissionError.
     """
-    sys.modules["_posixsubprocess"] = None  # type: ignore[assignment]
-    if hasattr(signal, "pidfd_send_signal"):
-        del signal.pidfd_send_signal  # no audit event
     inside = None if folder is None else os.path.realpath(folder)
     sys.addaudithook(lambda event, arguments: _refuse(event, arguments, who, inside))
 

@@ -1,5 +1,6 @@
 """Starts a module in another process, which ends with this one."""
 
+import ctypes  # noqa: F401  `end_with_parent` needs it, and between a fork and an exec nothing may be imported
 import socket
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from typing import Any
 from proxima.process import entry
 
 START = Path(entry.__file__).resolve()
+# Options of `subprocess.Popen` for a program that is not ours: Linux kills it when the thread that started it ends.
+ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}
 
 
 def command_of_module(module: str, *arguments: object, flag: str = "-P") -> list[str]:

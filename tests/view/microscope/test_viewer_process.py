@@ -12,6 +12,7 @@ import pytest
 
 from proxima.api.saved import SavedRun
 from proxima.core import SURROGATES
+from proxima.process import start as starting
 from proxima.runtime.watch.observer import RunInfo
 from proxima.view.microscope import viewer_process
 from proxima.view.microscope.viewer_process import ViewerObserver, ViewerProcess
@@ -57,17 +58,25 @@ def test_it_explains_in_another_process_and_ends_with_a_parent_that_is_killed(tm
     wait_until(lambda: not any(map(is_running, [int(pid), *below])))
 
 
+LISTENS = """
+import socket, sys
+channel = socket.socket(fileno=int(sys.argv[1]))
+channel.send(b"http://127.0.0.1:1/\\n")
+while channel.recv(1): pass
+"""
+
+
 def test_it_ends_when_it_is_told(tmp_path, monkeypatch):
-    """Its input is closed, which is how it learns that its parent has ended."""
-    listening = [sys.executable, "-S", "-c", "import sys; print('http://127.0.0.1:1/', flush=True); sys.stdin.read()"]
-    start = subprocess.Popen
-    monkeypatch.setattr(viewer_process.subprocess, "Popen", lambda command, **options: start(listening, **options))
+    popen = subprocess.Popen
+
+    def listening(command, **options):
+        return popen([sys.executable, "-S", "-c", LISTENS, command[4]], **options)
+
+    monkeypatch.setattr(starting.subprocess, "Popen", listening)
     viewer = ViewerProcess(tmp_path)
-    assert viewer.address() == "http://127.0.0.1:1/"
-    monkeypatch.setattr(viewer.process, "kill", lambda: pytest.fail("it was killed"))
-    monkeypatch.setattr(viewer.process, "wait", lambda seconds: start.wait(viewer.process, 600))
+    assert viewer.address() == "http://127.0.0.1:1/" and is_running(viewer.process.pid)
     viewer.end()
-    assert viewer.process.returncode == 0
+    assert not is_running(viewer.process.pid)
 
 
 def test_a_run_prints_the_address_and_a_notebook_shows_it(tmp_path, monkeypatch):

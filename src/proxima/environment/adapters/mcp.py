@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from proxima.data import FieldError, require
-from proxima.environment.adapters.bridge import Program, ProgramFailed
 from proxima.environment.protocol import Environment
+from proxima.process.program import Program, ProgramFailed
 
 VERSION = "2025-06-18"
 

@@ -3,8 +3,8 @@
 This keeps the server small: a model that is loaded for `--recompute` is not in the server's process.
 """
 
-import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -99,11 +99,10 @@ def _recomputed(folder: str) -> Any:
 
 
 def answer_questions() -> None:
-    """Run the process: answer until standard input ends, which it does when the server ends, however that happens."""
+    """Run the process: answer until the channel is closed, which it is when the server ends, however that happens."""
     one_arena()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    questions, answers = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # keep the output of libraries out of the answers
+    channel = Connection(int(sys.argv[1]))
     import torch
 
     import proxima.lab.stored_tokens  # noqa: F401
@@ -112,14 +111,14 @@ def answer_questions() -> None:
     release_memory()
     while True:
         try:
-            function, arguments = questions.recv()
+            function, arguments = channel.recv()
         except EOFError:
             return
         try:
             answer = function(*arguments)
         except Exception as error:
             answer = RuntimeError(f"{type(error).__name__}: {error}")
-        answers.send(answer)
+        channel.send(answer)
         release_memory()
 
 
@@ -131,18 +130,18 @@ def here(function: Callable[..., Any], *arguments: Any) -> Any:
 @dataclass(eq=False)
 class TokenProcess:
     """Calls `explain_tokens` and `reason` in another process, which starts with the server. Each side unpickles only
-    messages from the other; no third party can write to the pipes."""
+    messages from the other; no third party can write to the channel."""
 
     _process: subprocess.Popen[bytes] | None = None
-    _pipes: tuple[Connection, Connection] | None = None
+    _channel: Connection | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __call__(self, function: Callable[..., Any], *arguments: Any) -> Any:
         with self._lock:
-            questions, answers = self.begin()
+            channel = self.begin()
             try:
-                questions.send((function, arguments))
-                answer = answers.recv()
+                channel.send((function, arguments))
+                answer = channel.recv()
             except (OSError, EOFError) as error:  # perhaps killed, out of memory: the next question starts another
                 self.end()
                 raise RuntimeError("the process that explains tokens has ended; ask again") from error
@@ -150,25 +149,22 @@ class TokenProcess:
             raise answer
         return answer
 
-    def begin(self) -> tuple[Connection, Connection]:
-        """Return the pipes for questions and answers, starting the process if necessary."""
-        if self._process is None:
-            self._process = process = subprocess.Popen(
-                [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-            )
-            assert process.stdin is not None and process.stdout is not None
-            questions = Connection(os.dup(process.stdin.fileno()), readable=False)
-            self._pipes = questions, Connection(os.dup(process.stdout.fileno()), writable=False)
-        assert self._pipes is not None
-        return self._pipes
+    def begin(self) -> Connection:
+        """Return the channel, starting the process if necessary."""
+        if self._channel is None:
+            ours, theirs = socket.socketpair()
+            with theirs:  # not `start_module`: the thread that asks may end long before the server does
+                command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+                self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._channel = Connection(ours.detach())
+        return self._channel
 
     def end(self) -> None:
-        if self._process is not None and self._pipes is not None:
-            for pipe in self._pipes:
-                pipe.close()
+        if self._process is not None and self._channel is not None:
+            self._channel.close()
             self._process.kill()
-            self._process.communicate()
-        self._process = self._pipes = None
+            self._process.wait()
+        self._process = self._channel = None
 
 
 if __name__ == "__main__":

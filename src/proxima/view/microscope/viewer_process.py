@@ -1,7 +1,7 @@
 """The microscope of a run in progress or a notebook: a process that ends when its parent ends, for any reason."""
 
 import os
-import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -10,6 +10,7 @@ from typing import TextIO
 
 from proxima.data import UserError
 from proxima.data.machine import SERVER_REMEDY, missing_for_server
+from proxima.process.start import start_module
 from proxima.runtime.watch.observer import Observer, Record, RunInfo
 from proxima.view.microscope import PORT
 
@@ -31,31 +32,19 @@ class ViewerProcess:
 
     def __init__(self, folder: Path) -> None:
         require_server("view")
-        command = [sys.executable, "-m", __name__, str(folder)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=os.environ | threads,
-        )
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        quiet = subprocess.DEVNULL
+        self.process, self._channel = start_module(__name__, folder, stdout=quiet, stderr=quiet, env=environment)
 
     def address(self) -> str:
         """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        with self._channel.makefile() as said:
+            return said.readline().strip()
 
     def end(self) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.close()  # the process then exits by itself
-        try:
-            self.process.wait(5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        self.process.stdout.close()
+        self._channel.close()
+        self.process.kill()
+        self.process.wait()
 
 
 class ViewerObserver(Observer):
@@ -84,23 +73,17 @@ class ViewerObserver(Observer):
             self.viewer.end()
 
 
-def main(folder: str) -> None:
-    """Serve until standard input ends."""
+def main(channel: socket.socket, folder: str) -> None:
+    """Serve for as long as this process lives."""
     from proxima.view.microscope.app import MicroscopeApp
     from proxima.view.microscope.server import address_of, listen, open_runs, serve_pages
 
     os.nice(NICE)
     app = MicroscopeApp(open_runs([folder]))
     with listen("127.0.0.1", PORT, otherwise=0) as listening:
-
-        def watch() -> None:
-            sys.stdin.read()
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=watch, daemon=True).start()
-        print(address_of(listening, "127.0.0.1", ""), flush=True)
+        channel.sendall(f"{address_of(listening, '127.0.0.1', '')}\n".encode())
         serve_pages(app, listening)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])

@@ -1,0 +1,98 @@
+"""A program that exchanges lines of JSON with us over its standard input and output."""
+
+import json
+import subprocess
+import threading
+import weakref
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from proxima.process.kill import kill_group
+from proxima.process.start import ENDS_WITH_US
+
+LINE_BYTES = 1 << 24  # maximum of a message
+
+
+class ProgramFailed(Exception):
+    """A program, or a call that it ran, failed."""
+
+
+class Program:
+    """A running program, which is killed with all that it started when this object or this process ends.
+
+    Args:
+        command: program and arguments.
+        name: in messages; empty: the program's.
+    Raises: ProgramFailed: it can't be started.
+    """
+
+    def __init__(self, command: Sequence[str], name: str = "") -> None:
+        self.name = name or command[0]
+        self._last_errors: deque[str] = deque(maxlen=1)
+        pipe = subprocess.PIPE
+        try:
+            self._process: subprocess.Popen[bytes] = subprocess.Popen(
+                command, stdin=pipe, stdout=pipe, stderr=pipe, **ENDS_WITH_US
+            )
+        except OSError as error:
+            raise ProgramFailed(f"{self.name} can't be started: {error.strerror}") from None
+        self._end = weakref.finalize(self, _ended, self._process)
+        self._errors = threading.Thread(
+            target=_keep_last, args=(self._process.stderr, self._last_errors), daemon=True
+        )  # this object must not be one of its arguments: it would live as long as the thread
+        self._errors.start()
+
+    @property
+    def alive(self) -> bool:
+        """True if the program is running."""
+        return self._process.poll() is None
+
+    def write(self, message: Mapping[str, Any]) -> None:
+        """Send a line. If the program has ended, `read` reports it, not this call."""
+        assert self._process.stdin is not None
+        with suppress(OSError):
+            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def read(self) -> dict[str, Any]:
+        """Wait for the next message.
+
+        Raises: ProgramFailed: the program ended, or wrote a line that is not a JSON object.
+        """
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline(LINE_BYTES)
+        with suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                return message
+        if line:
+            text = line[:200].decode(errors="replace")[:80]
+            raise ProgramFailed(f"{self.name} wrote something that is not a message: {text!r}")
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(1)
+        self._errors.join(1)
+        code = self._process.returncode
+        how = "closed its output" if code is None else f"ended with exit code {code}"
+        raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
+
+    def kill(self) -> None:
+        """Kill the program and all that it started; a thread that waits in `read` is told that it ended."""
+        kill_group(self._process.pid)
+
+
+def _keep_last(stream: IO[bytes], last: deque[str]) -> None:
+    while line := stream.readline(LINE_BYTES):
+        if text := line.decode(errors="replace").strip()[:200]:
+            last.append(text)
+    stream.close()
+
+
+def _ended(process: "subprocess.Popen[bytes]") -> None:
+    kill_group(process.pid)
+    process.wait()
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()
