@@ -126,7 +126,7 @@ def test_what_dies_while_it_is_inspected_is_begun_again_once(server, tmp_path, m
 
 SILENT = """
 import socket, sys
-control = socket.socket(fileno=int(sys.argv[2]))
+control = socket.socket(fileno=int(sys.argv[1]))
 while control.recv(4096):
     pass
 """
@@ -135,7 +135,8 @@ while control.recv(4096):
 @pytest.mark.usefixtures("own_servers")
 def test_a_server_that_does_not_start_is_one_line(tmp_path, monkeypatch):
     (tmp_path / "silent.py").write_text(SILENT)
-    monkeypatch.setattr("proxima.process.worker.FORK_SERVER", str(tmp_path / "silent.py"))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("proxima.process.worker.FORK_SERVER", "silent")
     monkeypatch.setattr("proxima.process.worker.START_SECONDS", 0.1)
     with pytest.raises(FieldError, match="tools=.'a:b'. can't be loaded: .* did not answer within 0.1 s"):
         Hosts(EnvironmentSpec(tools=("a:b",)), HostLimits(start_seconds=0.1))

@@ -16,7 +16,10 @@ from proxima.runtime.watch.observer import Record
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from proxima.view.microscope.viewer_process import ViewerProcess
+
 JSON_COLUMNS = ("answer", "metadata", "parts")
+_VIEWERS: list["ViewerProcess"] = []  # they end with this process, and not before
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,7 +115,8 @@ class SavedRun:
         """
         from proxima.view.microscope.viewer_process import ViewerProcess
 
-        address = ViewerProcess(self.folder).address()
+        _VIEWERS.append(viewer := ViewerProcess(self.folder))
+        address = viewer.address()
         try:
             from IPython.display import IFrame
         except ImportError:

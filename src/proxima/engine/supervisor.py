@@ -222,10 +222,8 @@ class Supervisor:
         threads = str(self.setup.threads)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false"}
-        fd, output = self.weights.fd, log or subprocess.DEVNULL
-        process, ours = start_module(
-            "proxima.engine.served_engine", fd, fds=[fd], stdout=output, stderr=log, env=environment
-        )
+        fd, streams = self.weights.fd, {"stdout": log, "stderr": log} if log else {"stderr": None}
+        process, ours = start_module("proxima.engine.served_engine", fd, fds=[fd], env=environment, **streams)
         self.process = process
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None

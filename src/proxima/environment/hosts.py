@@ -6,19 +6,18 @@ sends an invalid reply, the episode whose call it ran fails; its other episodes 
 """
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from proxima.data import Message, ToolCall, require
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
-from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker, living
+from proxima.process.keeper import KeptWorker, WorkerSource
+from proxima.process.worker import START_SECONDS, Worker
 
 
 class EnvironmentFailure(Exception):
@@ -85,17 +84,34 @@ class Hosts:
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
         self.spec, self.limits = spec, limits
         self._numbers = count()
-        self._server = _Server(spec, limits)
+        self._log: Path | None = None
+        options = {"warm_ups": ["host"], "restricted": False, "memory_mb": limits.memory_mb}
+        self._source = WorkerSource(HOST_PROCESS, "environment", options)
         try:
-            self.interface = spec.inspected(lambda: self._server.fork(memory_mb=0), limits.start_seconds)
+            self.interface = spec.inspected(lambda: self._source.fork(memory_mb=0), limits.start_seconds)
         except BaseException:
-            self._server.close()
+            self._source.close()
             raise
-        self._hosts = [_Host(self._server) for _ in range(limits.workers)]
+        self._hosts = [_Host(self) for _ in range(limits.workers)]
 
     def log_to(self, file: Path | None) -> None:
         """Append the output of environments to a file from now on; None: discard it, the default."""
-        self._server.log = None if file is None else file.absolute()
+        self._log = None if file is None else file.absolute()
+
+    def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Add the log file to the arguments of a job."""
+        return {**arguments, "log": self._log and str(self._log)}
+
+    def start_worker(self) -> Worker:
+        """Start a worker that has loaded the environment.
+
+        Raises: EnvironmentFailure.
+        """
+        try:
+            load = ("load_environment", self.logged(self.spec.to_json()))
+            return self._source.worker(load, seconds=self.limits.start_seconds)
+        except RuntimeError as error:
+            raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
     async def open(self, row: Mapping[str, Any], seed: int, label: str = "") -> "Instance":
         """Create an environment and reset it.
@@ -119,13 +135,16 @@ class Hosts:
     @property
     def started(self) -> int:
         """The number of workers started so far."""
-        return self._server.started
+        return self._source.started
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing. May be called twice."""
-        self._server.close()
+        self._source.close()
         for host in self._hosts:
             host.close()
+        with suppress(OSError):  # a worker creates it before it has anything to write
+            if self._log is not None and not self._log.stat().st_size:
+                self._log.unlink()
 
 
 class Instance:
@@ -205,63 +224,14 @@ def _tool_message(call: ToolCall, content: str) -> Message:
     return {"role": "tool", "name": call.name, "content": content}
 
 
-class _Server:
-    """The server that forks the workers; it is restarted if it died."""
-
-    def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
-        self.spec, self.limits, self.started = spec, limits, 0
-        self.log: Path | None = None
-        self._server: ForkServer | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def fork(self, **limits: Any) -> Worker:
-        with self._lock:
-            if self._closed:
-                raise EnvironmentFailure("the workers of the environments are closed")
-            options = {"warm_ups": ["host"], "restricted": False, "memory_mb": self.limits.memory_mb}
-            self._server = living(self._server, HOST_PROCESS, "environment", options)
-            return self._server.fork(**limits)
-
-    def worker(self) -> Worker:
-        worker = self.fork()
-        with self._lock:
-            self.started += 1
-        result = worker.run("load_environment", self.logged(self.spec.to_json()), self.limits.start_seconds)
-        if result is None or result.error:
-            worker.kill()
-            raise EnvironmentFailure(f"it can't be loaded: {(result and result.error) or 'its worker ended at once'}")
-        return worker
-
-    def logged(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Add the log file to the arguments of a job."""
-        return {**arguments, "log": self.log and str(self.log)}
-
-    def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        with suppress(OSError):  # a worker creates it before it has anything to write
-            if self.log is not None and not self.log.stat().st_size:
-                self.log.unlink()
-
-
 class _Host:
-    """A worker and its queue; a worker that died is replaced.
-
-    `alive` holds the numbers of its environments. `epoch` counts its workers: a call to an environment of an earlier
-    worker fails.
+    """A worker and its queue. `alive` holds the numbers of its environments. An environment's epoch is the number of
+    workers that have ended before its own: a call to one of an earlier worker fails.
     """
 
-    def __init__(self, server: _Server) -> None:
+    def __init__(self, hosts: Hosts) -> None:
         self.alive: set[int] = set()
-        self.epoch, self.why = 0, ""
-        self._server = server
-        self._worker: Worker | None = None
-        self._fresh = True  # this worker has not run a reset yet
-        self._seconds = 0.0  # duration of the last job
+        self._hosts, self._kept = hosts, KeptWorker(hosts.start_worker)
         self._queue = ThreadPoolExecutor(1, thread_name_prefix="environment")
 
     def submit(self, job: str, arguments: Mapping[str, Any], epoch: int | None = None) -> Future[dict[str, Any]]:
@@ -275,38 +245,25 @@ class _Host:
         if number in self.alive:
             self.alive.discard(number)
             with suppress(EnvironmentFailure):
-                self.submit("drop", {"number": number}, self.epoch if epoch is None else epoch)
+                self.submit("drop", {"number": number}, self._kept.deaths if epoch is None else epoch)
 
     def close(self) -> None:
         self._queue.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, job: str, arguments: Mapping[str, Any], epoch: int | None) -> dict[str, Any]:
-        if epoch not in (None, self.epoch):
-            raise EnvironmentFailure(f"another episode ended its worker: {self.why}", collateral=True)
-        result = self._result(job, arguments)
-        if result is None and epoch is None:  # the worker died while it was idle
-            result = self._result(job, arguments)
+        hosts, kept = self._hosts, self._kept
+        if epoch not in (None, kept.deaths):
+            raise EnvironmentFailure(f"another episode ended its worker: {kept.why}", collateral=True)
+        result = None
+        for _ in range(2 if epoch is None else 1):  # a worker that died while it was idle is replaced
+            first = epoch is None and (kept.worker is None or kept.worker.jobs_done <= 1)  # it has only loaded
+            seconds = hosts.limits.start_seconds if first else hosts.limits.call_seconds
+            result = result or kept.run(job, hosts.logged(arguments), seconds)
         if result is None:
             raise EnvironmentFailure("its worker died between two calls")
-        failure = result.error or (result.value or {}).get("failure")
+        value = result.value or {}
+        failure = result.error or value.get("failure")
         if failure is not None:
-            log = self._server.log
-            raise EnvironmentFailure(failure if log is None else f"{failure}; see {log.name}")
-        self._fresh = self._fresh and epoch is not None
-        facts = {"seconds": self._seconds} | ({"epoch": self.epoch} if epoch is None else {})
-        return {**(result.value or {}), **facts}
-
-    def _result(self, job: str, arguments: Mapping[str, Any]) -> JobResult | None:
-        try:
-            worker = self._worker = self._worker or self._server.worker()
-        except RuntimeError as error:
-            raise EnvironmentFailure(str(error)) from error
-        limits = self._server.limits
-        seconds = limits.start_seconds if self._fresh and job == "open_environment" else limits.call_seconds
-        began = monotonic()
-        result = worker.run(job, self._server.logged(arguments), seconds)
-        self._seconds = monotonic() - began
-        if not worker.alive:
-            self._worker, self._fresh, self.epoch = None, True, self.epoch + 1
-            self.why = (result and result.error) or "it died between two calls"
-        return result
+            log = hosts.logged({})["log"]
+            raise EnvironmentFailure(failure if log is None else f"{failure}; see {Path(log).name}")
+        return {**value, "seconds": kept.seconds} | ({"epoch": kept.deaths} if epoch is None else {})

@@ -6,7 +6,7 @@
     kill           a group, a tree; what an exit code means
     limits         memory, files, and what code may not do
     worker         killable workers for code that may hang or crash; `fork_server` forks them
-    pool           keeps workers running: one that died or hangs is replaced
+    keeper         keeps workers running: one that died is replaced, and so is their server
     code_runner    runs a program that a model wrote, in `code_process`
     program        a program that exchanges lines of JSON with us
     guardian       runs a command, such as a server, and leaves nothing of it behind

@@ -1,9 +1,9 @@
 """The process that runs the code from a completion, in a folder with `setup.py` and `solution.py`, started by
-`code_runner`. Its arguments are FD SECONDS MEMORY_MB. Standard library only.
+`code_runner`. Its arguments are KIND SECONDS MEMORY_MB. Standard library only.
 
-It does not know the tests. With FD -1 the code is a program that reads standard input. Otherwise it is a module, whose
-functions are called through the socket FD: one line of JSON per request, one per reply. So the code can pass a test
-only by returning the right values; the tests, their asserts and their builtins are in another process.
+It does not know the tests. A `program` reads standard input. The functions of a `module` are called through the
+channel: one line of JSON per request, one per reply. So the code can pass a test only by returning the right values;
+the tests, their asserts and their builtins are in another process.
 """
 
 import builtins
@@ -131,11 +131,12 @@ def serve_objects(channel: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    fd, *numbers = map(int, sys.argv[2:])
-    own_module = sys.modules["__main__"]  # kept alive: the code gets its own module of that name
-    limit_process(*numbers)
+    kind, *numbers = sys.argv[2:]
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    limit_process(*map(int, numbers))
     sys.excepthook = show
-    if fd < 0:
+    if kind == "program":
+        channel.close()
         run_files("__main__")
     else:
-        serve_objects(socket.socket(fileno=fd))
+        serve_objects(channel)

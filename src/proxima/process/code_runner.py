@@ -1,5 +1,6 @@
 """Runs code that a model wrote in a process of its own, `code_process`."""
 
+import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -8,37 +9,34 @@ from pathlib import Path
 from typing import Any
 
 from proxima.process.kill import kill_group
-from proxima.process.start import command_of_module
+from proxima.process.start import start_module
 
 VARIABLES = {"LANG": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @contextmanager
 def running_code(
-    code: str, setup: str, limits: Sequence[int], fd: int = -1, **streams: Any
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """A process of the code, in a folder and a session of its own and without this process's environment. It is killed
-    at the end, with all that it started.
+    code: str, setup: str, limits: Sequence[int], kind: str = "module", **streams: Any
+) -> "Iterator[tuple[subprocess.Popen[bytes], socket.socket]]":
+    """A process of the code and a socket to it, in a folder and a session of its own and without this process's
+    environment. It is killed at the end, with all that it started.
 
     Args:
         code, setup: Python; `setup` runs first.
         limits: seconds of CPU time, and MiB of address space.
-        fd: as in `code_process`.
-        streams: standard streams, as of `subprocess.Popen`; the null device unless given.
+        kind: `module` or `program`, see `code_process`.
+        streams: standard streams, as of `start_module`.
     """
     with tempfile.TemporaryDirectory(prefix="proxima-code-", ignore_cleanup_errors=True) as folder:
         for name, text in (("setup.py", setup), ("solution.py", code)):
             Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
-        process: subprocess.Popen[bytes] = subprocess.Popen(
-            command_of_module("proxima.process.code_process", fd, *limits, flag="-I"),
-            cwd=folder,
-            env={**VARIABLES, "HOME": folder, "TMPDIR": folder},
-            pass_fds=[fd] if fd >= 0 else [],
-            start_new_session=True,
-            **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL) | streams,
+        environment = {**VARIABLES, "HOME": folder, "TMPDIR": folder}
+        process, channel = start_module(
+            "proxima.process.code_process", kind, *limits, flag="-I", cwd=folder, env=environment, **streams
         )
         try:
-            yield process
+            with channel:
+                yield process, channel
         finally:
             kill_group(process.pid)
             process.wait()
@@ -58,7 +56,7 @@ def run_program(
         stdin.write(given.encode("utf-8", "replace"))
         stdin.seek(0)
         stderr = subprocess.STDOUT if errors else subprocess.DEVNULL
-        with running_code(code, setup, limits, stdin=stdin, stdout=output, stderr=stderr) as process:
+        with running_code(code, setup, limits, "program", stdin=stdin, stdout=output, stderr=stderr) as (process, _):
             try:
                 ended = process.wait(max(0.0, seconds))
             except subprocess.TimeoutExpired:

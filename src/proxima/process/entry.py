@@ -1,7 +1,7 @@
 """The first thing in a process of proxima's: `python entry.py MODULE CHANNEL …` runs MODULE as `__main__`.
 
 CHANNEL is a connected socket that MODULE uses, and the process ends as soon as its other end is closed, even during
-imports; `-`: MODULE itself sees to its end. MODULE may be a file, for an interpreter without proxima. Run as a file:
+imports; the modules of `proxima.process` themselves see to that, and leave nothing else behind. Run as a file, because
 importing a package of proxima would take seconds first. Standard library only.
 """
 
@@ -51,13 +51,9 @@ def load_package() -> None:
 
 if __name__ == "__main__":
     del sys.argv[0]
-    module, channel = sys.argv[:2]
-    if channel != "-":
+    if not sys.argv[0].startswith("proxima.process."):
         end_with_parent()
-        threading.Thread(target=end_with, args=(int(channel),), daemon=True).start()
-    if module.endswith(".py"):
-        runpy.run_path(module, run_name="__main__")
-    else:
-        if module.startswith("proxima."):
-            load_package()
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        threading.Thread(target=end_with, args=(int(sys.argv[1]),), daemon=True).start()
+    if sys.argv[0].startswith("proxima.") and "proxima" not in sys.modules:
+        load_package()
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

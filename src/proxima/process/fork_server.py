@@ -160,6 +160,6 @@ def outlive_fork_server(control: socket.socket) -> None:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    from_run = socket.socket(fileno=int(sys.argv[2]))
+    from_run = socket.socket(fileno=int(sys.argv[1]))
     outlive_fork_server(from_run)
     fork_server(from_run)

@@ -1,23 +1,24 @@
-"""Runs one command and makes sure that none of its processes outlives proxima; see `guarded`.
+"""Runs one command and makes sure that none of its processes outlives proxima.
 
-In a separate interpreter, because proxima may be killed without a chance to clean up. Standard input is a pipe whose
-other end only proxima holds. When that end closes, when the parent process changes, or on SIGTERM, the command receives
-SIGTERM, and after the patience its whole process group and every process that it left behind receive SIGKILL. The exit
+Its arguments are SECONDS COMMAND….
+
+In a separate interpreter, because proxima may be killed without a chance to clean up. Only proxima holds the other end
+of its channel. When that end closes, when the parent process changes, or on SIGTERM, the command receives
+SIGTERM, and after SECONDS its whole process group and every process that it left behind receive SIGKILL. The exit
 code is the command's, 128 + N after signal N. Standard library only.
 """
 
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from types import FrameType
 
 from proxima.process.entry import end_with_parent
 from proxima.process.kill import adopt_orphans, kill_children, kill_group
-from proxima.process.start import command_of_module
 
 BEAT = 1.0  # seconds between checks that the parent process is still the same, which no signal reports
 
@@ -26,12 +27,13 @@ class Guardian:
     """Runs the command and stops it when necessary.
 
     Args:
+        channel: to proxima.
         command: the command to run, in a new session.
         patience: seconds between SIGTERM and SIGKILL.
     """
 
-    def __init__(self, command: list[str], patience: float) -> None:
-        self.patience = patience
+    def __init__(self, channel: socket.socket, command: list[str], patience: float) -> None:
+        self.channel, self.patience = channel, patience
         self.asked = False
         self.bell, ring = os.pipe()  # signals write to it, so that `select` returns
         os.set_blocking(ring, False)
@@ -55,10 +57,10 @@ class Guardian:
     def abandoned(self) -> bool:
         """Return True if proxima is gone or wants the command to stop; returns at any signal, and after `BEAT`
         seconds."""
-        readable, _, _ = select.select([0, self.bell], [], [], BEAT)
+        readable, _, _ = select.select([self.channel, self.bell], [], [], BEAT)
         if self.bell in readable:
             os.read(self.bell, 4096)
-        if 0 in readable and not os.read(0, 1):
+        if self.channel in readable and not self.channel.recv(1):
             return True
         return self.asked or os.getppid() != self.parent
 
@@ -76,14 +78,5 @@ class Guardian:
         return code if code >= 0 else 128 - code
 
 
-def guarded(command: Sequence[str], patience: float) -> list[str]:
-    """The command that runs `command` under a guardian; start it with a pipe as its standard input.
-
-    Args:
-        patience: seconds between SIGTERM and SIGKILL.
-    """
-    return command_of_module(__name__, f"{patience:g}", *command, flag="-I")
-
-
 if __name__ == "__main__":
-    sys.exit(Guardian(sys.argv[3:], float(sys.argv[2])).run())
+    sys.exit(Guardian(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:], float(sys.argv[2])).run())

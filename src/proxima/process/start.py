@@ -15,45 +15,30 @@ START = Path(entry.__file__).resolve()
 ENDS_WITH_US: dict[str, Any] = {"start_new_session": True, "preexec_fn": entry.end_with_parent}
 
 
-def command_of_module(module: str, *arguments: object, flag: str = "-P") -> list[str]:
-    """The command that runs a module of proxima which sees to its own end; see `entry`. It reads `arguments` from
-    `sys.argv[2:]`.
-
-    Args:
-        flag: of the interpreter.
-    """
-    return [sys.executable, flag, str(START), module, "-", *map(str, arguments)]
-
-
 def start_module(
-    module: str,
-    *arguments: object,
-    python: Sequence[str] = (sys.executable, "-P"),
-    fds: Sequence[int] = (),
-    **options: Any,
+    module: str, *arguments: object, flag: str = "-P", fds: Sequence[int] = (), **options: Any
 ) -> "tuple[subprocess.Popen[bytes], socket.socket]":
     """Start a module as `__main__` of another process; return the process and a socket to it.
 
     The process is in a session of its own. It ends when the returned socket is closed or the thread that called this
-    function ends, so also when this process does. The module finds its end of the socket in `sys.argv[1]`.
+    function ends, so also when this process does; `entry` has the exceptions. The module finds its end of the socket in
+    `sys.argv[1]`.
 
     Args:
-        module: its name, or its file.
         arguments: `sys.argv[2:]`.
-        python: the interpreter and its flags.
+        flag: of the interpreter.
         fds: descriptors that the process inherits.
-        options: of `subprocess.Popen`.
+        options: of `subprocess.Popen`; standard streams are the null device unless given.
     Raises: OSError: the process can't be started.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         try:
             process = subprocess.Popen(
-                [*python, str(START), module, str(theirs.fileno()), *map(str, arguments)],
+                [sys.executable, flag, str(START), module, str(theirs.fileno()), *map(str, arguments)],
                 pass_fds=(theirs.fileno(), *fds),
-                stdin=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C is for the run, which stops the process when it is done
-                **options,
+                **{**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL), **options},
             )
         except BaseException:
             ours.close()

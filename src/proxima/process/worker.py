@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from proxima.process.start import command_of_module
+from proxima.process.start import start_module
 
 START_SECONDS = 120.0  # to load math-verify, reasoning_gym or torch on a busy machine
 FORK_SERVER = "proxima.process.fork_server"
@@ -46,20 +46,11 @@ class ForkServer:
 
     def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:
         self.who = who
-        self._control, theirs = socket.socketpair()
         self._gone = False
         self._lock = threading.Lock()
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        self._process = subprocess.Popen(
-            command_of_module(FORK_SERVER, theirs.fileno()),
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the run, which then stops the workers
-            env={**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"},
-        )
-        theirs.close()
+        environment = {**os.environ, **threads, "PYTHONDONTWRITEBYTECODE": "1"}
+        self._process, self._control = start_module(FORK_SERVER, env=environment)
         self._control.settimeout(START_SECONDS)
         self._replies = self._control.makefile("rb")
         path = [os.path.abspath(entry) for entry in sys.path]
@@ -118,15 +109,6 @@ class ForkServer:
                 late = f"did not answer within {START_SECONDS:g} s" if isinstance(error, TimeoutError) else "is gone"
                 raise RuntimeError(f"the process that starts {self.who} workers {late}") from error
         return reply
-
-
-def living(server: ForkServer | None, jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
-    """`server`, or a new one if it is None or has died."""
-    if server is not None and server.alive:
-        return server
-    if server is not None:
-        server.close()  # if its parent was killed, it still has its workers
-    return ForkServer(jobs, who, options)
 
 
 class Worker:

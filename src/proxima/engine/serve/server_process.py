@@ -2,15 +2,14 @@
 
 import signal
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import httpx
 
 from proxima.engine.serve.launch import Launch
 from proxima.engine.serve.server_log import doing, last_error
-from proxima.process.guardian import guarded
 from proxima.process.kill import describe_exit
+from proxima.process.start import start_module
 
 PATIENCE = 10.0  # seconds from SIGTERM to SIGKILL
 TAIL = 200_000  # bytes at the end of the log that are read
@@ -35,13 +34,9 @@ class ServerProcess:
             stream.write(f"$ {launch.by_hand}\n".encode())
             stream.flush()
             self._begin = stream.tell()
-            self._process = subprocess.Popen(
-                guarded(launch.command, PATIENCE),
-                stdin=subprocess.PIPE,  # only this process holds the other end, which closes when it ends
-                stdout=stream,
-                stderr=stream,
-                env=launch.environment(key),
-                start_new_session=True,
+            command, environment = (f"{PATIENCE:g}", *launch.command), launch.environment(key)
+            self._process, self._channel = start_module(
+                "proxima.process.guardian", *command, flag="-I", stdout=stream, stderr=stream, env=environment
             )
 
     @property
@@ -103,9 +98,7 @@ class ServerProcess:
 
     def ask_to_stop(self) -> None:
         """Start stopping all its processes; `stop` waits until they have ended."""
-        if self._process.stdin is not None:
-            with suppress(OSError):
-                self._process.stdin.close()
+        self._channel.close()
 
     def stop(self) -> None:
         """Stop all its processes and wait until they have ended. May be called twice."""

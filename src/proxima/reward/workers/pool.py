@@ -19,7 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxima.data import require
-from proxima.process.worker import START_SECONDS, ForkServer, JobResult, Worker, living
+from proxima.process.keeper import KeptWorker, WorkerSource
+from proxima.process.worker import JobResult, Worker
 from proxima.reward.base import Job
 
 GRADERS = str(Path(__file__).with_name("graders.py"))
@@ -55,13 +56,17 @@ class WorkerPool:
         require(workers >= 1, "workers", workers, "must be >= 1")
         require(timeout > 0, "timeout", timeout, "must be > 0 seconds")
         self.workers, self.timeout, self.recycle, self.setup = workers, timeout, recycle, tuple(setup)
-        self._options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
+        options = {"warm_ups": sorted(warm_ups), "restricted": restricted, "memory_mb": memory_mb}
+        self._source = WorkerSource(GRADERS, "reward", options)
         self._tasks: queue.SimpleQueue[tuple[Job, Future[JobResult]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._fork_server: ForkServer | None = None
         self._lock = threading.Lock()
         self._closed = False
-        self.started = 0  # workers forked so far
+
+    @property
+    def started(self) -> int:
+        """The number of workers forked so far."""
+        return self._source.started
 
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
@@ -85,11 +90,9 @@ class WorkerPool:
         """Kill the workers, even if they are busy. Jobs that are still queued fail. May be called twice."""
         with self._lock:
             self._closed = True
-            server, self._fork_server = self._fork_server, None
         for _ in self._threads:
             self._tasks.put(None)
-        if server is not None:
-            server.close()
+        self._source.close()
 
     def _submit(self, jobs: Sequence[Job]) -> "list[Future[JobResult]]":
         if jobs:
@@ -100,42 +103,26 @@ class WorkerPool:
         return futures
 
     def _slot(self) -> None:
-        worker: Worker | None = None
+        kept = KeptWorker(self._start_worker)
         with suppress(Exception):  # the first job reports the same problem
-            worker = self._start_worker()
+            kept.worker = self._start_worker()
         while (task := self._tasks.get()) is not None:
             job, future = task
             if future.set_running_or_notify_cancel():
-                result, worker = self._run(job, worker)
-                future.set_result(result)
-        if worker is not None:
-            worker.kill()
+                future.set_result(self._run(job, kept))
+        kept.replace()
 
-    def _run(self, job: Job, worker: Worker | None) -> tuple[JobResult, Worker | None]:
-        """The result of a job, and the worker for the next one; None if a new worker is needed."""
+    def _run(self, job: Job, kept: KeptWorker) -> JobResult:
         for _ in range(2):  # a worker that died while it was idle is replaced
             try:
-                worker = worker or self._start_worker()
-                result = worker.run(job.grader, job.arguments, job.seconds or self.timeout, job.cpu_seconds)
+                result = kept.run(job.grader, job.arguments, job.seconds or self.timeout, job.cpu_seconds)
             except Exception as error:  # no worker could be started: this job fails, the next one tries again
-                return JobResult(error=f"no worker: {type(error).__name__}: {error}"), None
-            if worker.jobs_done >= self.recycle:
-                worker.kill()
-            worker = worker if worker.alive else None
+                return JobResult(error=f"no worker: {type(error).__name__}: {error}")
+            if kept.worker is not None and kept.worker.jobs_done >= self.recycle:
+                kept.replace()
             if result is not None:
-                return result, worker
-        return JobResult(error="two workers in a row died before they started on it"), None
+                return result
+        return JobResult(error="two workers in a row died before they started on it")
 
     def _start_worker(self) -> Worker:
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the pool is closed")
-            self._fork_server = living(self._fork_server, GRADERS, "reward", self._options)
-            worker = self._fork_server.fork()
-            self.started += 1
-        for job in self.setup:
-            result = worker.run(job.grader, job.arguments, START_SECONDS)
-            if result is None or result.error:
-                worker.kill()
-                raise RuntimeError("it ended at once" if result is None else result.error)
-        return worker
+        return self._source.worker(*((job.grader, job.arguments) for job in self.setup))

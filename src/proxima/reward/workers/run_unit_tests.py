@@ -176,10 +176,8 @@ def run_unit_tests(
     deadline, limits = time.monotonic() + seconds, (int(seconds) + 1, memory_mb)
     if "programs" in tests:
         return _run_programs(code, setup, limits, tests["programs"], deadline)
-    ours, theirs = socket.socketpair()
-    with ours, ours.makefile("rb") as replies, theirs, running_code(code, setup, limits, theirs.fileno()):
-        theirs.close()
-        module = Code(ours, replies)
+    with running_code(code, setup, limits) as (_, channel), channel.makefile("rb") as replies:
+        module = Code(channel, replies)
         verdicts, timed_out, killed = _in_fork(lambda: _verdicts(module, tests, setup, entry_point), deadline)
     if any(isinstance(verdict, str) for verdict in verdicts):
         raise ValueError(f"the tests of this row can't be run: {verdicts[-1]}")

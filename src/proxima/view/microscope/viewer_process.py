@@ -2,7 +2,6 @@
 
 import os
 import socket
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -33,8 +32,7 @@ class ViewerProcess:
     def __init__(self, folder: Path) -> None:
         require_server("view")
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        quiet = subprocess.DEVNULL
-        self.process, self._channel = start_module(__name__, folder, stdout=quiet, stderr=quiet, env=environment)
+        self.process, self._channel = start_module(__name__, folder, env=environment)
 
     def address(self) -> str:
         """Wait until the server listens and return the URL to open in a browser; empty if it could not start."""
