@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from proxima.data import FieldError, require
 from proxima.data.machine import SERVER_REMEDY, missing_for_server
 from proxima.environment.hosts import EnvironmentFailure
-from proxima.process.kill import kill_group
+from proxima.process.kill import describe_exit, kill_group
 from proxima.process.program import Program, ProgramFailed
 from proxima.process.start import ENDS_WITH_US
 from proxima.process.user_code import user_module_file
@@ -135,7 +135,7 @@ class CommandAgents:
             last = errors.decode(errors="replace").strip().splitlines()[-1:]
             said = f": {last[0][:200]}" if last else ""
             said += f" ({cut + cut_errors:,} bytes of its output are cut)" if cut or cut_errors else ""
-            raise EnvironmentFailure(f"the agent ended with exit code {process.returncode}{said}")
+            raise EnvironmentFailure(f"the agent ended with {describe_exit(process.returncode)}{said}")
         lines = out.decode(errors="replace").strip().splitlines()
         if cut and len(lines) < 2:  # what is left of a number may be another one
             raise EnvironmentFailure(f"the last line of the agent's output has more than {KEPT_BYTES:,} bytes")

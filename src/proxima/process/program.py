@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
 
-from proxima.process.kill import kill_group
+from proxima.process.kill import describe_exit, kill_group
 from proxima.process.start import ENDS_WITH_US
 
 LINE_BYTES = 1 << 24  # maximum of a message
@@ -74,7 +74,7 @@ class Program:
             self._process.wait(1)
         self._errors.join(1)
         code = self._process.returncode
-        how = "closed its output" if code is None else f"ended with exit code {code}"
+        how = "closed its output" if code is None else f"ended with {describe_exit(code)}"
         raise ProgramFailed(": ".join([f"{self.name} {how}", *self._last_errors]))
 
     def kill(self) -> None:
