@@ -6,6 +6,7 @@ sends an invalid reply, the episode whose call it ran fails; its other episodes 
 """
 
 import asyncio
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any
 
 from proxima.data import Message, ToolCall, require
 from proxima.environment.interface import HOST_PROCESS, EnvironmentSpec
-from proxima.process.keeper import KeptWorker, WorkerSource
+from proxima.process.keeper import KeptWorker, WorkerSource, prepared
 from proxima.process.worker import START_SECONDS, Worker
 
 
@@ -84,6 +85,8 @@ class Hosts:
     def __init__(self, spec: EnvironmentSpec, limits: HostLimits) -> None:
         self.spec, self.limits = spec, limits
         self._numbers = count()
+        self.started = 0  # workers started so far
+        self._lock = threading.Lock()
         self._log: Path | None = None
         options = {"warm_ups": ["host"], "restricted": False, "memory_mb": limits.memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
@@ -108,8 +111,11 @@ class Hosts:
         Raises: EnvironmentFailure.
         """
         try:
+            worker = self._source.fork()
+            with self._lock:
+                self.started += 1
             load = ("load_environment", self.logged(self.spec.to_json()))
-            return self._source.worker(load, seconds=self.limits.start_seconds)
+            return prepared(worker, load, seconds=self.limits.start_seconds)
         except RuntimeError as error:
             raise EnvironmentFailure(f"it can't be loaded: {error}") from error
 
@@ -131,11 +137,6 @@ class Hosts:
             host.drop(number)
             raise
         return Instance(self, host, number, value | {"label": label})
-
-    @property
-    def started(self) -> int:
-        """The number of workers started so far."""
-        return self._source.started
 
     def close(self) -> None:
         """Kill the workers, whatever they are doing. May be called twice."""

@@ -18,7 +18,6 @@ class WorkerSource:
 
     def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:
         self.jobs, self.who, self.options = jobs, who, options
-        self.started = 0  # workers that `worker` started
         self.server: ForkServer | None = None
         self._lock = threading.Lock()
         self._closed = False
@@ -38,21 +37,6 @@ class WorkerSource:
                 self.server = worker.ForkServer(self.jobs, self.who, self.options)
             return self.server.fork(**limits)
 
-    def worker(self, *jobs: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS) -> Worker:
-        """Start a worker and run the jobs that prepare it, each within `seconds`.
-
-        Raises: RuntimeError: as for `fork`, or a job failed.
-        """
-        started = self.fork()
-        with self._lock:
-            self.started += 1
-        for job, arguments in jobs:
-            result = started.run(job, arguments, seconds)
-            if result is None or result.error:
-                started.kill()
-                raise RuntimeError((result and result.error) or "it ended at once")
-        return started
-
     def close(self) -> None:
         """Kill the workers, whatever they are doing, and start no more. May be called twice."""
         with self._lock:
@@ -60,6 +44,19 @@ class WorkerSource:
             server, self.server = self.server, None
         if server is not None:
             server.close()
+
+
+def prepared(new: Worker, *jobs: tuple[str, Mapping[str, Any]], seconds: float = START_SECONDS) -> Worker:
+    """Run the jobs that prepare a new worker, each within `seconds`, and return it.
+
+    Raises: RuntimeError: a job failed, and the worker is killed.
+    """
+    for job, arguments in jobs:
+        result = new.run(job, arguments, seconds)
+        if result is None or result.error:
+            new.kill()
+            raise RuntimeError((result and result.error) or "it ended at once")
+    return new
 
 
 class KeptWorker:

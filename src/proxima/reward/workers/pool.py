@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from proxima.data import require
-from proxima.process.keeper import KeptWorker, WorkerSource
+from proxima.process.keeper import KeptWorker, WorkerSource, prepared
 from proxima.process.worker import JobResult, Worker
 from proxima.reward.base import Job
 
@@ -62,11 +62,7 @@ class WorkerPool:
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._closed = False
-
-    @property
-    def started(self) -> int:
-        """The number of workers forked so far."""
-        return self._source.started
+        self.started = 0  # workers forked so far
 
     def start(self) -> None:
         """Start the workers before the first `run`; returns at once."""
@@ -125,4 +121,7 @@ class WorkerPool:
         return JobResult(error="two workers in a row died before they started on it")
 
     def _start_worker(self) -> Worker:
-        return self._source.worker(*((job.grader, job.arguments) for job in self.setup))
+        worker = self._source.fork()
+        with self._lock:
+            self.started += 1
+        return prepared(worker, *((job.grader, job.arguments) for job in self.setup))
