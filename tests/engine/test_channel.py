@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, NotFiniteError, UserError
+from proxima.engine.channel import MOST, receive, send
 from proxima.engine.protocol import Health, ScoreRequest
-from proxima.process.channel import receive, send, sendable
 from tests.engine.helpers import engine, requests, run
 
 
@@ -23,7 +23,7 @@ def there(message):
             self.data += data
 
     async def go():
-        writer, reader = Writer(), asyncio.StreamReader()
+        writer, reader = Writer(), asyncio.StreamReader(limit=MOST)
         send(writer, message)
         send(writer, "the next")
         reader.feed_data(writer.data)
@@ -75,7 +75,7 @@ def test_errors_keep_what_a_user_reads():
         NotFiniteError("NaN"),
         FieldError("a", 1, "must be 2", remedy="b"),
     ):
-        received = there(sendable(error))
+        received = there(error)
         assert isinstance(received, UserError) and str(received) == str(error)
-    assert type(there(sendable(NotFiniteError("NaN")))) is NotFiniteError
-    assert repr(there(sendable(KeyError("x")))) == "RuntimeError(\"KeyError: 'x'\")"
+    assert type(there(NotFiniteError("NaN"))) is NotFiniteError
+    assert repr(there(KeyError("x"))) == "RuntimeError(\"KeyError: 'x'\")"

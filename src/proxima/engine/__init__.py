@@ -6,8 +6,8 @@ outside this process meets a run's requirements.
 run once; `token_table.py`: the columns of the running completions) over a decoder (`fast_decoder.py` for Llama, Qwen2
 and Qwen3 shapes, `general_decoder.py` for any Hugging Face decoder), with `sampler.py`, `truncation.py`, `cache.py` and
 the C++ of `proxima.kernels`, and with `speculation.py` where drafts are requested. `local_process.py` is the same
-engine in a separate process: `supervisor.py` keeps `served_engine.py` running (started by `process.start`, its messages
-are those of `process.channel`), and `shared_weights.py` has the weights. `http/` has the engines that are
+engine in a separate process: `supervisor.py` keeps `served_engine.py` running (started by `process.start`),
+`channel.py` has the messages between them, and `shared_weights.py` the weights. `http/` has the engines that are
 servers, and `serve/` starts the servers. `event_loop_thread.py` has the event loop of an engine outside this process.
 `executor.py` calls hooks around the pauses of any engine; `sleeping_engine.py` has the additional methods of an engine
 on shared devices.

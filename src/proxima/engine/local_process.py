@@ -11,6 +11,7 @@ import torch
 
 from proxima.data import Completion, Prompt, UserError, require, require_threads
 from proxima.data.columns import Floats
+from proxima.engine.channel import ProcessSetup
 from proxima.engine.local import Local, check_decoder
 from proxima.engine.protocol import (
     Capabilities,
@@ -23,7 +24,7 @@ from proxima.engine.protocol import (
     ScoreRequest,
     WeightUpdate,
 )
-from proxima.engine.shared_weights import ProcessSetup, SharedWeights, model_as_files
+from proxima.engine.shared_weights import SharedWeights, model_as_files
 from proxima.engine.supervisor import Supervisor
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel

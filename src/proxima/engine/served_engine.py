@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.local import LocalEngine
 from proxima.engine.protocol import WeightUpdate
-from proxima.engine.shared_weights import ModelOverWeights, ProcessSetup, SharedWeights
+from proxima.engine.shared_weights import ModelOverWeights, SharedWeights
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.pretrained import LoadedModel
-from proxima.process.channel import receive, send, sendable
 
 
 class ServedEngine:
@@ -56,7 +56,7 @@ class ServedEngine:
 
 async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) -> None:
     """Answer calls until the other end closes; then exit the process, whatever it is computing."""
-    reader, writer = await asyncio.open_connection(sock=channel)
+    reader, writer = await asyncio.open_connection(sock=channel, limit=MOST)
     try:
         setup: ProcessSetup = await receive(reader)
         weights = SharedWeights(fd, setup.places)
@@ -65,7 +65,7 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
         os._exit(0)
     except Exception as error:
         traceback.print_exc()
-        send(writer, (0, "error", sendable(error)))
+        send(writer, (0, "error", error))
         await writer.drain()
         os._exit(1)
     print(f"process {os.getpid()}: ready, version {weights.version}, {setup.threads} threads", flush=True)
@@ -80,7 +80,7 @@ async def serve_engine(channel: socket.socket, fd: int, compute: ComputeThread) 
                     await writer.drain()
         except Exception as error:
             traceback.print_exc()
-            send(writer, (number, "error", sendable(error)))
+            send(writer, (number, "error", error))
         finally:
             tasks.pop(number, None)
 

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from proxima.engine.local import Local
 from proxima.model.lora import is_adapted
 from proxima.model.lora_layers import plain_weights
 from proxima.model.pretrained import load_config, load_tokenizer
@@ -42,30 +41,6 @@ class TensorPlace:
         """The first byte after it."""
         dtype: torch.dtype = getattr(torch, self.dtype)
         return self.start + int(np.prod(self.shape, dtype=np.int64)) * dtype.itemsize
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessSetup:
-    """The first message to the process: everything needed to build its engine.
-
-    Args:
-        files: `model_as_files`.
-        path: of the model, for its name.
-        device: of the model.
-        places: of the weights in the shared memory.
-        spec, max_length: as of `LocalEngine`.
-        threads: of torch.
-        seed: as of `LocalEngine`.
-    """
-
-    files: Mapping[str, bytes]
-    path: str
-    device: str
-    places: tuple[TensorPlace, ...]
-    spec: Local
-    max_length: int | None
-    threads: int
-    seed: int = 0
 
 
 class SharedWeights:

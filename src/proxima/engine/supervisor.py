@@ -2,8 +2,8 @@
 
 It uses only the standard library: `subprocess`, a socket pair, and asyncio's streams. `multiprocessing` is not used,
 because the same tests would fail or need as much extra code: a spawned process imports the trainer's `__main__` again,
-its connections block the thread that reads them, and nothing terminates a child whose parent is killed while the child
-is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of its
+its connections send pickles and block the thread that reads them, and nothing terminates a child whose parent is killed
+while the child is still importing torch. A pool of `concurrent.futures` or joblib breaks as a whole when one of its
 processes dies, and does not stream results.
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from proxima.data import Completion, UserError
+from proxima.engine.channel import MOST, ProcessSetup, receive, send
 from proxima.engine.event_loop_thread import CLOSED, Arrivals, EventLoopThread
 from proxima.engine.protocol import Request
-from proxima.engine.shared_weights import ProcessSetup, SharedWeights
-from proxima.process.channel import receive, send
+from proxima.engine.shared_weights import SharedWeights
 from proxima.process.kill import describe_exit
 from proxima.process.start import start_module
 
@@ -228,7 +228,7 @@ class Supervisor:
         watching: asyncio.Task[None] | None = None
         writer: asyncio.StreamWriter | None = None
         try:
-            reader, writer = await asyncio.open_connection(sock=ours)
+            reader, writer = await asyncio.open_connection(sock=ours, limit=MOST)
             async with self._reading:
                 send(writer, self.setup)
                 _, kind, value = await asyncio.wait_for(receive(reader), START_SECONDS)

@@ -2,7 +2,6 @@
 
     start          a module in another process, with a socket to it, that ends when this process does
     entry          the first thing in such a process, and in those below it
-    channel        messages over such a socket
     kill           a group, a tree; what an exit code means
     limits         memory, files, and what code may not do
     worker         killable workers for code that may hang or crash; `fork_server` forks them
@@ -12,9 +11,8 @@
     guardian       runs a command, such as a server, and leaves nothing of it behind
     user_code      imports what a recipe names
 
-Imports: the standard library, `proxima.data.errors`. Imported by every room from `engine`, `reward` and `environment`
-on. `entry`, `fork_server`, `guardian`, `code_process`, `kill` and `limits` need the standard library alone: they run
-where starting must be fast.
-To start a process of a new kind: `start_module`, if it is a module of ours; a `Program`, or `guardian` if it must be
-stopped gracefully, if it is not; a worker for a short job that may hang.
+Imports: the standard library alone, so that a process starts in milliseconds. Imported by `engine`, `reward`,
+`environment` and the rooms above.
+To add a process of a new kind: `start_module`, if it is a module of ours; a `Program` if it is not, or `guardian` if it
+must be stopped gracefully; a worker for a short job that may hang. Its tests kill each side at any moment.
 """

@@ -92,7 +92,7 @@ def run_files(name: str) -> dict[str, Any]:
     return vars(module)
 
 
-def show(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
+def show_error(kind: type[BaseException], error: BaseException, frames: types.TracebackType | None) -> None:
     """Print an exception as Python does, without the frames above the code's own."""
     while frames is not None and frames.tb_frame.f_code.co_filename not in SOURCES:
         frames = frames.tb_next
@@ -134,7 +134,7 @@ if __name__ == "__main__":
     kind, *numbers = sys.argv[2:]
     channel = socket.socket(fileno=int(sys.argv[1]))
     limit_process(*map(int, numbers))
-    sys.excepthook = show
+    sys.excepthook = show_error
     if kind == "program":
         channel.close()
         run_files("__main__")
