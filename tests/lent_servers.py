@@ -5,7 +5,6 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,8 @@ import pytest
 from proxima.environment.interface import HOST_PROCESS
 from proxima.process import worker
 from proxima.process.worker import ForkServer, Worker
+from proxima.reward import Math
 
-LENT_HOST = str(Path(__file__).with_name("lent_host.py"))
 DESCRIBES_TOOLS = "transformers.utils.chat_template_utils"
 _SERVERS: dict[str, ForkServer] = {}  # they end with this process
 
@@ -59,9 +58,9 @@ def lent_servers(imports: Sequence[str] = ()) -> Iterator[None]:
     at_first, own = surroundings(), dict[str, ForkServer]()
 
     def start(jobs: str, who: str, options: Mapping[str, Any]) -> ForkServer:
-        around = None if options["warm_ups"] == ["math"] else surroundings()
+        around = None if options["warm_ups"] == [Math.warm_up] else surroundings()
         if jobs == HOST_PROCESS and around == at_first:
-            jobs, options = LENT_HOST, {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
+            options = {**options, "warm_ups": [*options["warm_ups"], DESCRIBES_TOOLS, *imports]}
         # processes of a marked test inherit its mark, and none may outlive it
         shared = around in (None, at_first) and not os.environ.get("PROXIMA_TEST_MARK")
         servers, key = _SERVERS if shared else own, repr((jobs, options["warm_ups"], around))

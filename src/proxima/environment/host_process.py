@@ -1,6 +1,6 @@
 """The code of the worker processes of `hosts`: it creates and plays environments, by number.
 
-Loaded by path, and imports only the standard library, so that a worker starts without torch. Arguments and results are
+Imports only the standard library, so that a worker starts without torch. Arguments and results are
 JSON values; an exception is reported as the failure of the episode, in one line.
 """
 
@@ -8,7 +8,6 @@ import asyncio
 import builtins
 import faulthandler
 import fcntl
-import importlib
 import inspect
 import io
 import json
@@ -391,4 +390,3 @@ def _require_files() -> None:
 
 _JOBS = (load_environment, open_environment, call_tool, respond, end, drop)
 JOBS = {"inspect": inspect_environment, **{job.__name__: _guarded(job) for job in _JOBS}}
-WARM_UPS = {"host": lambda: importlib.import_module("proxima.environment.interface")}

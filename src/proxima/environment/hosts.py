@@ -88,7 +88,7 @@ class Hosts:
         self.started = 0  # workers started so far
         self._lock = threading.Lock()
         self._log: Path | None = None
-        options = {"warm_ups": ["host"], "restricted": False, "memory_mb": limits.memory_mb}
+        options = {"warm_ups": [EnvironmentSpec.__module__], "restricted": False, "memory_mb": limits.memory_mb}
         self._source = WorkerSource(HOST_PROCESS, "environment", options)
         try:
             self.interface = spec.inspected(lambda: self._source.fork(memory_mb=0), limits.start_seconds)

@@ -19,7 +19,7 @@ from proxima.environment.tool_calls import DECODER
 from proxima.process.user_code import import_user_module
 from proxima.process.worker import JobResult, Worker
 
-HOST_PROCESS = str(Path(__file__).with_name("host_process.py"))
+HOST_PROCESS = "proxima.environment.host_process"
 SIGNATURE = "give every parameter a type, and the docstring a line on it under 'Args:'"
 
 

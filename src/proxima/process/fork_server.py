@@ -9,7 +9,7 @@ when the fork server itself is killed, the kernel hands all its descendants to t
 """
 
 import errno
-import importlib.util
+import importlib
 import json
 import logging
 import os
@@ -17,22 +17,11 @@ import signal
 import socket
 import sys
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from proxima.process.entry import end_with_parent
 from proxima.process.kill import adopt_orphans, kill_children
 from proxima.process.limits import confine, limit, limit_growth
-
-
-def load_jobs(file: str) -> Any:
-    """The module with the functions that workers run, loaded by path, as importing its package might load torch."""
-    spec = importlib.util.spec_from_file_location(f"proxima_{Path(file).stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def fork_server(control: socket.socket) -> None:
@@ -41,9 +30,12 @@ def fork_server(control: socket.socket) -> None:
     setup = json.loads(control.makefile("rb", buffering=0).readline())
     sys.path[:] = setup["path"]
     try:
-        jobs = load_jobs(setup["jobs"])
-        for name in setup["warm_ups"]:
-            jobs.WARM_UPS[name]()
+        jobs = importlib.import_module(setup["jobs"])
+        for warm_up in setup["warm_ups"]:
+            name, _, function = warm_up.partition(":")
+            module = importlib.import_module(name)
+            if function:
+                getattr(module, function)()
     except BaseException as error:
         reply(control, {"error": f"{type(error).__name__}: {error}"[:500]})
         return

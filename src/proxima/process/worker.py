@@ -38,10 +38,10 @@ class ForkServer:
     """The process that forks the workers (`fork_server.fork_server`), whose parent outlives it.
 
     Args:
-        jobs: the file with the functions that workers run, in a table `JOBS`, and a table `WARM_UPS`.
+        jobs: the module with the functions that workers run, in a table `JOBS`; importing it must not load torch.
         who: the workers' purpose, as in "reward workers can't start".
-        options: `warm_ups`, keys of `WARM_UPS`, which run once before workers are forked; `restricted` and `memory_mb`,
-            the limits of a worker.
+        options: `warm_ups`, modules to import once before workers are forked, or `module:function` to call;
+            `restricted` and `memory_mb`, the limits of a worker.
     """
 
     def __init__(self, jobs: str, who: str, options: Mapping[str, Any]) -> None:

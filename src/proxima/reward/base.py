@@ -125,7 +125,7 @@ class PooledReward(WeightedReward):
     """Base of the rewards that run in worker processes; a direct call of `score` runs in this process, unlimited."""
 
     where: ClassVar[Where] = "text"
-    warm_up: ClassVar[str | None] = None  # key of `graders.WARM_UPS`, run once before workers are forked
+    warm_up: ClassVar[str | None] = None  # run once before workers are forked; see `ForkServer`
 
     def job(self, prompt: Prompt, completion: Completion) -> Job | Score:
         """The job that scores this completion in a worker, or the score itself if no worker is needed."""

@@ -27,7 +27,7 @@ class UserFunction(PooledReward):
     path: str
 
     where = "function"
-    warm_up = "function"
+    warm_up = "proxima.reward.workers.user_function"
     called_with: ClassVar[str]
 
     def __post_init__(self) -> None:

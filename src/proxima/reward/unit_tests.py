@@ -55,7 +55,7 @@ class UnitTests(PooledReward):
 
     kind = "unit_tests"
     where = "function"
-    warm_up = "unit_tests"
+    warm_up = "proxima.reward.workers.run_unit_tests"
     needs_answer = True
 
     def __post_init__(self) -> None:

@@ -68,7 +68,7 @@ class Math(PooledReward):
     max_chars: int = 2000
 
     kind = "math"
-    warm_up = "math"
+    warm_up = "proxima.reward.workers.graders:warm_math"
     needs_answer = True
 
     def __post_init__(self) -> None:

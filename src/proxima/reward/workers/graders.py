@@ -5,8 +5,6 @@ Arguments and results are JSON values; an exception is the completion's error.
 """
 
 import ast
-import importlib
-import importlib.util
 import re
 import sys
 from collections.abc import Callable, Mapping, Set
@@ -355,11 +353,4 @@ JOBS: dict[str, Callable[..., dict[str, Any]]] = {
     "reasoning_gym": grade_reasoning_gym,
     "regex": grade_regex,
     "unit_tests": grade_unit_tests,
-}
-
-WARM_UPS: dict[str, Callable[[], object]] = {  # run once, before workers are forked
-    "function": lambda: importlib.import_module("proxima.reward.workers.user_function"),
-    "math": warm_math,
-    "reasoning_gym": lambda: importlib.import_module("reasoning_gym"),
-    "unit_tests": lambda: importlib.import_module("proxima.reward.workers.run_unit_tests"),
 }

@@ -16,14 +16,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from pathlib import Path
 
 from proxima.data import require
 from proxima.process.keeper import KeptWorker, WorkerSource, prepared
 from proxima.process.worker import JobResult, Worker
 from proxima.reward.base import Job
 
-GRADERS = str(Path(__file__).with_name("graders.py"))
+GRADERS = "proxima.reward.workers.graders"
 
 
 class WorkerPool:
@@ -32,7 +31,7 @@ class WorkerPool:
     Args:
         workers: worker processes; >= 1.
         timeout: wall-clock seconds for one job; > 0. A job's `cpu_seconds` applies as well.
-        warm_ups: keys of `graders.WARM_UPS`, run once before workers are forked.
+        warm_ups: run once before workers are forked; see `ForkServer`.
         setup: jobs that each new worker runs before its first job; their time is not charged to any other job.
         restricted: workers can't write files, open connections or start processes.
         memory_mb: memory limit, in MiB, of a worker beyond its usage at its start; 0: none. It limits the address space
