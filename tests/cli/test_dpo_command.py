@@ -12,8 +12,8 @@ def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
     assert "step = 4 examples → micro-batches ≤ 100 tokens → 1 update" in out
     assert "eval  before   accuracy 0.500  6 examples" in out and "loss 0.6931" in out
     page = (tmp_path / "run" / "report.html").read_text()
-    for title in ("Accuracy", "Margin", "Implicit rewards", "Log-probs"):
-        assert f">{title}<" in page
+    for name in ("rewards/accuracies", "rewards/margins", "rewards/chosen", "logps/rejected"):
+        assert f'"{name}": [' in page
     assert main(["dpo", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
 
 

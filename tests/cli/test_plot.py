@@ -1,14 +1,12 @@
 """`proxima plot` as a user types it."""
 
-import json
+import sys
 
 import pytest
 
 from proxima.cli.plot import parse_surrogate
 from proxima.core.surrogate import SURROGATES, Dppo, PpoClip
 from tests.lab.runs import make_run, step
-from tests.view import synthetic
-from tests.view.test_timeline_plot import written
 
 
 def test_several_kinds_in_one_figure(proxima, here):
@@ -49,16 +47,8 @@ def test_the_learning_curve_of_a_run(proxima, here):
     assert proxima("plot", "run", "runs/b")[0] == 2
 
 
-def test_the_timeline(tmp_path, proxima):
-    code, _, err = proxima("plot", "timeline", str(tmp_path))
-    assert code == 2 and "is not a run" in err
-    folder = synthetic.make_run(tmp_path / "run", steps=1)
-    code, _, err = proxima("plot", "timeline", str(folder.path))
-    assert code == 2 and "timeline.json has no finished step" in err
-    written(folder.timeline, steps=1)
-    for steps, why in (("x", "must be a step, or FIRST:LAST"), ("4:5", "has none of the steps 4:5")):
-        code, _, err = proxima("plot", "timeline", str(folder.path), "--steps", steps)
-        assert code == 2 and why in err and err.count("\n") == 1
-    code, out, _ = proxima("plot", "timeline", str(folder.path), "--out", str(tmp_path / "t.png"))
-    assert code == 0 and out.strip() == str(tmp_path / "t.png") and (tmp_path / "t.png").stat().st_size > 1000
-    assert json.loads(folder.timeline.read_text())  # as it was
+def test_without_matplotlib_the_error_names_the_extra(proxima, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, out, err = proxima("plot", "surrogate", "cppo")
+    assert (code, out) == (2, "") and not (here / "surrogate.svg").exists()
+    assert err == "error: a figure needs the package matplotlib; pip install 'proxima-rl[plot]'\n"

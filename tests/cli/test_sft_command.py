@@ -74,7 +74,7 @@ def test_a_sweep_and_its_comparison(run, here, proxima):
     assert code == 0 and all(name in out for name in ("loss before", "best", "training loss", "train tok/s")), out
     assert "reward" not in out and "a 1 6.862 6.862 6.862 7.0" in out and "b 1 6.862 4.790 4.790 4." in out, out
     page = re.sub(r"<style>.*?</style>", "", (here / "compare.html").read_text(), flags=re.DOTALL)
-    assert "Training loss" in page and "Training figures" in page and "reward" not in page.lower()
+    assert '"title": "loss"' in page and "Training figures" in page and "reward" not in page.lower()
 
 
 def test_a_sweep_runs(run, here, proxima, warm_processes):

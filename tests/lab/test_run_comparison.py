@@ -97,8 +97,8 @@ def test_runs_on_a_fixed_data_set_show_figures_of_their_own(tmp_path):
         "the cells were trained on different tasks (task.kind): do not compare their training figures"
     ]
     assert result.as_json()["cells"][0]["figures"]["held-out margin"]["n"] == 3
-    titles = [chart["title"] for chart in page_values(result)["charts"]]
-    assert titles == ["Held-out accuracy", "Training loss", "Training accuracy", "Training margin", "Seconds per step"]
+    titles = [chart["title"] for chart in page_values(result)["answers"]["comparison"]["charts"]]
+    assert titles == ["held-out accuracy", "loss", "rewards/accuracies", "rewards/margins", "time/step"]
     mixed = make_sweep(tmp_path / "t", {"a": cells["a"], "rl": {1: (curve([0.1, 0.5]), {})}})
     assert comparison(mixed).figures == ()
 
@@ -112,7 +112,8 @@ def test_runs_with_environments_show_their_turns(tmp_path):
     assert grpo.figures["turns"] is None and cppo.figures["turns"].mean == 2.0 and cppo.reward.mean == 0.5
     values = page_values(result)
     assert values["head"][5:9] == ["training reward", "turns", "calls", "failed"]
-    assert {"Turns", "Tool calls"} <= {chart["title"] for chart in values["charts"]}
+    titles = {chart["title"] for chart in values["answers"]["comparison"]["charts"]}
+    assert {"episode/turns/mean", "episode/calls"} <= titles
 
 
 def test_a_pairing_needs_common_seeds(tmp_path):

@@ -61,7 +61,6 @@ def test_the_log_and_the_report_have_a_row_for_each(run):
     assert [line.split()[1] for line in written] == ["eval", "few", "many"]
     page = write_report(run).read_text()
     assert "<h2>Held-out sets</h2>" in page and "<td>few</td><td>accuracy</td><td>3</td>" in page
-    assert "Held-out sets by step" in page
     assert len(load_run(run).answers(held_out="few")) == 3 * len(RunFolder(run).eval_files()) == 9
     assert ">5 of 5 held-out questions<" in page  # those of eval.task
     (run / "report.html").unlink()

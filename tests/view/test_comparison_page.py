@@ -1,18 +1,16 @@
 """compare.html: its figures are those of the comparison, it asks nothing of the network, foreign text stays text."""
 
+import base64
+import hashlib
 import math
 import re
-from unittest import mock
 
 import pytest
 
 from proxima.data import UserError
 from proxima.lab import compare_runs, find_runs, read_run
 from proxima.lab.cell_statistics import HELD_OUT, SeedBand
-from proxima.view import comparison_page
 from proxima.view.comparison_page import (
-    axis_title,
-    axis_unit,
     config_value,
     interval_bars,
     page_values,
@@ -21,23 +19,11 @@ from proxima.view.comparison_page import (
     write_comparison,
 )
 from tests.lab.runs import CONFIG, curve, make_run, make_sweep
-from tests.view.test_chart import paths
-from tests.view.test_report import Page as ReportPage
-
-
-class Page(ReportPage):
-    def __init__(self, path):
-        try:
-            super().__init__(path)
-        except ValueError:  # the report's first script holds data, this page's none
-            self.words = re.sub(r"\s+", " ", " ".join(self.text))
+from tests.view.test_report import Page
 
 
 def comparison(root, **more):
     return compare_runs([read_run(folder) for folder in find_runs([root])], **more)
-
-
-pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 @pytest.fixture(scope="module")
@@ -50,15 +36,14 @@ def two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def values(two):
-    """What the page of the two cells shows, with its charts drawn."""
-    return page_values(two)
+def page(two, tmp_path_factory):
+    return Page(write_comparison(two, tmp_path_factory.mktemp("page") / "c.html", title="mine"))
 
 
-@pytest.fixture(scope="module")
-def page(two, values, tmp_path_factory):
-    with mock.patch.object(comparison_page, "page_values", lambda comparison, over: values):
-        return Page(write_comparison(two, tmp_path_factory.mktemp("page") / "c.html", title="mine"))
+def charts_of(comparison, over=None):
+    """Title → chart, as the page's script gets them."""
+    charts = page_values(comparison, over)["answers"]["comparison"]["charts"]
+    return {chart["title"]: chart for chart in charts}
 
 
 def test_the_page_shows_the_numbers(two, page):
@@ -74,8 +59,6 @@ def test_the_page_shows_the_numbers(two, page):
     )
     assert "cppo 2 +0.000 ± 0.000 +0.000 ± 0.000 −0.050 ± 0.635 −8.0 ± 0.0 s −16.0 ± 0.0 s" in page.words
     assert "algorithm.surrogate.kind grpo cppo" in page.words
-    pictures = [value for _, name, value in page.attributes if name == "class" and "picture" in value]
-    assert pictures.count("picture on-cpu") >= 2
     (note,) = two.notes
     assert note.startswith("2 seeds (cppo) are too few: their 95 % intervals are very wide, ± 9.0 standard deviations")
     assert "against ± 1.6 with 4 seeds" in note and f"Notes {note}" in page.words
@@ -86,16 +69,8 @@ def test_the_page_asks_nothing_of_the_network_and_runs_its_own_script_only(page)
     assert all(value.startswith("#") for _, name, value in page.attributes if name == "href")  # within the page
     assert "@import" not in page.source and not re.search(r"url\((?!#)", page.source)
     (policy,) = [value for tag, name, value in page.attributes if name == "content" and "default-src" in value]
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
-
-
-def test_an_axis_is_a_button_that_needs_no_script(page):
-    text = page.source
-    keys = re.findall(r'<input type="radio" class="axis-choice" name="axis" id="axis-(\w+)"( checked)?>', text)
-    assert keys == [("step", " checked"), ("time", ""), ("cpu", ""), ("generated", ""), ("trained", "")]
-    for key, _ in keys:
-        assert f'<label for="axis-{key}">' in text
-        assert f"#axis-{key}:checked ~ .charts .on-{key} {{ display: block; }}" in text
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
 
 
 def test_foreign_text_stays_text(tmp_path):
@@ -104,45 +79,30 @@ def test_foreign_text_stays_text(tmp_path):
     make_run(tmp_path / "r" / "a<b>&", curve([0.1, 0.5]), config=config, status=None)
     make_run(tmp_path / "r" / "c", curve([0.1, 0.5]))
     page = Page(write_comparison(comparison(tmp_path / "r"), tmp_path / "c.html", title=hostile))
-    assert page.tags.count("script") == 1
+    assert page.tags.count("script") == page.source.count("<script") == 2
     assert "a<b>&" in page.words and hostile in page.words
+    assert "a<b>&" in [cell["name"] for cell in page.data["comparison"]["cells"]]
 
 
-def test_curves_have_areas_dots_and_the_target(values):
-    charts = {chart["title"]: {p["axis"]: p["svg"] for p in chart["pictures"]} for chart in values["charts"]}
-    assert set(charts) == {
-        "Held-out accuracy",
-        "Training reward",
-        "Length",
-        "Seconds per step",
-    }  # nothing else was recorded
-    held = charts["Held-out accuracy"]["time"]
-    assert held.count("<use") == 6 and held.count('class="band"') == 2 and "stroke-dasharray: 2,4" in held
-    assert 'data-from="0" data-to="16"' in held
-    assert "stroke-dasharray: 2,4" not in charts["Training reward"]["step"]
+def test_the_data_of_the_curves(two, page):
+    data = page.data["comparison"]
+    assert [axis["key"] for axis in data["axes"]] == ["step", "time", "cpu", "generated", "trained"]
+    charts = {chart["title"]: chart for chart in data["charts"]}
+    assert set(charts) == {"held-out accuracy", "reward/mean", "length/mean", "time/step"}  # nothing else was recorded
+    held = charts["held-out accuracy"]
+    assert held["dots"] and held["target"] == 0.8 and set(held["lines"]) == {axis["key"] for axis in data["axes"]}
+    grpo = {"x": [0.0, 8.0, 16.0], "mean": [0.1, 0.5, 0.9], "low": [0.1, 0.5, 0.9], "high": [0.1, 0.5, 0.9]}
+    assert held["lines"]["time"][0] == grpo and held["lines"]["time"][1]["x"] == [0.0, 4.0, 8.0]
+    reward = charts["reward/mean"]
+    assert reward["target"] is None and not reward["dots"]
+    assert reward["explanation"] == "mean over the valid completions generated in the step, trained or not"
 
 
 def test_the_ninth_cell_has_the_first_colour_dashed(tmp_path):
     cells = {f"c{i}": {1: (curve([0.1, 0.5], every=1), {})} for i in range(10)}
     legend = page_values(comparison(make_sweep(tmp_path / "s", cells)))["cells"]
-    assert [(c["color"], c["dash"]) for c in legend[7:]] == [
-        ("var(--k7)", ""),
-        ("var(--k0)", "7 3"),
-        ("var(--k1)", "7 3"),
-    ]
-    assert len({(c["color"], c["dash"]) for c in legend}) == 10
-
-
-def test_an_axis_takes_the_unit_that_reads_well(two, tmp_path):
-    assert axis_unit("time", two.cells) == (1, "s")
-    make_run(tmp_path / "long", curve([0.1, 0.5], seconds=400.0, **{"tokens/generated": 20_000}))
-    cells = comparison(tmp_path / "long").cells
-    assert (axis_unit("time", cells), axis_unit("generated", cells)) == ((60, "min"), (1e3, "k tokens"))
-    assert [axis_title("time", "min"), axis_title("generated", "k tokens"), axis_title("step", "steps")] == [
-        "training clock, min",
-        "k tokens generated",
-        "steps",
-    ]
+    assert [cell["look"] for cell in legend[7:]] == ["k7", "k0 again", "k1 again"]
+    assert len({cell["look"] for cell in legend}) == 10
 
 
 def test_wide_areas_do_not_flatten_the_lines(two):
@@ -150,20 +110,6 @@ def test_wide_areas_do_not_flatten_the_lines(two):
     low, high = visible_range([two.cells[0].band("reward/mean"), wide], 1.0)
     assert (low, high) == pytest.approx((0.15 - 0.05 / 3, 0.2 + 0.05 / 3))
     assert visible_range([two.cells[0].band(HELD_OUT)], 1.0) == pytest.approx((0.0, 1.0))
-
-
-def test_an_area_wider_than_the_plot_runs_off_its_edge(tmp_path, drawn):
-    """The reward of three seeds, 0.15 ± 0.248, on an axis of about 0.1 … 0.25: its area fills the plot from edge to
-    edge."""
-    rewards = {"grpo": {1: 0.2}, "cppo": {1: 0.05, 2: 0.15, 3: 0.25}}
-    cells = {name: {s: (curve([0.1, 0.5, 0.9], reward=r), {}) for s, r in of.items()} for name, of in rewards.items()}
-    charts = page_values(comparison(make_sweep(tmp_path / "three", cells)))["charts"]
-    svg = next(c for c in charts if c["title"] == "Training reward")["pictures"][0]["svg"]
-    low, high = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
-    assert low < 0.15 < 0.2 < high < 0.35
-    top, bottom = (float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("top", "bottom"))
-    heights = {y for _, y in paths(svg, "band")[0]}
-    assert len(heights) == 2 and min(heights) < top and max(heights) > bottom  # the rest is clipped
 
 
 def test_two_seeds_are_drawn_as_the_two(tmp_path):
@@ -193,9 +139,8 @@ def test_where_nothing_is_right_or_wrong_the_mean_reward_is_compared(tmp_path):
     result = comparison(make_sweep(tmp_path / "s", cells), target=-1.0)
     assert result.headline.key == "reward/mean" and result.as_json()["metric"] == "reward/mean"
     values = page_values(result)
-    assert (
-        values["charts"][0]["title"] == "Held-out mean reward" and values["intervals"]["bars"][1]["text"][:5] == "4.500"
-    )
+    assert next(iter(charts_of(result))) == "held-out mean reward"
+    assert values["intervals"]["bars"][1]["text"][:5] == "4.500"
     assert values["head"][2:6] == ["reward before", "after", "best", "training reward"]
     assert values["table"][0][2:4] == ["-2.000 ±\u00a00.000", "-0.750 ±\u00a03.177"]
     assert "target mean reward -1" in Page(write_comparison(result, tmp_path / "c.html")).words
@@ -222,11 +167,6 @@ def test_a_target_that_was_met_before_training_has_no_cost(tmp_path):
     assert result.rows()[1].reach["step"].ratio is None
 
 
-def limits(chart):
-    svg = chart["pictures"][0]["svg"]
-    return tuple(float(re.search(rf'data-{name}="([-.\d]+)"', svg)[1]) for name in ("low", "high"))
-
-
 def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
     rates = {"a": (0.9401, 0.9501), "b": (0.9403, 0.9502)}  # accuracy and reward
     cells = {
@@ -235,12 +175,13 @@ def test_the_axes_do_not_magnify_ties_and_end_where_values_can(tmp_path):
         }
         for name, (rate, reward) in rates.items()
     }
-    values = page_values(comparison(make_sweep(tmp_path / "s", cells)))
-    charts = {chart["title"]: limits(chart) for chart in values["charts"]}
-    assert charts["Held-out accuracy"] == (0.85, 1.0)
-    assert charts["Training reward"] == (0.9, 1.0)  # no reward was above 1
-    assert charts["Entropy"] == (0.46, 0.54)
-    assert charts["Length"] == (7.6, 8.4)
+    result = comparison(make_sweep(tmp_path / "s", cells))
+    ends = {title: pytest.approx(chart["ends"]) for title, chart in charts_of(result).items()}
+    assert ends["held-out accuracy"] == (0.89022, 0.99022)
+    assert ends["reward/mean"] == (0.902638, 0.997662)  # no reward was above 1
+    assert ends["entropy/mean"] == (0.47519, 0.52521)
+    assert ends["length/mean"] == (7.6, 8.4)
+    values = page_values(result)
     assert (values["intervals"]["low"], values["intervals"]["high"]) == ("0.890", "0.990")
     assert widened(0.98, 0.99, 0.1, 1.0) == pytest.approx((0.9, 1.0)) and widened(0.0, 0.01, 0.1, 1.0) == (0.0, 0.1)
     assert widened(-1.0, 1.0, 0.1, math.inf) == (-1.0, 1.0)
@@ -265,15 +206,16 @@ def test_values_in_a_line():
     ]
 
 
-def test_what_cells_reach_and_take_over_a_field(tmp_path, monkeypatch):
+def test_what_cells_reach_and_take_over_a_field(tmp_path):
     def cell(size, end):
         config = CONFIG.replace("1.0e-05", str(size))
         return {s: (curve([0.1, end], seconds=60.0 * size), {"config": config}) for s in (1, 2)}
 
     cells = comparison(make_sweep(tmp_path, {"g16": cell(16, 0.8), "g4": cell(4, 0.6)}))
-    monkeypatch.setattr(comparison_page, "line_chart", lambda series, **more: [s.points for s in series])
-    reached, clock = page_values(cells, "train.optimizer.lr")["over_charts"]
-    assert reached == {"title": "Held-out accuracy", "svg": [[(16.0, 0.8)], [(4.0, 0.6)]]}
-    assert clock == {"title": "Minutes", "svg": [[(16.0, 32.0)], [(4.0, 8.0)]]}
+    charts = page_values(cells, "train.optimizer.lr")["answers"]["comparison"]["charts"]
+    reached, clock = (chart for chart in charts if chart.get("over") == "train.optimizer.lr")
+    points = [[(dot["x"], dot["mean"]) for dot in chart["lines"]["only"]] for chart in (reached, clock)]
+    assert [reached["title"], clock["title"]] == ["held-out accuracy", "training clock, s"]
+    assert points == [[((16.0,), (0.8,)), ((4.0,), (0.6,))], [((16.0,), (1920.0,)), ((4.0,), (480.0,))]]
     with pytest.raises(UserError, match="--over seed: must be a number in the recipe, and differ"):
         page_values(cells, "seed")

@@ -1,10 +1,11 @@
 """report.html: the figures are in it, foreign text stays text, and it is whole or not there."""
 
+import base64
 import errno
+import hashlib
 import html.parser
 import json
 import re
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -16,12 +17,13 @@ from proxima.runtime.state.rollouts import write_evals, write_rollouts
 from proxima.train.completion_record import CompletionRecord
 from proxima.view.chart import write_figure
 from proxima.view.curve import LearningCurve
+from proxima.view.formatting import visible
 from proxima.view.microscope import PORT
-from proxima.view.page import HERE
-from proxima.view.report import batch_arithmetic, headline, write_report
+from proxima.view.microscope.viewed_run import ViewedRun
+from proxima.view.report import headline, write_report
 from proxima.view.report_samples import held_out_questions, representative
+from tests.view.microscope.test_stages import written
 from tests.view.synthetic import CONFIG, evals, evaluation, group, make_run, record, records
-from tests.view.test_chart import paths
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)"><!-- \u2028 {{ 7 * 7 }} &lt;b&gt; \x1b[2J'
 
@@ -38,7 +40,9 @@ class Page(html.parser.HTMLParser):
         self.feed(self.source)
         self.close()
         self.words = re.sub(r"\s+", " ", " ".join(self.text))
-        self.data = json.loads(self.scripts[0])
+        parts = re.split(r" step (\d+) (?=What|</)", self.words.partition("What the policy wrote")[2])
+        self.samples = dict(zip(map(int, parts[1::2]), parts[2::2], strict=True))
+        self.data = json.loads(self.scripts[0])["data"] if self.scripts else {}
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
@@ -62,12 +66,9 @@ class Page(html.parser.HTMLParser):
             self.text.append(data)
 
 
-pytestmark = pytest.mark.usefixtures("undrawn")
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run with its report, whose charts are drawn."""
+    """A run with its report."""
     folder = make_run(tmp_path_factory.mktemp("runs") / "quickstart", steps=40)
     return folder, Page(write_report(folder.path))
 
@@ -96,26 +97,29 @@ def test_headline_and_tiles(whole):
         "train 251 tok/s",
         "completions 2,560",
         "peak memory 3.4 GiB",
-        "step = 8 prompts × 8 completions = 64 sequences → micro-batches ≤ 2,048 tokens → 1 update",
     ):
         assert text in page.words
     assert not page.open
 
 
-def test_curves_hold_the_records(whole):
+def test_the_curves_are_those_of_the_viewer(whole):
     folder, page = whole
-    titles = ["Accuracy", "Entropy", "KL", "Masked", "Length", "Truncated", "Gradient norm", "Engine against trainer"]
-    titles += ["Loss", "Learning rate", "Speed", "Where the time goes", "Time per phase"]
-    places = [page.words.index(f" {title} ") for title in titles]
-    assert places == sorted(places)
-    assert page.tags.count("svg") == page.tags.count("figure") == len(page.data["charts"]) == 12
-    assert page.data["steps"] == list(range(1, 41))
-    assert page.data["charts"][0] == [[f"{record(step)['reward/mean']:.3f}" for step in range(1, 41)]]
-    assert page.data["charts"][3] == [[f"{100 * record(step)['masked_fraction']:.2f} %" for step in range(1, 41)]]
-    assert len(page.data["charts"][-1]) == 5  # four phases and the rest
-    for title in ("Reward parts", "Prompts", "Acceptance", "Generation batches", "Age", "Completions"):
-        assert f" {title} " not in page.words  # its steps use what they generate
-    assert [len(line) for line in paths(folder.report.read_text(), "raw")][:2] == [40, 40]
+    trend, viewed = page.data["0/trend"], ViewedRun(0, folder)
+    assert (
+        trend["steps"] == trend["rollout_steps"] == list(range(1, 41)) and trend["specs"]["surrogate"]["kind"] == "cppo"
+    )
+    for name, values in viewed.trend()["metrics"].items():
+        assert trend["metrics"][name] == [pytest.approx(value, rel=1e-5) for value in values], name
+    assert trend["about"] == viewed.trend()["about"] and len(trend["evals"]) == 5
+    assert page.data["runs"][0]["name"] == "quickstart" and str(folder.path.parent) not in page.source
+    assert page.data["0/timeline"] is None
+
+
+def test_the_timeline_has_the_last_six_steps(tmp_path):
+    folder = make_run(tmp_path / "run", steps=2)
+    written(folder.timeline, closed=False)
+    spans = Page(write_report(folder.path)).data["0/timeline"]
+    assert [span["facts"]["step"] for span in spans if span["name"] == "step"] == [3, 4, 5, 6, 7, 8]
 
 
 def test_questions_samples_counts_config_environment(whole):
@@ -125,85 +129,14 @@ def test_questions_samples_counts_config_environment(whole):
         'What is 8 + 4? expected {"value": 12} before wrong The sum of the two numbers you gave me is 23 after right 12'
         in page.words
     )
-    assert len(page.data["samples"]) == 40
-    first = page.data["samples"][0][0]
-    assert (first["question"], first["answer"], first["of"]) == ("What is 1 + 1?", '{"value": 2}', 8)
-    assert {c["mark"] for c in first["completions"]} <= {"right", "wrong"} and len(first["completions"]) == 4
-    invalid = page.data["samples"][11][0]["completions"][0]
-    assert (invalid["reward"], invalid["note"]) == ("invalid", "timed out after 5 s")
+    assert len(page.samples) == 20 and page.tags.count("details") == 22
+    assert 'What is 1 + 1? view expected {"value": 2} reward ' in page.samples[1]
+    assert page.samples[1].count(" reward ") == 8 and page.samples[1].count("4 of 8 completions") == 2
     skipped = sum(record(s)["skipped_zero_advantage"] for s in range(1, 41))
     assert f"advantage 0 {skipped} {100 * skipped / 2560:.1f} %" in page.words
     assert "invalid 3 0.1 %" in page.words
     assert "delta: 0.2 command line, over 0.15 of the preset" in page.words
     assert "machine.cores" in page.words and "packages.torch" in page.words
-
-
-def refilled(step, new, used, uniform, carried, **more):
-    counts = {
-        "prompts": new,
-        "completions": 8 * new,
-        "prompts_generated": new,
-        "prompts_used": used,
-        "prompts_carried": carried,
-    }
-    counts |= {
-        "prompts_dropped_uniform": uniform,
-        "dropped/uniform_group": 8 * uniform,
-        "gen_batches": 2,
-        "age/mean": 0.5,
-        "age/max": 1,
-    }
-    return record(step, **(counts | {"dropped/uniform_groups": 0, "reward/part/overlong": -0.25} | more))
-
-
-def test_dynamic_sampling_pruning_and_reward_parts_are_drawn(tmp_path):
-    records = [refilled(1, 100, 16, 83, 1), refilled(2, 63, 16, 38, 10) | {"dropped/pruned": 96}]
-    _, page = recorded(tmp_path / "run", records)
-    for title in ("Reward parts", "Completions", "Prompts", "Acceptance", "Generation batches", "Age"):
-        assert f" {title} " in page.words
-    # 63 + 1 that came in = 16 + 38 + 10
-    assert [["16", "16"], ["83", "38"], ["1", "10"], ["100", "63"], ["0", "1"]] in page.data["charts"]
-    assert [["17.0 %", f"{100 * (17 + 25) / 163:.1f} %"]] in page.data[
-        "charts"
-    ]  # what no selection dropped: 100 - 83, 63 - 38
-    assert [["800", "504"], ["128", "32"]] in page.data[
-        "charts"
-    ]  # 16 groups of 8, then without the 96 that were pruned
-    parts = [[f"{record(step)['reward/mean']:.3f}" for step in (1, 2)], ["-0.250", "-0.250"]]
-    assert parts in page.data["charts"]
-
-
-def beside(step, **more):
-    """Of an asynchronous run."""
-    lags = (
-        {"lag/0": 0.25, "lag/1": 0.75} if step < 3 else {f"lag/{n}": share for n, share in enumerate((0.5, *[0.1] * 5))}
-    )
-    facts = {"async/queue": step, "async/running": 30 - step, "idle/trainer": 0.05, "idle/engine": 0.01 * step}
-    return record(step, **{"age/mean": 0.5, "age/max": 2, "tokens/trained": 100 * step} | facts | lags | more)
-
-
-def test_queue_ages_lags_and_idle_shares_of_an_asynchronous_run(tmp_path):
-    _, page = recorded(tmp_path / "run", [beside(step) for step in (1, 2, 3)])
-    section = page.words.partition("Where the time goes")[2]
-    places = [section.index(f" {title} ") for title in ("Queue", "Age", "Idle", "Lag", "Time per phase")]
-    assert places == sorted(places) and page.words.count(" Age ") == 1
-    queue, age, idle, lag, _ = page.data["charts"][-5:]
-    assert queue == [["1", "2", "3"], ["29", "28", "27"]] and age == [["0.50"] * 3, ["2.00"] * 3]
-    assert idle == [["5.0 %"] * 3, ["1.0 %", "2.0 %", "3.0 %"]]
-    assert [texts[0] for texts in lag] == ["25.0 %", "75.0 %", "0.0 %", "0.0 %", "0.0 %"]
-    assert [texts[2] for texts in lag] == ["50.0 %", "10.0 %", "10.0 %", "10.0 %", "20.0 %"]  # lags 4 and 5 are one
-    # weighted by the tokens of the steps: (100 + 200) * .25 + 300 * .5 of 600
-    assert "over the run lag 0 37.5 %, lag 1 42.5 %, lag 2 5.0 %, lag 3 5.0 %, lag 4 or more 10.0 %" in page.words
-
-
-def test_acceptance_is_of_the_prompts_that_were_judged(tmp_path):
-    """The collector's own counts; a prompt without a score was not judged."""
-    first = {"prompts_accepted": 0, "prompts_unscored": 20, "prompts_dropped_invalid": 20}
-    second = {"prompts_accepted": 12, "prompts_unscored": 2, "prompts_dropped_invalid": 4}
-    records = [refilled(1, 20, 0, 0, 0) | first, refilled(2, 50, 16, 30, 0) | second]
-    _, page = recorded(tmp_path / "run", records)
-    assert [["– %", "25.0 %"]] in page.data["charts"]
-    assert [["0", "16"], ["0", "30"], ["20", "4"], ["20", "50"]] in page.data["charts"]
 
 
 def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
@@ -214,6 +147,7 @@ def test_failed_scores_are_said_at_the_top_and_before_is_no_result(tmp_path):
     page = Page(write_report(folder.path))
     assert "200 of 400 held-out answers (50.0 %) have no score." in page.words
     assert "The latest reasons: timed out after 5 s (6 ×) ." in page.words
+    assert page.samples[2].count("reward invalid ") == 4 and "timed out after 5 s view" in page.samples[2]
     assert page.words.index("have no score") < page.words.index("Held-out accuracy")
     assert "0.125 → – " in page.words and "after step 2: unknown: 200 of 200 answers have no score" in page.words
 
@@ -290,8 +224,9 @@ def test_it_asks_the_network_for_nothing(whole):
     links = [value for _, name, value in page.attributes if name == "href"]  # within the page, and to a viewer here
     assert all(link.startswith(("#", f"http://127.0.0.1:{PORT}/#/0")) for link in links)
     policy = next(value for _, name, value in page.attributes if name == "content" and "default-src" in value)
-    assert policy.startswith("default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-")
-    style = (HERE / "report.css").read_text()
+    digest = base64.b64encode(hashlib.sha256(page.scripts[1].encode()).digest()).decode()
+    assert policy == f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
+    style = page.source.partition("<style>")[2].partition("</style>")[0]
     assert "url(" not in style and "@import" not in style
 
 
@@ -338,8 +273,7 @@ def test_hostile_text_stays_text(tmp_path):
     assert page.tags.count("script") == plain.tags.count("script") == 2
     assert "img" not in page.tags and "b" not in [t for t in page.tags if t not in plain.tags]
     assert page.scripts[1] == plain.scripts[1]
-    assert page.data["samples"][-1][0]["completions"][0]["text"] == HOSTILE
-    assert page.data["samples"][-1][0]["question"] == HOSTILE
+    assert visible(HOSTILE) in " ".join(page.text)
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert "{{ 7 * 7 }}" in page.words
     raw = folder.report.read_text(encoding="utf-8")
@@ -356,7 +290,7 @@ def test_a_run_that_was_killed(tmp_path):
     assert "unfinished 3 of 40 steps" in page.words
     assert "There is no summary.json" in page.words
     assert "Could not be read: 000002.parquet." in page.words
-    assert len(page.data["samples"]) == 2
+    assert list(page.samples) == [1, 3]
     assert "Held-out accuracy before training, the only evaluation so far 0.125" in page.words
     assert "after step" not in page.words
 
@@ -371,54 +305,22 @@ def test_a_run_that_ended_before_its_first_step_says_why_once(tmp_path):
 
 def test_a_run_with_almost_nothing(tmp_path):
     folder, page = recorded(tmp_path / "run", [])
-    assert "No step was made metrics.jsonl has no step." in page.words and page.data == {
-        "steps": [],
-        "charts": [],
-        "samples": [],
-    }
+    assert "No step was made metrics.jsonl has no step." in page.words and "Curves" not in page.words
     folder.append_metrics({"kind": "train", "step": 1, "time": 3.0, "reward/mean": 0.25, "loss": float("nan")})
     page = Page(write_report(folder.path))
     assert "Mean reward, first and last step 0.25 → 0.25" in page.words
-    assert page.data["charts"] == [[["0.250"]]]
+    assert page.data["0/trend"]["metrics"]["reward/mean"] == [0.25]
     folder.append_metrics(evaluation(1, "after", 0))
     page = Page(write_report(folder.path))
     assert "0/200 right after step 1 95 % interval 0.000 to 0.019" in page.words
 
 
-def test_a_long_run_stays_small(tmp_path, drawn):
+def test_a_long_run_stays_small(tmp_path):
     folder = RunFolder(tmp_path / "run")
     folder.path.mkdir()
     folder.metrics.write_text("".join(json.dumps(record(step, 1000)) + "\n" for step in range(1, 1001)))
     page = Page(write_report(folder.path))
-    assert page.data["charts"] and max(len(line) for line in paths(folder.report.read_text(), "(?:raw|line)")) == 400
-    assert folder.report.stat().st_size < 500_000
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "words"),
-    [
-        (
-            {"selection": [{"kind": "drop_uniform_groups"}, {"kind": "prune", "rate": 0.75, "allocate": True}]},
-            "step = 32 prompts × 8 completions = 256 sequences, 2 of 8 kept → micro-batches",
-        ),
-        (
-            {"selection": [], "dynamic_sampling": {"oversample": 1.5}},
-            "= 64 sequences, 12 prompts at a time until it is full → micro-batches",
-        ),
-        (None, "= 64 sequences → micro-batches"),
-    ],
-)
-def test_the_arithmetic_has_pruning_and_dynamic_sampling(tmp_path, algorithm, words):
-    train = {
-        "prompts_per_step": 8,
-        "completions_per_prompt": 8,
-        "updates_per_step": 1,
-        "epochs_per_step": 1,
-        "tokens_per_micro_batch": 64,
-    }
-    assert words in batch_arithmetic({"train": train, "algorithm": algorithm}, RunFolder(tmp_path))
-    damaged = {"train": train, "algorithm": {"selection": [{"kind": "prune", "rate": 7}]}}
-    assert batch_arithmetic(damaged, RunFolder(tmp_path)) is None  # not the line of a run that prunes nothing
+    assert len(page.data["0/trend"]["steps"]) == 1000 and folder.report.stat().st_size < 500_000
 
 
 def test_what_is_no_run_or_is_damaged(tmp_path):
@@ -444,45 +346,19 @@ def test_a_full_disk_leaves_the_former_report(tmp_path, monkeypatch):
     assert folder.report.read_bytes() == before
 
 
-def test_learning_curve(tmp_path, whole, drawn):
+def test_learning_curve(tmp_path, whole):
     folder, _ = whole
     out = write_figure(LearningCurve.of(folder.path), tmp_path / "curve.svg")
     svg = out.read_text(encoding="utf-8")
     spent = sum(record(s)["time/step"] for s in range(1, 41))
     assert f"held-out accuracy 0.125 → 0.940 of 200 questions in 40 steps, 2m {round(spent) - 120:02d}s" in svg
-    assert [len(paths(svg, kind)) for kind in ("whisker", "raw", "line")] == [5, 1, 1] and svg.count("<use") == 5
+    assert svg.count("<use") == 5 and svg.count("opacity: 0.35") == 1 and svg.count("opacity: 0.75") == 5
     assert "<title>held-out accuracy" in svg and "prefers-color-scheme: dark" in svg
     assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "metrics.jsonl").touch()
     with pytest.raises(ValueError, match="no finished step"):
         LearningCurve.of(tmp_path / "empty")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_in_a_real_browser(tmp_path, drawn):
-    """The page's own script runs under its policy and builds the samples; a hostile completion is shown, not run."""
-    import subprocess
-
-    folder = make_run(tmp_path / "run", steps=2)
-    evil = [group(uid, [HOSTILE, "4"], [True, False]) for uid in range(2)]
-    write_rollouts(folder.rollout_file(2), 2, evil, records(evil))
-    report = write_report(folder.path)
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-    ]
-    dom = subprocess.run([*command, report.as_uri()], capture_output=True, text=True).stdout
-    assert '<output id="shown-step">2</output>' in dom
-    assert "&lt;/script&gt;&lt;script&gt;alert(1)" in dom  # inside a <pre> that the script made
-    assert dom.count("<script") == 2 and "<img" not in dom
 
 
 def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
@@ -494,53 +370,6 @@ def test_no_question_changed_and_no_gain_is_not_green(tmp_path):
     assert "<em>+0.000</em>" in text
     folder.append_metrics(evaluation(3, "after", 50))
     assert "<em class=better>+0.125</em>" in write_report(folder.path).read_text(encoding="utf-8")
-
-
-def charts_of(path, records):
-    """Title → (the values of each line at each step, the names of its legend, the ends of the axis), in order; how many
-    are large; and the page."""
-    folder, page = recorded(path, records)
-    text = folder.report.read_text(encoding="utf-8")
-    large = text[text.index('class="charts large"') :].partition('class="charts small"')[0].count("<figure")
-    shown = {}
-    for number, figure in enumerate(re.findall(r'<figure class="card" data-chart.*?</figure>', text, re.S)):
-        legend = re.findall(r"</i>(.*?) <output>", figure)
-        low, high = (float(re.search(rf'data-{end}="([-.\de]+)"', figure)[1]) for end in ("low", "high"))
-        title = re.search("<h3>(.*?)</h3>", figure)[1]
-        assert title not in shown  # no chart twice
-        shown[title] = (page.data["charts"][number], legend, (low, high))
-    assert len({str(values) for values, _, _ in shown.values()}) == len(shown)
-    return shown, large, text
-
-
-def test_three_charts_are_large_and_the_reward_is_no_second_accuracy(tmp_path):
-    shown, large, _ = charts_of(tmp_path / "a", [record(step) for step in (1, 2, 3)])
-    assert large == 3 and list(shown)[:4] == ["Accuracy", "Entropy", "KL", "Masked"] and "Reward" not in shown
-    other = [record(step) | {"reward/mean": 0.5} for step in (1, 2)]
-    shown, large, _ = charts_of(tmp_path / "b", other)
-    assert large == 3 and list(shown)[:4] == ["Accuracy", "Reward", "Entropy", "KL"]
-    assert shown["Reward"][2] == shown["Accuracy"][2] == (0, 1)  # not 0.25 … 0.75
-
-
-def test_an_axis_ends_where_values_can(tmp_path):
-    perfect = [
-        record(step) | {"accuracy": 1.0, "reward/mean": 1.0 + (step == 2) / 4, "length/mean": 0.0} for step in (1, 2)
-    ]
-    shown, *_ = charts_of(tmp_path / "run", perfect)
-    assert shown["Accuracy"][2] == (0, 1) and shown["Length"][2][0] == 0
-    assert shown["Reward"][2] == (1, 1.3)  # a reward above 1: its axis is that of the values
-
-
-def test_the_report_of_ppo_has_the_critic(tmp_path):
-    critic = {"value/loss": 0.25, "value/mean": 0.5, "returns/mean": 0.75}
-    critic |= {"value/explained_variance_prompt_mean": 0.125}
-    records = [record(step) | critic | {"value/explained_variance": -3.0 + step} for step in (1, 2, 3)]
-    shown, *_ = charts_of(tmp_path / "run", records)
-    values, legend, ends = shown["Explained variance"]
-    assert values == [["-2.000", "-1.000", "0.000"], ["0.125"] * 3]
-    assert legend == ["critic", "prompt&#39;s mean"]
-    assert ends == (-1, 1) and shown["Value loss"][0] == [["0.25"] * 3]
-    assert shown["Values"][:2] == ([["0.500"] * 3, ["0.750"] * 3], ["critic", "returns"])
 
 
 def played(uid, reward, forked=False, failure=""):
@@ -581,54 +410,20 @@ def test_samples_of_episodes_are_shown_turn_by_turn(tmp_path):
     for label in ("before", "after"):
         write_evals(folder.eval_file(int(label == "after"), label), 1, groups)
     page = Page(write_report(folder.path))
-    best, worst = page.data["samples"][0][0]["completions"]
-    assert (best["name"], worst["name"], page.data["samples"][0][0]["of"]) == ("7.1.1", "7.0.0", 2)  # a row a sample
-    assert [turn["role"] for turn in worst["turns"]] == ["assistant", "tool", "assistant", "tool", "assistant"]
-    assert [turn["calls"] for turn in worst["turns"][:2]] == [["add(a=1)"], []]
-    assert worst["turns"][2]["unreadable"] == ["no brace"] and worst["turns"][2]["reward"] == "reward −0.50"
-    assert worst["turns"][3]["error"] and worst["note"].endswith("cut by the limit of turns · begun 2 times")
-    assert best["note"].endswith("begun 2 times · 1 fork")
+    first, second = page.source.partition('data-step="1"')[2].split('<div class="completion')[1:]
+    assert (
+        "/completion/7.1.1" in first and "/completion/7.0.0" in second and "2 completions" not in second
+    )  # a row a sample
+    assert re.findall('<li class="(.*?)"><b>(.*?)</b>', second) == [
+        *(("model", "assistant"), ("given", "tool"), ("model", "assistant")),
+        *(("given error", "tool"), ("model", "assistant")),
+    ]
+    assert "<code>→ add(a=1)</code>" in second and "unreadable call: no brace" in second and "reward −0.50" in second
+    assert "cut by the limit of turns · begun 2 times" in second and "begun 2 times · 1 fork" in first
     shown = folder.report.read_text(encoding="utf-8").partition("held-out questions</h2>")[2].partition("</section>")[0]
-    assert "<code>→ add(a=1)</code>" in shown and "&lt;b&gt;2&lt;/b&gt;" in shown and '<li class="tool error">' in shown
-
-
-def test_the_report_of_episodes_has_their_charts_and_links_to_each_in_the_viewer(tmp_path):
-    facts = {"episode/turns/mean": 2.5, "episode/turns/max": 3, "episode/calls": 12, "episode/unreadable": 1}
-    facts |= {f"episode/{name}": 0 for name in ("errors", "failed", "retried", "forks")}
-    facts |= {"episode/cut": 4, "time/turns": 90.0, "time/environment": 6.0}
-    shown, _, text = charts_of(tmp_path / "run", [record(step) | facts for step in (1, 2)])
-    assert shown["Turns"][:2] == ([["2.5"] * 2, ["3.0"] * 2], ["mean", "longest"])
-    assert shown["Tool calls"][:2] == ([["12"] * 2, ["1"] * 2], ["calls", "unreadable"])  # no line that is always 0
-    assert shown["Failures in episodes"][:2] == ([["4"] * 2], ["cut by a limit"])
-    assert shown["Where episodes wait"][0] == [["1m 30s"] * 2, ["6.0 s"] * 2]
-    links = dict(re.findall(r'<h3>([^<]*)</h3>(?:(?!</figcaption>).)*href="([^"]*)"', text, re.DOTALL))
-    viewer = f"http://127.0.0.1:{PORT}/#/0?q="
-    assert links["Turns"] == f"{viewer}episode/turns" and links["Masked"] == f"{viewer}masked_fraction"
-    assert links["Time per phase"] == f"{viewer}time/" and links["Where episodes wait"] == f"{viewer}time"
-
-
-def example(step, **more):
-    return {"kind": "train", "step": step, "time": step, "examples": 8, "loss": 0.625, "grad_norm": 1.5, **more}
-
-
-def test_the_report_of_dpo_has_margins_and_accuracies(tmp_path):
-    facts = {"rewards/accuracies": 0.75, "rewards/margins": 0.5, "rewards/chosen": 0.25, "rewards/rejected": -0.25}
-    held_out = {"kind": "eval", "step": 2, "time": 2, "examples": 8, "accuracy": 0.625, "rewards/margins": 0.375}
-    held_out |= {"answers": 8, "correct": 5}
-    shown, large, _ = charts_of(tmp_path / "run", [*(example(n, **facts) for n in (1, 2)), held_out])
-    assert large == 3 and list(shown)[:4] == ["Accuracy", "Margin", "Loss", "Implicit rewards"]
-    assert shown["Accuracy"] == ([["0.750"] * 2], ["training", "held-out"], (0, 1))
-    assert shown["Margin"][:2] == ([["0.500"] * 2], ["training", "held-out"])
-
-
-def test_the_report_of_a_reward_model_has_margins_and_the_accuracy_of_length_alone(tmp_path):
-    facts = {"accuracy": 0.75, "margin": 0.5, "reward_mean": 0.0, "reward_max": 1.0, "reward_min": -1.0}
-    held_out = {"kind": "eval", "step": 2, "time": 2, "examples": 8, "accuracy": 0.625, "margin": 0.25}
-    held_out |= {"length_only/accuracy": 0.5, "answers": 8, "correct": 5}
-    shown, large, _ = charts_of(tmp_path / "run", [*(example(n, **facts) for n in (1, 2)), held_out])
-    assert large == 3 and list(shown)[:4] == ["Accuracy", "Margin", "Loss", "Scores"]
-    assert shown["Accuracy"][1] == ["training", "held-out", "held-out, by length alone"]
-    assert shown["Margin"][:2] == ([["0.500"] * 2], ["training", "held-out"])
+    assert (
+        "<code>→ add(a=1)</code>" in shown and "&lt;b&gt;2&lt;/b&gt;" in shown and '<li class="given error">' in shown
+    )
 
 
 def test_an_accuracy_that_is_no_count_is_of_examples_without_a_verdict():

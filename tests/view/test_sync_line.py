@@ -1,7 +1,6 @@
 """The line of a hand-over of weights, character by character."""
 
 from proxima.view.log_lines import sync_line
-from proxima.view.report_curves import CURVES, line_card
 
 PROBED = {"version": 3, "how": "transfer", "sync/probe_mean": 0.000212, "sync/probe_max": 0.00314, "sync/seconds": 1.24}
 
@@ -18,11 +17,3 @@ def test_what_was_not_measured_is_left_out():
     assert (
         sync_line(PROBED) == "weights of version 3 at 1 server: probe mean 0.000212 max 0.00314 nats  1.2 s by transfer"
     )
-
-
-def test_the_report_draws_the_probe_only_of_a_run_that_has_one():
-    (spec,) = (each for each in CURVES if each.title == "Weights at the engine")
-    steps = [{"step": i, **PROBED} for i in (1, 2)]
-    card = line_card(spec, steps, [])
-    assert [entry["last"] for entry in card["legend"]] == ["0.000212", "0.00314"]
-    assert line_card(spec, [{"step": 1, "loss": 0.1}], []) is None

@@ -13,13 +13,14 @@ from proxima.cli.output import AsJson, print_json
 from proxima.cli.parameters import Argument
 from proxima.data.errors import UserError
 
-PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2", "matplotlib")
+PACKAGES = ("torch", "transformers", "safetensors", "pyarrow", "pyyaml", "rich", "jinja2")
 OPTIONAL = {
     "datasets": "data",
     "reasoning_gym": "gym",
     "math-verify": "math",
     "gguf": "gguf",
     "peft": "lora",
+    "matplotlib": "plot",
     "torchao": "low-bit",
 }
 

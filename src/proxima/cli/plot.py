@@ -4,8 +4,7 @@ proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weigh
 proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
 proxima plot threshold                                 # the same for an example
 proxima plot divergence runs/mine                      # ratio and difference of pi and mu by probability
-proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README
-proxima plot timeline runs/mine --steps 3:8            # who works and who waits: trainer, engine, rewards, prompts"""
+proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -118,20 +117,6 @@ def run_figure(run_folder: RunPath, *, out: Out = "run.svg") -> None:
     _write(LearningCurve.of(run_folder), out, "run.svg")
 
 
-def timeline_figure(
-    run_folder: Annotated[Path, Argument("run folder, also of a running or killed run", "RUN")],
-    *,
-    out: Out = "timeline.svg",
-    steps: Annotated[str | None, Argument("such as 3:8, or one step; default: the last six", "FIRST:LAST")] = None,
-) -> None:
-    """The stages of a few steps over time: trainer, engine, rewards, and each prompt."""
-    from proxima.lab.run_reader import existing_run
-    from proxima.view.timeline_plot import timeline_of_run
-
-    run = existing_run(run_folder)
-    _write(timeline_of_run(run.timeline, run.path.resolve().name, steps), out, "timeline.svg")
-
-
 def parse_surrogate(word: str) -> Any:
     """Build the spec of `ppo_clip` or `ppo_clip,epsilon_high=0.28`; ConfigError as for `spec_from_words`."""
     from proxima.cli.check import spec_from_words
@@ -154,6 +139,5 @@ PLOTS: dict[str, Callable[..., None]] = {
     "threshold": threshold_figure,
     "divergence": divergence_figure,
     "run": run_figure,
-    "timeline": timeline_figure,
 }
 COMMAND = Actions(PLOTS, metavar=" | ".join(PLOTS))

@@ -1,70 +1,77 @@
-"use strict";
-(() => {
-  const buttons = [...document.querySelectorAll(".legend button")];
-  const names = buttons.map((button) => button.querySelector("span").textContent);
+// The curves of compare.html: each cell's line and the area of its interval, over an axis to choose.
 
-  // A cell's name shows and hides its curves.
-  for (const button of buttons) {
-    button.addEventListener("click", () => {
-      const shown = button.getAttribute("aria-pressed") !== "true";
-      button.setAttribute("aria-pressed", String(shown));
-      for (const group of document.querySelectorAll(`g[data-series="${button.dataset.cell}"]`)) group.classList.toggle("hidden", !shown);
+import { get } from "./api.js";
+import { lineChart } from "./chart.js";
+import { h, s } from "./dom.js";
+import { figure } from "./format.js";
+
+const { cells, axes, charts } = await get("comparison"), hidden = new Set();
+let axis = axes[0].key, drawn = [];
+
+function linesOf(chart) {
+  return (chart.lines[axis] || chart.lines.only).map((line, cell) => (line && !hidden.has(cell) ? { ...line, look: cells[cell].look } : null));
+}
+
+/** The area between two edges; of a single point a whisker. */
+function area({ x, low, high, look }, chart) {
+  const inside = (value) => chart.y(Math.min(Math.max(value, chart.ends[0]), chart.ends[1])).toFixed(1);
+  const edge = (values) => values.map((value, i) => `${chart.x(x[i]).toFixed(1)} ${inside(value)}`);
+  return low.length ? s("path", { class: `${x.length > 1 ? "area" : "whisker"} ${look}`, d: `M${[...edge(low), ...edge(high).reverse()].join("L")}Z` }) : null;
+}
+
+function draw(card, chart) {
+  const lines = linesOf(chart), shown = lines.filter(Boolean), { target } = chart;
+  const steps = shown.flatMap(({ x }) => x), ends = [Math.min(...steps), Math.max(...steps)];
+  const series = shown.map(({ x, mean, look }) => ({ steps: x, values: mean, className: look }));
+  if (target !== null && shown.length) series.push({ steps: ends, values: [target, target], className: "target" });
+  const made = Object.assign(lineChart({ series, steps, ends: chart.ends, label: `${chart.title} over ${nameOf(chart)}` }), { ends: chart.ends });
+  made.svg.prepend(...shown.flatMap((line) => area(line, made) || []));
+  if (chart.dots) made.svg.append(...shown.flatMap(({ x, mean, look }) => x.map((at, i) => s("circle", { class: look, cx: made.x(at), cy: made.y(mean[i]), r: 2.4 }))));
+  const reads = lines.map((line, i) => (line ? h("output", { class: cells[i].look, title: cells[i].name }) : null));
+  const at = h("span", { class: "muted" });
+  made.svg.addEventListener("pointermove", (event) => mark(made.stepAt(event), chart.lines.only ? chart : null));
+  made.svg.addEventListener("pointerleave", () => mark(null));
+  card.replaceChildren(h("figcaption", {}, h("b", {}, chart.title), at, h("p", { class: "muted" }, chart.explanation), h("p", { class: "reads" }, reads)), made.svg, h("p", { class: "muted x" }, nameOf(chart)));
+  return { chart, lines, made, reads, at };
+}
+
+function nameOf(chart) {
+  return chart.over || axes.find(({ key }) => key === axis).name;
+}
+
+/** One ruler over all charts of an axis, with each cell's value there; without a place its last one. */
+function mark(place, alone = null) {
+  for (const { chart, lines, made, reads, at } of drawn) {
+    const here = place !== null && (alone ? chart === alone : !chart.lines.only) ? place : null;
+    made.at(here);
+    at.textContent = here === null ? "" : figure(here, 3);
+    lines.forEach((line, i) => {
+      if (!line) return;
+      const near = line.x.reduce((best, one, k) => (Math.abs(one - here) < Math.abs(line.x[best] - here) ? k : best), 0);
+      reads[i].textContent = figure(line.mean[here === null ? line.x.length - 1 : near], 3);
     });
   }
+}
 
-  // The values under the pointer come from the paths drawn by matplotlib.
-  function points(group) {
-    const numbers = [...group.querySelectorAll("path")].flatMap((path) => path.getAttribute("d").match(/-?[\d.]+/g).map(Number));
-    return numbers.flatMap((x, i) => (i % 2 ? [] : [[x, numbers[i + 1]]]));
-  }
-  function nearest(drawn, x) {
-    return drawn.reduce((best, point) => (Math.abs(point[0] - x) < Math.abs(best[0] - x) ? point : best), drawn[0]);
-  }
-  function formatted(value) {
-    const size = Math.abs(value);
-    return size >= 1000 ? Math.round(value).toLocaleString("en") : size >= 0.01 || size === 0 ? String(+value.toPrecision(3)) : value.toExponential(1);
-  }
-  function show(svg, tip, event) {
-    const box = svg.getBoundingClientRect(), d = svg.dataset;
-    const x = Math.min(Math.max(((event.clientX - box.left) / box.width) * svg.viewBox.baseVal.width, +d.left), +d.right);
-    const ruler = svg.querySelector(".ruler");
-    ruler.setAttribute("x1", x);
-    ruler.setAttribute("x2", x);
-    ruler.setAttribute("visibility", "visible");
-    const title = document.createElement("p");
-    title.className = "muted";
-    const unit = [...tip.parentElement.querySelectorAll(".x")].find((line) => line.offsetParent !== null);
-    title.textContent = `${unit ? unit.textContent : ""} ${formatted(+d.from + ((x - +d.left) / (+d.right - +d.left)) * (+d.to - +d.from))}`;
-    const rows = [title];
-    svg.querySelectorAll("g.line").forEach((group) => {
-      const drawn = points(group), index = +group.dataset.series;
-      if (!drawn.length || index >= names.length || group.classList.contains("hidden")) return;
-      const point = nearest(drawn, x), row = document.createElement("p"), chip = document.createElement("i"), name = document.createElement("span"), value = document.createElement("b");
-      if (Math.abs(point[0] - x) > 40) return;
-      chip.style.background = `var(--k${index % 8})`;
-      name.textContent = names[index];
-      value.textContent = formatted(+d.low + ((+d.bottom - point[1]) / (+d.bottom - +d.top)) * (+d.high - +d.low));
-      row.append(chip, name, value);
-      rows.push(row);
-    });
-    tip.replaceChildren(...rows);
-    const figure = tip.parentElement.getBoundingClientRect(), left = event.clientX - figure.left;
-    tip.style.top = `${box.top - figure.top + 4}px`;
-    tip.style.left = left < figure.width / 2 ? `${left + 14}px` : "auto";
-    tip.style.right = left < figure.width / 2 ? "auto" : `${figure.width - left + 14}px`;
-    tip.hidden = rows.length < 2;
-  }
-  for (const figure of document.querySelectorAll(".curves figure")) {
-    const tip = document.createElement("div");
-    tip.className = "tip";
-    tip.hidden = true;
-    figure.append(tip);
-    for (const svg of figure.querySelectorAll("svg.chart")) {
-      svg.addEventListener("pointermove", (event) => show(svg, tip, event));
-      svg.addEventListener("pointerleave", () => {
-        tip.hidden = true;
-        svg.querySelector(".ruler").setAttribute("visibility", "hidden");
-      });
-    }
-  }
-})();
+const cards = charts.map(() => h("figure", {}));
+
+function redraw() {
+  drawn = cards.map((card, i) => draw(card, charts[i]));
+  mark(null);
+}
+
+function button(text, pressed, onclick, look = null) {
+  const made = h("button", { type: "button", class: look, "aria-pressed": String(pressed), onclick: () => { onclick(made); redraw(); } }, text);
+  return made;
+}
+
+const overs = axes.map(({ key, name }) => button(name, key === axis, () => {
+  axis = key;
+  overs.forEach((one, i) => one.setAttribute("aria-pressed", String(axes[i].key === axis)));
+}));
+const names = cells.map(({ name, n, look }, i) => button([h("i", { class: "dot" }), name, h("span", { class: "muted" }, ` n=${n}`)], true, (made) => {
+  if (!hidden.delete(i)) hidden.add(i);
+  made.setAttribute("aria-pressed", String(!hidden.has(i)));
+}, look));
+redraw();
+document.getElementById("curves").replaceChildren(h("div", { class: "bar" }, "over", overs), h("div", { class: "bar" }, names), h("div", { class: "charts" }, cards));

@@ -7,8 +7,7 @@ jinja.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,70 +15,31 @@ from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
 from proxima.evaluate.headline import REWARD, Headline
-from proxima.lab.cell_statistics import HELD_OUT, CellRuns, CellSummary, SeedBand, TargetCost
+from proxima.lab.cell_statistics import HELD_OUT, CellSummary, SeedBand, TargetCost
 from proxima.lab.run_comparison import RunComparison
 from proxima.lab.seed_statistics import SeedMean
-from proxima.view.chart import Series, line_chart
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, plus_minus, signed, significant
+from proxima.view.microscope.metric_meanings import metric_meanings
 from proxima.view.page import render
+from proxima.view.palette import CELLS
 
-COLORS, DASHES = 8, ((), (7, 3), (2, 3))  # --k0 … --k7; the ninth cell has the first colour again, dashed
+LOOKS = ("", " again", " dotted")  # of the first eight cells, which have a colour each, and of the next ones
 SHARES = frozenset({"masked_fraction", "accuracy", "rewards/accuracies"})
 TIE = 0.1  # an axis spans at least this for a share, else this part of its values, so that ties look like ties
 DOTS = 30  # up to this many evaluations of a run, each is drawn as a dot
-
-
-@dataclass(frozen=True)
-class PageAxis:
-    """The x axis of the curves: the name on its button, its description, and the units of its numbers."""
-
-    name: str
-    description: str
-    units: tuple[tuple[float, str], ...]
-
-
-SECONDS = ((1, "s"), (60, "min"), (3600, "h"))
-TOKENS = ((1, "tokens"), (1e3, "k tokens"), (1e6, "M tokens"), (1e9, "B tokens"))
-AXES = {
-    "step": PageAxis("steps", "steps", ((1, "steps"),)),
-    "time": PageAxis("time", "training clock", SECONDS),
-    "cpu": PageAxis("CPU time", "CPU time of the training process", SECONDS),
-    "generated": PageAxis("tokens generated", "tokens generated", TOKENS),
-    "trained": PageAxis("tokens trained", "tokens trained", TOKENS),
+AXES = {  # axis: its name on the page
+    "step": "steps",
+    "time": "training clock, s",
+    "cpu": "CPU time, s",
+    "generated": "tokens generated",
+    "trained": "tokens trained",
 }
-ENOUGH = 10  # a larger unit is used if the longest run has at least this many of it
-
-
-@dataclass(frozen=True)
-class ComparisonChart:
-    """A figure of the page: its title, its key in the records, its explanation, and the factor of its values."""
-
-    title: str
-    key: str
-    explanation: str
-    factor: float = 1.0
-
-
 CHARTS = (
-    ComparisonChart("Held-out", HELD_OUT, "mean over the held-out questions; dots are evaluations"),
-    ComparisonChart("Training reward", "reward/mean", "mean over the valid completions of a step"),
-    ComparisonChart("Length", "length/mean", "tokens of a completion"),
-    ComparisonChart("Turns", "episode/turns/mean", "messages of the model in an episode"),
-    ComparisonChart("Tool calls", "episode/calls", "of all episodes of a step"),
-    ComparisonChart("Entropy", "entropy/mean", "nats per token"),
-    ComparisonChart("KL", "approx_kl", "nats per token: how far an update moved the policy"),
-    ComparisonChart("Masked", "masked_fraction", "% of tokens, outside the trust region", 100.0),
-    ComparisonChart("Gradient norm", "grad_norm", "before clipping"),
-    ComparisonChart("Engine against trainer", "mismatch/log_prob_absdiff_mean", "mean |Δ log-prob|, nats per token"),
-    ComparisonChart("Seconds per step", "time/step", "generating, scoring, training, publishing"),
+    *(HELD_OUT, "reward/mean", "length/mean", "episode/turns/mean", "episode/calls", "entropy/mean", "approx_kl"),
+    *("masked_fraction", "grad_norm", "mismatch/log_prob_absdiff_mean", "time/step"),
 )
 EXAMPLE_CHARTS = (  # for runs on fixed data sets
-    CHARTS[0],
-    ComparisonChart("Training loss", "loss", "mean over the examples of a step"),
-    ComparisonChart("Training accuracy", "accuracy", "share of the pairs of a step whose better side scores higher"),
-    ComparisonChart("Training accuracy", "rewards/accuracies", "share of the pairs of a step with a margin above 0"),
-    ComparisonChart("Training margin", "rewards/margins", "implicit reward of the better side minus that of the other"),
-    *(chart for chart in CHARTS if chart.key in ("grad_norm", "time/step")),
+    *(HELD_OUT, "loss", "accuracy", "rewards/accuracies", "rewards/margins", "grad_norm", "time/step"),
 )
 
 
@@ -93,34 +53,27 @@ def write_comparison(
         OSError: the folder is missing or the disk is full; an earlier page stays intact.
     """
     path = Path(path)
-    values = page_values(comparison, over)
-    write_atomic(path, render("compare", styles=("report.css", "compare.css"), title=title, **values))
+    write_atomic(path, render("compare", title=title, over=over, **page_values(comparison, over)))
     return path
 
 
 def page_values(comparison: RunComparison, over: str | None = None) -> dict[str, Any]:
-    """Return everything that the page shows, with formatted numbers."""
+    """Return everything that the page shows: formatted numbers, and `answers`, from which its curves are drawn."""
     rows = comparison.rows()
-    axes = [axis for axis in AXES if axis in comparison.axes]
-    scales = {axis: axis_unit(axis, comparison.cells) for axis in axes}
-    titles = {axis: axis_title(axis, unit) for axis, (_, unit) in scales.items()}
-    shown = EXAMPLE_CHARTS if comparison.offline else CHARTS
+    cells = [{"name": c.name, "look": look(i), "n": len(c.used)} for i, c in enumerate(comparison.cells)]
+    charts = curves(comparison) + ([] if over is None else over_field(comparison, rows, over))
+    axes = [{"key": axis, "name": name} for axis, name in AXES.items() if axis in comparison.axes]
     rewarded = () if comparison.offline else ("reward",)
     paired = ["after", "best", *rewarded, *comparison.figures, "clock", "cpu"]  # compared seed by seed
     return {
-        "cells": [
-            {"name": cell.name, "color": css_color(i), "dash": " ".join(map(str, dashes(i))), "n": len(cell.used)}
-            for i, cell in enumerate(comparison.cells)
-        ],
+        "cells": cells,
         "headline": comparison.headline.title,
         "runs": sum(len(cell.runs) for cell in comparison.cells),
         "baseline": comparison.baseline.name,
         "target": None if comparison.target is None else fixed(comparison.target, 3).rstrip("0"),
-        "axes": [{"key": axis, "name": AXES[axis].name, "description": titles[axis]} for axis in axes],
-        "charts": [made for chart in shown if (made := chart_figure(comparison, scales, chart)) is not None],
+        "has_charts": bool(charts),
+        "answers": {"comparison": {"cells": cells, "axes": axes, "charts": charts}},
         "intervals": interval_bars(rows, comparison.headline),
-        "over": over,
-        "over_charts": [] if over is None else over_field(comparison, rows, over),
         "head": table_head(comparison),
         "table": [glued(table_row(row, comparison)) for row in rows],
         "training": "Training figures" if comparison.offline else "Training reward",
@@ -143,51 +96,41 @@ def glued(row: Sequence[str]) -> list[str]:
     return [row[0], *(re.sub(r"(?<![a-z]{2}) (?![(+±])", "\u00a0", text) for text in row[1:])]
 
 
-def css_color(index: int) -> str:
-    return f"var(--k{index % COLORS})"
+def look(index: int) -> str:
+    """Return the class of a cell: its colour and, from the ninth cell on, its dashes."""
+    return CELLS[index % len(CELLS)] + LOOKS[min(index // len(CELLS), len(LOOKS) - 1)]
 
 
-def dashes(index: int) -> tuple[int, ...]:
-    return DASHES[min(index // COLORS, len(DASHES) - 1)]
-
-
-def axis_title(axis: str, unit: str) -> str:
-    """`training clock, min`; `k tokens generated`."""
-    name, noun = AXES[axis].description, unit.split()[-1]
-    return name.replace(noun, unit, 1) if noun in name else f"{name}, {unit}"
-
-
-def axis_unit(axis: str, cells: Sequence[CellRuns]) -> tuple[float, str]:
-    """Return the unit, as (size, name), in which the longest run has a readable number."""
-    longest = max((max(run.position(axis).values()) for cell in cells for run in cell.used), default=0.0)
-    large = [unit for unit in AXES[axis].units if longest >= ENOUGH * unit[0]]
-    return large[-1] if large else AXES[axis].units[0]
-
-
-def chart_figure(
-    comparison: RunComparison, scales: Mapping[str, tuple[float, str]], chart: ComparisonChart
-) -> dict[str, Any] | None:
-    """Return a figure with one SVG per axis; None if no cell has the key, or all values are 0."""
-    pictures = []
-    held_out = chart.key == HELD_OUT
-    judged = held_out and comparison.headline.share
-    title = f"{chart.title} {comparison.headline.title}" if held_out else chart.title
-    for axis, (size, _) in scales.items():
-        bands = [cell.band(chart.key, axis) for cell in comparison.cells]
+def curves(comparison: RunComparison) -> list[dict[str, Any]]:
+    """Return the charts of the page, each with a line of every cell over each axis; those that no cell has recorded,
+    or whose values are all 0, are left out."""
+    charts = []
+    for key in EXAMPLE_CHARTS if comparison.offline else CHARTS:
+        bands = [cell.band(key) for cell in comparison.cells]
         if not any(band and any(band.mean) for band in bands):
-            return None
-        share = judged or chart.key in SHARES or (chart.key == REWARD and all_in_unit_interval(bands))
-        low, high = visible_range(bands, 1.0 if share else float("inf"), TIE if judged else 0.0)
-        dots = held_out and all(len(band.x) <= DOTS for band in bands if band)
-        series = [replace(cell_series(i, band, size, chart.factor), dots=dots) for i, band in enumerate(bands)]
-        if held_out and comparison.target is not None:
-            places = [x for s in series for x in s.x]
-            line = [(min(places), comparison.target), (max(places), comparison.target)]
-            series.append(Series(points=line, color="muted", dash=(2, 4)))
-        label = f"{title} over {AXES[axis].description}"
-        svg = line_chart(series, label=label, within=(chart.factor * low, chart.factor * high), size=(440, 230))
-        pictures.append({"axis": axis, "svg": svg})
-    return {"title": title, "explanation": chart.explanation, "pictures": pictures}
+            continue
+        held_out = key == HELD_OUT
+        judged = held_out and comparison.headline.share
+        share = judged or key in SHARES or (key == REWARD and all_in_unit_interval(bands))
+        meaning = (
+            "mean over the held-out questions; dots are evaluations" if held_out else metric_meanings([key])[key][1]
+        )
+        charts.append(
+            {
+                "title": f"held-out {comparison.headline.title}" if held_out else key,
+                "explanation": meaning,
+                "ends": visible_range(bands, 1.0 if share else math.inf, TIE if judged else 0.0),
+                "lines": {a: [line(cell.band(key, a)) for cell in comparison.cells] for a in comparison.axes},
+                "target": comparison.target if held_out else None,
+                "dots": held_out and all(len(band.x) <= DOTS for band in bands if band),
+            }
+        )
+    return charts
+
+
+def line(band: SeedBand | None) -> dict[str, Sequence[float]] | None:
+    """Return a cell's curve with the edges of its area; None for a cell without it."""
+    return None if band is None else {name: getattr(band, name) for name in ("x", "mean", "low", "high")}
 
 
 def all_in_unit_interval(bands: Sequence[SeedBand | None]) -> bool:
@@ -216,15 +159,6 @@ def visible_range(bands: Sequence[SeedBand | None], highest: float, least: float
     return widened(low - margin if low < 0 else max(0.0, low - margin), min(high + margin, highest), least, highest)
 
 
-def cell_series(index: int, band: SeedBand | None, size: float, factor: float) -> Series:
-    """Return a cell's curve with its band, in the units of the axis."""
-    if band is None:
-        return Series(points=())
-    points = [(x / size, factor * y) for x, y in zip(band.x, band.mean, strict=True)]
-    area = [(factor * a, factor * b) for a, b in zip(band.low, band.high, strict=True)]
-    return Series(points=points, color=f"k{index % COLORS}", band=area, dash=dashes(index))
-
-
 def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: str) -> list[dict[str, Any]]:
     """Return what each cell reached and what it cost, over the value that it has in a field: the held-out figure at its
     end, and the training clock."""
@@ -233,23 +167,24 @@ def over_field(comparison: RunComparison, rows: Sequence[CellSummary], field: st
         problem = f"--over {field}: must be a number in the recipe, and differ between the cells"
         raise UserError(problem, remedy=f"such are: {', '.join(fields) or 'none'}")
     charts = []
-    for title, key, factor in (
-        ("Held-out " + comparison.headline.title, end_of(rows), 1.0),
-        ("Minutes", "clock", 1 / 60),
-    ):
-        means = [getattr(row, key) for row in rows]
-        series = [
-            Series(
-                points=[(float(x), factor * mean.mean)],
-                spread=[(factor * mean.low, factor * mean.high)],
-                color=f"k{i % COLORS}",
-            )
-            for i, (x, mean) in enumerate(zip(values_of_cells, means, strict=True))
-            if mean is not None
+    for title, key in ((f"held-out {comparison.headline.title}", end_of(rows)), ("training clock, s", "clock")):
+        means: list[SeedMean | None] = [getattr(row, key) for row in rows]
+        dots = [
+            None if m is None else SeedBand((float(x),), (m.mean,), (m.low,), (m.high,))
+            for x, m in zip(values_of_cells, means, strict=True)
         ]
-        if series:
-            svg = line_chart(series, label=f"{title} over {field}", size=(440, 230))
-            charts.append({"title": title, "svg": svg})
+        if edges := [edge for dot in dots if dot for edge in (*dot.low, *dot.high)]:
+            charts.append(
+                {
+                    "title": title,
+                    "explanation": "mean over seeds and its 95 % t interval",
+                    "over": field,
+                    "ends": widened(min(edges), max(edges), 0.0, math.inf),
+                    "lines": {"only": list(map(line, dots))},
+                    "target": None,
+                    "dots": True,
+                }
+            )
     return charts
 
 
@@ -293,7 +228,7 @@ def interval_bars(rows: Sequence[CellSummary], headline: Headline) -> dict[str, 
     bars = [
         {
             "name": name,
-            "color": css_color(i),
+            "look": look(i),
             "text": plus_minus(mean),
             "at": place(mean.mean),
             "seeds": [place(value) for value in mean.values] if mean.n > 1 else [],

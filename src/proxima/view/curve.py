@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from proxima.data import UserError
 from proxima.evaluate.headline import Headline
 from proxima.lab.run_reader import read_run
+from proxima.lab.running_mean import running_mean
 from proxima.runtime.watch.observer import Record
-from proxima.view.chart import Color, Drawing, Series, chart_axes, draw_series
+from proxima.view.chart import Color, Drawing, panel_axes, round_ticks
 from proxima.view.formatting import duration, fixed
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MARGINS = (44, 24, 44, 40)
+MARGINS, SMOOTHED = (44, 24, 44, 40), 12  # steps from which the running mean is drawn, too
 
 
 @dataclass(frozen=True)
@@ -50,23 +51,37 @@ class LearningCurve(Drawing):
         return f"held-out {figure} of {self.evals[-1]['questions']} questions in {spent}"
 
     def draw(self, figure: "Figure", color: Color) -> None:
-        rewards = Series(points=[(float(r["step"]), float(r["reward/mean"])) for r in self.train], smooth=True)
+        steps = [float(r["step"]) for r in self.train]
+        rewards = [float(r["reward/mean"]) for r in self.train]
         headline = Headline.of(self.evals)
-        judged = [(r, value) for r in self.evals if (value := headline.value(r)) is not None]
-        spread = [headline.bounds(r) or (value, value) for r, value in judged]
-        held_out = [(float(r["step"]), value) for r, value in judged]
-        values = [*([0.0, 1.0] if headline.share else []), *rewards.y, *(v for pair in spread for v in pair)]
-        axes = chart_axes(figure, [0.0, *rewards.x], (min(values), max(values)), margins=MARGINS, intervals=5)
+        judged = [
+            (float(r["step"]), value, headline.bounds(r))
+            for r in self.evals
+            if (value := headline.value(r)) is not None
+        ]
+        spread = [(x, *(bounds or (value, value))) for x, value, bounds in judged]
+        values = [*([0.0, 1.0] if headline.share else []), *rewards, *(v for _, *pair in spread for v in pair)]
+        axes = panel_axes(figure, MARGINS)
+        axes.set(xlim=(0.0, steps[-1]), ylim=(min(values), max(values)))
+        round_ticks(axes.xaxis, 5, integer=True)
+        round_ticks(axes.yaxis, 5)
         axes.set_xlabel("step")
         axes.set_title(self.title, fontsize=15, pad=14)
-        draw_series(axes, rewards, 0, color)
+        line: Any = {"color": color("a"), "clip_on": False}
+        if len(steps) >= SMOOTHED:
+            axes.plot(steps, rewards, linewidth=1.0, alpha=0.35, **line)
+            rewards = [float(mean or 0.0) for mean in running_mean(rewards)]
+        axes.plot(steps, rewards, linewidth=1.8, marker="o" if len(steps) == 1 else "", **line)
         names = [("mean reward of a step", "a", 30)]
-        if held_out:
-            draw_series(axes, Series(points=held_out, color="b", spread=spread), 1, color)
+        if judged:
+            held_out: Any = {"color": color("b"), "clip_on": False}
+            axes.vlines(*zip(*spread, strict=True), linewidth=1.6, alpha=0.75, **held_out)
+            places, heights, _ = zip(*judged, strict=True)
+            axes.plot(places, heights, marker="o", markersize=7, linestyle="", markeredgewidth=0, **held_out)
             names.append((f"held-out {headline.name}, 95 % interval", "b", 12))
         pixels: dict[str, Any] = {"textcoords": "offset pixels"}
-        for x, value in held_out:
-            shift, side = (9, "left") if x < rewards.x[-1] / 2 else (-9, "right")
+        for x, value, _ in judged:
+            shift, side = (9, "left") if x < steps[-1] / 2 else (-9, "right")
             bold = pixels | {"color": color("b"), "fontweight": "bold", "ha": side}
             axes.annotate(fixed(value, 3), (x, value), (shift, -18), **bold)
         for text, name, height in names:  # the lower right corner is empty under a rising curve

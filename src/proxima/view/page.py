@@ -1,9 +1,8 @@
-"""Renders an HTML page that needs no network: its style and its script are inline, and its content security policy
-forbids any other script and any request."""
+"""Renders a page of runs in one file that needs no network: an export of the viewer, with its style sheet, its modules
+and its answers inline; the result itself is HTML and needs no script. Its policy forbids everything else."""
 
-import base64
-import hashlib
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,24 +10,41 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from proxima.view.chart import palette_css
+from proxima.data.jsonl import dumps
 from proxima.view.formatting import count, visible
+from proxima.view.microscope.single_file import PAGE, bundle, inert_json, policy_of
+from proxima.view.palette import cell_colors
 
-HERE = Path(__file__).parent
+HERE, DIGITS = Path(__file__).parent, 6
 
 
-def render(name: str, *, styles: Sequence[str], **values: Any) -> str:
-    """Render `NAME.html.j2` with `NAME.js`, if there is one, and style sheets of this folder; jinja escapes every value
-    that is not `Markup`, and makes control characters in it visible."""
-    file = HERE / f"{name}.js"
-    script = file.read_text(encoding="utf-8") if file.is_file() else ""
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode()
-    style = palette_css(":root") + "".join((HERE / sheet).read_text(encoding="utf-8") for sheet in styles)
+def render(
+    name: str, *, styles: Sequence[str] = ("report.css",), answers: Mapping[str, Any] | None = None, **values: Any
+) -> str:
+    """Render `NAME.html.j2` with `NAME.js`, if there is one, which draws `answers`, those of the viewer's server by
+    path. Jinja escapes every value that is not `Markup`, and makes control characters in it visible.
+
+    Args:
+        styles: style sheets of this folder, after the viewer's.
+    """
+    script = bundle(f"{name}.js", (HERE, PAGE)) if (HERE / f"{name}.js").is_file() else ""
+    sheets = (PAGE / "microscope.css", *(HERE / sheet for sheet in styles))
     return (
         _environment()
         .get_template(f"{name}.html.j2")
-        .render(script=Markup(script), script_digest=digest, style=Markup(style), **values)
+        .render(
+            policy=policy_of(script),
+            style=Markup(cell_colors() + "".join(sheet.read_text(encoding="utf-8") for sheet in sheets)),
+            script=Markup(script),
+            exported=Markup(inert_json({"start": "", "data": _shortened(answers or {})})),
+            **values,
+        )
     )
+
+
+def _shortened(answers: Mapping[str, Any]) -> Any:
+    """Return the same with fewer digits, so that long runs are small pages."""
+    return json.loads(dumps(answers), parse_float=lambda text: float(f"{float(text):.{DIGITS}g}"))
 
 
 @cache

@@ -1,35 +1,27 @@
 """report.html: a run in one file that needs no network and can be sent by e-mail.
 
-It needs only the run folder, even of an unfinished run. Text from a model or a data set reaches the page through
-jinja's escaping, or through JSON and `textContent`, never as markup.
+It needs only the run folder, even of an unfinished run. The result is HTML; the viewer's own script draws the curves,
+from the answers that its server would give. Text from a model or a data set is escaped by jinja.
 """
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from proxima.config.step_size import at_once, pruned
-from proxima.core import SELECTIONS
 from proxima.data.atomic_files import write_atomic
-from proxima.data.jsonl import dumps
 from proxima.evaluate.headline import Headline
 from proxima.lab.run_reader import Run, flat, read_run
-from proxima.rollout.dynamic_sampling import DynamicSampling
 from proxima.runtime.state.folder import RunFolder
-from proxima.runtime.watch.observer import Record, RunInfo
-from proxima.view.chart import page_svg, variable
+from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
-from proxima.view.log_lines import arithmetic, of_questions, why_unknown
+from proxima.view.log_lines import of_questions, why_unknown
 from proxima.view.microscope import PORT
+from proxima.view.microscope.viewed_run import ViewedRun
 from proxima.view.page import render
-from proxima.view.report_curves import LARGE, all_charts, waiting_cards
 from proxima.view.report_samples import first_errors, held_out_questions, select_samples
-from proxima.view.timeline_plot import TimelineFigure
 
 MANY = 0.1  # share of failed scores from which a banner reports them
 
@@ -41,22 +33,18 @@ def write_report(path: Path | str) -> Path:
         stays intact).
     """
     run = read_run(path, empty=True)
-    write_atomic(run.files.report, render("report", styles=("report.css",), **report_values(run)))
+    write_atomic(run.files.report, render("report", **report_values(run)))
     return run.files.report
 
 
 def report_values(run: Run) -> dict[str, Any]:
     """Return everything that the page shows."""
-    charts, waiting = all_charts(run.train, run.evals), waiting_cards(run.train)
-    for number, chart in enumerate((*charts, *waiting)):
-        chart["number"] = number
     counted = run
     if run.status == "failed":
         from proxima.view.report_given_up import given_up
 
         counted = replace(run, train=(*run.train, *given_up(run)))
-    steps, samples, unreadable = select_samples(run.files)
-    data = {"steps": [r["step"] for r in run.train], "charts": [c["values"] for c in (*charts, *waiting)]}
+    samples, unreadable = select_samples(run.files)
     return {
         "run": run,
         "algorithm": run.summary.get("algorithm") or run.config.get("algorithm.surrogate.kind") or "run",
@@ -71,9 +59,7 @@ def report_values(run: Run) -> dict[str, Any]:
         "training": training_figure(run.train),
         "not_evaluated": not_evaluated(run),
         "tiles": tiles(counted),
-        "arithmetic": batch_arithmetic(run.recipe, run.files),
-        "charts": [("Curves", charts[:LARGE], charts[LARGE:]), ("Where the time goes", [], waiting)],
-        "timeline": last_steps(run.files),
+        "has_records": bool(run.train or run.evals),
         "questions": held_out_questions(run.files),
         "discarded": discarded(counted),
         "config": config_lines(run.files),
@@ -82,9 +68,17 @@ def report_values(run: Run) -> dict[str, Any]:
             for name, value in flat(run.environment)
         ],
         "unreadable": unreadable,
-        "sample_steps": steps,
-        "data": script_json({**data, "samples": samples}),
+        "samples": samples,
+        "answers": viewer_answers(run),
     }
+
+
+def viewer_answers(run: Run) -> dict[str, Any]:
+    """Return what the viewer's server answers about the run's curves, by path."""
+    viewed = ViewedRun(0, run.files)
+    trend = viewed.trend()
+    about = viewed.about() | {"folder": run.folder.resolve().name}
+    return {"runs": [about], "0/trend": trend | {"rollout_steps": trend["steps"]}, "0/timeline": viewed.timeline()}
 
 
 def headline(evals: Sequence[Record]) -> dict[str, Any] | None:
@@ -145,16 +139,6 @@ def padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values, default=0.0), max(values, default=1.0)
     margin = 0.1 * (high - low) or 0.1 * abs(high) or 1.0
     return low - margin, high + margin
-
-
-def last_steps(folder: RunFolder) -> dict[str, Any] | None:
-    """Draw the last steps of timeline.json; None if it has no steps."""
-    figure = TimelineFigure.of(folder.timeline, folder.path.resolve().name) if folder.timeline.is_file() else None
-    if figure is None:
-        return None
-    with figure.opened(variable) as drawn:
-        svg = page_svg(drawn, figure.title)
-    return {"title": f"Steps {figure.steps[0][0]} to {figure.steps[-1][0]}", "svg": svg}
 
 
 def not_evaluated(run: Run) -> str:
@@ -227,35 +211,6 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     return [(name, text) for name, text in texts.items() if name not in hidden]
 
 
-def batch_arithmetic(config: Mapping[str, Any], folder: RunFolder) -> str | None:
-    """Rebuild the line of `log_lines.arithmetic` from config.yaml; None if the file is missing or damaged."""
-    try:
-        train, algorithm = config["train"], config.get("algorithm") or {}
-        if "examples_per_step" in train:
-            examples, budget = train["examples_per_step"], train["tokens_per_micro_batch"]
-            return arithmetic(_batch_info(folder, examples=examples, tokens_per_micro_batch=budget))
-        specs = [dict(spec) for spec in algorithm.get("selection") or ()]
-        prunes = [SELECTIONS["prune"](**spec) for spec in specs if spec.pop("kind", None) == "prune"]
-        refill = algorithm.get("dynamic_sampling")
-        prompts, kept = pruned(train["prompts_per_step"], train["completions_per_prompt"], prunes)
-        info = _batch_info(
-            folder,
-            prompts=prompts,
-            completions=train["completions_per_prompt"],
-            kept=kept,
-            at_once=at_once(prompts, DynamicSampling(**refill) if refill else None),
-            updates=train["updates_per_step"] * train["epochs_per_step"],
-            tokens_per_micro_batch=train["tokens_per_micro_batch"],
-        )
-        return arithmetic(info)
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _batch_info(folder: RunFolder, **batch: Any) -> RunInfo:
-    return RunInfo(version="", algorithm="", model="", seed=0, folder=folder.path, steps=0, **batch)
-
-
 def discarded(run: Run) -> list[dict[str, str]]:
     """Count the completions of the whole run that were not trained on, by reason."""
     metrics = [p for p in run.config if p.startswith("algorithm.selection.") and p.endswith(".metric")]
@@ -287,11 +242,3 @@ def config_lines(folder: RunFolder) -> list[tuple[str, str]]:
         setting, mark, source = line.rpartition("  # ")
         lines.append((setting.rstrip(), source) if mark else (line, ""))
     return lines
-
-
-def script_json(value: Any) -> Markup:
-    """Encode JSON for a <script> element: without `<`, hence without `</script>` or `<!--`."""
-    text = dumps(value)
-    for char in "<>&\u2028\u2029":
-        text = text.replace(char, f"\\u{ord(char):04x}")
-    return Markup(text)

@@ -14,7 +14,7 @@ from proxima.runtime.state.rollouts import read_rows
 from proxima.view.formatting import fixed, signed
 
 QUESTIONS = 5  # answered before and after
-SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 60, 2, 4
+SAMPLED_STEPS, SAMPLED_GROUPS, SAMPLED_COMPLETIONS = 20, 2, 4
 IDENTITY = ("prompt_uid", "sample", "turn", "question", "answer", "text", "correct", "reward")
 Item = TypeVar("Item")
 CUT, MESSAGE, MESSAGES = 1500, 400, 24  # characters of a completion and of a message shown; messages of an episode
@@ -72,9 +72,9 @@ def _answer(row: Mapping[str, Any], judged: bool) -> dict[str, Any]:
     return {**said, "verdict": verdict, "mark": mark}
 
 
-def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, Any]]], list[str]]:
-    """Return steps spread evenly over the run, samples of `select_groups` for each, and the unreadable files."""
-    steps, samples, unreadable = [], [], []
+def select_samples(folder: RunFolder) -> tuple[list[tuple[int, list[dict[str, Any]]]], list[str]]:
+    """Return steps spread evenly over the run, each with samples of `select_groups`, and the unreadable files."""
+    samples, unreadable = [], []
     for file in _spread(sorted(folder.rollouts.glob("[0-9]*.parquet")), SAMPLED_STEPS):
         try:
             rows = _rows(file, (*IDENTITY, "parts", "error", "advantage", "outcome"))
@@ -84,9 +84,8 @@ def select_samples(folder: RunFolder) -> tuple[list[int], list[list[dict[str, An
         groups: dict[int, list[dict[str, Any]]] = {}
         for row in rows:
             groups.setdefault(row["prompt_uid"], []).append(row)
-        steps.append(int(file.stem))
-        samples.append([_sample(group) for group in select_groups(list(groups.values()))])
-    return steps, samples, unreadable
+        samples.append((int(file.stem), [_sample(group) for group in select_groups(list(groups.values()))]))
+    return samples, unreadable
 
 
 def _rows(file: Path, columns: Sequence[str]) -> list[dict[str, Any]]:

@@ -9,9 +9,9 @@ import pytest
 
 from proxima.core import SURROGATES
 from proxima.data import UserError
-from proxima.view.microscope.app import PAGE
-from proxima.view.microscope.exported_page import bundle, exported_page, step_of
+from proxima.view.microscope.exported_page import exported_page, step_of
 from proxima.view.microscope.server import open_runs
+from proxima.view.microscope.single_file import PAGE, bundle
 from tests.view.microscope.stored_run import HOSTILE, make_step
 
 
@@ -53,7 +53,7 @@ def test_what_export_names(run):
 
 
 def test_all_modules_are_in_the_bundle():
-    script = bundle(PAGE, "main.js")
+    script = bundle("main.js")
     assert not re.search(r"^(import|export)\b", script, re.MULTILINE)
     for file in PAGE.glob("*.js"):
         assert f"modules['{file.name}'] = " in script, file.name

@@ -2,26 +2,19 @@
 
 from proxima.core.correction.guard import MismatchGuard
 from proxima.core.correction.health import rules
+from proxima.lab.cell_statistics import HELD_OUT
 from proxima.lab.metric_names import METRIC_ALIASES
-from proxima.view import report_specs
+from proxima.view.comparison_page import CHARTS, EXAMPLE_CHARTS
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 from tests.view.synthetic import record
 
-DERIVED = {"acceptance", "kept"}  # computed by the report, not in metrics.jsonl
-
-
-def charted():
-    """The metrics in the report's charts."""
-    for value in vars(report_specs).values():
-        for spec in value if isinstance(value, tuple) else (value,):
-            if isinstance(spec, report_specs.Curves):
-                yield from spec.keys
+CHARTED = {*CHARTS, *EXAMPLE_CHARTS} - {HELD_OUT}  # on the page of a comparison
 
 
 def test_every_metric_that_is_named_has_a_line_of_its_own():
-    """A run's records, the report's charts, the health check, and what other frameworks' names resolve to."""
+    """A run's records, the charts of a comparison, the health check, and what other frameworks' names resolve to."""
     judged = [rule.metric for rule in rules(MismatchGuard())]
-    named = {*record(1, 10), *charted(), *judged, *METRIC_ALIASES.values(), "updates/skipped"} - {"kind", *DERIVED}
+    named = {*record(1, 10), *CHARTED, *judged, *METRIC_ALIASES.values(), "updates/skipped"} - {"kind"}
     about = metric_meanings(named)
     assert len(named) > 60
     assert [name for name, (group, meaning) in about.items() if group == "Other" or not meaning] == []

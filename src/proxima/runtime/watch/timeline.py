@@ -1,4 +1,4 @@
-"""timeline.json: what happened when, as Chrome trace events. `proxima plot timeline` draws it;
+"""timeline.json: what happened when, as Chrome trace events. `proxima view` and the report draw it;
 https://ui.perfetto.dev and chrome://tracing open it.
 
 A JSON array of one event a line. Both viewers read an array that does not end, so the file of a killed run opens, too.

@@ -6,7 +6,8 @@
     recomputed_columns.py  columns that were not stored, computed from the weights
     completion_page.py  a completion with its columns, and explained tokens       token_text  ids → text
     metric_meanings.py  metrics.yaml: what each metric means, for the curves and for docs/
-    exported_page.py a page in one file, to share                              page/       HTML, CSS and JavaScript
+    exported_page.py a step in one file, to share; single_file.py: its script  page/       HTML, CSS and JavaScript
+    stages.py        the last steps of timeline.json
 
 It only reads the run folder, in a separate process, and writes nothing there, so it can't slow down or harm training.
 docs/view.md describes the routes. Modules that only an opened completion needs, above all torch, are imported lazily.

@@ -4,7 +4,6 @@ import asyncio
 import hmac
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from starlette.applications import Starlette
@@ -23,11 +22,12 @@ from proxima.view.microscope.completion_page import CompletionPage, completion_k
 from proxima.view.microscope.explained_tokens import TokenProcess
 from proxima.view.microscope.notes import read_notes, write_note
 from proxima.view.microscope.resident_memory import release_memory
+from proxima.view.microscope.single_file import PAGE
 from proxima.view.microscope.step_file import StepFile
 from proxima.view.microscope.token_text import TokenText
 from proxima.view.microscope.viewed_run import ViewedRun
 
-COOKIE, PAGE = "proxima-view", Path(__file__).parent / "page"
+COOKIE = "proxima-view"
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

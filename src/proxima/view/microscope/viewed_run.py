@@ -16,7 +16,6 @@ from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
 from proxima.view.microscope.step_file import StepFile
 
-MOST_SPANS, MOST_LANES = 4000, 10  # limits of a timeline: spans sent; lanes of prompts and of episodes
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
 STEPS_KEPT = 4  # step tables kept in memory
@@ -227,38 +226,14 @@ class ViewedRun:
         return Headline.of(evals).key
 
     def timeline(self) -> list[dict[str, Any]] | None:
-        """Return the last spans of timeline.json, lane by lane: process, activity, start and end in seconds of the run;
-        None without the file."""
-        from proxima.runtime.watch.timeline import PROCESSES, timeline_spans
-        from proxima.view.timeline_plot import NAMES, with_environments
+        """Return the spans of the last steps of timeline.json, see `last_stages`; None without the file."""
+        from proxima.view.microscope.stages import last_stages
 
-        if not self.files.timeline.is_file():
-            return None
-        last = list(timeline_spans(self.files.timeline))[-MOST_SPANS:]
-        leaves = with_environments([span for span in last if not span.name.startswith(("prompt ", "episode "))])
-        spans = sorted((span for span in leaves if span.lane.thread <= MOST_LANES), key=_place)
-        return [
-            {
-                "name": s.name,
-                "process": NAMES.get(s.lane) or PROCESSES.get(s.lane.process, "").removesuffix("s"),
-                "thread": "" if s.lane in NAMES else s.lane.thread,
-                "start": s.start,
-                "end": s.end,
-                "facts": s.facts,
-            }
-            for s in spans
-        ]
+        return last_stages(self.files.timeline) if self.files.timeline.is_file() else None
 
 
 def _mapping(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _place(span: Any) -> tuple[int, int]:
-    """Sort key: the stages first, in the order of `NAMES`, then episodes, then prompts."""
-    from proxima.view.timeline_plot import NAMES
-
-    return (0, list(NAMES).index(span.lane)) if span.lane in NAMES else (-span.lane.process + 9, span.lane.thread)
 
 
 def _is_number(value: Any) -> bool:

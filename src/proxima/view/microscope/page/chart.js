@@ -31,11 +31,11 @@ function lonely(values) {
 
 /**
  * A chart of `series` ({steps, values, className}) and `dots` ([step, value], held-out results).
- * `at(step)` moves the ruler; `stepAt(event)` is the step beneath the pointer.
+ * `at(step)` moves the ruler; `stepAt(event)` is the step at the pointer.
  */
-export function lineChart({ series, dots = [], label, steps }) {
+export function lineChart({ series, dots = [], label, steps, ends }) {
   const [from, to] = extent(steps) || [0, 1];
-  const range = extent([...series.flatMap((one) => [...one.values]), ...dots.map(([, value]) => value)]);
+  const range = ends || extent([...series.flatMap((one) => [...one.values]), ...dots.map(([, value]) => value)]);
   if (!range) return null;
   const pad = range[0] === range[1] ? Math.abs(range[0]) / 10 || 1 : 0;
   const right = WIDTH - 8 - DIGIT * Math.max(...range.map((value) => figure(value, 3).length));
@@ -43,8 +43,8 @@ export function lineChart({ series, dots = [], label, steps }) {
   const ruler = s("line", { class: "ruler", y1: TOP - 4, y2: HEIGHT - BOTTOM, visibility: "hidden" });
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": label },
     range.slice(pad ? 1 : 0).map((value) => [s("line", { class: "axis", x1: LEFT, x2: right, y1: y(value), y2: y(value) }), s("text", { x: right + 5, y: y(value) + 4 }, figure(value, 3))]),
-    s("text", { x: LEFT, y: HEIGHT - 3 }, String(from)),
-    s("text", { x: right, y: HEIGHT - 3, "text-anchor": "end" }, String(to)),
+    s("text", { x: LEFT, y: HEIGHT - 3 }, figure(from, 3)),
+    s("text", { x: right, y: HEIGHT - 3, "text-anchor": "end" }, figure(to, 3)),
     series.map(({ steps: own, values, className }) => [
       s("path", { class: className, d: linePath(own, values, x, y) }),
       lonely(values).map((i) => s("circle", { class: className, cx: x(own[i]), cy: y(values[i]), r: 1.6 })),
@@ -61,10 +61,8 @@ export function lineChart({ series, dots = [], label, steps }) {
     const box = svg.getBoundingClientRect(), where = ((event.clientX - box.left) / box.width) * WIDTH;
     return from + ((where - LEFT) / (right - LEFT)) * (to - from);
   };
-  return { svg, at, stepAt };
+  return { svg, at, stepAt, x, y };
 }
-
-const LANES = 24; // maximum of a timeline; each prompt of a run has one
 
 /** What works and what waits: spans {name, process, thread, start, end, facts} in seconds, a lane per thread. */
 export function timelineChart(every) {
@@ -75,7 +73,7 @@ export function timelineChart(every) {
     if (!threads.has(name)) threads.set(name, []);
     threads.get(name).push(span);
   }
-  const lanes = [...threads].slice(0, LANES).map(([name, spans]) => ({ name, spans }));
+  const lanes = [...threads].map(([name, spans]) => ({ name, spans }));
   const begin = Math.min(...every.map((span) => span.start)), end = Math.max(...every.map((span) => span.end));
   const wide = 1080, left = 150, lane = 15, height = 22 + lanes.length * lane;
   const x = scaleOf(begin, end, left, wide - 6), kinds = [...new Set(lanes.flatMap((one) => one.spans.map((span) => span.name)))];

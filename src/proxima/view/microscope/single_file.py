@@ -1,0 +1,52 @@
+"""What a page needs to be one file: its modules as one script, its data as text that can't run, its own policy."""
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from proxima.data.jsonl import dumps
+
+PAGE = Path(__file__).parent / "page"
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./([\w.]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export ((?:async )?function|class|const) (\w+)", re.MULTILINE)
+
+
+def bundle(main: str, folders: Sequence[Path] = (PAGE,)) -> str:
+    """Bundle modules into one script: each becomes a function that is called once, after those that it imports. Modules
+    may import and export only names, and not in a cycle.
+
+    Args:
+        main: the module that starts the page; the others are those that it needs.
+        folders: where modules are found, in this order.
+    """
+    done: dict[str, str] = {}
+
+    def add(name: str, above: tuple[str, ...]) -> None:
+        if name in above:
+            raise ValueError(f"{name} imports itself through {' → '.join(above)}")
+        place = next(folder / name for folder in folders if (folder / name).is_file())
+        source = place.read_text(encoding="utf-8")
+        for _, other in IMPORT.findall(source):
+            if other not in done:
+                add(other, (*above, name))
+        body = IMPORT.sub(lambda match: f"const {{{match[1].replace(' as ', ': ')}}} = modules[{match[2]!r}];", source)
+        names = ", ".join(match[1] for match in EXPORT.findall(body))
+        body = EXPORT.sub(r"\1 \2", body)
+        done[name] = f"modules[{name!r}] = await (async () => {{\n{body}\nreturn {{{names}}};\n}})();"
+
+    add(main, ())
+    return "const modules = {};\n" + "\n".join(done.values()).replace("</script", "<\\/script")
+
+
+def policy_of(script: str) -> str:
+    """Return the content security policy of a page with this script: nothing else can run or be fetched."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:"
+
+
+def inert_json(value: Any) -> str:
+    """Encode JSON for a <script> element: without `<`, hence without `</script>` or `<!--`."""
+    return re.sub("[<>&\u2028\u2029]", lambda match: f"\\u{ord(match[0]):04x}", dumps(value))
