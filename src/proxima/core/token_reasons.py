@@ -1,6 +1,6 @@
 """Explains why each token of a batch was kept or dropped, and its weight, from surrogate and corrections together.
 
-Not used in training, only to inspect a finished step. `core.surrogate.band` has the surrogate's part.
+Not used in training, only to inspect a finished step. `core.band` has the surrogate's part.
 """
 
 from collections.abc import Sequence
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from proxima.core.aggregate import TokenSum
+from proxima.core.band import Band, told
 from proxima.core.correction.importance import Importance, log_ratio_to
 from proxima.core.correction.rejection import OffPolicySequence, Rejection, SecondMoment, TopEntropy
 from proxima.core.correction.weight_statistics import log_weight, safe_exp
 from proxima.core.loss import Corrected, Correction, Surrogate, policy_loss
 from proxima.core.ratio import spread
 from proxima.core.segment import segment_mean
-from proxima.core.surrogate.band import Band, band_of, told
 from proxima.data import PolicyBatch
 
 OF_BATCH = (SecondMoment, TopEntropy)  # their rejections depend on all tokens of the optimizer batch
@@ -164,6 +164,16 @@ class TokenReasons:
         if isinstance(spec, OF_BATCH):
             return f"{name}: {self._over_the_batch(token)}"
         return name
+
+
+def band_of(surrogate: Surrogate, b: PolicyBatch) -> Band | None:
+    """The band of each token of a batch; None for a surrogate that does not define one.
+
+    Args:
+        b: the batch as the surrogate reads it, with the `selected` of the whole batch; without it, the batch is taken
+            for the whole one.
+    """
+    return surrogate.band(replace(b, log_prob=b.log_prob.detach()))
 
 
 def _outside(value: float, lower: float, upper: float) -> str:

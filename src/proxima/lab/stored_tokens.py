@@ -12,7 +12,6 @@ from proxima.core import CORRECTIONS, SURROGATES, interpolated_proximal
 from proxima.core.divergence import TOP_K_NEEDS
 from proxima.core.loss import Correction, Surrogate
 from proxima.core.proximal import segment_wise_log_prob
-from proxima.core.surrogate.band import reads_proximal
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
 
@@ -68,7 +67,17 @@ class LossSpecs:
 
     def reads_proximal(self) -> bool:
         assert self.surrogate is not None
-        return reads_proximal(self.surrogate) or any("proximal_log_prob" in spec.needs for spec in self.corrections)
+        return _band_reads_proximal(self.surrogate) or any(
+            "proximal_log_prob" in spec.needs for spec in self.corrections
+        )
+
+
+def _band_reads_proximal(surrogate: Surrogate) -> bool:
+    """Return True if the band needs the proximal policy."""
+    kind = SURROGATES.name_of(type(surrogate))
+    return kind != "reinforce" and not (
+        kind in ("cppo", "dppo", "m2po", "tv_band") and "proximal" not in vars(surrogate).values()
+    )
 
 
 def _made(kinds: Mapping[str, Any], fields: Mapping[str, Any]) -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from proxima.check import variants_of
 from proxima.core import CORRECTIONS, SURROGATES
-from proxima.core.surrogate.band import band_of
+from proxima.core.token_reasons import band_of
 from proxima.data import Completion, Episode, Trajectory, UserError
 from proxima.lab.stored_tokens import LossSpecs, StoredTokens
 from proxima.runtime.state.folder import RunFolder

@@ -7,8 +7,9 @@
 A surrogate is a frozen dataclass that subclasses `core.loss.Surrogate`, with `__call__(PolicyBatch) -> TokenLoss`. It
 takes the ratio from `core.ratio` and masks by selection; corrections, aggregation and common metrics are added by
 `core.loss.policy_loss`.
-To add one: (1) a dataclass whose docstring has formula, args, edge cases and source; (2) a line in `SURROGATES`; (3) a
-golden file in `tests/golden`. The conformance tests find it in the dict. Out of tree: `{kind: my_lab.losses:SoftClip}`.
+To add one: (1) a dataclass whose docstring has formula, args, edge cases and source, and a `band` that explains it;
+(2) a line in `SURROGATES`; (3) a golden file in `tests/golden`. The conformance tests find it in the dict. Out of tree:
+`{kind: my_lab.losses:SoftClip}`.
 """
 
 from typing import TYPE_CHECKING

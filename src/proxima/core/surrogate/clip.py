@@ -1,16 +1,20 @@
 """The clipped objective, on the ratio of the token or of its sequence, and the policy gradient that it bounds."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import Metrics, SumCount
-from proxima.core.ratio import masked_log_ratio, masked_ratio, sequence_advantage
+from proxima.core.ratio import either, masked_log_ratio, masked_ratio, sequence_advantage
 from proxima.data import PolicyBatch, check_choices, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 
 def check_clip(epsilon_low: float, epsilon_high: float, dual_clip: float | None = None) -> None:
@@ -25,18 +29,54 @@ def clipped(
 ) -> tuple[Tensor, Tensor, Metrics]:
     """max(−A r, −A clip(r, 1−low, 1+high)), with the dual clip if A < 0: loss [N], keep [N], and the clipped shares."""
     loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(1 - low, 1 + high))
-    below = (advantage < 0) & (ratio < 1 - low)
-    above = (advantage > 0) & (ratio > 1 + high)
-    far = torch.zeros_like(below)
     if dual is not None:
         loss = torch.where(advantage < 0, torch.minimum(loss, -advantage * dual), loss)
-        far = (advantage < 0) & (ratio > dual)
+    lower, upper = clip_bounds(ratio, advantage, low, high, dual)
+    below, beyond = ratio < lower, ratio > upper
+    above, far = beyond & (advantage > 0), beyond & (advantage < 0)
     metrics: Metrics = {
         "clip_fraction_low": SumCount.over(below, mask),
         "clip_fraction_high": SumCount.over(above, mask),
         "clip_fraction_dual": SumCount.over(far, mask),
     }
-    return loss, mask & ~(below | above | far), metrics
+    return loss, mask & ~(below | beyond), metrics
+
+
+def clip_bounds(ratio: Tensor, advantage: Tensor, low: float, high: float, dual: float | None) -> tuple[Tensor, Tensor]:
+    """[N] each: the bounds of the ratio on the side to which the advantage pushes it; infinite on the other side."""
+    lower = either(advantage < 0, 1 - low, -math.inf, ratio)
+    far = either(advantage < 0, math.inf if dual is None else dual, math.inf, ratio)
+    return lower, torch.where(advantage > 0, either(advantage > 0, 1 + high, math.inf, ratio), far)
+
+
+def clip_band(spec: "PpoClip | Gspo", b: PolicyBatch, ratio: Tensor, advantage: Tensor, title: str) -> "Band":
+    """The band of a clip of the ratio [N]."""
+    from proxima.core.band import Band, constant, in_loss
+
+    low, high, dual = spec.epsilon_low, spec.epsilon_high, getattr(spec, "dual_clip", None)
+    lower, upper = clip_bounds(ratio, advantage, low, high, dual)
+
+    def cause(token: int) -> str:
+        raised = float(advantage[token]) > 0
+        if not raised and float(ratio[token]) > 1 + high:
+            return " and A < 0: beyond the dual clip the loss is constant"
+        return f" and A {'> 0: the update would raise it' if raised else '< 0: the update would lower it'} further"
+
+    def free(token: int) -> str:
+        return "the advantage is 0, so it has no gradient" if float(advantage[token]) == 0 else "nothing bounds it"
+
+    bounds = {"lower": constant(b, 1 - low), "upper": constant(b, 1 + high)}
+    return Band(
+        title=title,
+        value=in_loss(b, ratio),
+        lower=lower,
+        upper=upper,
+        loss_mask=b.loss_mask,
+        names=("ratio", "", ""),
+        columns=bounds if dual is None else bounds | {"dual": constant(b, dual)},
+        cause=cause,
+        free=free,
+    )
 
 
 @dataclass(frozen=True)
@@ -73,6 +113,9 @@ class PpoClip(Surrogate):
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
         return TokenLoss(*clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds))
+
+    def band(self, b: PolicyBatch) -> "Band":
+        return clip_band(self, b, masked_ratio(b), b.masked("advantage"), "ratio π/π_prox and its clip range")
 
 
 @dataclass(frozen=True)
@@ -117,12 +160,19 @@ class Gspo(Surrogate):
         return frozenset({"derivative"} if self.form == "token" else ())
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        ratio, advantage = masked_ratio(b, "sequence"), sequence_advantage(b)
-        if self.form == "token":
-            log_ratio = masked_log_ratio(b)
-            ratio, advantage = ratio.detach() * (log_ratio - log_ratio.detach()).exp(), b.masked("advantage")
         bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
-        return TokenLoss(*clipped(ratio, advantage, b.loss_mask, *bounds), unit=self.form)
+        return TokenLoss(*clipped(*self.measured(b), b.loss_mask, *bounds), unit=self.form)
+
+    def measured(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """[N] each: the ratio of the sequence, with the gradient of the form, and the advantage that it is for."""
+        ratio = masked_ratio(b, "sequence")
+        if self.form == "sequence":
+            return ratio, sequence_advantage(b)
+        log_ratio = masked_log_ratio(b)
+        return ratio.detach() * (log_ratio - log_ratio.detach()).exp(), b.masked("advantage")
+
+    def band(self, b: PolicyBatch) -> "Band":
+        return clip_band(self, b, *self.measured(b), "geometric mean of the sequence's ratios and its clip range")
 
 
 @dataclass(frozen=True)
@@ -161,3 +211,17 @@ class Reinforce(Surrogate):
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         return TokenLoss(-b.masked("advantage") * b.masked("log_prob"), b.loss_mask, {})
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, constant, no_bounds
+
+        lower, upper = no_bounds(b)
+        words = "this surrogate has no bound"
+        return Band(
+            title="no band",
+            value=constant(b, math.nan),
+            lower=lower,
+            upper=upper,
+            loss_mask=b.loss_mask,
+            free=lambda token: words,
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,9 @@ from proxima.core.padded_blocks import PaddedBlock, clamped_quantile, map_padded
 from proxima.core.ratio import Centre, ratio_loss
 from proxima.core.segment import segment_count
 from proxima.data import PolicyBatch, check_choices, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -140,6 +143,52 @@ class Cppo(Surrogate):
         if self.budget == "static" or self.delta_b == float("inf"):
             return far.new_full((len(far),), self.delta_b)
         return clamped_quantile(far, block, 0.9, self.delta_b, 2 * self.delta_b)
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, no_bounds, told
+        from proxima.core.surrogate.dppo import returning, returns_to
+
+        weighted, threshold = self.threshold(b)
+        spent, granted = self._prefix(b)
+        lower, unbounded = no_bounds(b)
+
+        def cause(token: int) -> str:
+            if float(threshold[token]) >= self.delta:
+                return ", the threshold of a token"
+            left, right = told(float(spent[token]), float(granted[token]))
+            return f" because the prefix had spent {left}, and was granted {right}"
+
+        assert b.sampled is not None
+        return Band(
+            title="weighted divergence Z, its threshold c, and the budget of the prefix",
+            value=torch.where(b.sampled, weighted, torch.nan),
+            lower=lower,
+            upper=torch.where(returns_to(b, self.centre), unbounded, threshold),
+            loss_mask=b.loss_mask,
+            names=("weighted_divergence", "", ""),
+            columns={"threshold": threshold, "prefix_spent": spent, "prefix_budget": granted},
+            cause=cause,
+            free=lambda token: returning(b, self.centre, token),
+        )
+
+    def _prefix(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """S_{t-1} and budget W_{t-1}, [N] each: the divergence that the prefix of a token has spent, and was granted; 0
+        where not sampled."""
+        sampled = _SampledTokens.of(b)
+        far = sampled.of_batch(divergence(b, self.divergence, self.centre))
+
+        def spent(block: PaddedBlock, rows: Tensor) -> Tensor:
+            weighted, _ = self._threshold(block, rows)
+            return prefix_sums(weighted) - weighted
+
+        def granted(block: PaddedBlock, rows: Tensor) -> Tensor:
+            weight, _ = self._threshold(block, torch.ones_like(rows))  # of a divergence of 1
+            inside = rows if block.inside is None else torch.where(block.inside, rows, 0.0)
+            prior = prefix_sums(weight) - weight
+            return torch.where(prior > 0, self._budget(block, inside)[:, None] * prior, 0.0)  # no inf · 0
+
+        both = [map_padded(part, *sampled.rows, far, dtype=far.dtype) for part in (spent, granted)]
+        return sampled.spread(both[0], 0.0), sampled.spread(both[1], 0.0)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,20 @@
 """Tapered off-policy REINFORCE."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from torch import Tensor
 
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
-from proxima.core.ratio import LOG_RATIO_LIMIT, masked_log_ratio, spread
+from proxima.core.ratio import LOG_RATIO_LIMIT, either, masked_log_ratio, spread
 from proxima.core.segment import segment_sum
 from proxima.data import PolicyBatch, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -56,10 +62,31 @@ class Topr(Surrogate):
         require(self.upper > 0, "upper", self.upper, "must be > 0")
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        log_weight = segment_sum(masked_log_ratio(b).detach(), b.cu_seqlens).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-        ratio, advantage = spread(b, log_weight.exp()), b.masked("advantage")
+        ratio, advantage = self.ratio(b), b.masked("advantage")
         negative = advantage < 0
         weight = ratio.clamp(max=self.upper).where(negative, 1.0)
         keep = b.loss_mask & ~(negative & (ratio > self.upper))
         loss = -advantage * weight * b.masked("log_prob")
         return TokenLoss(loss, keep, {"weight_mean": SumCount.over(weight, b.loss_mask)}, "sequence")
+
+    def ratio(self, b: PolicyBatch) -> Tensor:
+        """prod_t r_t, [N], detached: of the sequence of each token."""
+        log_weight = segment_sum(masked_log_ratio(b).detach(), b.cu_seqlens).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+        return spread(b, log_weight.exp())
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, constant, in_loss, no_bounds
+
+        ratio, lower = self.ratio(b), no_bounds(b)[0]
+        return Band(
+            title="ratio of the sequence and the cap of its weight",
+            value=in_loss(b, ratio),
+            lower=lower,
+            upper=either(b.masked("advantage") < 0, self.upper, math.inf, ratio),
+            loss_mask=b.loss_mask,
+            names=("sequence_ratio", "", ""),
+            columns={"upper": constant(b, self.upper)},
+            verdict="clipped",
+            cause=lambda token: ", which is its weight: it still has a gradient",
+            free=lambda token: "A >= 0: a good sequence has weight 1, whatever its ratio is",
+        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from proxima.core.divergence import divergence
 from proxima.core.loss import Surrogate, TokenLoss
@@ -10,6 +10,9 @@ from proxima.core.metrics import Metrics, SumCount
 from proxima.core.ratio import ratio_loss
 from proxima.core.surrogate.dppo import returns_to
 from proxima.data import PolicyBatch, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 
 @dataclass(frozen=True)
@@ -76,3 +79,23 @@ class TvBand(Surrogate):
         parts = {"above": above, "below": dropped & ~above, "returning": dropped & returns_to(b, "behavior")}
         metrics: Metrics = {f"band_{name}": SumCount.over(part, b.loss_mask) for name, part in parts.items()}
         return TokenLoss(ratio_loss(b, keep, None), keep, metrics)
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, constant, in_loss, no_bounds
+
+        advantage, back = b.masked("advantage"), returns_to(b, "behavior")
+
+        def cause(token: int) -> str:
+            if float(advantage[token]) == 0:
+                return ", on either side of μ; the advantage is 0"
+            return ", on either side of μ" + (": also a token that would move back" if back[token] else "")
+
+        return Band(
+            title="distance |π − μ| and the half width of the band",
+            value=in_loss(b, divergence(b, "binary_tv")),
+            lower=no_bounds(b)[0],
+            upper=constant(b, self.epsilon),
+            loss_mask=b.loss_mask,
+            names=("distance_from_behavior", "", "upper"),
+            cause=cause,
+        )

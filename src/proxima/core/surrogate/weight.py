@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ from proxima.core.ratio import (
 )
 from proxima.core.segment import segment_mean, segment_sum
 from proxima.data import PolicyBatch, check_choices, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 MIN_LOG_WEIGHT = -18.420680743952367  # log 1e-8, the lower clamp of a sequence's log weight
 
@@ -66,6 +69,20 @@ class Cispo(Surrogate):
         metrics: Metrics = {"weight_mean": SumCount.over(weight, b.loss_mask)}
         return TokenLoss(loss, b.loss_mask & (weight == ratio), metrics, self.level)
 
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, constant, in_loss
+
+        return Band(
+            title="ratio π/π_prox and the range of its weight",
+            value=in_loss(b, masked_ratio(b, self.level)),
+            lower=constant(b, 1 - self.epsilon_low),
+            upper=constant(b, 1 + self.epsilon_high),
+            loss_mask=b.loss_mask,
+            names=("ratio", "lower", "upper"),
+            verdict="clipped",
+            cause=lambda token: ", which is its weight: it still has a gradient",
+        )
+
 
 @dataclass(frozen=True)
 class Sapo(Surrogate):
@@ -97,10 +114,28 @@ class Sapo(Surrogate):
         check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        advantage = b.masked("advantage") if self.level == "token" else sequence_advantage(b)
-        tau = either(advantage > 0, self.tau_positive, self.tau_negative, advantage)
+        advantage, tau = self.sharpness(b)
         gate = torch.sigmoid(tau * (masked_ratio(b, self.level) - 1))
         return TokenLoss(-advantage * 4 / tau * gate, b.loss_mask, {}, self.level)
+
+    def sharpness(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """A and tau, [N] each."""
+        advantage = b.masked("advantage") if self.level == "token" else sequence_advantage(b)
+        return advantage, either(advantage > 0, self.tau_positive, self.tau_negative, advantage)
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import weighing_band
+
+        (_, tau), ratio = self.sharpness(b), masked_ratio(b, self.level)
+        gate = ratio / (tau * (ratio - 1) / 2).cosh().square()
+        return weighing_band(
+            b,
+            "ratio π/π_prox and the weight of its gradient",
+            {"ratio": ratio, "gate": gate},
+            lambda t: (
+                f"no token is dropped; at the ratio {float(ratio[t]):.3g} the gate weighs it {float(gate[t]):.3g}"
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -146,6 +181,18 @@ class Vespo(Surrogate):
         decay = either(positive, self.lambda_positive, self.lambda_negative, log_weight)
         return log_weight, (decay + gain * log_weight - decay * log_weight.exp()).exp()
 
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import weighing_band
+
+        log_weight, phi = self.weights(b)
+        ratio = log_weight.exp()
+        return weighing_band(
+            b,
+            "importance weight of the sequence and what it becomes",
+            {"sequence_ratio": ratio, "phi": phi},
+            lambda t: f"no token is dropped; the sequence's ratio {float(ratio[t]):.3g} weighs it {float(phi[t]):.3g}",
+        )
+
 
 @dataclass(frozen=True)
 class GeoMean(Surrogate):
@@ -180,11 +227,30 @@ class GeoMean(Surrogate):
         check_choices(self)
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
-        sign = b.masked("advantage").sign()
-        directed = sign * masked_log_ratio(b)
-        low = self.epsilon_high if self.clip == "directed" else self.epsilon_low
-        far = either(sign > 0, self.epsilon_high, low, directed)
-        bounded = sign * directed.clamp(max=far)  # min(x, clip(x, low, high)) is min(x, high)
+        directed, far = self.directed(b)
+        bounded = b.masked("advantage").sign() * directed.clamp(max=far)  # min(x, clip(x, low, high)) is min(x, high)
         mean = segment_mean(bounded, b.loss_mask, b.cu_seqlens).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         loss = -sequence_advantage(b) * spread(b, mean.exp())
         return TokenLoss(loss, b.loss_mask & (directed <= far), {}, "sequence")
+
+    def directed(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
+        """a l and its upper bound, [N] nats each."""
+        sign = b.masked("advantage").sign()
+        directed = sign * masked_log_ratio(b)
+        low = self.epsilon_high if self.clip == "directed" else self.epsilon_low
+        return directed, either(sign > 0, self.epsilon_high, low, directed)
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import Band, in_loss, no_bounds
+
+        directed, far = self.directed(b)
+        return Band(
+            title="log-ratio in the direction of the advantage and its bound",
+            value=in_loss(b, directed),
+            lower=no_bounds(b)[0],
+            upper=far,
+            loss_mask=b.loss_mask,
+            names=("directed_log_ratio", "", "upper"),
+            verdict="clipped",
+            cause=lambda token: " nats: it adds the bound to the sequence's mean, and has no gradient",
+        )

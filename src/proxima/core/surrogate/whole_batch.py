@@ -5,8 +5,8 @@ batch first, so that a split into micro-batches changes nothing.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -14,9 +14,12 @@ from torch import Tensor
 from proxima.core.loss import Surrogate, TokenLoss
 from proxima.core.metrics import SumCount
 from proxima.core.ratio import masked_log_ratio, masked_ratio
-from proxima.core.surrogate.clip import check_clip, clipped
+from proxima.core.surrogate.clip import check_clip, clip_band, clipped
 from proxima.core.token_subset import second_moment_keep, smallest_tokens, value_hash
 from proxima.data import PolicyBatch, check_choices, require
+
+if TYPE_CHECKING:
+    from proxima.core.band import Band
 
 
 def covariance(b: PolicyBatch) -> Tensor:
@@ -90,6 +93,12 @@ class ClipCov(Surrogate):
         loss = torch.where(out, torch.zeros((), dtype=loss.dtype, device=loss.device), loss)
         return TokenLoss(loss, keep & ~out, {**metrics, "selected_fraction": SumCount.over(out, b.loss_mask)})
 
+    def band(self, b: PolicyBatch) -> "Band":
+        clip = clip_band(self, b, masked_ratio(b), b.masked("advantage"), "ratio π/π_prox and its clip range")
+        span = f"{self.low:g} and {self.high:g}"
+        words = f"selected over the whole batch, of those with a covariance of A and log π between {span}"
+        return replace(clip, chosen=b.loss_mask & selected(b, self) & clip.keep, chosen_words=words)
+
 
 @dataclass(frozen=True)
 class KlCov(Surrogate):
@@ -130,6 +139,20 @@ class KlCov(Surrogate):
         loss = loss - b.masked("advantage") * masked_ratio(b)
         return TokenLoss(loss, b.loss_mask, {"selected_fraction": SumCount.over(out, b.loss_mask)})
 
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import weighing_band
+
+        pulled = b.loss_mask & selected(b, self)
+
+        def words(token: int) -> str:
+            if bool(pulled[token]):
+                size = "is among the highest of the batch, so that it is pulled towards π_prox"
+                return f"no token is dropped; its covariance of A and log π {size} by {self.coefficient:g}"
+            return "no token is dropped; its covariance of A and log π is not among the highest of the batch"
+
+        title = "log-ratio, whose size is the pull on selected tokens"
+        return weighing_band(b, title, {"log_ratio_to_proximal": masked_log_ratio(b)}, words)
+
 
 @dataclass(frozen=True)
 class M2po(Surrogate):
@@ -164,14 +187,31 @@ class M2po(Surrogate):
 
     @torch.no_grad()
     def select_tokens(self, b: PolicyBatch) -> Tensor:
+        return b.loss_mask & ~second_moment_keep(self.squares(b), b.loss_mask, self.threshold)
+
+    def squares(self, b: PolicyBatch) -> Tensor:
+        """(log pi - log mu)^2, [N] nats^2, of the policy that is compared."""
         measured = b.masked("log_prob" if self.policy == "current" else "proximal_log_prob")
-        squares = (measured - b.masked("behavior_log_prob")).square()
-        return b.loss_mask & ~second_moment_keep(squares, b.loss_mask, self.threshold)
+        return (measured - b.masked("behavior_log_prob")).square()
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         keep = b.loss_mask & ~selected(b, self)
         loss = -b.masked("advantage") * masked_ratio(b)
         return TokenLoss(torch.where(keep, loss, 0.0), keep, {})
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import weighing_band
+
+        squares = self.squares(b).detach()
+        band = weighing_band(
+            b,
+            "squared log-ratio to μ, whose mean over the batch is bounded",
+            {"squared_log_ratio": squares},
+            lambda t: f"its squared log-ratio {float(squares[t]):.3g} is not among the largest of the batch",
+        )
+        bound = f"{self.threshold:g}"
+        words = f"the largest squared log-ratios of the batch are dropped until the mean of the rest is below {bound}"
+        return replace(band, chosen=b.loss_mask & selected(b, self), chosen_words=words)
 
 
 @dataclass(frozen=True)
@@ -197,3 +237,17 @@ class Dro(Surrogate):
     def __call__(self, b: PolicyBatch) -> TokenLoss:
         pull = 0.5 * self.beta * masked_log_ratio(b).square()
         return TokenLoss(pull - b.masked("advantage") * b.masked("log_prob"), b.loss_mask, {})
+
+    def band(self, b: PolicyBatch) -> "Band":
+        from proxima.core.band import weighing_band
+
+        log_ratio = masked_log_ratio(b)
+        pull = self.beta * log_ratio
+        return weighing_band(
+            b,
+            "log-ratio and the pull on it",
+            {"log_ratio_to_proximal": log_ratio, "pull": pull},
+            lambda t: (
+                f"no token is dropped; the log-ratio {float(log_ratio[t]):.3g} pulls it back by {float(pull[t]):.3g}"
+            ),
+        )
