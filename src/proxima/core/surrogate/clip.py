@@ -49,11 +49,12 @@ def clip_bounds(ratio: Tensor, advantage: Tensor, low: float, high: float, dual:
     return lower, torch.where(advantage > 0, either(advantage > 0, 1 + high, math.inf, ratio), far)
 
 
-def clip_band(spec: "PpoClip | Gspo", b: PolicyBatch, ratio: Tensor, advantage: Tensor, title: str) -> "Band":
+def clip_band(
+    b: PolicyBatch, ratio: Tensor, advantage: Tensor, title: str, low: float, high: float, dual: float | None = None
+) -> "Band":
     """The band of a clip of the ratio [N]."""
     from proxima.core.band import Band, constant, in_loss
 
-    low, high, dual = spec.epsilon_low, spec.epsilon_high, getattr(spec, "dual_clip", None)
     lower, upper = clip_bounds(ratio, advantage, low, high, dual)
 
     def cause(token: int) -> str:
@@ -115,7 +116,8 @@ class PpoClip(Surrogate):
         return TokenLoss(*clipped(masked_ratio(b), b.masked("advantage"), b.loss_mask, *bounds))
 
     def band(self, b: PolicyBatch) -> "Band":
-        return clip_band(self, b, masked_ratio(b), b.masked("advantage"), "ratio π/π_prox and its clip range")
+        title, bounds = "ratio π/π_prox and its clip range", (self.epsilon_low, self.epsilon_high, self.dual_clip)
+        return clip_band(b, masked_ratio(b), b.masked("advantage"), title, *bounds)
 
 
 @dataclass(frozen=True)
@@ -160,8 +162,9 @@ class Gspo(Surrogate):
         return frozenset({"derivative"} if self.form == "token" else ())
 
     def __call__(self, b: PolicyBatch) -> TokenLoss:
+        ratio, advantage = self.measured(b)
         bounds = (self.epsilon_low, self.epsilon_high, self.dual_clip)
-        return TokenLoss(*clipped(*self.measured(b), b.loss_mask, *bounds), unit=self.form)
+        return TokenLoss(*clipped(ratio, advantage, b.loss_mask, *bounds), unit=self.form)
 
     def measured(self, b: PolicyBatch) -> tuple[Tensor, Tensor]:
         """[N] each: the ratio of the sequence, with the gradient of the form, and the advantage that it is for."""
@@ -172,7 +175,9 @@ class Gspo(Surrogate):
         return ratio.detach() * (log_ratio - log_ratio.detach()).exp(), b.masked("advantage")
 
     def band(self, b: PolicyBatch) -> "Band":
-        return clip_band(self, b, *self.measured(b), "geometric mean of the sequence's ratios and its clip range")
+        ratio, advantage = self.measured(b)
+        title = "geometric mean of the sequence's ratios and its clip range"
+        return clip_band(b, ratio, advantage, title, self.epsilon_low, self.epsilon_high, self.dual_clip)
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,8 @@ class ClipCov(Surrogate):
         return TokenLoss(loss, keep & ~out, {**metrics, "selected_fraction": SumCount.over(out, b.loss_mask)})
 
     def band(self, b: PolicyBatch) -> "Band":
-        clip = clip_band(self, b, masked_ratio(b), b.masked("advantage"), "ratio π/π_prox and its clip range")
+        title = "ratio π/π_prox and its clip range"
+        clip = clip_band(b, masked_ratio(b), b.masked("advantage"), title, self.epsilon_low, self.epsilon_high)
         span = f"{self.low:g} and {self.high:g}"
         words = f"selected over the whole batch, of those with a covariance of A and log π between {span}"
         return replace(clip, chosen=b.loss_mask & selected(b, self) & clip.keep, chosen_words=words)
