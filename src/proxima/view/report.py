@@ -5,6 +5,7 @@ from the answers that its server would give. Text from a model or a data set is 
 """
 
 import statistics
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from proxima.data.atomic_files import write_atomic
 from proxima.evaluate.headline import Headline
 from proxima.lab.run_reader import Run, flat, read_run
 from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_rows
 from proxima.runtime.watch.observer import Record
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, rate, signed
 from proxima.view.held_out_sets import sets_table
@@ -39,11 +41,7 @@ def write_report(path: Path | str) -> Path:
 
 def report_values(run: Run) -> dict[str, Any]:
     """Return everything that the page shows."""
-    counted = run
-    if run.status == "failed":
-        from proxima.view.report_given_up import given_up
-
-        counted = replace(run, train=(*run.train, *given_up(run)))
+    counted = replace(run, train=(*run.train, *given_up(run))) if run.status == "failed" else run
     samples, unreadable = select_samples(run.files)
     return {
         "run": run,
@@ -71,6 +69,21 @@ def report_values(run: Run) -> dict[str, Any]:
         "samples": samples,
         "answers": viewer_answers(run),
     }
+
+
+def given_up(run: Run) -> tuple[Record, ...]:
+    """What the step that a failed run gave up before its update generated and discarded, under the names of
+    metrics.jsonl; empty without such a step."""
+    path = run.files.rollout_file(run.steps + 1)
+    try:
+        rows = read_rows(path, ["outcome", "tokens"]) if path.is_file() else []
+    except (OSError, ValueError):  # the report names damaged files elsewhere
+        return ()
+    reasons = Counter(row["outcome"].removeprefix("dropped_") for row in rows if row["outcome"] != "trained")
+    counts = {f"dropped/{reason}": number for reason, number in reasons.items() if reason != "invalid"}
+    tokens = sum(len(row["tokens"]) for row in rows)
+    totals = {"completions": len(rows), "tokens/generated": tokens, "reward/invalid": reasons["invalid"]}
+    return ({"step": run.steps + 1, **totals, **counts},) if rows else ()
 
 
 def viewer_answers(run: Run) -> dict[str, Any]:
@@ -178,11 +191,9 @@ def told_warnings(summary: Record) -> list[dict[str, str]]:
 
 def when_warned(warning: Record, steps: int) -> str:
     """`at step 3, not since`, `at steps 2 to 9 (4 times), still at the last step`."""
-    first, last, times = warning["step"], warning.get("last"), warning["times"]  # older runs recorded no last step
+    first, last, times = warning["step"], warning["last"], warning["times"]
     if not first and not last:
         return "before the first step"
-    if last is None:
-        return f"first at step {first}, {count(times)} time{'s' * (times != 1)}"
     span = f"at step {last}" if first == last else f"at steps {first} to {last}"
     often = f" ({count(times)} times)" if first and first != last and times != last - first + 1 else ""
     return f"{span}{often}, {'still at the last step' if last >= steps else 'not since'}"
