@@ -111,7 +111,7 @@ def test_the_curves_are_those_of_the_viewer(whole):
     for name, values in viewed.trend()["metrics"].items():
         assert trend["metrics"][name] == [pytest.approx(value, rel=1e-5) for value in values], name
     assert trend["about"] == viewed.trend()["about"] and len(trend["evals"]) == 5
-    assert page.data["runs"][0]["name"] == "quickstart" and str(folder.path.parent) not in page.source
+    assert str(folder.path.parent) not in page.source
     assert page.data["0/timeline"] is None
 
 

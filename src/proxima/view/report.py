@@ -90,8 +90,7 @@ def viewer_answers(run: Run) -> dict[str, Any]:
     """Return what the viewer's server answers about the run's curves, by path."""
     viewed = ViewedRun(0, run.files)
     trend = viewed.trend()
-    about = viewed.about() | {"folder": run.folder.resolve().name}
-    return {"runs": [about], "0/trend": trend | {"rollout_steps": trend["steps"]}, "0/timeline": viewed.timeline()}
+    return {"runs": [], "0/trend": trend | {"rollout_steps": trend["steps"]}, "0/timeline": viewed.timeline()}
 
 
 def headline(evals: Sequence[Record]) -> dict[str, Any] | None:

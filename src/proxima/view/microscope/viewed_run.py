@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 
@@ -14,7 +14,9 @@ from proxima.data import UserError
 from proxima.data.jsonl import lines_from
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.metric_meanings import VITAL, metric_groups, metric_meanings
-from proxima.view.microscope.step_file import StepFile
+
+if TYPE_CHECKING:
+    from proxima.view.microscope.step_file import StepFile
 
 SLOTS = ("surrogate", "advantage", "correction", "aggregate", "proximal", "reference_kl", "penalty", "selection")
 Value = TypeVar("Value")
@@ -116,8 +118,10 @@ class ViewedRun:
         stems = (name.removesuffix(".parquet") for name in names if name.endswith(".parquet"))
         return sorted(int(stem) for stem in stems if stem.isdecimal())
 
-    def step(self, number: int) -> StepFile:
+    def step(self, number: int) -> "StepFile":
         """Return the completions of a step. Raises: UserError, see `StepFile`."""
+        from proxima.view.microscope.step_file import StepFile
+
         path = self.files.rollout_file(number)
         try:
             file = self._read(path, lambda: StepFile(path))
