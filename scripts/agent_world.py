@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from enumerable_world import EnumerableWorld
 from torch import Tensor
 
-from proxima.check.enumerable_world import EnumerableWorld
 from proxima.data import Completion, Episode, Group, PolicyBatch, Prompt, Score, Span, Trajectory
 from proxima.train.batch_builder import BatchBuilder
 

@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 from agent_world import AgentWorld
+from enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound, TurnWorld
 from torch import Tensor
 
-from proxima.check.enumerable_world import EnumerableWorld, GradientMoments, ImprovementBound
-from proxima.check.turn_world import TurnWorld
 from proxima.core import AGGREGATES
 from proxima.core.advantage import ADVANTAGES, Gae
 from proxima.core.aggregate import SequenceMeanTokenSum
@@ -41,7 +40,7 @@ HEAD = """\
 With {vocabulary} tokens and at most {horizon} of them per completion there are {completions} completions, so an
 expectation is a sum. For a tabular policy we compute the true gradient ∇J = ∇ Σ π(y) R(y) and the expectation
 of the gradient that each loss gives, over every batch that the behavior policy can sample. Everything goes
-through `policy_loss`, in float64. `proxima.check.EnumerableWorld` does the same for a loss of yours.
+through `policy_loss`, in float64. `EnumerableWorld` of `scripts/enumerable_world.py` does the same for a loss of yours.
 
 | column | meaning, with g = E[gradient of a batch] and g* = ∇J |
 |---|---|
@@ -390,7 +389,7 @@ def turn_part() -> Iterator[str]:
     yield """
 ## Turns, and when to stop
 
-A world of two turns, `proxima.check.TurnWorld`: after the first the policy stops, by the end token, or sees an
+A world of two turns, `TurnWorld`: after the first the policy stops, by the end token, or sees an
 observation and acts again; every turn has a reward in [0, 1], and J is the mean return. On policy, a batch is one
 group of two episodes, the aggregate is `sequence_mean_token_sum`.
 """

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from proxima.check import EnumerableWorld, ImprovementBound
 from proxima.core.advantage import ADVANTAGES
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.correction import Importance
 from proxima.core.loss import policy_loss
 from proxima.core.surrogate import SURROGATES
 from proxima.data import PolicyBatch
+from scripts.enumerable_world import EnumerableWorld, ImprovementBound
 
 WORLD = EnumerableWorld()
 EXACT = {"rtol": 0, "atol": 1e-10}

@@ -5,11 +5,11 @@ from functools import partial
 import pytest
 import torch
 
-from proxima.check import TurnWorld
 from proxima.core import ADVANTAGES
 from proxima.core.aggregate import SequenceMeanTokenSum
 from proxima.core.loss import policy_loss
 from proxima.core.surrogate import SURROGATES
+from scripts.enumerable_world import TurnWorld
 
 WORLD = TurnWorld()
 EXACT = {"rtol": 0, "atol": 1e-10}

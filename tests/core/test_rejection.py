@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from proxima.check.batches import make_batch
-from proxima.check.enumerable_world import EnumerableWorld
 from proxima.core import PpoClip, Rejection, TokenMean, policy_loss
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
+from scripts.enumerable_world import EnumerableWorld
 
 
 def of_probabilities(*sequences: list[tuple[float, float, float]]) -> PolicyBatch:

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from proxima.check.batches import make_batch, with_new_leaf
-from proxima.check.enumerable_world import EnumerableWorld
 from proxima.core import Importance, PpoClip, Reinforce, Rejection, SequenceMeanTokenSum, TokenSum, policy_loss
 from proxima.core.correction import CapFloor, Icepop, ScoreCentering
 from proxima.core.correction.score_centering import TAIL_FLOOR
 from proxima.core.token_reasons import TokenReasons
 from proxima.data import PolicyBatch
+from scripts.enumerable_world import EnumerableWorld
 
 TRUNCATED = Importance(towards="current", upper=1.1)
 CLIPPED = Icepop(towards="current", lower=0.8, upper=1.25)

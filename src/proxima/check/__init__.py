@@ -11,8 +11,6 @@
     outcome_laws  advantages, selections             distillation_laws    divergences from a teacher
     reward_laws   rewards                                         engine_laws    engines; sampling_laws: their draws
     server_laws   servers of engines, one at a time            engine_case    the engine and model under test
-    enumerable_world  a world so small that expectations are sums: the bias of a loss as a number
-    turn_world    such a world of turns, for advantages of turns
 
 A spec declares the laws that its method breaks on purpose (`exempt_laws`, which are run anyway: an exemption that no
 setting needs is a failure), and settings that switch on branches (`test_fields`); see `proxima.core.spec.Spec`. Cases
@@ -28,15 +26,13 @@ from typing import TYPE_CHECKING
 from proxima.data.kinds import lazy_imports
 
 if TYPE_CHECKING:
-    from proxima.check.enumerable_world import EnumerableWorld, ImprovementBound
     from proxima.check.laws import Law, LawResult, Violation, check_law
     from proxima.check.live_check import check_engine, check_live_server, check_reward
     from proxima.check.spec_check import LAWS, PROTOCOLS, check_spec, laws_of, variants_of
-    from proxima.check.turn_world import TurnWorld
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
 __all__ = [
-    "LAWS", "PROTOCOLS", "EnumerableWorld", "ImprovementBound", "Law", "LawResult", "TurnWorld", "Violation",
+    "LAWS", "PROTOCOLS", "Law", "LawResult", "Violation",
     "check_engine", "check_law", "check_live_server", "check_reward", "check_spec", "laws_of", "variants_of",
 ]  # fmt: skip
