@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 from proxima.model.compute_thread import ComputeThread
-from proxima.reward.server.fair_queue import FairQueue
+from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_app import ScorerApp
 from proxima.reward.server.scorer_limits import ScorerLimits
-from proxima.reward.server.scorer_listener import Listener, open_socket
 from tests.reward.make import LONG
 from tests.uvicorn_ticks import quick_ticks
 
@@ -21,15 +20,16 @@ MESSAGES = ({"role": "user", "content": "2 + 2?"},)
 @contextmanager
 def served(reward, token="", hosts=(), **limits):
     """The address of a server in a thread."""
-    compute = ComputeThread()
-    server = Listener(ScorerApp(FairQueue(reward, compute), ScorerLimits(**limits), token, hosts))
+    compute, bounds = ComputeThread(), ScorerLimits(**limits)
+    app = ScorerApp(reward, compute, bounds, token, hosts)
+    server = BoundedServer(app.asgi, bounds.read_seconds, bounds.connections, app.ending)
     listening = open_socket("127.0.0.1", 0)
     listening.listen()
     thread = threading.Thread(target=lambda: compute.serve(server.serve([listening])), daemon=True)
     with quick_ticks():
         thread.start()
         try:
-            yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server)
+            yield SimpleNamespace(url=f"http://127.0.0.1:{listening.getsockname()[1]}", server=server, app=app)
         finally:
             server.should_exit = True
             thread.join(timeout=LONG)

@@ -15,7 +15,7 @@ from proxima.cli.main import main
 from proxima.data import Prompt
 from proxima.model import load_scalar_model, save
 from proxima.reward import Http, ModelReward
-from proxima.reward.server.scorer_listener import open_socket
+from proxima.reward.server.bounded_server import open_socket
 from tests.reward.make import LONG, completions, runner
 from tests.reward.served import MESSAGES, post, request_of, served
 from tests.warm import WarmPopen
@@ -83,8 +83,8 @@ def completed(**completion):
 @pytest.mark.parametrize(
     ("path", "content", "why"),
     [
-        ("/score", b"{", "the body is not JSON: Expecting property name"),
-        ("/score", b"\xff", "the body is not JSON: 'utf-8' codec"),
+        ("/score", b"{", "the body: not JSON: Expecting property name"),
+        ("/score", b"\xff", "the body: not JSON: 'utf-8' codec"),
         ("/score", [], "the request=a list of 0 must be an object"),
         ("/score", {"prompt": None}, "completions=null must be a list"),
         ("/score", {"prompt": None, "completions": [COMPLETION]}, "prompt=null must be an object"),
@@ -148,7 +148,7 @@ def test_the_command(folder, monkeypatch):
         (["--port", "0", "--device", "cuda:99"], "device='cuda:99' this machine has"),
         (["--host", "0.0.0.0"], "--host='0.0.0.0' can be reached from other machines, and needs a token; give --token"),
         (["--host", "::"], "--host='::' can be reached from other machines, and needs a token; give --token-env"),
-        (["--host", "a..b"], "--host='a..b' is not an address of this machine: "),
+        (["--host", "a..b"], "can't listen on a..b:8000: "),
         (["--host", "0.0.0.0", "--token-env", "NO_SUCH"], "--token-env='NO_SUCH' must name an environment variable"),
         (["--max-completions", "0"], "--max-completions=0 must be >= 1"),
         (["--seconds", "-1"], "--seconds=-1 must be >= 1"),

@@ -8,6 +8,7 @@ proxima serve-reward models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --all
 proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
 """
 
+import ipaddress
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -59,39 +60,29 @@ def serve_reward(
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
     from proxima.reward import ModelReward
-    from proxima.reward.server.fair_queue import FairQueue
+    from proxima.reward.http import bearer_token
+    from proxima.reward.server.bounded_server import BoundedServer, open_socket
     from proxima.reward.server.scorer_app import ScorerApp
-    from proxima.reward.server.scorer_listener import Listener, open_socket
-    from proxima.runtime.watch.interrupt import signals_restored
+from proxima.runtime.watch.interrupt import signals_restored
 
     scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
-    token = _token(host, token_env)
+    token = "" if token_env is None else bearer_token(token_env, "--token-env")
     with open_socket(host, port) as listening, signals_restored():
+        if not token and not ipaddress.ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback:
+            remedy = "give --token-env NAME, an environment variable with a bearer token, or listen on 127.0.0.1"
+            raise UserError(f"--host={host!r} can be reached from other machines, and needs a token", remedy=remedy)
         reward = ModelReward(path=model, encode="text", normalize=normalize, max_tokens=max_tokens, device=device)
         with quiet_transformers():
             reward.check()
             reward.load()
-        compute = ComputeThread()
-        server = Listener(ScorerApp(FairQueue(reward, compute), scorer_limits, token, (host, *allow_host)))
-        server.handle_signals()
+        app = ScorerApp(reward, compute := ComputeThread(), scorer_limits, token, (host, *allow_host))
+        server = BoundedServer(app.asgi, scorer_limits.read_seconds, scorer_limits.connections, app.ending)
+        server.end_on_signals()
         listening.listen()  # before the line below: a client that reads it may send requests at once
         name = f"[{host}]" if ":" in host else host
         key = f", with the token of {token_env}" if token else ""
         print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C stops it", flush=True)
         compute.serve(server.serve([listening]))
-
-
-def _token(host: str, token_env: str | None) -> str:
-    """The token that clients must send; empty on the loopback, where none is needed."""
-    from proxima.reward.http import bearer_token
-    from proxima.reward.server.scorer_listener import beyond_loopback
-
-    if token_env is not None:
-        return bearer_token(token_env, "--token-env")
-    if beyond_loopback(host):
-        remedy = "give --token-env NAME, an environment variable with a bearer token, or listen on 127.0.0.1"
-        raise UserError(f"--host={host!r} can be reached from other machines, and needs a token", remedy=remedy)
-    return ""
 
 
 COMMAND = serve_reward

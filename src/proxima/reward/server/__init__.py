@@ -7,11 +7,9 @@ If the request has `"per_token": true`, each score also has `tokens`, the score 
 
     score_requests    the JSON of a request, validated field by field
     scorer_limits     limits on the requests of clients
-    fair_queue        slices of each request in turn, on the compute thread
-    scorer_app        access checks and responses
-    scorer_listener   uvicorn: the socket, the shutdown
-    bounded_connections  the deadlines and the number of connections, also for `proxima view`
+    scorer_app        access checks, scores and responses
+    bounded_server    uvicorn with bounds on its connections, also for `proxima view` and the endpoint for agents
 
 Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima serve-reward`; the limits and
-`bounded_connections` by `proxima view`.
+`bounded_server` by `proxima view`, and the latter by the endpoint for agents.
 """

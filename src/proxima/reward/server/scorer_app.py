@@ -1,10 +1,11 @@
-"""The HTTP app of a scorer: access checks, bounded reading of requests, and responses."""
+"""The HTTP app of a scorer: access checks, bounded reading of requests, scores and responses."""
 
 import asyncio
 import hmac
+import math
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -12,163 +13,156 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, request_response
 
-from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
+from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json
 from proxima.data.web_requests import LOOPBACK_NAMES, refused
-from proxima.reward.server.fair_queue import FairQueue, Scores
-from proxima.reward.server.score_requests import RefusedRequest, SubmittedGroup, score_request, score_requests
+from proxima.model.compute_thread import ComputeThread
+from proxima.reward.model_reward import ModelReward
+from proxima.reward.server.score_requests import SubmittedGroup, submitted_groups
 from proxima.reward.server.scorer_limits import ScorerLimits
 
 BUSY = {"Retry-After": "1"}
+GONE = "the client left"
 READ = "proxima.read"  # set in the scope of a request whose body is complete or no longer awaited
+Scores = list[dict[str, Any]]
 
 
 class ScorerApp:
     """The routes of a scorer.
 
     Args:
-        queue: scores the completions.
+        reward: with `encode: text`; its weights are loaded.
+        compute: the thread that scores, a slice of each request in turn, so that a long one delays no other.
         limits: see `ScorerLimits`.
         token: the bearer token that a client must send; empty: none.
         hosts: names under which clients may address the server, besides its address and the loopback names.
     """
 
-    def __init__(self, queue: FairQueue, limits: ScorerLimits, token: str = "", hosts: Sequence[str] = ()) -> None:
-        self.queue, self.limits, self.token = queue, limits, token.encode()
+    def __init__(
+        self,
+        reward: ModelReward,
+        compute: ComputeThread,
+        limits: ScorerLimits,
+        token: str = "",
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self.reward, self.compute, self.limits, self.token = reward, compute, limits, token.encode()
         self.hosts = {host.lower() for host in (*LOOPBACK_NAMES, *hosts)}
         self.held = self.waiting = 0  # bytes of unanswered requests; requests that wait for their scores
-        self.asgi = Starlette(
-            routes=[
-                Route("/score", self._endpoint(score_request, lambda scores: {"scores": scores[0]}), methods=["POST"]),
-                Route("/batch", self._endpoint(score_requests, _results), methods=["POST"]),
-            ],
-            exception_handlers={HTTPException: self._no_route},
-        )
-        self.asgi.router.redirect_slashes = False  # a redirect would answer any client, with the `Host` that it sent
+        self.ending = asyncio.Event()  # waiting requests are refused
+        handlers: dict[Any, Any] = {HTTPException: self._refuse}
+        # one route for all paths: a client without access is not told which there are
+        self.asgi = Starlette(routes=[Mount("/", request_response(self._answer))], exception_handlers=handlers)
 
-    def _endpoint(
-        self, parse: Callable[[Any, ScorerLimits], list[SubmittedGroup]], shape: Callable[[Scores], dict[str, Any]]
-    ) -> Callable[[Request], Any]:
-        async def answer(request: Request) -> Response:
-            start, count = time.monotonic(), 0
+    async def _answer(self, request: Request) -> Response:
+        self._admit(request)
+        path, start, body = request.url.path, time.monotonic(), bytearray()
+        if path not in ("/score", "/batch") or request.method != "POST":
+            why = f"{request.method} {path!a:.60} is not served; POST to /score or /batch"
+            raise HTTPException(405 if path in ("/score", "/batch") else 404, why)
+        try:
+            await self._read(request, body)
             try:
-                self.admit(request)
-                body: list[bytes] = []
-                try:
-                    content = await self._read(request, body)
-                    asked = parse(content, self.limits)
-                    count = sum(len(group.completions) for group in asked)
-                    response = JSONResponse(shape(await self._score(request, asked)))
-                finally:
-                    self.held -= sum(map(len, body))
-            except RefusedRequest as refusal:
-                await self._discard(request)
-                response = JSONResponse({"error": refusal.reason}, refusal.status, refusal.headers)
-                _log(request, f"{refusal.status} {refusal.reason}")
-            except ClientDisconnect:
-                dropped = "" if request.scope.get(READ) else " before its request was complete"
-                _log(request, f"the client left{dropped}")
-                return Response(status_code=499)
-            except Exception as error:  # raised by the model: the next request may be fine
-                why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-                response = JSONResponse({"error": why}, 500)
-                _log(request, f"500 {why}")
-            else:
-                seconds = time.monotonic() - start
-                _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")
-            return response
+                groups = submitted_groups(parse_json(bytes(body)), self.limits, batch=path == "/batch")
+            except (TooLargeError, UnreadableError) as error:
+                what = " ".join(f"the body: {error}".split())[:200]
+                raise HTTPException(413 if isinstance(error, TooLargeError) else 400, what) from None
+            results = [{"scores": scores} for scores in await self._score(request, groups)]
+        finally:
+            self.held -= len(body)
+        seconds, count = time.monotonic() - start, sum(len(group.completions) for group in groups)
+        _log(request, f"200 {count} completions in {seconds:.2f} s, {count / max(seconds, 1e-3):.0f}/s")
+        return JSONResponse({"results": results} if path == "/batch" else results[0])
 
-        return answer
-
-    def admit(self, request: Request) -> None:
-        """Raise RefusedRequest for a client without access, before any of its body is read."""
+    def _admit(self, request: Request) -> None:
+        """Raise HTTPException for a client without access, before any of its body is read."""
         own = (request.scope.get("server") or ("",))[0]
         if refusal := refused(request.headers, self.hosts | {own}, "start the server with --allow-host"):
-            raise RefusedRequest(*refusal)
+            raise HTTPException(*refusal)
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         sent = token.strip().encode() if scheme.lower() == "bearer" else b""
         if self.token and not hmac.compare_digest(sent, self.token):
             why = "a bearer token is required; the reward http sends that of token_env" if not sent else "wrong token"
-            raise RefusedRequest(401, why, {"WWW-Authenticate": "Bearer"})
+            raise HTTPException(401, why, {"WWW-Authenticate": "Bearer"})
 
-    async def _read(self, request: Request, body: list[bytes]) -> Any:
-        """The parsed JSON of the body, whose parts are appended to `body` as they arrive."""
-        limit, seconds = self.limits.body_bytes, self.limits.read_seconds
-        length, coding = (request.headers.get(name, "") for name in ("content-length", "content-encoding"))
-        large = f"the body has more than {limit >> 20} MiB, --max-body-mb"
-        if length.isdigit() and int(length) > limit:
-            raise RefusedRequest(413, large)
+    async def _read(self, request: Request, body: bytearray) -> None:
+        """Append the parts of the body to `body` as they arrive."""
+        limit, coding = self.limits.body_mb << 20, request.headers.get("content-encoding", "")
         if coding not in ("", "identity"):
-            raise RefusedRequest(415, f"Content-Encoding {coding!a:.40} is not read; send JSON as it is")
-
-        async def parts() -> AsyncIterator[bytes]:
-            async for part in request.stream():
-                if self.held + len(part) > self.limits.held_bytes:
-                    raise RefusedRequest(503, "too many bytes of other requests wait", BUSY)
-                self.held += len(part)
-                body.append(part)
-                yield part
-
+            raise HTTPException(415, f"Content-Encoding {coding!a:.40} is not read; send JSON as it is")
         try:
-            async with asyncio.timeout(seconds):
-                data = await read_at_most(parts(), limit)
-            request.scope[READ] = True
+            async with asyncio.timeout(self.limits.read_seconds):
+                async for part in request.stream():
+                    if self.held + len(part) > 16 * limit:
+                        raise HTTPException(503, "too many bytes of other requests wait", BUSY)
+                    self.held += len(part)
+                    body += part
+                    if len(body) > limit:
+                        raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb")
+        except ClientDisconnect:
+            raise HTTPException(499, GONE) from None
         except TimeoutError:
             request.scope[READ] = True
-            reason = f"the body was not complete after {seconds:g} s"
-            raise RefusedRequest(408, reason, {"Connection": "close"}) from None
-        except TooLargeError:
-            raise RefusedRequest(413, large) from None
+            reason = f"the body was not complete after {self.limits.read_seconds:g} s"
+            raise HTTPException(408, reason, {"Connection": "close"}) from None
+        request.scope[READ] = True
+
+    async def _score(self, request: Request, groups: Sequence[SubmittedGroup]) -> list[Scores]:
+        """The scores of each group, unless the client leaves or the server ends before."""
+        if self.waiting >= self.limits.requests:
+            raise HTTPException(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
+        self.waiting += 1
+        scored = asyncio.create_task(self._scores(groups))
+        gone, ending = asyncio.create_task(_disconnected(request)), asyncio.create_task(self.ending.wait())
+        tasks: tuple[asyncio.Task[Any], ...] = (scored, gone, ending)
         try:
-            return parse_json(data)
-        except TooLargeError as error:
-            raise RefusedRequest(413, f"the body has {error}") from None
-        except UnreadableError as error:
-            raise RefusedRequest(400, " ".join(f"the body is {error}".split())[:200]) from None
+            await asyncio.wait(tasks, timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if scored.done():
+                return scored.result()
+            if gone.done():
+                raise HTTPException(499, GONE)
+            late = f"not scored within {self.limits.seconds:g} s, --seconds; send fewer completions"
+            raise HTTPException(503, "the server is shutting down" if ending.done() else late)
+        finally:
+            self.waiting -= 1
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _scores(self, groups: Sequence[SubmittedGroup]) -> list[Scores]:
+        scores: list[Scores] = [[] for _ in groups]
+        try:
+            for own, group in zip(scores, groups, strict=True):
+                for part in group.slices():  # one at a time: the thread takes those of other requests in between
+                    own += await self.compute.run(self._scores_of, part)
+        except Exception as error:  # raised by the model: the next request may be fine
+            raise HTTPException(500, " ".join(f"{type(error).__name__}: {error}".split())[:300]) from None
+        return scores
+
+    def _scores_of(self, part: SubmittedGroup) -> Scores:
+        scores: Scores = []
+        for score in self.reward.score(part.prompt, part.completions):
+            finite = score.valid and math.isfinite(score.value)
+            scores.append({"value": score.value} if finite else {"error": score.error or f"the score is {score.value}"})
+        if part.per_token:
+            for own, values in zip(scores, self.reward.token_scores(part.prompt, part.completions), strict=True):
+                own["tokens"] = [value if math.isfinite(value) else None for value in values.tolist()]
+        return scores
+
+    async def _refuse(self, request: Request, refusal: HTTPException) -> Response:
+        await self._discard(request)
+        _log(request, f"{refusal.status_code} {refusal.detail}")
+        return JSONResponse({"error": refusal.detail}, refusal.status_code, refusal.headers)
 
     async def _discard(self, request: Request) -> None:
         """Read what a refused client is still sending, up to a bound: while it sends, it does not read the refusal."""
-        left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * self.limits.body_bytes
+        left = 0 if request.scope.get(READ) or "expect" in request.headers else 8 * (self.limits.body_mb << 20)
         with suppress(TimeoutError):
             async with asyncio.timeout(self.limits.read_seconds):
                 while left > 0:
                     message = await request.receive()
                     left = left - len(message["body"]) if message.get("more_body") else 0
-
-    async def _score(self, request: Request, asked: list[SubmittedGroup]) -> Scores:
-        if self.waiting >= self.limits.requests:
-            raise RefusedRequest(503, f"{self.waiting} requests wait; the limit is --max-requests", BUSY)
-        self.waiting += 1
-        scored, gone = asyncio.create_task(self.queue.score(asked)), asyncio.create_task(_disconnected(request))
-        try:
-            await asyncio.wait((scored, gone), timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
-            if scored.done():
-                return scored.result()
-            if gone.done():
-                raise ClientDisconnect
-            raise RefusedRequest(503, f"not scored within {self.limits.seconds:g} s, --seconds; send fewer completions")
-        finally:
-            self.waiting -= 1
-            for task in (scored, gone):
-                task.cancel()
-                with suppress(asyncio.CancelledError, Exception):
-                    await task
-
-    async def _no_route(self, request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        reason = f"{request.method} {request.url.path!a:.60} is not served; POST to /score or /batch"
-        try:
-            self.admit(request)
-        except RefusedRequest as refusal:
-            status, reason = refusal.status, refusal.reason
-        await self._discard(request)
-        _log(request, f"{status} {reason}")
-        return JSONResponse({"error": reason}, status)
-
-
-def _results(scores: Scores) -> dict[str, Any]:
-    return {"results": [{"scores": own} for own in scores]}
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,8 +1,6 @@
 """Limits on the requests of a scorer's clients."""
 
-from dataclasses import dataclass, fields
-
-from proxima.data import require
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -10,9 +8,9 @@ class ScorerLimits:
     """Limits of a scorer; beyond one, a request is refused with the reason, or an incomplete connection is closed.
 
     Args:
-        body_mb: size of a request, in MiB.
+        body_mb: size of a request, in MiB; those of all unanswered requests together are 16 times as much.
         completions: completions per request.
-        characters: characters per prompt and per completion.
+        characters: characters per prompt and per completion; 5 times as many in all completions with `per_token`.
         requests: requests that wait or are being scored; a further one is answered 503.
         seconds: time from a request's last byte to its scores.
         read_seconds: time to receive the body of a request, and as long again for its headers.
@@ -26,21 +24,3 @@ class ScorerLimits:
     seconds: float = 300
     read_seconds: float = 30
     connections: int = 512
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            require(getattr(self, field.name) > 0, field.name, getattr(self, field.name), "must be > 0")
-
-    @property
-    def body_bytes(self) -> int:
-        return self.body_mb << 20
-
-    @property
-    def held_bytes(self) -> int:
-        """Maximum size of all unanswered requests together."""
-        return 16 * self.body_bytes
-
-    @property
-    def per_token_characters(self) -> int:
-        """Characters of all completions of a request with `per_token`, whose response has a number for each token."""
-        return 5 * self.characters

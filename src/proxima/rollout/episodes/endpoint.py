@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -24,8 +23,10 @@ from starlette.routing import Route
 from proxima.data import ToolCall
 from proxima.data.bounded_reading import TooLargeError, UnreadableError, parse_json, read_at_most
 from proxima.data.web_requests import name_in_host
+from proxima.reward.server.bounded_server import BoundedServer
 
 MOST_BYTES = 1 << 24  # maximum of a request
+IDLE_SECONDS, CONNECTIONS = 600.0, 1 << 16  # an agent thinks and uses tools between two requests
 ROLES = {"developer": "system", "system": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 # Unsupported fields that would change the answer, each with the values that change nothing.
 NOT_DONE: dict[str, tuple[Any, ...]] = {
@@ -119,20 +120,7 @@ class ChatEndpoint:
         """Start listening and return the address, in the form of `OPENAI_BASE_URL`."""
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        self._server = _SilentServer(
-            uvicorn.Config(
-                self._app,
-                ws="none",
-                lifespan="off",
-                proxy_headers=False,
-                server_header=False,
-                access_log=False,
-                log_config=None,
-                log_level="critical",
-                timeout_keep_alive=600,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = _SilentServer(self._app, IDLE_SECONDS, CONNECTIONS)
         self._task = asyncio.create_task(self._server.serve(sockets=[listening]))
         return self.address
 
@@ -170,7 +158,7 @@ class ChatEndpoint:
         return StreamingResponse(_events(common, answer, usage), media_type="text/event-stream")
 
 
-class _SilentServer(uvicorn.Server):
+class _SilentServer(BoundedServer):
     """A server that leaves signal handling to the run."""
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]

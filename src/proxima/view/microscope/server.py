@@ -8,13 +8,11 @@ import socket
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import uvicorn
 
 from proxima.data import UserError
-from proxima.reward.server.bounded_connections import server_config
+from proxima.reward.server.bounded_server import BoundedServer, open_socket
 from proxima.reward.server.scorer_limits import ScorerLimits
 from proxima.runtime.state.folder import RunFolder
 from proxima.view.microscope.app import MicroscopeApp
@@ -44,13 +42,12 @@ def listen(host: str, port: int, otherwise: int | None = None) -> socket.socket:
         UserError: the port is taken, or the address is not one of this machine's.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        listening = socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except (OSError, UnicodeError) as error:
-        if otherwise is not None:
-            return listen(host, otherwise)
-        reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
-        raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
+        listening = open_socket(host, port)
+    except UserError:
+        if otherwise is None:
+            raise
+        listening = open_socket(host, otherwise)
+    listening.listen(BACKLOG)
     return listening
 
 
@@ -67,11 +64,9 @@ def address_of(listening: socket.socket, host: str, key: str, fragment: str = ""
     return f"http://{f'[{name}]' if ':' in name else name}:{port}/{f'?key={key}' if key else ''}{fragment}"
 
 
-def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seconds) -> uvicorn.Server:
+def make_server(app: MicroscopeApp, read_seconds: float = ScorerLimits.read_seconds) -> BoundedServer:
     """Make a server with a scorer's limits on connections."""
-    settings: dict[str, Any] = {"loop": "asyncio", "timeout_graceful_shutdown": 1}
-    connections = ScorerLimits.connections
-    return uvicorn.Server(server_config(app.asgi, read_seconds=read_seconds, connections=connections, **settings))
+    return BoundedServer(app.asgi, read_seconds, ScorerLimits.connections)
 
 
 def serve_pages(app: MicroscopeApp, listening: socket.socket) -> None:

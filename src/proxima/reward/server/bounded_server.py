@@ -1,0 +1,106 @@
+"""An HTTP server with bounds on its connections, for a scorer, `proxima view` and the endpoint for agents."""
+
+import asyncio
+import math
+import signal
+import socket
+import threading
+from typing import Any
+
+import uvicorn
+
+from proxima.data import UserError
+
+WRITE_SECONDS = 30.0  # for a client that has stopped reading to read again
+GRACE_SECONDS = 1  # for requests that are being answered when the server shuts down
+
+
+class BoundedServer(uvicorn.Server):
+    """Serves an ASGI app that logs requests and answers errors itself.
+
+    uvicorn waits forever for the rest of a request, and for a client to read: this server looks at its connections ten
+    times a second and closes those that are overdue or too many.
+
+    Args:
+        app: the app to serve.
+        read_seconds: time to receive the headers of a request, after which the connection is closed.
+        connections: simultaneous connections; further ones are closed.
+        ending: is set when the server begins to shut down.
+    """
+
+    def __init__(self, app: Any, read_seconds: float, connections: int, ending: asyncio.Event | None = None) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                proxy_headers=False,
+                server_header=False,
+                access_log=False,
+                log_config=None,
+                log_level="critical",
+                timeout_keep_alive=math.ceil(read_seconds),
+                timeout_graceful_shutdown=GRACE_SECONDS,
+            )
+        )
+        self.read_seconds, self.most, self.ending = read_seconds, connections, ending or asyncio.Event()
+        self._since: dict[Any, tuple[Any, float]] = {}  # what each connection waits for, and since when
+
+    def end_on_signals(self) -> None:
+        """Shut down on SIGINT or SIGTERM, on a second one at once, if called in the main thread."""
+
+        def end(number: int, frame: Any) -> None:
+            if self.should_exit:
+                raise KeyboardInterrupt
+            self.should_exit = True
+
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, end)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Close connections that are overdue or too many; called ten times a second."""
+        now, before, self._since = asyncio.get_running_loop().time(), self._since, {}
+        connections: set[Any] = self.server_state.connections
+        for connection in [*(c for c in before if c in connections), *(connections - before.keys())]:  # oldest first
+            cycle, transport, reads = connection.cycle, connection.transport, not connection.flow.write_paused
+            answering = cycle is not None and not cycle.response_complete
+            waits_for = cycle, answering, reads or transport.get_write_buffer_size()
+            known, since = before.get(connection, (None, now))
+            self._since[connection] = waits_for, since if known == waits_for else now
+            seconds = WRITE_SECONDS if not reads else math.inf if answering else self.read_seconds
+            if now - self._since[connection][1] > seconds or len(self._since) > self.most:
+                transport.abort()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End within `GRACE_SECONDS`, without waiting for clients that are still sending."""
+        self.ending.set()
+        connections: set[Any] = self.server_state.connections
+        for connection in list(connections):
+            if connection.cycle is not None and connection.cycle.more_body:
+                connection.transport.abort()
+        await super().shutdown(sockets)
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """A bound socket that does not accept connections yet; port 0 picks a free port, IPv4 is preferred.
+
+    Raises:
+        UserError: the host is not an address of this machine, or the address is in use.
+    """
+    try:
+        found = socket.getaddrinfo(host or "?", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+        except OSError:
+            listening.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = f"can't listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
+        raise UserError(reason, remedy="choose another --port, or an address of this machine") from None
+    return listening
