@@ -61,7 +61,9 @@ def test_aime_by_name_and_what_is_trained_on_is_compared_with_it(proxima, here):
     write_jsonl(
         here / "b.jsonl", [{"problem": f"Find {i} of 2025?", "answer": str(i), "id": str(i)} for i in range(30)]
     )
-    code, out, err = proxima("data", "prepare", "aime", "--from", "aime_2024.parquet", "--from", "aime25=b.jsonl")
+    code, out, err = proxima(
+        "data", "prepare", "aime", "--from", "aime24=aime_2024.parquet", "--from", "aime25=b.jsonl"
+    )
     assert (code, err) == (0, "") and sorted(os.listdir(here / "data")) == ["aime24", "aime25"]
     assert "30 × 32" in out
     rows = [("Find the answer 3?", "3"), ("Something else?", "4"), ("Something more?", "5")] * 100
@@ -139,7 +141,7 @@ def test_a_full_disk_leaves_nothing(proxima, here, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("proxima.prepare.write_files.TableWriter.close", full)
+    monkeypatch.setattr("pyarrow.parquet.write_table", full)
     code, _, err = proxima("data", "prepare", "gsm8k", "--from", "raw")
     assert (
         code == 2

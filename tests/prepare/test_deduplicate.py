@@ -1,8 +1,5 @@
 """Each question once, every row accounted for."""
 
-import io
-import tracemalloc
-
 import pytest
 
 from proxima.prepare.deduplicate import Deduplicator
@@ -13,10 +10,9 @@ from .published import AFTER, BEFORE
 
 
 def fed(rows, kind="integer", rule="drop"):
-    distinct = Deduplicator(kind, io.StringIO(), rule)
+    distinct = Deduplicator(kind, rule)
     for number, row in enumerate(rows):
         distinct.add(row if isinstance(row, SourceRow) else SourceRow(SourceQuestion(*row), 0, number))
-    distinct.close()
     return distinct
 
 
@@ -29,9 +25,9 @@ def test_repeats_meet_whatever_their_spaces_and_instructions():
         [("1 + 1?", "2"), (BEFORE + "1 + 1?" + AFTER, "2"), ("1  +\n1?", " 2.0 "), ("2 + 2?", "4"), ("1 + 1?", 2)]
     )
     assert written(distinct) == [("1 + 1?", "2", 4), ("2 + 2?", "4", 1)]
-    counts = distinct.counts
-    assert (counts.rows, counts.repeats, counts.questions, counts.conflicts, counts.unreadable) == (5, 3, 2, 0, 0)
-    assert dict(counts.repetition) == {4: 1, 1: 1}
+    assert distinct.counts == {
+        "rows": 5, "unreadable_rows": 0, "unreadable": 0, "repeats": 3, "questions": 2, "conflicts": 0,
+    }  # fmt: skip
 
 
 def test_the_first_row_is_the_one_that_is_kept():
@@ -55,10 +51,10 @@ CONFLICT = [("x?", "1"), ("x?", "2", "two"), ("y?", "5"), ("x?", "2"), ("x?", "2
 def test_conflicts(rule, kept):
     distinct = fed(CONFLICT, rule=rule)
     assert written(distinct) == kept
-    assert distinct.counts.conflicts == 2
+    assert distinct.counts["conflicts"] == 2
     answers = {entry.question: entry.answers for entry in distinct.questions()}
     assert answers == {"x?": {"1": 1, "2": 3}, "y?": {"5": 1}, "z?": {"3": 1, "4": 1}}
-    assert distinct.counts.rows == distinct.counts.repeats + distinct.counts.questions
+    assert distinct.counts["rows"] == distinct.counts["repeats"] + distinct.counts["questions"]
 
 
 def test_the_majority_brings_its_own_solution():
@@ -67,8 +63,8 @@ def test_the_majority_brings_its_own_solution():
 
 
 def test_answers_that_differ_in_spaces_are_one():
-    assert fed([("x?", "(1, 2)"), ("x?", "(1,2)")], "expression").counts.conflicts == 0
-    assert fed([("x?", "a b"), ("x?", "a c")], "expression").counts.conflicts == 1
+    assert fed([("x?", "(1, 2)"), ("x?", "(1,2)")], "expression").counts["conflicts"] == 0
+    assert fed([("x?", "a b"), ("x?", "a c")], "expression").counts["conflicts"] == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +87,7 @@ def test_answers_that_differ_in_spaces_are_one():
 )
 def test_one_answer_in_other_clothes_is_no_conflict(same):
     distinct = fed([("x?", answer) for answer in same], "expression")
-    assert (distinct.counts.conflicts, written(distinct)) == (0, [("x?", same[0], len(same))])
+    assert (distinct.counts["conflicts"], written(distinct)) == (0, [("x?", same[0], len(same))])
 
 
 def test_other_answers_stay_others():
@@ -102,7 +98,7 @@ def test_other_answers_stay_others():
         (r"\frac{12}{3}", r"\frac1{23}"),
         ("1.0", "10"),
     ):
-        assert fed([("x?", answer) for answer in pair], "expression").counts.conflicts == 1, pair
+        assert fed([("x?", answer) for answer in pair], "expression").counts["conflicts"] == 1, pair
 
 
 def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
@@ -120,8 +116,8 @@ def test_what_is_unreadable_is_listed_once_and_is_no_conflict():
         ]
     )
     assert written(distinct) == [("x?", "1", 1)]
-    assert distinct.counts.conflicts == 0
-    assert (distinct.counts.rows, distinct.counts.unreadable_rows, distinct.counts.unreadable) == (9, 8, 6)
+    assert distinct.counts["conflicts"] == 0
+    assert (distinct.counts["rows"], distinct.counts["unreadable_rows"], distinct.counts["unreadable"]) == (9, 8, 6)
     assert [(entry["reason"], entry["row"], entry["rows"]) for entry in distinct.unreadable] == [
         ("has an answer that is not a number", 1, 2),
         ("has no question", 3, 2),
@@ -137,18 +133,3 @@ def test_hostile_text_passes():
         [("half \ud83d", "1"), ("half \ud83d", "1"), ("null \x00", "1"), ("line \u2028 end", "1"), ("x" * 100_000, "1")]
     )
     assert [row[0][:8] for row in written(distinct)] == ["half ?", "null \x00", "line \u2028 e", "xxxxxxxx"]
-
-
-def test_memory_does_not_grow_with_the_text(tmp_path):
-    """1,000 questions of 4 kB, each twice: 8 MB of text go through; what stays are hashes and counts."""
-    with (tmp_path / "spool").open("w+", encoding="utf-8") as spool:
-        distinct = Deduplicator("integer", spool)
-        tracemalloc.start()
-        for number in range(2_000):
-            distinct.add(SourceRow(SourceQuestion(f"{number % 1000} " + "x" * 4000, "1"), 0, number))
-        distinct.close()
-        count = sum(entry.repeats == 2 for entry in distinct.questions())
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert count == 1000
-    assert peak < 1e6, f"{peak / 1e6:.0f} MB"

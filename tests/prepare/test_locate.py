@@ -263,5 +263,5 @@ def test_a_revision_of_a_path_and_a_subset_that_is_not_there(tmp_path):
     path = write_dapo(tmp_path / "d.parquet", [("1?", "1")])
     with pytest.raises(ValueError, match="revision='main' is for data sets on the hub"):
         locate_files(PARTS["dapo-math"], str(path), revision="main")
-    with pytest.raises(ValueError, match="holds no subset en"):
+    with pytest.raises(ValueError, match="holds 0 of the subsets en"):
         locate_files(PARTS["dapo-math"], str(tmp_path), subset="en")

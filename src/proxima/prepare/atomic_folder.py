@@ -3,7 +3,7 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from proxima.data import UserError
@@ -21,28 +21,24 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield a folder next to `target` to write into; it replaces `target` when the block ends without an error.
 
     Files are flushed to disk before the rename. An error removes the unfinished folder and leaves `target` unchanged. A
-    kill leaves at most a stray `.NAME.part-PID`, which the next call removes, or, between two renames, the former
-    folder as `.NAME.before`, which the next call restores. A lock on `.NAME.lock` admits one process at a time; the
-    operating system releases it when the process ends.
+    kill leaves at most `.NAME.part`, which the next call empties, or, between two renames, the former folder as
+    `.NAME.before`, which the next call restores. A lock on `.NAME.part` admits one process at a time; the operating
+    system releases it when the process ends.
 
     Raises:
         UserError: `target` exists and `overwrite` is not set, `target` is not a prepared folder, or another process is
             writing it.
     """
-    part, before = (target.with_name(f".{target.name}.{suffix}") for suffix in (f"part-{os.getpid()}", "before"))
+    part, before = (target.with_name(f".{target.name}.{suffix}") for suffix in ("part", "before"))
     created = [parent for parent in target.parents if not parent.exists()]
-    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(target):
-            if before.is_dir() and not target.exists():
-                before.rename(target)
-            refuse_existing(target, overwrite=overwrite)
-            stray = f".{target.name}.part"
-            for path in target.parent.iterdir():  # we hold the lock: no process writes into them
-                if path.name == stray or path.name.removeprefix(f"{stray}-").isdecimal():
-                    shutil.rmtree(path, ignore_errors=True)
-            part.mkdir()
+        with _locked(part, target):
             try:
+                if before.is_dir() and not target.exists():
+                    before.rename(target)
+                refuse_existing(target, overwrite=overwrite)
+                for stray in part.iterdir():
+                    stray.unlink()
                 yield part
                 for path in (*part.iterdir(), part):
                     flush_to_disk(path)
@@ -61,31 +57,18 @@ def atomic_folder(target: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _locked(target: Path) -> Iterator[None]:
-    path = target.with_name(f".{target.name}.lock")
-    while True:
-        with path.open("wb") as lock:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError as error:
-                    message = f"{target} is being made by another process"
-                    raise UserError(message, remedy="wait for it, or give another folder with --out") from error
-                if not _is_same_file(lock.fileno(), path):
-                    continue  # the previous holder has just removed the file
+def _locked(part: Path, target: Path) -> Iterator[None]:
+    part.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        if fcntl is not None:
+            handle = os.open(part, os.O_RDONLY)
+            stack.callback(os.close, handle)
             try:
-                yield
-            finally:
-                with suppress(OSError):  # while the lock is held, so that nobody else's file is removed
-                    path.unlink()
-            return
-
-
-def _is_same_file(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), path.stat())
-    except FileNotFoundError:
-        return False
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                message = f"{target} is being made by another process"
+                raise UserError(message, remedy="wait for it, or give another folder with --out") from error
+        yield
 
 
 def refuse_existing(target: Path, *, overwrite: bool) -> None:

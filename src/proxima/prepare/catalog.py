@@ -1,8 +1,11 @@
-"""The data sets that can be prepared, each with its places of publication, its kind of answers and its prompt."""
+"""The data sets that can be prepared, from `catalog.yaml`: where they are published, their answers and their prompt."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,6 @@ class Part:
         template: key in `TEMPLATES`: the prompt unless `--template` names another.
         reward: a reward that scores it, for the example in the card.
         license: of the questions as first published; None: unknown.
-        hints: words in a file's or folder's name that identify this part, if a source has several.
         published: number of published questions per side; a prepared side of another size is reported.
         optional: the source is complete without it.
     """
@@ -47,97 +49,14 @@ class Part:
     template: str = "boxed"
     reward: str = "math"
     license: str | None = None
-    hints: tuple[str, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
     optional: bool = False
 
 
-_MATH_SUBSETS = (
-    *("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra"),
-    "precalculus",
-)
+def _part(values: Mapping[str, Any]) -> Part:
+    hubs = (Hub(**{**hub, "subsets": tuple(hub.get("subsets", ()))}) for hub in values["hubs"])
+    return Part(**{**values, "hubs": tuple(hubs)})
 
 
-def _aime(year: int, *hubs: Hub) -> Part:
-    name, title, hints = f"aime{year % 100}", f"AIME {year}, I and II", (str(year % 100),)
-    return Part(name, title, hubs, "test", "aime", "dapo", hints=hints, published={"test": 30}, optional=True)
-
-
-SOURCES: dict[str, tuple[Part, ...]] = {
-    "dapo-math": (
-        Part(
-            "dapo-math",
-            "DAPO-Math-17k: competition problems with integer answers, the training set of DAPO (arXiv 2503.14476)",
-            (
-                Hub("BytedTsinghua-SIA/DAPO-Math-17k", license="Apache-2.0"),
-                Hub("open-r1/DAPO-Math-17k-Processed", ("all",)),
-            ),
-            side="train",
-            answer="integer",
-            template="dapo",
-            license="Apache-2.0",
-        ),
-    ),
-    "gsm8k": (
-        Part(
-            "gsm8k",
-            "GSM8K: grade-school word problems (arXiv 2110.14168)",
-            (Hub("openai/gsm8k", ("main",), "MIT"),),
-            side="train",
-            answer="after_hashes",
-            template="gsm8k",
-            reward="gsm8k",
-            license="MIT",
-            published={"train": 7473, "test": 1319},
-        ),
-    ),
-    "aime": (
-        _aime(
-            2024,
-            Hub("HuggingFaceH4/aime_2024"),
-            Hub("Maxwell-Jia/AIME_2024", license="MIT"),
-            Hub("math-ai/aime24"),
-            Hub("BytedTsinghua-SIA/AIME-2024"),
-        ),
-        _aime(
-            2025,
-            Hub("math-ai/aime25"),
-            Hub("yentinglin/aime_2025"),
-            Hub("MathArena/aime_2025"),
-            Hub("opencompass/AIME2025", ("AIME2025-I", "AIME2025-II")),
-        ),
-        _aime(2026, Hub("math-ai/aime26"), Hub("MathArena/aime_2026")),
-    ),
-    "amc23": (
-        Part(
-            "amc23",
-            "AMC 12, 2023",
-            (Hub("math-ai/amc23"), Hub("zwhe99/amc23")),
-            side="test",
-            answer="integer",
-            published={"test": 40},
-        ),
-    ),
-    "math": (
-        Part(
-            "math500",
-            "MATH-500: the 500 test problems of MATH that arXiv 2305.20050 evaluates on",
-            (Hub("HuggingFaceH4/MATH-500"), Hub("math-ai/math500")),
-            side="test",
-            answer="expression",
-            license="MIT",
-            hints=("500",),
-            published={"test": 500},
-            optional=True,
-        ),
-        Part(
-            "math",
-            "MATH: competition problems with worked solutions (arXiv 2103.03874)",
-            (Hub("EleutherAI/hendrycks_math", _MATH_SUBSETS, "MIT"), Hub("DigitalLearningGmbH/MATH-lighteval")),
-            side="train",
-            answer="expression",
-            license="MIT",
-            published={"train": 7500, "test": 5000},
-        ),
-    ),
-}
+_CATALOG = yaml.safe_load(Path(__file__).with_name("catalog.yaml").read_text(encoding="utf-8"))
+SOURCES: dict[str, tuple[Part, ...]] = {name: tuple(map(_part, parts)) for name, parts in _CATALOG.items()}

@@ -2,18 +2,19 @@
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
 from proxima.prepare.catalog import Part
-from proxima.prepare.decontaminate import EvalSet, OverlapIndex
+from proxima.prepare.decontaminate import OverlapIndex, OverlapMatch
 from proxima.prepare.locate import CARD, SourceFiles
 from proxima.prepare.prepare_options import PrepareOptions
 from proxima.prepare.prompt_template import Template
 from proxima.prepare.read_files import InputFile, combined_sha256
-from proxima.prepare.write_files import COLUMNS, ExclusionLists, SplitData
+from proxima.prepare.write_files import COLUMNS, Outcome, SplitData
 
 FORMAT = 1
 _REMAKE = "make it anew: proxima data prepare … --overwrite"
@@ -38,9 +39,8 @@ def build_card(
     held_out: float | None,
     command: str,
     sides: Mapping[str, SplitData],
-    eval_sets: Sequence[EvalSet],
     overlap: OverlapIndex,
-    excluded: ExclusionLists,
+    outcome: Outcome,
     files: Mapping[str, int],
 ) -> dict[str, Any]:
     """Build the card without the hashes of written files, which `write_card` adds. It has no date and no absolute
@@ -56,7 +56,7 @@ def build_card(
         "title": part.title,
         "source": {"kind": source.kind, "name": source.name, "revision": source.revision, "license": source.license},
         "inputs": {side: _input_lines(data.inputs) for side, data in sides.items()},
-        "counts": {side: _counts(side, data, excluded, files) for side, data in sides.items()},
+        "counts": {side: _counts(side, data, outcome) for side, data in sides.items()},
         "repetition": {side: _repetition(data) for side, data in sides.items()},
         "answer": part.answer,
         "reward": _REWARD_OF_TEMPLATE.get(template.name, part.reward),
@@ -72,10 +72,10 @@ def build_card(
                     "set": eval_set.name,
                     "questions": len(eval_set.questions),
                     "sha256": eval_set.sha256,
-                    "left_out": excluded.by_set[eval_set.name],
-                    "same_text": excluded.same_text[eval_set.name],
+                    "left_out": len(excluded := _excluded_by(eval_set.name, outcome)),
+                    "same_text": sum(not all(match.grams for match in matches) for matches in excluded),
                 }
-                for eval_set in eval_sets
+                for eval_set in overlap.sets
             ],
             "phrases_ignored": len(phrases),
             "phrases": [{"run": run, "questions": count} for run, count in phrases[:_SHOWN_PHRASES]],
@@ -93,21 +93,28 @@ def _input_lines(inputs: Sequence[InputFile]) -> list[dict[str, Any]]:
     return [{"files": len(inputs), "bytes": size, "sha256": combined, "of": "lines of `sha256 name`"}]
 
 
-def _counts(side: str, data: SplitData, excluded: ExclusionLists, files: Mapping[str, int]) -> dict[str, int]:
+def _excluded_by(name: str, outcome: Outcome) -> list[list[OverlapMatch]]:
+    """The matches with one evaluation set of each question that it excludes."""
+    matches = ([match for match in of if match.where[0] == name] for _, of in outcome.contaminated)
+    return [of for of in matches if of]
+
+
+def _counts(side: str, data: SplitData, outcome: Outcome) -> dict[str, int]:
     """Count the rows of a side by outcome.
 
     rows = unreadable_rows + repeats + questions; questions = conflicts_dropped + contaminated + train + test.
     """
-    counts: dict[str, int] = {key: n for key, n in vars(data.distinct.counts).items() if key != "repetition"}
-    counts["conflicts_dropped"] = excluded.conflicts_dropped[side]
-    counts["contaminated"] = len(excluded.contaminated) if side == "train" else 0
-    remaining = counts["questions"] - counts["conflicts_dropped"] - counts["contaminated"]
-    train = files.get("train.parquet", 0) if side == "train" else 0
-    return {**counts, "train": train, "test": remaining - train}
+    counts = data.distinct.counts
+    counts["conflicts_dropped"] = sum(entry.kept is None for entry in data.distinct.questions())
+    counts["contaminated"] = len(outcome.contaminated) if side == "train" else 0
+    counts["train"] = len(outcome.kept["train"]) if side == "train" else 0
+    dropped = sum(counts[key] for key in ("conflicts_dropped", "contaminated", "train"))
+    return {**counts, "test": counts["questions"] - dropped}
 
 
 def _repetition(data: SplitData) -> dict[str, int]:
-    return {str(times): questions for times, questions in sorted(data.distinct.counts.repetition.items())}
+    repeats = Counter(entry.repeats for entry in data.distinct.questions())
+    return {str(times): questions for times, questions in sorted(repeats.items())}
 
 
 def write_card(folder: Path, card: dict[str, Any]) -> None:

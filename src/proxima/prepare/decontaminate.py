@@ -60,6 +60,7 @@ class OverlapIndex:
 
     def __init__(self, n: int = 13, common: int = 10) -> None:
         self.n, self.common = n, common
+        self.sets: list[EvalSet] = []
         self._exact: dict[bytes, list[tuple[str, int]]] = {}
         self._grams: dict[str, list[tuple[str, int]]] = {}
         self._facts: dict[tuple[str, int], tuple[int, Counter[str]]] = {}  # n-grams and numbers of each question
@@ -67,6 +68,7 @@ class OverlapIndex:
 
     def add(self, eval_set: EvalSet) -> None:
         """Add the questions of an evaluation set."""
+        self.sets.append(eval_set)
         for number, question in enumerate(eval_set.questions):
             self._exact.setdefault(_key(question), []).append((eval_set.name, number))
             grams = self._grams_of(question)

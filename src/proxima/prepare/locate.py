@@ -3,7 +3,6 @@
 import glob
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,12 @@ from proxima.prepare.catalog import Hub, Part
 from proxima.prepare.read_files import SUFFIXES
 from proxima.task.hub import load_hub_dataset
 
-_METADATA = ("state.json", "dataset_info.json", "dataset_dict.json", "dataset_infos.json", "card.json", "config.json")
 _DEFAULT_SUBSETS = ("main", "all", "default")  # if a data set has several and none is named
 _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})(.*)")
 CARD = "card.json"  # in every prepared folder
 
 NamedFiles = list[tuple[Path, str]]  # each file with its name in the card
-BySide = defaultdict[str, NamedFiles]  # "" for files whose names don't tell the side
+BySide = dict[str, NamedFiles]  # "" for files whose names don't tell the side
 Sides = dict[str, tuple[tuple[Path, str], ...]]  # `train` and `test`
 
 
@@ -64,8 +62,7 @@ def locate_files(
     if given is not None and not _is_hub_name(given):
         if revision is not None:
             raise UserError(f"revision={revision!r} is for data sets on the hub; {given!r} is a path")
-        sides = _sides(_by_side(_local(given, subset)), part, given)
-        return SourceFiles("files", given, None, part.license, sides)
+        return SourceFiles("files", given, None, part.license, _local(given, subset, part))
     by_name = {hub.name: hub for hub in part.hubs}
     hubs = part.hubs if given is None else (by_name.get(given, Hub(given)),)
     problems = []
@@ -85,86 +82,74 @@ def _is_hub_name(given: str) -> bool:
     return named and not Path(given).exists()
 
 
-def _local(given: str, subset: str | None) -> NamedFiles:
-    """Return the data files below a path, with their names relative to it, in sorted order."""
-    place = Path(given).expanduser()
-    if place.is_file():
-        return [(place, place.name)]
+def _local(given: str, subset: str | None, part: Part) -> Sides:
+    """Find the files of a path: of a folder both sides, else the part's own."""
+    place = Path(given).expanduser().absolute()
     if place.is_dir():
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
             raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
-        return _below(place, () if subset is None else (subset,), given)
-    paths = [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
+        return _sides(_found(place, () if subset is None else (subset,), given), part, given)
+    paths = [place] if place.is_file() else [Path(name) for name in sorted(glob.glob(str(place), recursive=True))]
     if not paths:
         message = f"{given!r}: no such file or folder, and no name on the hub (owner/name)"
         raise UserError(message, remedy="a pattern looks like 'data/*.parquet'")
-    return [(path, path.name) for path in paths if path.is_file() and path.suffix in SUFFIXES]
+    return _sides({part.side: [(path, path.name) for path in paths if path.suffix in SUFFIXES]}, part, given)
 
 
-def _below(folder: Path, subsets: tuple[str, ...], given: str) -> NamedFiles:
+def _found(folder: Path, subsets: tuple[str, ...], given: str) -> BySide:
+    """Find the data files below a folder by split, as `datasets` tells it from the names of files and folders."""
+
     def inside(*names: str) -> Path | None:
         tops = (folder, folder / "data")
         return next((top / name for top in tops for name in names if (top / name).is_dir()), None)
 
     starts = [start for name in subsets if (start := inside(name))]
+    found: BySide = defaultdict(list)
+    for start in starts or [folder if subsets else inside(*_DEFAULT_SUBSETS) or folder]:
+        for side, paths in split_files(start).items():
+            found[side] += [(path, path.relative_to(folder).as_posix()) for path in paths]
     if subsets and not starts:  # configurations that are files: aime2025-I.jsonl
-        named = [pair for pair in _files(folder, folder) if any(n.lower() in pair[0].stem.lower() for n in subsets)]
-        if not named:
-            raise DataNotFound(f"{given} holds no subset {', '.join(subsets)}")
-        return named
+        named = [pair for of in found.values() for pair in of if any(n.lower() in pair[1].lower() for n in subsets)]
+        found, starts = {"": named}, [path for path, _ in named]
     if len(starts) < len(subsets):
         raise DataNotFound(f"{given} holds {len(starts)} of the subsets {', '.join(subsets)}")
-    return [pair for start in starts or [inside(*_DEFAULT_SUBSETS) or folder] for pair in _files(start, folder)]
+    return found
 
 
-def _files(start: Path, top: Path) -> NamedFiles:
-    paths = (path for path in start.rglob("*") if path.suffix in SUFFIXES and path.name not in _METADATA)
-    data_files = [(path, path.relative_to(top)) for path in paths if path.is_file()]
-    visible = [
-        (path, name.as_posix()) for path, name in data_files if not any(part.startswith(".") for part in name.parts)
-    ]
-    return sorted(visible, key=lambda pair: pair[1])
-
-
-def _by_side(files: NamedFiles) -> BySide:
-    """Group files by side, which the name of the file (`train-00000-of-00002.parquet`) or of a folder
-    (`test/algebra/1.json`) tells."""
-    sides: BySide = defaultdict(list)
-    for path, name in files:
-        sides[_side(name)].append((path, name))
-    return sides
+def split_files(folder: Path) -> dict[str, list[Path]]:
+    """The data files below a folder by split, in sorted order, by the rules of `datasets`; UserError without it."""
+    try:
+        from datasets.data_files import DataFilesDict, get_data_patterns
+    except ImportError:
+        raise UserError("data sets in folders need the package datasets: pip install 'proxima-rl[data]'") from None
+    try:
+        found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
+    except FileNotFoundError:
+        return {}
+    sides = {str(side): [Path(name) for name in sorted(names)] for side, names in found.items()}
+    return {
+        side: [path for path in paths if path.suffix in SUFFIXES and path.name != "state.json"]
+        for side, paths in sides.items()
+    }
 
 
 def _sides(files: BySide, part: Part, given: str) -> Sides:
     """Select the files of each side that the part uses; DataNotFound if there are none, or some are missing."""
-    if part.side == "test":
-        chosen = {"test": files["test"] or files[""] or files["train"]}  # some sets call their only split train
+    if part.side == "test":  # some sets call their only split train
+        chosen = {"test": files.get("test") or files.get("") or files.get("train")}
     else:
-        chosen = {"train": files["train"] or files[""], "test": files["test"]}
+        chosen = {"train": files.get("train") or files.get(""), "test": files.get("test")}
     sides = {side: tuple(of) for side, of in chosen.items() if of}
     if part.side not in sides:
-        names = [name for of in files.values() for _, name in of]
-        seen = ", ".join(names[:5]) or "no data file"
+        seen = ", ".join([name for of in files.values() for _, name in of][:5]) or "no data file"
         raise DataNotFound(f"{given} holds no {part.side} side ({seen}); expected Parquet, JSON Lines, JSON or Arrow")
-    _require_all_shards([pair for of in sides.values() for pair in of], given)
+    # `-00000-of-00002` without `-00001-of-00002` is an interrupted download
+    names = [name for of in sides.values() for _, name in of]
+    shards = Counter((match[1], match[3]) for name in names if (match := _SHARD.fullmatch(name)))
+    for (stem, count), seen_shards in shards.items():
+        if seen_shards != int(count):
+            raise DataNotFound(f"{given} holds {seen_shards} of the {int(count)} files {stem}-*-of-{count}")
     return sides
-
-
-def _side(name: str) -> str:
-    *folders, last = Path(name.lower()).parts
-    for word in (last, *reversed(folders)):
-        for side in ("train", "test", "validation"):
-            if word == side or re.match(rf"{side}[^a-z]", word):
-                return side
-    return ""
-
-
-def _require_all_shards(files: Iterable[tuple[Path, str]], given: str) -> None:
-    """Refuse `-00000-of-00002` without `-00001-of-00002`, an interrupted download."""
-    seen = Counter((match[1], match[3]) for _, name in files if (match := _SHARD.fullmatch(name)))
-    for (stem, count), shards in seen.items():
-        if shards != int(count):
-            raise DataNotFound(f"{given} holds {shards} of the {int(count)} files {stem}-*-of-{count}")
 
 
 def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
@@ -181,7 +166,7 @@ def _from_hub(hub: Hub, part: Part, revision: str | None) -> SourceFiles:
                 hub.name, repo_type="dataset", revision=revision, allow_patterns=patterns, local_files_only=cached
             )
             folder = Path(snapshot)
-            sides = _sides(_by_side(_below(folder, hub.subsets, hub.name)), part, hub.name)
+            sides = _sides(_found(folder, hub.subsets, hub.name), part, hub.name)
         except DataNotFound as error:
             problem = str(error)
         except Exception as error:  # the library and the network code below it raise dozens of types

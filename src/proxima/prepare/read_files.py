@@ -3,19 +3,17 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from proxima.data import UserError
 from proxima.data.text_files import read_text
-from proxima.prepare.row_formats import RowReader, SourceQuestion, reader_for
+from proxima.prepare.row_formats import SourceQuestion, known_columns, read_row
 from proxima.task.local_files import json_object
 
 SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".json", ".arrow")
 _BATCH = 2048  # rows
-_CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -27,14 +25,12 @@ class InputFile:
         name: in the card: the path within the folder or data set, which does not depend on the machine.
         size: bytes.
         sha256: of its bytes, hex.
-        rows: number of rows; None: unknown before the file is read.
     """
 
     path: Path
     name: str
     size: int
     sha256: str
-    rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,99 +44,52 @@ class SourceRow:
 
 
 def inspect_file(path: Path, name: str) -> InputFile:
-    """Hash a file and count its rows; UserError, with its path, if it can't be read."""
-    digest, lines, size, last = hashlib.sha256(), 0, 0, b"\n"
+    """Hash a file; UserError, with its path, if it can't be read."""
     try:
         with path.open("rb") as stream:
-            while chunk := stream.read(_CHUNK):
-                digest.update(chunk)
-                lines += chunk.count(b"\n")
-                size += len(chunk)
-                last = chunk[-1:]
+            return InputFile(path, name, path.stat().st_size, hashlib.file_digest(stream, "sha256").hexdigest())
     except OSError as error:
         raise UserError(f"{path} can't be read: {error.strerror}") from None
-    rows: int | None = lines + (last != b"\n") if path.suffix in (".jsonl", ".ndjson") else None
-    if path.suffix == ".parquet":
-        rows = _parquet(path).metadata.num_rows
-    return InputFile(path, name, size, digest.hexdigest(), rows)
 
 
-def iter_source_rows(inputs: tuple[InputFile, ...]) -> Iterator[SourceRow]:
-    """Yield the rows of all files, in order; UserError if a file is damaged, or no reader fits its columns."""
+def iter_source_rows(inputs: Sequence[InputFile]) -> Iterator[SourceRow]:
+    """Yield the rows of all files, in order; UserError if a file is damaged, or its columns are of no known form."""
     for index, file in enumerate(inputs):
-        for row, values, reader in _values(file.path):
+        read = _table_values if file.path.suffix in (".parquet", ".arrow") else _json_values
+        for row, values in enumerate(read(file.path)):
+            if row == 0:
+                known_columns(values, str(file.path))
             try:
-                yield SourceRow(reader.read(values), index, row)
+                yield SourceRow(read_row(values), index, row)
             except KeyError as error:
                 yield SourceRow(None, index, row, f"has no {error.args[0]!r}")
             except (TypeError, ValueError, AttributeError) as error:
                 yield SourceRow(None, index, row, f"has another form: {error}")
 
 
-def _values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
-    if path.suffix == ".parquet":
-        yield from _parquet_values(path)
-    elif path.suffix == ".arrow":
-        yield from _arrow_values(path)
-    else:
-        reader: RowReader | None = None
-        for row, values in enumerate(_json_values(path)):
-            reader = reader or reader_for(values, str(path))
-            yield row, values, reader
-
-
-@contextmanager
-def _damage_reported(what: str, hint: str) -> Iterator[None]:
-    """Turn errors of pyarrow into `UserError`."""
+def _table_values(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a Parquet file, or of the Arrow stream that the `datasets` library writes."""
     import pyarrow
-
-    try:
-        yield
-    except (OSError, pyarrow.ArrowException) as error:
-        raise UserError(f"{what}: {' '.join(str(error).split())[:120]}; {hint}") from None
-
-
-def _parquet(path: Path) -> Any:
     from pyarrow import parquet
 
-    with _damage_reported(f"{path} can't be read as Parquet", "was the download cut off?"):
-        return parquet.ParquetFile(path, pre_buffer=False)  # pre_buffer would hold the whole file in memory
-
-
-def _parquet_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
-    file = _parquet(path)
-    present = file.schema_arrow.names
-    reader = reader_for(present, str(path))
-    columns = [name for name in present if name in reader.columns]
-    batches, start = file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False), 0
-    while True:
-        with _damage_reported(f"{path}, after row {start}", "was the download cut off?"):
-            batch = next(batches, None)
-            rows = [] if batch is None else batch.to_pylist()
-        if batch is None:
-            return
-        for row, values in enumerate(rows, start):
-            yield row, values, reader
-        start += len(rows)
-
-
-def _arrow_values(path: Path) -> Iterator[tuple[int, Any, RowReader]]:
-    """Read a file of the `datasets` library: an Arrow stream."""
-    import pyarrow
-
     row = 0
-    with (
-        _damage_reported(f"{path} can't be read as Arrow", "was the copy cut off?"),
-        pyarrow.memory_map(str(path)) as mapped,
-        pyarrow.ipc.open_stream(mapped) as batches,
-    ):
-        reader = reader_for(batches.schema.names, str(path))
+    try:
+        if path.suffix == ".parquet":  # pre_buffer would hold the whole file in memory
+            file = parquet.ParquetFile(path, pre_buffer=False)
+            columns = known_columns(file.schema_arrow.names, str(path))
+            batches = file.iter_batches(batch_size=_BATCH, columns=columns, use_threads=False)
+        else:
+            stream = pyarrow.ipc.open_stream(pyarrow.memory_map(str(path)))
+            columns = known_columns(stream.schema.names, str(path))
+            batches = (batch.select(columns) for batch in stream)
         for batch in batches:
-            columns = batch.select([name for name in batch.schema.names if name in reader.columns])
-            for start in range(0, columns.num_rows, _BATCH):
-                for values in columns.slice(start, _BATCH).to_pylist():
-                    yield row, values, reader
-                    row += 1
+            for start in range(0, batch.num_rows, _BATCH):
+                rows = batch.slice(start, _BATCH).to_pylist()
+                yield from rows
+                row += len(rows)
+    except (OSError, pyarrow.ArrowException) as error:
+        what = " ".join(str(error).split())[:120]
+        raise UserError(f"{path} can't be read after row {row}: {what}; was it cut off?") from None
 
 
 def _json_values(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Readers of published rows: one per format, chosen by the columns. To add one: a line in `READERS`."""
+"""Reads published rows: the names of the columns tell what is in them."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,36 +31,49 @@ class SourceQuestion:
     source_id: str | None = None
 
 
-@dataclass(frozen=True)
-class RowReader:
-    """Reads the rows of a format.
+# Columns of published data sets, the first that is there is used.
+QUESTION = ("problem", "Problem", "question", "prompt")
+ANSWER = ("reward_model", "answer", "Answer", "solution")
+SOLUTION, SUBJECT, NAME = ("solution", "Solution"), ("subject", "type"), ("unique_id", "id", "ID", "problem_idx", "url")
+COLUMNS = frozenset((*QUESTION, *ANSWER, *SOLUTION, *SUBJECT, *NAME, "level", "extra_info"))
 
-    Args:
-        needs: required columns.
-        takes: optional columns.
-        read: builds the `SourceQuestion`; raises KeyError, TypeError or ValueError for a malformed row.
-        any_of: columns of which at least one is required; empty: none is required.
+
+def known_columns(columns: Iterable[str], source: str) -> list[str]:
+    """Return the columns that are read; UserError, with those found and those expected, without question or answer."""
+    present = list(columns)
+    if not all(any(name in present for name in names) for names in (QUESTION, ANSWER)):
+        expected = f"a question ({', '.join(QUESTION)}) and an answer ({', '.join(ANSWER)})"
+        raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; expected {expected}")
+    return [name for name in present if name in COLUMNS]
+
+
+def read_row(values: Values) -> SourceQuestion:
+    r"""Read a row of any published form; raises KeyError, TypeError or ValueError for a malformed one.
+
+    DAPO-Math-17k and data prepared for verl: a chat, with the answer inside `reward_model`. A prompt alone: its final
+    answer is called the solution in such sets. GSM8K: the answer is a solution that ends in `#### number`. MATH, most
+    copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution.
     """
-
-    needs: tuple[str, ...]
-    takes: tuple[str, ...]
-    read: Callable[[Values], SourceQuestion]
-    any_of: tuple[str, ...] = ()
-
-    def fits(self, columns: Iterable[str]) -> bool:
-        present = set(columns)
-        return present.issuperset(self.needs) and (not self.any_of or bool(present & set(self.any_of)))
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return (*self.needs, *self.any_of, *self.takes)
-
-
-def _chat(values: Values) -> SourceQuestion:
-    """DAPO-Math-17k, and data prepared for verl: a chat, with the answer inside `reward_model`."""
-    rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
-    source_id = _first(extra, "index", "id")
-    return SourceQuestion(_last_user_message(values["prompt"]), rule["ground_truth"], source_id=source_id)
+    chat = "prompt" in values and "reward_model" in values
+    name = "prompt" if chat else next((name for name in QUESTION if name in values), "")
+    question = _last_user_message(values["prompt"]) if name in ("prompt", "") else str(values[name] or "")
+    if chat:
+        rule, extra = _object(values["reward_model"]), _object(values.get("extra_info") or {})
+        return SourceQuestion(question, rule["ground_truth"], source_id=_first(extra, "index", "id"))
+    answer = next((values[name] for name in ("answer", "Answer") if values.get(name) not in (None, "")), None)
+    if name == "prompt":
+        return SourceQuestion(question, values.get("solution", answer))
+    before, marker, _ = str(answer).rpartition("####")
+    solution = before.strip() or None if marker else _first(values, *SOLUTION)
+    level = str(values.get("level")).removeprefix("Level ").strip()  # `Level 5`, `5` or 5; `Level ?` is unknown
+    return SourceQuestion(
+        question,
+        solution if answer is None else answer,
+        solution,
+        _first(values, *SUBJECT),
+        int(level) if level in {"1", "2", "3", "4", "5"} else None,
+        _first(values, *NAME),
+    )
 
 
 def _last_user_message(prompt: Any) -> str:
@@ -82,80 +95,5 @@ def _object(value: Any) -> Mapping[str, Any]:
     return parsed
 
 
-def _problem(values: Values) -> SourceQuestion:
-    r"""MATH, MATH-500, most copies of the AIME: the answer in its column, or the last `\boxed{…}` of the solution."""
-    solution, answer = _text(values.get("solution")), values.get("answer")
-    return SourceQuestion(
-        str(values["problem"] or ""),
-        solution if answer is None or answer == "" else answer,
-        solution,
-        _text(values.get("subject") or values.get("type")),
-        _level(values.get("level")),
-        _first(values, "unique_id", "id", "problem_idx", "url"),
-    )
-
-
-def _capital(values: Values) -> SourceQuestion:
-    """Maxwell-Jia/AIME_2024."""
-    solution, source_id = _text(values.get("Solution")), _first(values, "ID")
-    return SourceQuestion(str(values["Problem"] or ""), values["Answer"], solution, source_id=source_id)
-
-
-def _question(values: Values) -> SourceQuestion:
-    """GSM8K, whose answer is a solution that ends in `#### number`, and sets with only the answer."""
-    answer = values["answer"]
-    before, marker, _ = str(answer).rpartition("####")
-    solution = before.strip() if marker else _text(values.get("solution"))
-    return SourceQuestion(
-        str(values["question"] or ""),
-        answer,
-        solution or None,
-        _text(values.get("subject")),
-        _level(values.get("level")),
-        _first(values, "unique_id", "id", "url"),
-    )
-
-
-def _prompt(values: Values) -> SourceQuestion:
-    """A prompt and its final answer, which is called the solution in such sets."""
-    return SourceQuestion(_last_user_message(values["prompt"]), values.get("solution", values.get("answer")))
-
-
-def _text(value: Any) -> str | None:
-    return None if value is None or value == "" else str(value)
-
-
-def _level(value: Any) -> int | None:
-    """Return 5 for `Level 5`, `5` or 5, and None for `Level ?`."""
-    digits = str(value).removeprefix("Level ").strip()
-    return int(digits) if digits in {"1", "2", "3", "4", "5"} else None
-
-
 def _first(values: Values, *names: str) -> str | None:
-    return next((str(values[name]) for name in names if values.get(name) is not None), None)
-
-
-READERS: dict[str, RowReader] = {  # the first that fits is used
-    "chat": RowReader(("prompt", "reward_model"), ("extra_info",), _chat),
-    "problem": RowReader(
-        ("problem",),
-        ("subject", "type", "level", "unique_id", "id", "problem_idx", "url"),
-        _problem,
-        any_of=("answer", "solution"),
-    ),
-    "capital": RowReader(("Problem", "Answer"), ("Solution", "ID"), _capital),
-    "question": RowReader(
-        ("question", "answer"), ("solution", "subject", "level", "unique_id", "id", "url"), _question
-    ),
-    "prompt": RowReader(("prompt",), (), _prompt, any_of=("solution", "answer")),
-}
-
-
-def reader_for(columns: Iterable[str], source: str) -> RowReader:
-    """Return the reader for these columns; UserError, with the columns found and those expected, if none fits."""
-    present = list(columns)
-    for reader in READERS.values():
-        if reader.fits(present):
-            return reader
-    forms = "; ".join(", ".join(r.needs) + (f", {' or '.join(r.any_of)}" if r.any_of else "") for r in READERS.values())
-    raise UserError(f"{source} has the columns {', '.join(present) or 'none'}; expected one of these forms: {forms}")
+    return next((str(values[name]) for name in names if values.get(name) not in (None, "")), None)

@@ -2,11 +2,11 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
@@ -31,16 +31,6 @@ WORDS = "consecutive words that no training and evaluation question may share; 0
 COMMON = "ignore consecutive words that occur in more training questions than this; 10"
 CONFLICTS = "a question with several answers: drop it, keep the first, or the majority; drop"
 UNREADABLE = "refuse if more of the questions have no readable answer; 0.01"
-
-
-@dataclass(frozen=True)
-class PartRequest:
-    """A part to prepare; `required` is True if it has a `--from`, or the source is useless without it."""
-
-    part: "Part"
-    place: str | None
-    folder: Path
-    required: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,39 +71,29 @@ def prepare_source(
     parts = _parts(source)
     for part in parts:  # before anything is read
         resolve_template(options.template if options.template is not None else part.template, options.system)
-    requests = _requests(parts, places, None if out is None else out.expanduser())
-    for request in (request for request in requests if request.required and not dry_run):
-        refuse_existing(request.folder, overwrite=overwrite)
+    given = dict(_named_place(parts, text) for text in places)
+    requests = [(part, folder, part.name in given or not part.optional) for part, folder in _folders(parts, given, out)]
+    for _, folder, required in requests:
+        if required and not dry_run:
+            refuse_existing(folder, overwrite=overwrite)
     command = _command(source, places, subset, revision, options, against)
     made: list[PreparedFolder] = []
     missing: list[str] = []
-    for request in requests:
-        part, folder = request.part, request.folder
-        if not request.required and not overwrite and is_prepared(folder):
+    for part, folder, required in requests:
+        if not required and not overwrite and is_prepared(folder):
             print(f"{part.name}: {folder} exists and is kept; --overwrite replaces it", file=sys.stderr)
             continue
         try:
-            files = locate_files(part, request.place, subset=subset, revision=revision)
+            files = locate_files(part, given.get(part.name), subset=subset, revision=revision)
         except UserError as problem:
-            if request.required:
+            if required:
                 raise
             missing.append(str(problem))
             continue
         eval_sets = _eval_sets(folder, made, against) if part.side == "train" else ()
+        how: dict[str, Any] = {"eval_sets": eval_sets, "command": command, "overwrite": overwrite, "dry_run": dry_run}
         with _progress(folder) as progress:
-            made.append(
-                prepare(
-                    part,
-                    files,
-                    folder,
-                    options,
-                    eval_sets=eval_sets,
-                    command=command,
-                    overwrite=overwrite,
-                    dry_run=dry_run,
-                    progress=None if quiet else progress.update,
-                )
-            )
+            made.append(prepare(part, files, folder, options, progress=None if quiet else progress.update, **how))
         if not as_json:
             print("\n".join(report(made[-1], dry_run)), flush=True)
     sys.stderr.writelines(f"not prepared: {line}\n" for line in missing)
@@ -142,33 +122,32 @@ def report(done: "PreparedFolder", dry_run: bool) -> Iterator[str]:
     """Yield lines with the result of each step."""
     from proxima.prepare.dataset_card import recipe_snippet, repetition_line
 
-    card = done.card
-    source = card["source"]
-    sets = ", ".join(f"{o['set']} {o['left_out']:,}" for o in card["overlap"]["against"] if o["left_out"])
-    yield f"{card['name']}  from {source['name']}" + (f" at {source['revision'][:12]}" if source["revision"] else "")
+    card, against = done.card, done.card["overlap"]["against"]
+    at = f" at {card['source']['revision'][:12]}" if card["source"]["revision"] else ""
+    yield f"{card['name']}  from {card['source']['name']}{at}"
+    sets = ", ".join(f"{of['set']} {of['left_out']:,}" for of in against if of["left_out"])
     for side, counts in card["counts"].items():
-        yield f"  {side:<5} {counts['rows']:>11,} rows"
-        repeats = f"of an earlier question; questions × rows: {repetition_line(card['repetition'][side])}"
-        for key, words, more in (
-            ("unreadable_rows", "unreadable", f"{counts['unreadable']:,} distinct; unreadable.jsonl"),
-            ("repeats", "repeats", repeats),
-            ("questions", "questions", ""),
-            ("conflicts", "conflicts", f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl"),
-            ("contaminated", "contaminated", f"{sets}; contaminated.jsonl"),
-        ):
-            if counts[key]:
-                yield f"        {counts[key]:>11,} {words:<13}{more}".rstrip()
-    against = card["overlap"]["against"]
-    compared = [eval_set["set"] for eval_set in against]
+        more = {
+            "rows": "",
+            "unreadable_rows": f"{counts['unreadable']:,} distinct; unreadable.jsonl",
+            "repeats": f"of an earlier question; questions × rows: {repetition_line(card['repetition'][side])}",
+            "questions": "",
+            "conflicts": f"several answers; {counts['conflicts_dropped']:,} left out; conflicts.jsonl",
+            "contaminated": f"{sets}; contaminated.jsonl",
+        }
+        for key, text in more.items():
+            if counts[key] or key == "rows":
+                word = key.removesuffix("_rows")
+                yield f"  {side if key == 'rows' else '':<5} {counts[key]:>11,} {word:<13}{text}".rstrip()
     if "train" in card["counts"]:
-        alone = not any(eval_set["sha256"] for eval_set in against) and card["split"]["held_out"] is not None
+        alone = not any(of["sha256"] for of in against) and card["split"]["held_out"] is not None
         remedy = "; prepare some first, or name them with --against" if alone else ""
-        named = ", ".join(compared) or "no evaluation set"
-        yield f"  compared with {named}{' alone' if alone and compared else ''}{remedy}"
+        named = ", ".join(of["set"] for of in against) or "no evaluation set"
+        yield f"  compared with {named}{' alone' if alone and against else ''}{remedy}"
     for name, facts in card["outputs"].items():
         if name.endswith(".parquet"):
-            held_out = card["split"]["held_out"]
-            how = f"  held out: {held_out:.3g} by hash" if held_out and name == "test.parquet" else ""
+            held_out = card["split"]["held_out"] if name == "test.parquet" else None
+            how = f"  held out: {held_out:.3g} by hash" if held_out else ""
             yield f"  {'would write' if dry_run else 'wrote'} {done.folder / name}  {facts['rows']:,} rows{how}"
     yield from (f"  note: {note}" for note in done.notes)
     if not dry_run:
@@ -201,44 +180,30 @@ def _parts(name: str) -> tuple["Part", ...]:
     return alone[name]
 
 
-def _requests(parts: Sequence["Part"], given: Sequence[str], out: Path | None) -> list[PartRequest]:
-    """The parts to prepare, evaluation sets first: training questions are compared with them."""
-    places = dict(_named_places(parts, given))
-    main = next((part for part in parts if not part.optional), None)
-    requests = []
+def _folders(parts: Sequence["Part"], given: Collection[str], out: Path | None) -> Iterator[tuple["Part", Path]]:
+    """The parts to prepare with their folders, evaluation sets first: training questions are compared with them."""
+    main = _main(parts)
     for part in parts:
-        if places and part.name not in places and main is None:
+        if given and part.name not in given and main is None:
             continue  # one year of the AIME was named, the other was not asked for
-        if out is None:
-            folder = DATA / part.name
-        elif main is None:
-            folder = out / part.name
-        else:
-            folder = out if part is main else out.parent / part.name
-        requests.append(PartRequest(part, places.get(part.name), folder, part.name in places or not part.optional))
-    return requests
+        above = DATA if out is None else out.expanduser() if main is None else out.expanduser().parent
+        yield part, out.expanduser() if out is not None and part is main else above / part.name
 
 
-def _named_places(parts: Sequence["Part"], given: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (part, place) for each --from; the part is named before the `=` or inferred from the name of the place."""
-    names = {part.name for part in parts}
-    for text in given:
-        name, equals, place = text.partition("=")
-        if equals and name in names:
-            yield name, place
-            continue
-        if equals and not Path(text).exists() and "/" not in name:
-            raise UserError(f"--from {text}: there is no part {name!r}; the parts are {', '.join(sorted(names))}")
-        if len(parts) == 1:
-            yield parts[0].name, text
-            continue
-        main = next((part for part in parts if not part.optional), None)
-        last = Path(text).name.lower()
-        meant = [part for part in parts if any(hint in last for hint in part.hints)] or ([main] if main else [])
-        if len(meant) != 1:
-            choices = " or ".join(f"--from {part.name}={text}" for part in parts)
-            raise UserError(f"--from {text}: which part is it? write {choices}")
-        yield meant[0].name, text
+def _main(parts: Sequence["Part"]) -> "Part | None":
+    """The part without which the source is useless; None if each is a set of its own."""
+    return parts[0] if len(parts) == 1 else next((part for part in parts if not part.optional), None)
+
+
+def _named_place(parts: Sequence["Part"], text: str) -> tuple[str, str]:
+    """The part and the place of a --from; without the name of a part it is the main one."""
+    name, equals, place = text.partition("=")
+    if equals and name in {part.name for part in parts}:
+        return name, place
+    if (main := _main(parts)) is None:
+        choices = " or ".join(f"--from {part.name}={place or text}" for part in parts)
+        raise UserError(f"--from {text}: which part is it? write {choices}")
+    return main.name, text
 
 
 def _command(
