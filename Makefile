@@ -42,12 +42,12 @@ help:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "error: $(PYTHON) is older than 3.11; set PYTHON=python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
 
-.venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[demo]' --editable packages/proxima-peers
+.venv/demo.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[demo]' --editable packages/proxima-peers --editable packages/proxima-plan
 	@touch $@
 
-.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml constraints.txt | .venv/bin/python
-	$(INSTALL) '.[dev]' --editable packages/proxima-peers
+.venv/dev.stamp: pyproject.toml packages/proxima-peers/pyproject.toml packages/proxima-plan/pyproject.toml constraints.txt | .venv/bin/python
+	$(INSTALL) '.[dev]' --editable packages/proxima-peers --editable packages/proxima-plan
 	@touch $@ .venv/demo.stamp
 
 demo: .venv/demo.stamp
@@ -75,7 +75,7 @@ style: .venv/dev.stamp
 	$(BIN)/ruff check .
 
 types: .venv/dev.stamp
-	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
+	@text=$$({ $(BIN)/mypy && PYTHONPATH=src:packages/proxima-peers/src:packages/proxima-plan/src $(BIN)/lint-imports; } 2>&1); code=$$?; printf '\n%s\n' "$$text"; exit $$code
 
 fast: .venv/dev.stamp
 	$(PYTEST) -m 'not slow and not campaign'

@@ -22,7 +22,10 @@ from functools import cache, cached_property
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = (REPOSITORY / "src" / "proxima", REPOSITORY / "packages" / "proxima-peers" / "src" / "proxima_peers")
+PACKAGES = (
+    REPOSITORY / "src" / "proxima",
+    *(REPOSITORY / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan")),
+)
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 400, 60, 8
 
 # Rooms whose `__all__` is public API: what an out-of-tree package may import.
@@ -33,7 +36,6 @@ PUBLIC_ROOMS = tuple(
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "export": "the command, and what it does",
-    "simulate": "the command, and what it does",
     "schema": "the command, and what it writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",

@@ -14,9 +14,13 @@ import pytest
 
 import proxima
 import proxima_peers
+import proxima_plan
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = (ROOT / "src" / "proxima", ROOT / "packages" / "proxima-peers" / "src" / "proxima_peers")
+PACKAGES = (
+    ROOT / "src" / "proxima",
+    *(ROOT / "packages" / f"proxima-{name}" / "src" / f"proxima_{name}" for name in ("peers", "plan")),
+)
 SOURCES = sorted(path for package in PACKAGES for path in package.rglob("*.py"))
 ROOMS = sorted(path for package in PACKAGES for path in package.glob("*/__init__.py"))
 
@@ -123,9 +127,11 @@ def test_the_reference_is_what_the_code_says():
 
 
 def test_the_distributions_are_of_one_version():
-    assert proxima_peers.__version__ == proxima.__version__
-    project = tomllib.loads((ROOT / "packages" / "proxima-peers" / "pyproject.toml").read_text())["project"]
-    assert project["dependencies"] == [f"proxima-rl=={proxima.__version__}"]
+    for package in (proxima_peers, proxima_plan):
+        assert package.__version__ == proxima.__version__
+        folder = ROOT / "packages" / package.__name__.replace("_", "-")
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        assert project["dependencies"] == [f"proxima-rl=={proxima.__version__}"]
 
 
 def test_constraints_pin_everything_that_is_asked_for():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PEERS = ROOT / "packages" / "proxima-peers"
+PEERS, PLAN = (ROOT / "packages" / name for name in ("proxima-peers", "proxima-plan"))
 COMMANDS = """
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -45,7 +45,7 @@ def wheels(tmp_path_factory):
 
     place = tmp_path_factory.mktemp("dist")
     files = []
-    for folder in (ROOT, PEERS):
+    for folder in (ROOT, PEERS, PLAN):
         with chdir(folder):
             files.append(place / build_wheel(str(place)))
     return files
@@ -75,18 +75,19 @@ def test_it_holds_every_file_of_the_package_and_the_recipes(wheels):
     assert "Provides-Extra: demo" in metadata
 
 
-def test_that_of_the_peers_holds_every_file_of_its_package(wheels):
-    source = "packages/proxima-peers/src/"
-    held = held_by(wheels[1])
+@pytest.mark.parametrize(("place", "name"), [(1, "peers"), (2, "plan")])
+def test_another_one_holds_every_file_of_its_package(wheels, place, name):
+    source = f"packages/proxima-{name}/src/"
+    held = held_by(wheels[place])
     assert {path.removeprefix(source) for path in tracked(source)} <= held
-    assert {name.partition("/")[0].partition("-")[0] for name in held} == {"proxima_peers"}
+    assert {path.partition("/")[0].partition("-")[0] for path in held} == {f"proxima_{name}"}
 
 
 @pytest.fixture(scope="module")
 def places(wheels, tmp_path_factory):
-    """Both packages as pip unpacks them, and what is installed here without the distributions of this repository."""
+    """All packages as pip unpacks them, and what is installed here without the distributions of this repository."""
     top = tmp_path_factory.mktemp("places")
-    for name, wheel in zip(("site", "peers"), wheels, strict=True):
+    for name, wheel in zip(("site", "peers", "plan"), wheels, strict=True):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(top / name)
     (top / "dependencies").mkdir()
@@ -98,20 +99,22 @@ def places(wheels, tmp_path_factory):
 
 
 EXAMPLE, RECORDS = str(PEERS / "tests/examples/verl_dapo.yaml"), str(PEERS / "tests/golden/trl_kto.json")
+PLANNED = ["plan", "qwen3_4b_grpo", "--devices", "8xH100-80G"]
 SMALL = ["train.steps=2", "train.warmup_steps=0", "train.prompts_per_step=2", "eval.limit=4", "folder=run"]
 
 
 @pytest.fixture(scope="module")
 def used(places, tmp_path_factory, tiny_model):
     """An empty folder, and exit code, output and errors of commands there, in one process that has these places alone:
-    those that need peers without them, then with them."""
+    those that need the other packages without them, then with them."""
     folder, path = (
         tmp_path_factory.mktemp("empty"),
         os.pathsep.join((str(places / "site"), str(places / "dependencies"))),
     )
     train = ["train", "quickstart", *SMALL, f"model.path={tiny_model('llama')}"]
-    lines = [["list", "recipes"], train, ["init"], ["--help"], ["convert", EXAMPLE], ["verify", RECORDS]]
-    lines += [["path", str(places / "peers")], ["convert", EXAMPLE, "--out", "converted.yaml"], ["verify", RECORDS]]
+    lines = [["list", "recipes"], train, ["init"], ["--help"], ["convert", EXAMPLE], ["verify", RECORDS], PLANNED]
+    lines += [["path", str(places / name)] for name in ("peers", "plan")]
+    lines += [["convert", EXAMPLE, "--out", "converted.yaml"], ["verify", RECORDS], PLANNED]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
     settings = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
@@ -120,19 +123,21 @@ def used(places, tmp_path_factory, tiny_model):
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
-def test_it_trains_in_an_empty_folder_and_convert_needs_the_wheel_of_the_peers(used):
+def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used):
     """With this environment's dependencies."""
-    folder, (recipes, trained, init, shown, *refused, _, _) = used
+    folder, (recipes, trained, init, shown, *refused, _, _, _) = used
     assert recipes[0] == 0 and "\nquickstart " in recipes[1] and "\ncpu/dapo " in recipes[1], recipes
     assert trained[0] == 0 and "done: 2 steps" in trained[1] and (folder / "run" / "report.html").is_file(), trained
     assert "# quickstart:" in (folder / "run" / "config.yaml").read_text()
     assert init[0] == 0 and (folder / "recipe.yaml").is_file(), init
-    for name, answer in zip(("convert", "verify"), refused, strict=True):
-        assert answer == [2, "", f"error: proxima {name} needs the package proxima-peers; pip install proxima-peers\n"]
+    others = {"convert": "proxima-peers", "verify": "proxima-peers", "plan": "proxima-plan"}
+    for (name, package), answer in zip(others.items(), refused, strict=True):
+        assert answer == [2, "", f"error: proxima {name} needs the package {package}; pip install {package}\n"]
         assert f"\n    {name} " in shown[1]
 
 
-def test_convert_and_verify_have_the_wheel_of_the_peers(used):
-    folder, (*_, converted, verified) = used
+def test_other_commands_have_their_wheels(used):
+    folder, (*_, converted, verified, planned) = used
     assert converted[:2] == [0, "wrote converted.yaml\n"] and (folder / "converted.yaml").is_file(), converted
     assert verified[0] == 0 and " matched " in verified[1], verified
+    assert planned[0] == 0 and "memory   fits: " in planned[1], planned

@@ -20,7 +20,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 ADDRESS = "PROXIMA_WARM_SERVER"  # in the environment of a process that was forked: where its own come from
 ROOM = "-" * 4096  # for the words and the variables of what is forked
-PATH = os.pathsep.join(str(ROOT / name) for name in ("src", "packages/proxima-peers/src", "."))
+PACKAGES = ("packages/proxima-peers/src", "packages/proxima-plan/src")
+PATH = os.pathsep.join(str(ROOT / name) for name in ("src", *PACKAGES, "."))
 
 
 @cache

@@ -45,7 +45,6 @@ def main() -> None:
     p = parser(__doc__, repeats=1)
     p.add_argument("--only", nargs="+", help="recipes (default: all)")
     p.add_argument("--rehearse", action="store_true", help="count the memory of a rank: minutes for each layout")
-    p.add_argument("--rehearsed", type=Path, metavar="FOLDER", help="with LAYOUT.json of `proxima rehearse --json`")
     p.add_argument("--run", action="store_true", help="two steps on four processes: a minute for each")
     o = p.parse_args()
     rows, counted = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
@@ -54,9 +53,9 @@ def main() -> None:
             if o.only and pair.recipe not in o.only:
                 continue
             row = planned(pair)
-            if o.rehearse or o.rehearsed:  # one per layout: recipes differ in loss or in passes below an update
+            if o.rehearse:  # one per layout: recipes differ in loss or in passes below an update
                 if pair.layout not in counted:
-                    counted[pair.layout] = rehearsed(pair, Path(folder), o.rehearsed)
+                    counted[pair.layout] = rehearsed(pair, Path(folder))
                 row["rehearsal"] = counted[pair.layout]
             if o.run:
                 row["run"] = two_steps(pair, Path(folder))
@@ -65,17 +64,18 @@ def main() -> None:
     lines = [(recipe, name, row) for recipe, layouts in rows.items() for name, row in layouts.items()]
     print(table(["recipe", "layout", "step", "memory", "rehearsed", "run"], [cells(*line) for line in lines]))
     wrong = [line[:2] for line in lines if not fits(line[2])]
-    gaps = [abs(r["explain_gib"] / r["peak_gib"] - 1) for r in counted.values()]
+    gaps = [abs(r["formula_gib"] / r["peak_gib"] - 1) for r in counted.values()]
     result = {"claim": "layouts", "rows": rows, "wrong": wrong, "worst_estimate": round(max(gaps, default=0.0), 3)}
     finish(result, o.json_out)
 
 
 def planned(pair: Pair) -> dict[str, Any]:
-    """Return the plan that `explain --devices` reports."""
+    """Return the plan that `proxima plan` reports."""
     from proxima.config import resolve
-    from proxima.lab.plan import plan_recipe, read_devices
+    from proxima_plan.devices import read_devices
+    from proxima_plan.forecast import plan_recipe
 
-    plan = plan_recipe(resolve(pair.recipe, [f"@{pair.layout}"]), read_devices(pair.devices))
+    plan = plan_recipe(resolve(pair.recipe, [f"@{pair.layout}"]), read_devices(pair.devices)[0])
     return {
         "devices": pair.devices,
         "step_seconds": round(plan.seconds, 1),
@@ -85,27 +85,26 @@ def planned(pair: Pair) -> dict[str, Any]:
     }
 
 
-def rehearsed(pair: Pair, folder: Path, kept: Path | None) -> dict[str, Any]:
-    """Return the memory of a rank that `rehearse` counts with all ranks, CUDA and fragmentation included."""
+def rehearsed(pair: Pair, folder: Path) -> dict[str, Any]:
+    """Return the memory of a rank that a rehearsal counts with all ranks, and that of a device by it."""
+    from proxima.config import resolve
+    from proxima_plan.devices import read_devices
+    from proxima_plan.forecast import plan_recipe
+    from proxima_plan.rehearsal.rehearsal import rehearse_recipe
     from tests.recipes.shapes import write_shape
 
-    if kept is not None:
-        rehearsal = json.loads((kept / f"{pair.name}.json").read_text())
-    else:
-        from proxima.config import resolve
-        from proxima.lab.plan import read_devices
-        from proxima.lab.rehearsal.device_fit import rehearse_recipe
-
-        model = write_shape(resolve(pair.recipe).config.model.path, folder)
-        words = [f"@{pair.layout}", f"model.path={model}"]
-        rehearsal = rehearse_recipe(pair.recipe, words, read_devices(pair.devices)).as_json()
-    peak = sum(rehearsal["peak"].values())
+    model = write_shape(resolve(pair.recipe).config.model.path, folder)
+    words = [f"@{pair.layout}", f"model.path={model}"]
+    resolved, (devices,) = resolve(pair.recipe, words), read_devices(pair.devices)
+    plan = plan_recipe(resolved, devices)
+    rehearsal = rehearse_recipe(pair.recipe, words, plan.layout.ranks)
+    counted = plan_recipe(resolved, devices, counted=rehearsal.peak_bytes)
     return {
-        "needed_gib": round(rehearsal["needed"] / GIB, 1),
-        "fits": rehearsal["fits"] and not rehearsal["faults"],
-        "peak_gib": round(peak / GIB, 2),
-        "explain_gib": round(rehearsal["estimate"] / GIB, 2),
-        "seconds": round(rehearsal["seconds"]),
+        "needed_gib": round(counted.memory.needed / GIB, 1),
+        "fits": counted.memory.fits,
+        "peak_gib": round(rehearsal.peak / GIB, 2),
+        "formula_gib": round(sum(plan.memory.trainer.values()) / GIB, 2),
+        "seconds": round(rehearsal.seconds),
     }
 
 

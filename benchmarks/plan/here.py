@@ -7,20 +7,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from benchmarks.harness import HERE, gemm_rate
+from benchmarks.harness import HERE
 from proxima.config import resolve
-from proxima.lab.plan.devices import GIB, DeviceKind, Devices
-from proxima.lab.plan.layout import DeviceLayout
-from proxima.lab.plan.rates import Rates, fitted_rates
-from proxima.lab.plan.step_plan import PlannedRecipe, StepPlan
+from proxima_plan.devices import Devices, Rates, device_rates, this_machine
+from proxima_plan.forecast import Plan, PlannedRecipe
+from proxima_plan.layout import Layout
 
 # prompts, completions, tokens at most, checkpointing; those of CALIBRATION are fitted
 CALIBRATION = ((4, 8, 48, False), (2, 32, 80, False))
@@ -40,27 +39,6 @@ def words_of(model: str, setting: tuple[int, int, int, bool]) -> list[str]:
         "train.optimizer.lr=1e-7", "reward=[{kind: tests.runtime.tiny_run:Even}]", "train.updates_per_step=1",
         "eval.before=false", "eval.after=false", "eval.every=0", "checkpoint.every=0", "algorithm.selection=[]",
     ]  # fmt: skip
-
-
-def copied() -> float:
-    """Return the bytes per second that a copy reads and writes, the best of five."""
-    import torch
-
-    source = torch.zeros(2**28, dtype=torch.uint8)
-    target = torch.empty_like(source)
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        target.copy_(source)
-        best = min(best, time.perf_counter() - start)
-    return 2 * source.numel() / best
-
-
-def machine_kind(threads: int) -> DeviceKind:
-    """Measure this machine as a device."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
-    rate = gemm_rate(threads, "bfloat16") / 1e12
-    return DeviceKind("cpu", memory, rate, copied() / 1e12, 1.0, 1.0, 1, "measured")
 
 
 def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
@@ -90,27 +68,27 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
     }
 
 
-def planned(words: list[str], kind: DeviceKind, length: float, rates: Rates) -> StepPlan:
+def planned(words: list[str], here: Devices, length: float, rates: Rates) -> Plan:
     """Return the plan of a measured step with the mean length that it had."""
-    recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), Devices(kind, 1), length)
-    return recipe.plan(DeviceLayout(in_process=True), replace(recipe.load, fused=True), rates=rates)
+    recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), here, length)
+    return recipe.plan(Layout(in_process=True), rates=rates)
 
 
-def seconds_of(plan: StepPlan) -> dict[str, float]:
+def seconds_of(plan: Plan) -> dict[str, float]:
     """Return the seconds of a plan's two sides and of the step."""
     generate, rest = plan.sides
     return {"generate": generate, "train": rest, "step": generate + rest}
 
 
-def fitted(kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]]) -> Rates:
+def fitted(here: Devices, runs: Sequence[tuple[list[str], dict[str, float]]]) -> Rates:
     """Return the rates of an accelerator, with those of SOLVED fitted to the times of the runs by least squares, none
     of them negative. What a CPU moves between products stays in its last-level cache and costs no bandwidth.
     """
-    rates = replace(fitted_rates(), moved=0.0, width=0.0)
+    rates = device_rates("machine", "cpu")
     for name, unknown in SOLVED.items():
         costs = dict.fromkeys(unknown, 0.0)
-        base = times_of(name, kind, runs, with_costs(rates, costs))
-        slopes = {rate: times_of(name, kind, runs, with_costs(rates, costs | {rate: 1.0})) - base for rate in unknown}
+        base = times_of(name, here, runs, with_costs(rates, costs))
+        slopes = {rate: times_of(name, here, runs, with_costs(rates, costs | {rate: 1.0})) - base for rate in unknown}
         late = np.array([measurement[name] for _, measurement in runs]) - base
         for free in (unknown, unknown[:1], unknown[1:]):  # all of them, else one alone
             found_costs = np.linalg.lstsq(np.array([slopes[rate] for rate in free]).T, late)[0]
@@ -126,16 +104,17 @@ def with_costs(rates: Rates, costs: dict[str, float]) -> Rates:
     return replace(rates, **{name: 1 / max(x, 1 / MOST) if name == "products" else x for name, x in costs.items()})
 
 
-def times_of(name: str, kind: DeviceKind, runs: Sequence[tuple[list[str], dict[str, float]]], rates: Rates) -> Any:
+def times_of(name: str, here: Devices, runs: Sequence[tuple[list[str], dict[str, float]]], rates: Rates) -> Any:
     """Return the planned seconds, [runs]."""
     return np.array(
-        [seconds_of(planned(words, kind, measurement["length"], rates))[name] for words, measurement in runs]
+        [seconds_of(planned(words, here, measurement["length"], rates))[name] for words, measurement in runs]
     )
 
 
 def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS) -> dict[str, Any]:
     """Return a row for each figure of each setting, the measured device and the fitted rates."""
-    kind = machine_kind(threads)
+    torch.set_num_threads(threads)
+    here = this_machine("bfloat16", "cpu", 1)
     words = [words_of(model, setting) for setting in settings]
     measurements = [measured(each, steps, threads) for each in words]
     for i, each in enumerate(words[: len(CALIBRATION)]):  # again, as the machine may have been slower for a while
@@ -143,8 +122,8 @@ def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS)
             measurements[i], measured(each, steps, threads), key=lambda measurement: measurement["step"]
         )
     runs = list(zip(words, measurements, strict=True))
-    rates = fitted(kind, runs[: len(CALIBRATION)])
-    plans = [planned(words, kind, measurement["length"], rates) for words, measurement in runs]
+    rates = fitted(here, runs[: len(CALIBRATION)])
+    plans = [planned(words, here, measurement["length"], rates) for words, measurement in runs]
     sizes = [sum(plan.memory.trainer.values()) + sum(plan.memory.engine.values()) for plan in plans]
     beside = [measurement["memory"] - size for (_, measurement), size in zip(runs, sizes, strict=True)]
     bare = statistics.fmean(beside[: len(CALIBRATION)])
@@ -156,6 +135,7 @@ def compare_here(model: str, threads: int, steps: int, settings: Any = SETTINGS)
             within = abs(ratio - 1) <= BOUNDS.get(name, 1.0)
             row = {"setting": setting, "figure": name, "measured": measurement[name], "planned": figures[name]}
             rows.append(row | {"ratio": round(ratio, 3), "within": within, "fitted": setting in CALIBRATION})
+    kind = here.kind
     device = {"gemm": kind.bf16 * 1e12, "bandwidth": kind.bandwidth * 1e12, "bare_process": bare}
     found_rates = {rate: getattr(rates, rate) for unknown in SOLVED.values() for rate in unknown}
     return {"device": device, "rates": found_rates, "rows": rows}

@@ -7,8 +7,8 @@ row.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from proxima.config.model_size import KNOWN
-from proxima.lab.plan.rates import fitted_rates
+from proxima_plan.devices import device_rates
+from proxima_plan.models import known_models
 
 NEMO = "NeMo-RL docs/about/performance-summary.md"
 VERL = "verl verl/experimental/fully_async_policy/README.md"
@@ -21,7 +21,7 @@ class Row:
     """One published row.
 
     Args:
-        layout: fields of `DeviceLayout` and of its `Sharding`. load: fields of `StepLoad`. rates: those that differ
+        layout: fields of `Layout` and of its `Sharding`. load: fields of `Load`. rates: those that differ
             from the fitted ones, because the page describes a different method.
         figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
         apart: figure → why it is not comparable: what its source leaves open, or a method that the plan doesn't model.
@@ -56,7 +56,10 @@ def _nemo(
     }  # fmt: skip
     lag = lag or (int(name.partition(", ")[2][:1]) if name.endswith(" off") else 0)
     steady = {"prompt": 150, "forwards": 2, "lag": lag}
-    rates = {"publish": REFIT, "step": STEP + (2 * 12 * KNOWN[model].parameters / ranks / OFFLOAD if not lag else 0.0)}
+    rates = {
+        "publish": REFIT,
+        "step": STEP + (2 * 12 * known_models()[model].parameters / ranks / OFFLOAD if not lag else 0.0),
+    }
     source = f"{NEMO} {version}"
     return Row(name, source, model, devices, layout, steady | load, {"step": step}, rates, fitted=fitted, note=note)
 
@@ -95,10 +98,10 @@ def _of_verl(count: int, beside: int, hours: float, means: tuple[float, float], 
 
 MEAN_7B = 1174.0  # tokens; fitted on the synchronous row of 32 devices
 MEAN_30B = 1500.0
-STEP = fitted_rates().step
+STEP = device_rates().step
 # GB/s of new weights: DeepSeek-V3 takes 35 s and Qwen3-30B-A3B on GB200 1.9 s (pull requests 638 and 3461 of NeMo-RL);
 # bytes per second from a device to its host and back: 20 s for DeepSeek-V3's states (638), assumed on 256 devices
-REFIT, OFFLOAD = 38.0, 2 * 12 * KNOWN["deepseek-v3"].parameters / 256 / 20
+REFIT, OFFLOAD = 38.0, 2 * 12 * known_models()["deepseek-v3"].parameters / 256 / 20
 VERL_SYNC = 13.9  # GB/s: Qwen3-30B-A3B from 16 devices to 16 in 4.4 s
 PARTIAL = 8  # steps: a completion continues with new weights, so that no step waits for the longest
 SKYRL_NOTE = "prompt taken as 200 tokens; the script of the 30B row has micro-batches of one sequence"

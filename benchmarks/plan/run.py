@@ -7,38 +7,37 @@ from typing import Any
 from benchmarks.harness import finish, need_model, parser, table
 from benchmarks.plan.here import SETTINGS, compare_here
 from benchmarks.plan.published import ROWS, TITAN, Row
-from proxima.config.model_size import KNOWN
 from proxima.config.sections.model_section import ModelConfig
-from proxima.lab.plan.device_memory import FRAGMENTED, device_memory, trainer_memory
-from proxima.lab.plan.devices import GIB, read_devices
-from proxima.lab.plan.layout import DeviceLayout
-from proxima.lab.plan.rates import Rates, fitted_rates
-from proxima.lab.plan.step_load import StepLoad
-from proxima.lab.plan.step_plan import StepPlan, plan_step
 from proxima.model.parallel.sharding import Sharding
+from proxima_plan.devices import GIB, Rates, device_rates, read_devices
+from proxima_plan.forecast import Plan, plan_step
+from proxima_plan.layout import Layout
+from proxima_plan.load import Load
+from proxima_plan.memory import FRAGMENTED, device_memory, trainer_memory
+from proxima_plan.models import known_models
 
 BOUNDS = {"memory": 0.15}
 TIME = 0.30
 
 
-def plan_of(row: Row, rates: Rates) -> StepPlan:
+def plan_of(row: Row, rates: Rates) -> Plan:
     """Return the plan of a published row."""
-    own = {f.name for f in fields(DeviceLayout)}
+    own = {f.name for f in fields(Layout)}
     layout = {k: v for k, v in row.layout.items() if k in own}
     sharding = Sharding(**{k: v for k, v in row.layout.items() if k not in own})
-    devices = read_devices(row.devices)
+    (devices,) = read_devices(row.devices)
     own_rates = dict(row.rates)
     faster = own_rates.pop("times", 1.0)
     changed = replace(rates, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
-    load = StepLoad(**{"spread": rates.spread, **row.load})
+    load = Load(**{"spread": rates.spread, **row.load})
     spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
-    model, placed = KNOWN[row.model], DeviceLayout(sharding=sharding, **layout)
+    model, placed = known_models()[row.model], Layout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
     memory = device_memory(spec, model, placed, load, devices.kind, aside)
     return plan_step(model, spec, placed, load, devices, rates=changed, memory=memory)
 
 
-def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
+def figures_of(plan: Plan, row: Row) -> dict[str, float]:
     """Return the plan's value of each published figure."""
     stages = {stage.name: stage.seconds for stage in plan.stages}
     spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
@@ -83,7 +82,7 @@ def main() -> None:
     p.add_argument("--steps", type=int, default=5, help="of each run on this machine (default: %(default)s)")
     p.add_argument("--settings", type=int, default=len(SETTINGS), help="runs on this machine (default: %(default)s)")
     o = p.parse_args()
-    rates = fitted_rates()
+    rates = device_rates()
     rows = compare(rates)
     if o.stages:
         for row in ROWS:

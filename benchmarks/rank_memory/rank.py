@@ -84,14 +84,14 @@ def resting(stack: Any) -> int:
 
 def main() -> None:
     from proxima.config import resolve
-    from proxima.config.estimate import Estimates
-    from proxima.lab.rehearsal.device_fit import shape_of
-    from proxima.lab.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
+    from proxima.config.estimate import StepEstimate
     from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_stack, sharding_of
     from proxima.runtime.placement.follower import RankParts, obey
     from proxima.runtime.placement.process_group import ranks_of
+    from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
+    from proxima_plan.rehearsal.rehearsal import shape_of
 
     torch.set_num_threads(1)
     settings = json.loads(sys.argv[1])
@@ -99,7 +99,7 @@ def main() -> None:
     config: Any = resolved.config
     logit_rows.ROWS = config.model.log_prob_chunk  # as on a GPU; on a CPU eight rows of a chunk are in float32 at once
     with ranks_of(config) as ranks:
-        batch = Estimates(resolved, gemm=1e12).batch
+        batch = StepEstimate(resolved).batch
         shape = shape_of(config, batch, ranks.size)
         first = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
         before, live = resident("VmRSS"), LiveTensors()
@@ -109,7 +109,7 @@ def main() -> None:
             stack = make_stack(config.train, policy, config.train.updates, ranks)
             live.add([p.detach() for _, p in policy.named_parameters()])
             objective = make_objective(config).at_version(VERSION)
-            training = Training("policy", stack, objective)
+            training = Training(stack, objective)
             answer: dict[str, int] = {}
             for sizes in (first, shape):
                 live.most = live.now

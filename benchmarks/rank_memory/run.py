@@ -1,4 +1,4 @@
-"""Compare a rank's memory as estimated by `proxima explain`, counted by `proxima rehearse`, and held by processes."""
+"""Compare a rank's memory as estimated by `proxima plan`, counted by `proxima plan --exact`, and held by processes."""
 
 import json
 import os
@@ -38,19 +38,19 @@ def main() -> None:
             rows.append(row_of(words, ranks, name))
             print(f"  {rows[-1]}", file=sys.stderr, flush=True)
     print(f"{Path(o.model).name}: two micro-batches of at most {o.tokens} tokens, the second update; GiB\n")
-    names = ("explain", "rehearse", "tensors", "resident")
+    names = ("formula", "rehearsal", "tensors", "resident")
     cells = [
         [str(row["ranks"]), row["layout"]]
         + [f"{row[name] / 2**30:.2f}" for name in names]
-        + [f"{row[name] / row['tensors']:.2f}" for name in ("explain", "rehearse")]
+        + [f"{row[name] / row['tensors']:.2f}" for name in ("formula", "rehearsal")]
         for row in rows
     ]
-    print(table(["ranks", "layout", *names, "explain / tensors", "rehearse / tensors"], cells))
+    print(table(["ranks", "layout", *names, "formula / tensors", "rehearsal / tensors"], cells))
     print(
         "\nTensors: the most that are alive at once on rank 0, without what is offloaded. Resident: its peak RSS, less"
     )
     print("that before the model.")
-    worst = max((abs(row[name] / row["tensors"] - 1) for row in rows for name in ("explain", "rehearse")), default=0.0)
+    worst = max((abs(row[name] / row["tensors"] - 1) for row in rows for name in ("formula", "rehearsal")), default=0.0)
     settings = {"tokens": o.tokens, "length": o.length}
     finish(
         {
@@ -66,19 +66,19 @@ def main() -> None:
 
 def row_of(words: list[str], ranks: int, layout: str) -> dict[str, Any]:
     """Return one row of the table, in bytes."""
-    from proxima.lab.plan.devices import read_devices
-    from proxima.lab.rehearsal.device_fit import rehearse_recipe
+    from proxima.config import resolve
+    from proxima_plan.devices import read_devices
+    from proxima_plan.forecast import plan_recipe
+    from proxima_plan.rehearsal.rehearsal import rehearse_recipe
 
     node = NODE.get(layout, ranks)
     os.environ["LOCAL_WORLD_SIZE"] = str(node)
     own = [word for word in LAYOUTS[layout] if ranks > 1 or not word.startswith("placement")]
     words = [*words, *(["placement=torchrun"] if ranks > 1 else []), *own]
-    fit = rehearse_recipe(str(RECIPE), words, read_devices(f"{ranks}xB200-180G"))
-    if fit.rehearsal.faults or fit.estimate is None:
-        raise RuntimeError(f"the rehearsal failed: {fit.rehearsal.faults}")
-    return {"ranks": ranks, "layout": layout, "explain": fit.estimate, "rehearse": fit.rehearsal.peak} | measured(
-        words, ranks, node
-    )
+    (devices,) = read_devices(f"{ranks}xB200-180G")
+    formula = sum(plan_recipe(resolve(RECIPE, words), devices).memory.trainer.values())
+    counted = rehearse_recipe(str(RECIPE), words, ranks).peak
+    return {"ranks": ranks, "layout": layout, "formula": formula, "rehearsal": counted} | measured(words, ranks, node)
 
 
 def measured(words: list[str], ranks: int, node: int) -> dict[str, int]:

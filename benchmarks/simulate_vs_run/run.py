@@ -41,19 +41,24 @@ def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     relative to the real figures, but absolute for idle shares."""
     from proxima.config import resolve
     from proxima.lab.run_reader import read_run
-    from proxima.lab.simulate.fit import fit_times
-    from proxima.lab.simulate.simulated_run import figures_of, simulate_run
-    from proxima.lab.simulate.times import read_times
+    from proxima_plan.forecast import devices_here, plan_recipe
+    from proxima_plan.simulation.fit import observed_run, with_speed
+    from proxima_plan.simulation.lags import simulate_lag
+    from proxima_plan.simulation.run import figures_of
 
-    fit = fit_times(fitted_to, {})
-    times, _ = read_times(None, (), fit.values, str(fitted_to))
-    real = asdict(figures_of(read_run(folder).train))
-    simulated = asdict(simulate_run(resolve(folder).config, times).figures)
+    assumed, steps, own = observed_run(str(fitted_to), import_code=True)
+    devices = devices_here(own.config)
+    assumed = with_speed(assumed, steps, own, devices)
+    real, resolved = asdict(figures_of(read_run(folder).train)), resolve(folder)
+    runtime = resolved.config.runtime
+    plan = plan_recipe(resolved, devices)
+    run = simulate_lag(resolved.config, plan, assumed, runtime.max_lag, runtime.max_concurrent_rollouts)
+    simulated = asdict(run.figures)
     apart = {
         name: abs(simulated[name] - real[name]) / (1.0 if name.startswith("idle") else real[name]) for name in FIGURES
     }
-    fitted = {name: value for name, value in fit.values.items() if not isinstance(value, dict)}
-    return {"real": real, "simulated": simulated, "apart": apart, "times": fitted}
+    speed = {"engine": assumed.engine, "trainer": assumed.trainer, "score": assumed.score}
+    return {"real": real, "simulated": simulated, "apart": apart, "times": speed}
 
 
 def main() -> None:

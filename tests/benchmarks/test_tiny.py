@@ -16,10 +16,10 @@ from benchmarks import harness, long_tail
 from benchmarks.__main__ import CLAIMS
 from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
-from proxima.lab.rehearsal import device_fit
 from proxima.process import start as starting
 from proxima.runtime.watch.activity import Activity
 from proxima.view.microscope import viewer_process
+from proxima_plan.rehearsal import rehearsal
 from tests.benchmarks.processes import Subprocess
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
@@ -131,7 +131,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
         for place in (harness, long_tail, viewer_process, *parts):
             for name in changes.keys() & vars(place).keys():
                 monkeypatch.setattr(place, name, changes[name])
-        monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
+        monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
         monkeypatch.setattr(harness, "commit", lambda: "none")
         replaced = {"recipe": smaller(long_tail.recipe), "import_everything": lambda: None, "IDLE": 1.0}
         for name, value in (replaced | {"peer_python": lambda _: sys.executable}).items():

@@ -84,10 +84,10 @@ def run(trained: tuple[Path, str], here: Path) -> str:
 @pytest.fixture
 def warm_rehearsals(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rehearsal needs a process of its own; that one need not import torch first."""
-    from proxima.lab.rehearsal import device_fit
+    from proxima_plan.rehearsal import rehearsal
     from tests.cli.warm_rehearsals import WarmExecutor
 
-    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
+    monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ from proxima.config import resolve
 from proxima.config.validate import warnings
 from tests.cli.conftest import TINY
 from tests.cli.test_score import write_scored
-from tests.lab.simulate.simulated import RECIPE
 from tests.prepare.published import gsm8k_folder
 from tests.runtime.offline import tiny_dpo, tiny_reward, tiny_sft
 
@@ -51,9 +50,8 @@ reward reward.yaml folder=o task.path={}
 dpo {}
 dpo dpo.yaml folder=o task.path={}
 explain {}
-simulate {}
-simulate tiny.yaml --from {}
-simulate tiny.yaml --times {}
+plan {}
+plan tiny.yaml --lag 0 --from {}
 sweep {}
 compare {}
 eval {} tiny.yaml
@@ -84,7 +82,6 @@ init {}
 schema {}
 sweep sweep.yaml --folder {}
 score rows.jsonl --reward number --json-out {}
-simulate tiny.yaml --lag 0 --steps 2 --html {}
 plot surrogate cppo --out {}.svg
 convert verl.yaml --from verl --out {}
 """
@@ -96,7 +93,6 @@ FILES = {
     "rows.jsonl": json.dumps({"question": "1 + 1", "completion": "2", "answer": "2"}),
     "sweep.yaml": "recipe: tiny.yaml\nseeds: [1]\ncells: {a: {train.steps: 1}}\n",
     "verl.yaml": "actor_rollout_ref: {model: {path: a/b}}\nalgorithm: {adv_estimator: grpo}\n",
-    "simulated.yaml": json.dumps(RECIPE),
     "bad.yaml": "extends: bad.yaml\n",
     "deep.yaml": "a: " + "[" * 5000 + "]" * 5000,
     "escape.yaml": "seed: 1\x1b",

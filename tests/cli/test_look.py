@@ -22,8 +22,7 @@ def test_explain(proxima, recipe):
     code, everything, _ = proxima("explain", recipe(), "algorithm.surrogate.delta=0.2", "--all")
     assert code == 0 and "\nseed " in everything
     assert "2 prompts × 2 completions = 4 sequences → ≤ 1 micro-batch of ≤ 4,096 tokens → 1 update" in out
-    assert "\nmemory   about " in out
-    assert "\ntime     up to " in out
+    assert "\nplan     proxima plan tiny.yaml: memory, time, and what binds\n" in out and "GiB" not in out
 
 
 def test_explain_needs_no_data(proxima, recipe):
@@ -46,8 +45,6 @@ def test_explain_json(proxima, recipe):
     output = json.loads(out)
     assert code == 0
     assert output["batch"]["sequences"] == 4
-    assert output["memory_bytes"]["weights"] == 4 * output["parameters"]
-    assert output["seconds"]["step"] > 0
     assert {"path": "train.steps", "value": 2, "source": "tiny.yaml:7"}.items() <= {
         k: v for e in output["values"] if e["path"] == "train.steps" for k, v in e.items()
     }.items()

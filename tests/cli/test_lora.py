@@ -82,17 +82,17 @@ def test_without_peft_the_remedy_is_named(recipe, proxima, monkeypatch):
     assert code == 2 and "needs the package peft: pip install 'proxima-rl[lora]'" in err
 
 
-def test_explain_counts_the_adapter_and_no_reference(recipe, proxima):
+def test_a_plan_counts_the_adapter_and_no_reference(recipe, proxima):
     """tiny: 26.9 k weights; the adapter has 4,096 (each layer 4 × (in + out))."""
     recipe()
     memory = {}
     for name, more in (("full", []), ("lora", [ADAPTER])):
-        code, out, err = proxima("explain", "tiny.yaml", "algorithm.reference_kl=k3", "--json", *more)
+        words = ("tiny.yaml", "--devices", "H100-80G", "algorithm.reference_kl=k3", "--json", *more)
+        code, out, err = proxima("plan", *words)
         assert code == 0, err
-        memory[name] = json.loads(out)["memory_bytes"]
+        memory[name] = json.loads(out)["memory"]["trainer"]
     weights = memory["full"]["weights"]
-    assert memory["full"]["reference model"] == weights
+    assert memory["full"]["frozen models"] == weights
     assert memory["full"].get("gradients", 0) <= weights  # those of a single micro-batch come as its activations go
-    assert "reference model" not in memory["lora"] and memory["lora"]["weights"] == weights
-    assert memory["lora"]["adapter"] == 4 * 4096 and "gradients" not in memory["lora"]
-    assert memory["lora"]["Adam's two moments"] == 2 * 4 * 4096
+    assert "frozen models" not in memory["lora"] and memory["lora"]["weights"] == weights + 4 * 4096
+    assert "gradients" not in memory["lora"] and memory["lora"]["optimizer"] == 2 * 4 * 4096

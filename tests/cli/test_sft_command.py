@@ -56,12 +56,15 @@ def test_a_resume_by_the_folder_alone(run, proxima):
     assert code == 2 and "--task gsm8k" in err
 
 
-def test_explain_shows_batch_memory_and_time(run, proxima):
+def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, proxima):
     code, out, _ = proxima("explain", "mine.yaml")
     assert code == 0 and "4 examples → about 2 micro-batches of ≤ 100 tokens → 1 update" in out
-    assert "examples have about 42 tokens" in out and "memory   about " in out and " a step, " in out
+    assert "examples have about 42 tokens" in out
     code, out, _ = proxima("explain", "mine.yaml", "--json")
     assert code == 0 and json.loads(out)["batch"]["examples"] == 4
+    code, out, _ = proxima("plan", "mine.yaml", "--devices", "2xH100-80G")
+    assert code == 0 and "layout   2 ranks (full), on 2xH100-80G\n" in out and "memory   fits: " in out
+    assert "for examples of 42 tokens on average" in out and "generate" not in out and " steps, without" in out
 
 
 def test_a_sweep_and_its_comparison(run, here, proxima):

@@ -82,7 +82,7 @@ SIMULATED = ("function, a file", "surrogate", "engine", "replayed run")  # read 
 
 
 @pytest.mark.parametrize(
-    ("command", "name"), [*(("explain", name) for name in FIELDS), *(("simulate", name) for name in SIMULATED)]
+    ("command", "name"), [*(("explain", name) for name in FIELDS), *(("plan", name) for name in SIMULATED)]
 )
 def test_reading_a_recipe_runs_nothing(proxima, canary, recipe, command, name):
     code, _, err = proxima(command, "tiny.yaml", FIELDS[name])
@@ -107,7 +107,7 @@ def test_a_run_folder_is_a_recipe(proxima, canary, here, changes):
         ("explain", "mine"),
         ("explain", "mine", "--json"),
         ("explain", "mine", "--yaml"),
-        ("simulate", "mine"),
+        ("plan", "mine", "--devices", "H100-80G"),
         ("export", "mine", "out"),
         ("generate", "mine", "hello"),
         ("compare", "mine"),
@@ -135,7 +135,7 @@ RUNNERS = {  # what must import, and does, before anything is trained or scored
     "score": ("score", "rows.jsonl", "--reward", "evil.py:missing"),
     "check": ("check", "function", "path=./evil.py:missing"),
     "explain --import-code": ("explain", "tiny.yaml", MISSING, "--import-code"),
-    "simulate --import-code": ("simulate", "tiny.yaml", MISSING, "--import-code"),
+    "plan --import-code": ("plan", "tiny.yaml", MISSING, "--import-code", "--devices", "H100-80G"),
 }
 
 
@@ -175,7 +175,7 @@ def test_a_module_beside_a_recipe_is_not_a_library(proxima, canary, here):
     for module in absent:
         proxima("explain", "tiny.yaml", f"monitor=[{module}]")
         assert not canary.exists(), module
-    proxima("simulate", "tiny.yaml")
+    proxima("plan", "tiny.yaml", "--devices", "H100-80G")
     assert not canary.exists()
 
 
@@ -199,7 +199,7 @@ def test_a_model_that_brings_code_is_refused(proxima, canary, here, tiny_model):
     (here / "model" / "chat_template.jinja").write_text(
         "{{ cycler.__init__.__globals__.os.system('touch canary') }}{{ messages }}"
     )
-    for command in ("explain", "simulate", "train"):
+    for command in ("explain", "plan", "train"):
         code, _, err = proxima(command, "tiny.yaml", "model.path=model", "folder=out")
         assert code in (0, 2) and not canary.exists(), err
     assert proxima("generate", "model", "hello")[0] == 2 and not canary.exists()

@@ -19,9 +19,10 @@ from proxima.core.correction import CORRECTION_PRESETS
 from proxima.core.surrogate import Cppo, Dppo, Drpo, PpoClip
 from proxima.engine import LocalProcess
 from proxima.lab import plan_runs, read_sweep
-from proxima.lab.plan import plan_recipe, read_devices
-from proxima.lab.plan.device_memory import STEADY
 from proxima.prepare.catalog import SOURCES
+from proxima_plan.devices import read_devices
+from proxima_plan.forecast import plan_recipe
+from proxima_plan.memory import STEADY
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 SWEEPS = sorted(FOLDER.glob("sweeps/*.yaml"))
@@ -90,7 +91,7 @@ def test_a_layout_is_complete_with_each_recipe_of_its_model(layout):
         assert [str(p) for p in warnings(resolved)] == []
         config, plain = resolved.config, published(recipe)
         assert (config.algorithm, config.sampling, config.reward) == (plain.algorithm, plain.sampling, plain.reward)
-        planned = plan_recipe(resolved, read_devices(f"{devices}-80G"))
+        planned = plan_recipe(resolved, read_devices(f"{devices}-80G")[0])
         assert planned.memory.fits and planned.layout.devices == int(devices.partition("x")[0])
         assert config.engine.serve.arguments == ("--tensor-parallel-size", str(planned.layout.engine_devices))
         held = sum(planned.memory.trainer.get(kind, 0) for kind in STEADY)  # beside a server that is awake

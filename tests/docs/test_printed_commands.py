@@ -25,9 +25,9 @@ from transformers.utils import logging
 
 from proxima.cli.main import main
 from proxima.config import recipe_reader, resolve
-from proxima.config.estimate import gemm_rate
 from proxima.data import recipe_files
-from proxima.lab.rehearsal import device_fit
+from proxima.data.machine import gemm_rate
+from proxima_plan.rehearsal import rehearsal
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.docs.printed import ROOT, Printed, fence, pages
 from tests.tiny import tiny, tiny_tokenizer
@@ -54,12 +54,12 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         r"proxima (sweep|compare) .*(results|dapo_parts|pruning|zero_gradient|trust_regions --baseline grpo )",
         "takes hours",
     ),
-    (r"proxima simulate .*--devices", "takes minutes; tests/cli/test_simulate_scale.py runs small ones"),
+    (r"proxima plan .*(--devices \d+-|--from)", "takes minutes, or needs a run; proxima-plan's tests have small ones"),
     (r"proxima submit", "needs a Ray cluster; tests/cli/test_submit.py has one"),
     (r"proxima train .*kind: ray", "starts a Ray cluster; tests/runtime/placement has those"),
     (r"proxima (train|eval) .*(runs/two|/shared/)", "needs the ranks' run"),
     (
-        r"proxima (train|rehearse) .*@layouts/",
+        r"proxima (train .*@layouts/|plan .*--exact)",
         "needs a cluster, or minutes; tests/recipes/test_layouts.py has small ones",
     ),
     (
@@ -100,7 +100,6 @@ FILES = {  # page → what else its reader has: a run of the quickstart, or a co
     "docs/run_folder.md": {"runs/mine": "run"},
     "docs/sharing.md": {"runs/mine": "run", "config.yaml": "run/config.yaml"},
     "examples/rollout_pairs.py": {"runs/quickstart": "run", "runs/one": "run", "runs/other": "run"},
-    "docs/simulate.md": {"runs/mine": "run"},
 }
 
 
@@ -220,7 +219,7 @@ def here(checkout, tmp_path, monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")  # that of the help of serve-reward
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / "src"), str(ROOT)]))
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(device_fit, "ProcessPoolExecutor", WarmExecutor)
+    monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
     monkeypatch.setattr(gemm_rate, "__defaults__", ("cpu", 64, 1e-4))  # of `explain` and `doctor`
     modules = set(sys.modules)
     from proxima.check import check_law, live_check, spec_check
@@ -289,11 +288,11 @@ class Shell:
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
         if (
-            words[0] in (*TRAINING, "explain", "calibrate", "simulate", "submit")
+            words[0] in (*TRAINING, "explain", "calibrate", "plan", "submit")
             and words[1] in recipe_files.shipped_recipes()
         ):
             given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
-            resolve(words[1], [word for word in given if not word.startswith("times.")], root=None)
+            resolve(words[1], given, root=None)
 
     def make(self, words):
         targets = [word for word in words if "=" not in word]

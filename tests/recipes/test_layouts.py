@@ -6,10 +6,9 @@ import pytest
 import yaml
 
 from proxima.config import resolve
-from proxima.config.estimate import Estimates
-from proxima.config.memory_size import ENGINE, HANDED
-from proxima.config.training_memory import rank_share
 from proxima.runtime.state.folder import RunFolder
+from proxima_plan.devices import read_devices
+from proxima_plan.forecast import plan_recipe
 from scripts.figures import results
 from tests.recipes.shapes import write_shape
 from tests.recipes.smaller import RANKS, on_four_ranks
@@ -23,16 +22,15 @@ SMALL = "tests/recipes/test_layouts.py::test_two_steps_on_four_ranks[qwen3_30b_c
 FIRST, *OTHERS = GROUPS
 
 
-def test_explain_reckons_what_rehearsals_counted(tmp_path):
+def test_the_formula_has_what_rehearsals_counted(tmp_path):
     """Of a rank of each layout, in which groups split matrices, tokens or experts."""
     rows = results("layouts")[-1]["rows"]
     for recipe in ("qwen3_30b_cppo", "qwen3_4b_cppo", "dapo_32b"):
         model = write_shape(resolve(recipe).config.model.path, tmp_path)
         for layout, row in rows[recipe].items():
             resolved = resolve(recipe, [f"@layouts/{layout}", f"model.path={model}"])
-            memory = Estimates(resolved, gemm=1e12, share=rank_share(resolved.config.placement)).memory
-            reckoned = sum(size for name, size in memory.items() if name not in (*ENGINE, *HANDED))
-            assert 1 <= reckoned / 2**30 / row["rehearsal"]["peak_gib"] < 1.15, layout
+            memory = plan_recipe(resolved, read_devices(row["devices"])[0]).memory
+            assert 1 <= sum(memory.trainer.values()) / 2**30 / row["rehearsal"]["peak_gib"] < 1.15, layout
             assert row["rehearsal"]["fits"] and row["fits"]
 
 

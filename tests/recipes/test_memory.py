@@ -1,4 +1,4 @@
-"""What a recipe says it needs is what `proxima explain` adds up. The models' shapes are written here: none of them has
+"""What a recipe says it needs is what `proxima plan` adds up. The models' shapes are written here: none of them has
 to be had."""
 
 import re
@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 
 from proxima.config import resolve
-from proxima.config.estimate import batch_of
-from proxima.config.memory_size import memory_of
-from proxima.config.model_size import KNOWN, known_facts, model_facts
+from proxima_plan.devices import GIB, Devices, device_kinds
+from proxima_plan.forecast import PlannedRecipe
+from proxima_plan.layout import Layout
+from proxima_plan.models import known_facts, known_models, model_facts
 from tests.recipes.shapes import SHAPES, write_shape
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
 # of DeepSeek, which `model_facts` lacks
 LATENT = {"kv_width": 288, "query_width": 128 * 160, "intermediate": 9 * 2048, "kv_heads": 1}
-PROMPT = 128  # tokens, what `explain` takes where there is no tokenizer
+DEVICE = Devices(device_kinds()["B200-180G"], 1)  # of any size: the figure is what it needs
 LARGE = sorted(path.stem for path in FOLDER.glob("*.yaml") if path.stem not in ("quickstart", "search"))
 
 
@@ -35,9 +36,10 @@ def facts(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_the_memory_that_it_names(name, facts):
-    config = resolve(FOLDER / f"{name}.yaml").config
-    total = sum(memory_of(config, facts(config.model.path), batch_of(config, PROMPT)).values()) / 2**30
+def test_the_memory_that_it_names(name):
+    """Of the model trained whole, with prompts of 128 tokens."""
+    recipe = PlannedRecipe.of(resolve(FOLDER / f"{name}.yaml", root=None), DEVICE)
+    total = sum(recipe.plan(Layout()).memory.trainer.values()) / GIB
     lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
     said = [line.rsplit("|", 2)[1] for line in lines if f"({name}.yaml)" in line][:1]
     assert said
@@ -58,9 +60,14 @@ def test_models_of_one_shape_have_one_size():
     family = {"qwen2.5-7b": "qwen2.5-7b-instruct", "qwen3-4b": "qwen3-4b-base", "qwen3-30b-a3b": "qwen3-30b-a3b-base"}
     family |= {"qwen2.5-math-7b": "qwen2.5-7b-instruct", "qwen2.5-3b-instruct": "qwen2.5-3b"}
     family |= {"llama-3.1-8b-instruct": "llama-3.1-8b", "smollm2-135m-instruct": "smollm2-135m"}
-    assert {name: KNOWN[name] for name in family} == {name: KNOWN[other] for name, other in family.items()}
-    assert set(KNOWN) - {path.rpartition("/")[2].lower() for path in SHAPES} == set(family)
-    assert known_facts("models/SmolLM2-135M-Instruct/") == KNOWN["smollm2-135m"] and known_facts("org/other") is None
+    assert {name: known_models()[name] for name in family} == {
+        name: known_models()[other] for name, other in family.items()
+    }
+    assert set(known_models()) - {path.rpartition("/")[2].lower() for path in SHAPES} == set(family)
+    assert (
+        known_facts("models/SmolLM2-135M-Instruct/") == known_models()["smollm2-135m"]
+        and known_facts("org/other") is None
+    )
 
 
 def test_every_large_recipe_has_a_known_size():

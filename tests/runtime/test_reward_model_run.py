@@ -6,10 +6,9 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from proxima.config import check, resolve
-from proxima.config.estimate import batch_of
-from proxima.config.memory_size import memory_of
-from proxima.config.model_size import model_facts
 from proxima.model.pretrained import load_tokenizer
+from proxima_plan.devices import read_devices
+from proxima_plan.forecast import plan_recipe
 from tests.runtime.tiny_run import recipe
 from tests.tiny import END
 
@@ -47,11 +46,11 @@ def test_the_reward_model_is_checked_with_the_recipe(scorer, tiny_model):
     assert line.startswith("eval.sets.0.reward.0.path=/nowhere") and "does not exist" in line
 
 
-def test_explain_counts_the_weights_of_reward_models(scorer, runs, tiny_model):
-    facts = model_facts(str(tiny_model("llama")))
-    config = resolve(runs.tree("scored by a model")).config
-    memory = memory_of(config, facts, batch_of(config, 20))
+def test_a_plan_counts_the_weights_of_reward_models(scorer, runs, tiny_model):
+    (devices,) = read_devices("H100-80G")
     weights = AutoModelForSequenceClassification.from_pretrained(scorer).parameters()
-    assert memory["reward models"] == 4 * sum(p.numel() for p in weights)
-    plain = resolve(recipe(tiny_model("llama"))).config
-    assert "reward models" not in memory_of(plain, facts, batch_of(plain, 20))
+    judged, plain = (
+        plan_recipe(resolve(tree), devices) for tree in (runs.tree("scored by a model"), recipe(tiny_model("llama")))
+    )
+    assert judged.load.beside == 4 * sum(p.numel() for p in weights) and plain.load.beside == 0
+    assert judged.memory.needed > judged.load.beside

@@ -47,8 +47,8 @@ def describe_machine() -> dict[str, Any]:
     import torch
 
     from proxima import __version__
-    from proxima.config.estimate import gemm_rate
     from proxima.data.environment import package_version
+    from proxima.data.machine import gemm_rate, memory_bytes
     from proxima.kernels.compiled import kernels_in_words
 
     cuda = torch.cuda
@@ -84,22 +84,6 @@ def installed_servers() -> dict[str, str | None]:
         with suppress(UserError):
             places[kind] = str(find_executable(Serve(), kind))
     return places
-
-
-def memory_bytes() -> tuple[int | None, int | None]:
-    """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
-    not report them."""
-    try:
-        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
-    except (OSError, KeyError, ValueError):
-        return None, None
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-    except (OSError, ValueError):
-        return total, free
-    return min(total, limit), min(free, limit - used)
 
 
 def report_lines(facts: dict[str, Any]) -> list[str]:

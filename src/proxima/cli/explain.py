@@ -1,5 +1,5 @@
-"""Show a recipe: what is trained, batch arithmetic, memory and time; then the values that differ from the defaults,
-with their origin, and with --all every value with its meaning.
+"""Show a recipe: what is trained and the batch arithmetic; then the values that differ from the defaults, with their
+origin, and with --all every value with its meaning. Memory and time are those of `proxima plan`.
 
 Reads no weights and needs no data: missing data files are warnings. Runs only proxima's own code, unless --import-code
 is given."""
@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json, terminal_width, truncated
 from proxima.cli.parameters import Argument
-from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
-    from proxima.config.estimate import Estimates, Time
+    from proxima.config.estimate import StepEstimate
     from proxima.config.resolved import ResolvedValue
 
 VALUE_WIDTH, WIDTH, INDENT = 36, 100, " " * 9  # columns: of a value, of the summary at most, before its texts
-PLAN, DEVICES = "plan", "plan a step on these devices, as 128xH800-80G, in the recipe's layout"
-MEAN = "mean tokens of a completion; without it a third of sampling.max_tokens"
-TRIED = "on the CPUs where it was tried"
 
 
 def explain(
@@ -31,15 +27,10 @@ def explain(
     *,
     everything: Annotated[bool, Argument("show every value, with its origin and meaning", flag="--all")] = False,
     as_yaml: Annotated[bool, Argument("print the resolved config as a recipe", flag="--yaml")] = False,
-    devices: Annotated[str | None, Argument(DEVICES, "NxDEVICE", group=PLAN)] = None,
-    propose: Annotated[bool, Argument("the fastest layouts that fit, as words to paste", group=PLAN)] = False,
-    rehearsed: Annotated[bool, Argument("count the memory of a rank by a rehearsal", group=PLAN)] = False,
-    mean_length: Annotated[float | None, Argument(MEAN, "TOKENS", group=PLAN)] = None,
     import_code: ImportCode = False,
     as_json: AsJson = False,
-) -> int:
-    """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes. With `devices`, print
-    its plan; return 1 if that does not fit."""
+) -> None:
+    """Print the summary and the values of the recipe, then raise ConfigError if it has mistakes."""
     from proxima.config import check, dump, resolve
     from proxima.config.problems import ConfigError
     from proxima.config.validate import all_problems, to_do
@@ -48,14 +39,6 @@ def explain(
         resolved = resolve(recipe, override, root=None, import_code=import_code)
     left = to_do(resolved)  # a warning here, an error in `train`
     problems = [problem for problem in check(resolved) if problem not in left]
-    if devices is not None:
-        if problems:  # nothing to plan
-            raise ConfigError(problems)
-        return _print_plan(
-            resolved, override, devices, mean_length, propose=propose, rehearsed=rehearsed, as_json=as_json
-        )
-    if propose or rehearsed or mean_length is not None:
-        raise UserError("--propose, --rehearsed and --mean-length need --devices; name some, as 8xH100-80G")
     if as_yaml:
         print(dump(resolved), end="")
         for problem in left:
@@ -68,69 +51,20 @@ def explain(
         print(text_of(resolved, width=terminal_width(sys.stdout), everything=everything))
     if problems:  # after the values, among which the mistake is easier to see
         raise ConfigError(problems)
-    return 0
 
 
-def _print_plan(
-    resolved: "Resolved[Any]",
-    overrides: Sequence[str],
-    devices: str,
-    mean: float | None,
-    *,
-    propose: bool,
-    rehearsed: bool,
-    as_json: bool,
-) -> int:
-    """Print the plan of the recipe's own layout, or the fastest ones; return 1 if its own does not fit."""
-    from proxima.cli.plan_text import text_of_plan, text_of_proposals
-    from proxima.lab.plan import plan_recipe, planned_layout, read_devices
-    from proxima.lab.plan.devices import Devices
-    from proxima.lab.plan.proposals import proposals
-
-    asked = read_devices(devices)
-    if propose:
-        proposed = proposals(resolved, asked, mean)
-        if as_json:
-            print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in proposed])
-        else:
-            print(f"{_trained_block(resolved)}\n\n{text_of_proposals(proposed)}")
-        return 0
-    counted = None
-    if rehearsed and resolved.recipe is not None:
-        from proxima.lab.rehearsal.device_fit import rehearse_recipe
-
-        ranks = Devices(asked.kind, planned_layout(resolved.config, asked).ranks)
-        fit = rehearse_recipe(resolved.recipe, overrides, ranks, import_code=resolved.import_code)
-        if fit.rehearsal.faults:
-            raise UserError(f"the rehearsal failed: {fit.rehearsal.faults[0]}", remedy="see `proxima rehearse`")
-        counted = fit.rehearsal.peak_bytes
-    plan = plan_recipe(resolved, asked, mean=mean, counted=counted)
-    if as_json:
-        print_json(plan.as_json())
-    else:
-        left = [name for name in ("critic", "algorithm.distillation") if resolved.get(name) is not None]
-        notes = [f"note     {name} is not in the plan: neither its time nor its memory" for name in left]
-        print("\n".join([f"{_trained_block(resolved)}\n", text_of_plan(plan), *notes]))
-    return 0 if plan.memory.fits else 1
-
-
-def text_of(
-    resolved: "Resolved[Any]", gemm: float | None = None, width: int | None = None, *, everything: bool = False
-) -> str:
+def text_of(resolved: "Resolved[Any]", width: int | None = None, *, everything: bool = False) -> str:
     """The comment of the recipe, the summary and the remarks, then the values: those that differ from the defaults, or
     `everything`."""
-    from proxima.config.estimate import Estimates
+    from proxima.config.estimate import StepEstimate
     from proxima.config.explanation import config_remarks, header_of, shown_entries
 
-    estimates, config = Estimates(resolved, gemm), resolved.config
-    blocks = [_trained_block(resolved), _batch_block(estimates)]
+    estimate, config = StepEstimate(resolved), resolved.config
+    blocks = [trained_block(resolved), _batch_block(estimate)]
     if getattr(config, "replayed", None) is not None:
         blocks.append(_replay_block(config))
-    if estimates.memory is not None and estimates.model is not None:
-        blocks.append(_memory_block(estimates, estimates.memory, estimates.model.parameters))
-    if estimates.time is not None:
-        blocks.append(_time_block(estimates.time, estimates.steps, generates=estimates.batch.generates))
-    remarks = [f"note     {note}" for note in estimates.notes]
+    blocks.append(f"plan     proxima plan {resolved.recipe or 'RECIPE'}: memory, time, and what binds")
+    remarks = [f"note     {note}" for note in estimate.notes]
     remarks += [f"warning  {problem}" for problem in config_remarks(resolved)]
     columns = min(width or WIDTH, WIDTH)
     summary = "\n".join(_wrapped(line, columns) for block in [*blocks, *remarks] for line in block.splitlines())
@@ -170,7 +104,7 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
     return "\n".join(line if width is None else truncated(line, width) for line in lines)
 
 
-def _trained_block(resolved: "Resolved[Any]") -> str:
+def trained_block(resolved: "Resolved[Any]") -> str:
     """Summarise what is trained, on which data, and by which reward: `train cppo: models/m on arithmetic, rewarded by
     number`."""
     from proxima.config.families import command_of
@@ -191,10 +125,10 @@ def _trained_block(resolved: "Resolved[Any]") -> str:
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 
 
-def _batch_block(estimates: "Estimates") -> str:
+def _batch_block(estimate: "StepEstimate") -> str:
     from proxima.config.step_size import ExampleStep
 
-    batch, longest = estimates.batch, estimates.prompt
+    batch, longest = estimate.batch, estimate.prompt
     if isinstance(batch, ExampleStep):
         lengths = f"examples have about {batch.mean:,} tokens, the longest of those read has {batch.longest:,}"
         return f"batch    {batch}\n         {lengths}; a step forwards about {batch.tokens:,}"
@@ -215,39 +149,6 @@ def _replay_block(config: "RunConfig") -> str:
         return f"replay   not possible: {error}"
     stored.close()
     return f"replay   steps 1 to {stored.steps} of {config.replayed}\n         SHA-256 {rollouts_sha(stored.hashes)}"
-
-
-def _memory_block(estimates: "Estimates", memory: dict[str, int], parameters: int) -> str:
-    from proxima.config.memory_size import ENGINE
-    from proxima.view.formatting import magnitude
-
-    def in_gib(parts: dict[str, int]) -> str:
-        return "  ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items())
-
-    size = f"{magnitude(parameters)} parameters{' (known size)' if estimates.known_size else ''}"
-    count, total = estimates.share.ranks, sum(memory.values())
-    where = ""
-    if count > 1:
-        others = total - sum(memory.get(name, 0) for name in ENGINE)
-        more = f", {others / 2**30:.2f} on each other" if others < total else ""
-        where = f" on rank 0 of {count}{more}," if more else f" on each of {count} ranks,"
-    lines = [f"memory   about {total / 2**30:.2f} GiB{where} for {size}, all at once", f"         {in_gib(memory)}"]
-    if estimates.host:
-        lines.append(f"         in host memory: {in_gib(estimates.host)}")
-    return "\n".join(lines)
-
-
-def _time_block(time: "Time", steps: int, *, generates: bool) -> str:
-    from proxima.view.formatting import duration
-
-    evaluations = f" and their evaluations ({duration(time.evaluate)} each)" if time.evaluate else ""
-    run = f", {duration(time.run)} for {steps} steps{evaluations}" if steps else ""
-    measured = f"from {time.gemm / 1e9:,.0f} GFLOP/s measured here, right within a factor 2"
-    if not generates:
-        return f"time     about {duration(time.step)} a step{run}\n         {measured} {TRIED}"
-    parts = f"(generate {duration(time.generate)}, train {duration(time.train)})"
-    condition = "if every completion takes all its tokens"
-    return f"time     up to {duration(time.step)} a step {parts}{run}\n         {condition}; {measured} {TRIED}"
 
 
 COMMAND = explain

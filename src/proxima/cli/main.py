@@ -20,16 +20,12 @@ from proxima.data.errors import LONGEST_VALUE, UserError, abbreviated
 from proxima.data.full_disk import is_disk_full
 from proxima.data.recipe_files import FILE
 
-PEERS = "proxima-peers"  # the distribution with the commands that read other frameworks' files
+PEERS, PLAN = "proxima-peers", "proxima-plan"  # other distributions: other frameworks' files, forecasts
 COMMANDS: dict[str, tuple[str, str]] = {
     "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
     **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
     "submit": ("proxima.cli.submit", "submit a training job to a Ray cluster and follow its output"),
     "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
-    "simulate": (
-        "proxima.cli.simulate",
-        "simulate a recipe in virtual time: speed of several lags, or numbers of devices",
-    ),
     "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
     "view": ("proxima.cli.view", "look into runs in a browser, down to why a token was masked"),
     "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
@@ -39,8 +35,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "generate": ("proxima.cli.generate", "complete prompts"),
     "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
     "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
-    "explain": ("proxima.cli.explain", "show every value, its origin, and the batch, memory and time that follow"),
-    "rehearse": ("proxima.cli.rehearse", "rehearse a training step for devices that you don't have: does it fit?"),
+    "explain": ("proxima.cli.explain", "show every value, its origin, and the batch arithmetic"),
+    "plan": (PLAN, "forecast memory and time: here, on other devices, for other lags or layouts"),
     "list": ("proxima.cli.list", "list every kind of every slot"),
     "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),

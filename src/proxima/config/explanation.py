@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from proxima.config.estimate import Estimates
+from proxima.config.estimate import StepEstimate
 from proxima.config.problems import Problem
 from proxima.config.resolved import Resolved, ResolvedValue
 from proxima.config.validate import to_do, warnings
@@ -48,22 +48,15 @@ def config_remarks(resolved: Resolved[Any]) -> list[Problem]:
     return [*warnings(resolved), *to_do(resolved)]
 
 
-def as_json(resolved: Resolved[Any], gemm: float | None = None) -> dict[str, Any]:
-    """`explain` as data, including `header`, `values`, `batch`, `memory_bytes`, `seconds`, `notes` and `warnings`."""
-    estimates = Estimates(resolved, gemm)
-    time, memory = estimates.time, estimates.memory
+def as_json(resolved: Resolved[Any]) -> dict[str, Any]:
+    """`explain` as data: `header`, `values`, `batch`, `notes` and `warnings`."""
+    estimate = StepEstimate(resolved)
     return {
         "header": header_of(resolved),
         "values": [
             {"path": e.path, "value": e.value, "source": e.source, "help": e.help} for e in shown_entries(resolved)
         ],
-        "batch": vars(estimates.batch),
-        "parameters": estimates.model.parameters if estimates.model else None,
-        "known_size": estimates.known_size,
-        "memory_bytes": {**memory, "total": sum(memory.values())} if memory else None,
-        "ranks": estimates.share.ranks,
-        "host_memory_bytes": estimates.host,
-        "seconds": {**vars(time), "step": time.step} if time else None,
-        "notes": estimates.notes,
+        "batch": vars(estimate.batch),
+        "notes": estimate.notes,
         "warnings": [str(problem) for problem in config_remarks(resolved)],
     }

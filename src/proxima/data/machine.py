@@ -1,4 +1,4 @@
-"""This machine's processor, C++ compiler, web server packages, and a cache folder."""
+"""This machine: processor, memory, speed of products, C++ compiler, web server packages, and a cache folder."""
 
 import importlib.util
 import os
@@ -42,6 +42,33 @@ def processor_name() -> str:
 def processor_flags() -> frozenset[str]:
     """The processor's features, by their names in Linux; empty on other systems."""
     return frozenset(_said("flags").split())
+
+
+def memory_bytes() -> tuple[int | None, int | None]:
+    """Total and available memory of the machine, within the limits of its cgroup if it has one; None if the system does
+    not report them."""
+    try:
+        facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(facts[key].split()[0]) * 1024 for key in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return None, None
+    try:
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+    except (OSError, ValueError):
+        return total, free
+    return min(total, limit), min(free, limit - used)
+
+
+def gemm_rate(dtype: str, device: str = "cpu", size: int = 1024, seconds: float = 0.2) -> float:
+    """Measure the FLOP/s of `size`³ matrix products in `dtype`, the best of several; takes about `seconds`."""
+    import torch
+    from torch.utils.benchmark import Timer  # warms up, and waits for the device
+
+    kind = getattr(torch, dtype)
+    a, b = (torch.linspace(-1, 1, size * size, device=device).view(size, size).to(kind) for _ in range(2))
+    timer = Timer("mm(a, b)", globals={"mm": torch.mm, "a": a, "b": b}, num_threads=torch.get_num_threads())
+    return float(2 * size**3 / min(timer.blocked_autorange(min_run_time=seconds).times))
 
 
 def _said(field: str) -> str:

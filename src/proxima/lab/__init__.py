@@ -9,13 +9,13 @@
     run_comparison.py    runs → cells, the fields in which they differ, warnings
     cell_statistics.py   means over seeds, paired differences, cost of a target (pure)
     seed_statistics.py   Student's interval, medians, running means (pure)
-    simulate/            a recipe's speed on virtual time
+
 In a notebook:
 
     from proxima.lab import compare_runs, find_runs, read_run
     comparison = compare_runs([read_run(folder) for folder in find_runs(["runs/trust_regions"])], target=0.9)
 
-Imports: `runtime` (folder, environment; `simulate` all of it) and every room below it. Imported by
+Imports: `runtime` (folder, environment) and every room below it. Imported by
 `view`, `api`, `cli`.
 To add a field of a sweep file: its name in `FIELDS` of `sweep_file.py`, and a method that validates it. To add an axis:
 an entry in `AXES` of `run_reader.py`. To add a number to the final table: an entry in `MEASURES` of

@@ -4,10 +4,10 @@
     log_lines.py, live.py       a run as lines, and on a terminal      trackers/            wandb, trackio and others
     microscope/                 the viewer, `proxima view`             page.py              its exports, from templates
     report*.py                  report.html, an export of a run        comparison_page.py   compare.html, of several
-    simulation_, scale_page.py  the pages of `simulate`                sweep_progress.py    a running sweep
-    eval_tables.py              an evaluation                          terminal.py          tables, progress line
-    chart.py                    figures, by matplotlib                 palette.py           colours of cells and figures
-    curve.py, *_plot.py         the figures of `proxima plot`          formatting.py        numbers and foreign text
+    sweep_progress.py           a running sweep                        terminal.py          tables, progress line
+    eval_tables.py              an evaluation                          palette.py           colours of cells and figures
+    chart.py                    figures, by matplotlib                 formatting.py        numbers and foreign text
+    curve.py, *_plot.py         the figures of `proxima plot`
 A view only reads and makes no decisions. Live views are observers (`runtime.watch.observer`); report and curve need
 only the run folder, even of an unfinished run. `formatting` formats every number; text from a model or a data set is
 escaped for the terminal (`printable`) or for the browser.

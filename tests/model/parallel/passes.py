@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from proxima.lab.rehearsal.fake_ranks import whole_gradients
 from proxima.model import PackedModel, ScalarModel
 from proxima.model.lora import Lora, adapter_off
 from proxima.model.model_source import ModelSource
@@ -19,6 +18,7 @@ from proxima.model.parallel.sharded import is_sharded
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
 from proxima.train import AdamW
+from proxima_plan.rehearsal.fake_ranks import whole_gradients
 from tests.model.rows import MIXED, rows
 
 NEEDS = frozenset({"entropy", "entropy_gradient"})

@@ -1,0 +1,213 @@
+"""Forecast a recipe: does it fit, how long does a step take, and what binds?
+
+For this machine, which is measured, or for devices that nobody has rented yet: an estimate; --exact counts its memory
+by whole steps on a fake device. --lag simulates the run's own loop in virtual time for several lags, and --devices with
+several numbers for more and more devices.
+
+Reads no weights; runs only proxima's own code, unless --import-code is given. Exit code 1: it does not fit."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from proxima.cli.output import AsJson, ImportCode, Overrides, Recipe, print_json
+from proxima.cli.parameters import Argument
+from proxima.data import UserError
+
+if TYPE_CHECKING:
+    from proxima.config.resolved import Resolved
+    from proxima_plan.devices import Devices
+    from proxima_plan.simulation.times import Assumptions
+
+DEVICES = "other devices than this machine: 8xH100-80G; several numbers: 8,24xH20-96G, or 8-1024xH800-80G by doubling"
+EXACT = "count the memory of a rank by whole steps on a fake device, in place of a formula"
+LAG = "simulate these values of runtime.max_lag, 0,1,2,4; with several numbers of devices one value, by default 1"
+MEAN = "mean tokens of a completion; without it a third of sampling.max_tokens"
+FITTED = "a run folder, whose lengths and speed a simulation takes"
+SCORE = "seconds until the rewards of a group are known, in a simulation; default 0.1, or as in the run"
+Cells = TypeVar("Cells")
+
+
+def _numbers(text: str) -> list[int]:
+    """Parse `0,1,4` into numbers, without repetition."""
+    try:
+        numbers = [int(word) for word in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} must be whole numbers with commas: 0,1,4") from None
+    if min(numbers) < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} must be numbers >= 0")
+    return list(dict.fromkeys(numbers))
+
+
+def plan(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    devices: Annotated[str | None, Argument(DEVICES, "NxNAME")] = None,
+    exact: Annotated[bool, Argument(EXACT)] = False,
+    propose: Annotated[bool, Argument("the fastest layouts that fit --devices, as words to paste")] = False,
+    lag: Annotated[Sequence[int], Argument(LAG, "N,N", read=_numbers)] = (),
+    mean_length: Annotated[float | None, Argument(MEAN, "TOKENS")] = None,
+    fitted: Annotated[str | None, Argument(FITTED, "RUN", flag="--from")] = None,
+    score: Annotated[float | None, Argument(SCORE, "SECONDS")] = None,
+    import_code: ImportCode = False,
+    as_json: AsJson = False,
+) -> int:
+    """Print the plan; return 1 if it does not fit."""
+    from proxima_plan.devices import read_devices
+    from proxima_plan.forecast import devices_here
+
+    asked = None if devices is None else read_devices(devices)
+    several, simulated = asked is not None and len(asked) > 1, bool(lag) or fitted is not None or score is not None
+    if propose and asked is None:
+        raise UserError("--propose needs --devices; name some, as 8xH100-80G")
+    if several and (len(lag) > 1 or 0 in lag):
+        raise UserError(f"--lag {','.join(map(str, lag))}: must be one number >= 1 with several numbers of devices")
+    if (exact or propose) and (several or simulated):
+        raise UserError(f"--{'exact' if exact else 'propose'}: plans one number of devices, without --lag")
+    if simulated and not lag and not several:
+        raise UserError(f"--{'score' if fitted is None else 'from'}: is of a simulation", remedy="add --lag 0,1,2,4")
+    if score is not None and not 0 <= score < 1e5:
+        raise UserError(f"--score {score:g}: must be in [0, 100,000] seconds")
+    resolved = _resolved(recipe, override, import_code=import_code)
+    if several or lag:
+        assumed = _assumptions(mean_length, fitted, score, here=asked is None, import_code=import_code)
+    if several:
+        assert asked is not None
+        return _print_scale(resolved, asked, assumed, lag[0] if lag else 1, as_json=as_json)
+    ours = devices_here(resolved.config) if asked is None else asked[0]
+    if lag:
+        return _print_lags(resolved, ours, assumed, lag, as_json=as_json)
+    if propose:
+        return _print_proposals(resolved, ours, mean_length, as_json=as_json)
+    return _print_plan(resolved, override, ours, mean_length, exact=exact, as_json=as_json)
+
+
+def _resolved(recipe: str, overrides: Sequence[str], *, import_code: bool) -> "Resolved[Any]":
+    """Resolve the recipe; a placeholder that is left to fill in, or data that are not here, don't matter."""
+    from proxima.config import check, resolve
+    from proxima.config.problems import ConfigError
+    from proxima.config.validate import all_problems, to_do
+
+    with all_problems(data=False):
+        resolved = resolve(recipe, overrides, root=None, import_code=import_code)
+    left = to_do(resolved)
+    if problems := [problem for problem in check(resolved) if problem not in left]:
+        raise ConfigError(problems)
+    return resolved
+
+
+def _assumptions(
+    mean: float | None, folder: str | None, score: float | None, *, here: bool, import_code: bool
+) -> "Assumptions":
+    """Return what a simulation takes beside a plan; of a run its speed only on this machine."""
+    from dataclasses import replace
+
+    from proxima_plan.forecast import devices_here
+    from proxima_plan.simulation.fit import observed_run, with_speed
+    from proxima_plan.simulation.times import Assumptions
+
+    assumed = Assumptions(mean=mean)
+    if folder is not None:
+        assumed, steps, resolved = observed_run(folder, import_code=import_code)
+        if here:
+            assumed = with_speed(assumed, steps, resolved, devices_here(resolved.config))
+    return assumed if score is None else replace(assumed, score=score)
+
+
+def _print_plan(
+    resolved: "Resolved[Any]",
+    overrides: Sequence[str],
+    devices: "Devices",
+    mean: float | None,
+    *,
+    exact: bool,
+    as_json: bool,
+) -> int:
+    from proxima.cli.explain import trained_block
+    from proxima_plan.forecast import plan_recipe
+    from proxima_plan.tables import text_of_plan, text_of_rehearsal
+
+    planned, rehearsal, notes = plan_recipe(resolved, devices, mean=mean), None, list[str]()
+    if exact:
+        from proxima.config.validate import fetch_demo_model
+        from proxima_plan.rehearsal.rehearsal import rehearse_recipe
+
+        fetch_demo_model(resolved)
+        estimated = sum(planned.memory.trainer.values())
+        ranks, code = planned.layout.ranks, resolved.import_code
+        rehearsal = rehearse_recipe(str(resolved.recipe), overrides, ranks, import_code=code)
+        notes.append(text_of_rehearsal(rehearsal, estimated))
+        planned = plan_recipe(resolved, devices, mean=mean, counted=rehearsal.peak_bytes)
+    if as_json:
+        print_json(planned.as_json() | ({} if rehearsal is None else {"waits": rehearsal.waits}))
+    else:
+        steps = getattr(resolved.config.train, "steps", 0) or 0
+        notes += [f"note     {note}" for note in planned.notes]
+        print("\n".join([trained_block(resolved), "", text_of_plan(planned, steps), *notes]))
+    return 0 if planned.memory.fits else 1
+
+
+def _print_proposals(resolved: "Resolved[Any]", devices: "Devices", mean: float | None, *, as_json: bool) -> int:
+    from proxima.cli.explain import trained_block
+    from proxima_plan.proposals import proposals
+    from proxima_plan.tables import text_of_proposals
+
+    proposed = proposals(resolved, devices, mean)
+    if as_json:
+        print_json([{"words": proposal.words, **proposal.plan.as_json()} for proposal in proposed])
+    else:
+        print(f"{trained_block(resolved)}\n\n{text_of_proposals(proposed)}")
+    return 0
+
+
+def _print_lags(
+    resolved: "Resolved[Any]", devices: "Devices", assumed: "Assumptions", lags: Sequence[int], *, as_json: bool
+) -> int:
+    from proxima_plan.simulation.lags import simulate_lags
+    from proxima_plan.tables import lag_row
+
+    cells = _with_progress("runs", lambda progress: simulate_lags(resolved, devices, assumed, lags, progress))
+    steps = len(cells[0].run.steps)
+    if as_json:
+        print_json({"devices": str(devices), "steps": steps, "cells": [cell.as_json() for cell in cells]})
+    else:
+        _print_table([lag_row(cell) for cell in cells], [f"{steps} simulated steps each, on {devices}"])
+    return 0
+
+
+def _print_scale(
+    resolved: "Resolved[Any]", devices: "Sequence[Devices]", assumed: "Assumptions", lag: int, *, as_json: bool
+) -> int:
+    from proxima_plan.simulation.scale import conclusions, simulate_scale
+    from proxima_plan.tables import scale_row
+
+    pairs = _with_progress("numbers of devices", partial(simulate_scale, resolved, devices, assumed, lag))
+    if as_json:
+        runs = [{"synchronous": sync.as_json(), "asynchronous": beside.as_json()} for sync, beside in pairs]
+        print_json({"runs": runs, "summary": conclusions(pairs)})
+    else:
+        _print_table([scale_row(run) for pair in pairs for run in pair], conclusions(pairs))
+    return 0
+
+
+def _with_progress(unit: str, simulate: Callable[[Callable[[int, int], None]], Cells]) -> Cells:
+    """Simulate, and show how far it is."""
+    from proxima.view.terminal import StageProgress
+
+    progress = StageProgress(sys.stderr)
+    cells = simulate(lambda done, total: progress.update("simulate", done, total, unit))
+    progress.clear()
+    return cells
+
+
+def _print_table(rows: "Sequence[dict[str, str]]", below: Sequence[str]) -> None:
+    from proxima.view.terminal import rendered, table_of_rows
+
+    print(rendered(table_of_rows(rows, left=("run", "binds")), sys.stdout))
+    print("\n".join(["", *below]))
+
+
+COMMAND = plan

@@ -1,0 +1,198 @@
+"""Accelerators, networks and rates by name (`devices.toml`), and this machine, measured."""
+
+import math
+import re
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proxima.data import UserError
+from proxima.data.errors import suggestion
+from proxima.data.machine import gemm_rate, memory_bytes
+
+GIB = 2**30
+MOST = 65_536  # devices
+COPIED = 2**27  # bytes, to measure the bandwidth of memory
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The shares of a device's peaks that a step reaches: `rates` in `devices.toml`, whose comments explain each."""
+
+    products: float
+    width: float
+    attention: float
+    moved: float
+    decode: float
+    rows: float
+    network: float
+    overlap: float
+    layer: float
+    eager: float
+    latency: float
+    hop: float
+    short: float
+    staged: float
+    publish: float
+    host: float
+    step: float
+    spread: float
+
+    def wait(self, nodes: int, size: float = 0.0) -> float:
+        """Return the seconds of a collective of `size` bytes over `nodes` nodes, excluding the transfer itself."""
+        if nodes == 1:
+            return self.latency
+        return self.latency + self.hop * math.log2(nodes) + min(size / (self.short * 1e9), self.staged)
+
+
+@dataclass(frozen=True)
+class DeviceKind:
+    """One kind of device, with the numbers of its data sheet or of a measurement.
+
+    Args:
+        memory: GiB. bf16: TFLOP/s of matrix products. bandwidth: TB/s of its memory.
+        inside, across: GB/s that one device sends to others of its node, and to other nodes.
+        node: devices per node.
+        source: the source of these numbers.
+        products: share of `bf16` that wide products reach; 0: that of the rates.
+        rates: None: those of accelerators.
+        fused: layers keep the activations that `model.fused_backbone` keeps.
+    """
+
+    name: str
+    memory: float
+    bf16: float
+    bandwidth: float
+    inside: float
+    across: float
+    node: int
+    source: str
+    products: float = 0.0
+    rates: Rates | None = None
+    fused: bool = False
+
+    def nodes(self, group: int, stride: int = 1) -> int:
+        """Return the number of nodes of a group that consists of every `stride`th of neighbouring devices."""
+        return max(1, math.ceil(group * stride / self.node))
+
+    def link(self, group: int, stride: int = 1) -> float:
+        """Return the bytes per second that a device receives in an all-gather over a group of every `stride`th of
+        neighbouring devices. Across nodes, each network adapter receives a part, which the devices of the group share
+        within the node."""
+        if group * stride <= self.node:
+            return self.inside * 1e9
+        return min(self.inside, self.across * max(1, self.node // stride)) * 1e9
+
+    def exchange(self, group: int, stride: int = 1) -> float:
+        """Return the bytes per second of a device in an all-to-all exchange within a group."""
+        if group * stride <= self.node:
+            return self.inside * 1e9
+        here = max(1, self.node // stride)
+        return self.across * 1e9 * (group - 1) / (group - here)  # traffic within the node costs little in comparison
+
+    def product(self, width: float, rates: Rates) -> float:
+        """Return the seconds per FLOP of products with a matrix of `width` columns: compute at the share of the peak
+        that wide products reach, plus reading inputs and writing outputs."""
+        peak = self.bf16 * 1e12 * (self.products or rates.products)
+        return 1 / peak + rates.width / (width * self.bandwidth * 1e12)
+
+
+@dataclass(frozen=True)
+class Devices:
+    """A number of accelerators of one kind."""
+
+    kind: DeviceKind
+    count: int
+
+    @property
+    def memory(self) -> int:
+        """Bytes of memory per device."""
+        return int(self.kind.memory * GIB)
+
+    @property
+    def rates(self) -> Rates:
+        return self.kind.rates or device_rates()
+
+    def __str__(self) -> str:
+        return f"{self.count}x{self.kind.name}"
+
+
+@cache
+def _tables() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
+
+
+@cache
+def device_kinds() -> dict[str, DeviceKind]:
+    """Return name → device, as in the file."""
+    return {name: DeviceKind(name=name, **values) for name, values in _tables()["devices"].items()}
+
+
+def device_rates(*over: str) -> Rates:
+    """Return the rates of accelerators, with those of other tables of the file over them."""
+    tables = _tables()
+    return replace(Rates(**tables["rates"]), **{name: value for table in over for name, value in tables[table].items()})
+
+
+def read_devices(text: str) -> list[Devices]:
+    """Parse `8xH100-80G`, `H100-80G` for one device, `8,24xH100-80G` for several numbers, in ascending order, or
+    `8-1024xH100-80G`, each twice the one before.
+
+    Raises:
+        UserError: the text is not of that form, the device is not in the table, or a number is out of range.
+    """
+    match = re.fullmatch(r"(?:(\d[\d,-]*)[x×])?(.+)", text.strip())
+    numbers, name = (match[1] or "1", match[2]) if match else ("1", text)
+    kinds = device_kinds()
+    kind = kinds.get(name.upper())
+    if kind is None:
+        whole = " or ".join(repr(each) for each in kinds if each.startswith(f"{name.upper()}-"))
+        near = f"did you mean {whole}?" if whole else suggestion(name.upper(), kinds)
+        raise UserError(f"--devices {text}: {name!r} is not a known device; {near}")
+    counts = set[int]()
+    for part in numbers.split(","):
+        ends = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        low, high = (int(ends[1]), int(ends[2] or ends[1])) if ends else (0, 0)
+        if not 1 <= low <= high <= MOST:
+            raise UserError(f"--devices {text}: {part!r} must be a number in [1, {MOST:,}], or two, the larger last")
+        counts.update(low * 2**i for i in range((high // low).bit_length()))
+    return [Devices(kind, count) for count in sorted(counts)]
+
+
+def this_machine(dtype: str, device: str, count: int) -> Devices:
+    """Measure products in `dtype` and the bandwidth of memory on `device`, for `count` ranks. They share a CPU."""
+    cuda = device.startswith("cuda")
+    share = 1 if cuda else count
+    if cuda:
+        memory = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = memory_bytes()[0] or 0
+    node = 1 if not cuda else torch.cuda.device_count()
+    rate = gemm_rate(dtype, device, 4096 if cuda else 1024) / 1e12 / share
+    kind = DeviceKind(
+        name=torch.cuda.get_device_name(device).replace(" ", "-") if cuda else "cpu",
+        memory=memory / GIB / share,
+        bf16=rate,
+        bandwidth=_copy_rate(device) / 1e12 / share,
+        inside=32.0,
+        across=1.0,
+        node=max(node, count),
+        source="measured",
+        products=1.0 if cuda else 0.0,
+        rates=device_rates("machine") if cuda else device_rates("machine", "cpu"),
+        fused=not cuda and dtype == "bfloat16",
+    )
+    return Devices(kind, count)
+
+
+def _copy_rate(device: str) -> float:
+    """Measure the bytes per second that a copy reads and writes."""
+    from torch.utils.benchmark import Timer  # warms up, and waits for the device
+
+    source = torch.zeros(COPIED, dtype=torch.uint8, device=device)
+    timer = Timer("b.copy_(a)", globals={"a": source, "b": torch.empty_like(source)})
+    return 2 * COPIED / float(min(timer.blocked_autorange(min_run_time=0.2).times))

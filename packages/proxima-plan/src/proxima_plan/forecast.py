@@ -1,0 +1,224 @@
+"""The forecast of a recipe's step on a layout: its stages, its memory, and its bottleneck."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from proxima.config.estimate import StepEstimate
+from proxima.config.resolved import Resolved
+from proxima.config.schema import RunConfig
+from proxima.config.sections.model_section import ModelConfig
+from proxima.config.step_size import StepSize
+from proxima.data import UserError
+from proxima.model.pretrained import resolve_device
+from proxima_plan.devices import Devices, Rates, this_machine
+from proxima_plan.layout import Layout, check_model, placed_ranks, planned_layout
+from proxima_plan.load import BYTES, Load, load_of, load_of_examples
+from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
+from proxima_plan.models import ModelFacts, trained_model
+from proxima_plan.stages import FIXED, Sequences, Stage, StageTimes
+
+Generate = Callable[[StageTimes, Load, int], Stage]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The time and memory of a step.
+
+    Args:
+        stages: those of the engines and of the trainer, in order.
+        memory: of a device.
+        notes: what the figures assume.
+    """
+
+    devices: Devices
+    layout: Layout
+    load: Load
+    model: ModelFacts
+    spec: ModelConfig
+    times: StageTimes
+    stages: tuple[Stage, ...]
+    memory: DeviceMemory
+    notes: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step: the sum of the stages or, if they overlap, the slower of the two sides."""
+        return max(self.sides) if self.overlaps else sum(self.sides)
+
+    @property
+    def overlaps(self) -> bool:
+        """True if engines generate while the ranks train."""
+        return self.load.lag > 0 and not self.layout.colocated
+
+    @property
+    def sides(self) -> tuple[float, float]:
+        """Seconds of the engines, and of the trainer with everything else, including publication."""
+        engine = sum(stage.seconds for stage in self.stages if stage.name == "generate")
+        return engine, sum(stage.seconds for stage in self.stages) - engine
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of the largest micro-batch with which the plan fits; 0 if it fits with none."""
+        return largest_micro_batch(self.spec, self.model, self.layout, self.load, self.devices.kind)
+
+    @property
+    def speed(self) -> float:
+        """Tokens of completions per second and device."""
+        return self.load.sequences * self.load.mean / self.seconds / self.layout.devices
+
+    @property
+    def binds(self) -> str:
+        """The longest stage of the slower side, and its bottleneck."""
+        engine, trainer = self.sides
+        counted = [s for s in self.stages if not self.overlaps or (s.name == "generate") == (engine > trainer)]
+        longest = max(counted, key=lambda stage: stage.seconds)
+        return f"{longest.name}: {longest.binds}"
+
+    def as_json(self) -> dict[str, Any]:
+        facts = {name: asdict(getattr(self, name)) for name in ("devices", "layout", "load", "memory")}
+        fits = self.memory.fits
+        return {
+            **facts,
+            "fits": fits,
+            "seconds": self.seconds if fits else None,
+            "tokens_per_second_per_device": self.speed if fits else None,
+            "binds": self.binds,
+            "stages": [stage._asdict() | {"seconds": stage.seconds, "binds": stage.binds} for stage in self.stages],
+            "largest_micro_batch": self.micro_batch,
+            "notes": self.notes,
+        }
+
+
+def _training(times: StageTimes, load: Load) -> list[Stage]:
+    """Return the stages of the ranks: forward passes, updates, and those of a critic."""
+    tokens = load.trained * (load.mean + load.prompt_tokens)
+    whole = Sequences(tokens, tokens * load.mean_square, load.prompt + load.largest(load.trained))
+    share = load.passes / load.updates
+    longest = load.prompt + load.largest(load.trained * load.passes // load.updates)
+    part = Sequences(share * tokens, share * tokens * load.mean_square, longest)
+    stages = [times.forward(whole).repeated(load.forwards)] if load.forwards else []
+    stages.append(times.update(part).repeated(load.updates))
+    if load.critic is not None:
+        critic = replace(times, model=load.critic, adapter=None)
+        updates, values = critic.update(part).repeated(load.critic_passes / share), critic.forward(whole)
+        seconds = {name: value + values.parts.get(name, 0.0) for name, value in updates.parts.items()}
+        stages.append(Stage("critic", seconds, updates.sent))
+    return stages
+
+
+def generation(times: StageTimes, load: Load, slots: int) -> Stage:
+    """Return the generation stage of engines with equal parts. A completion that begins when a step ends is trained on
+    `lag` steps later, and that step waits for it: the completions of `lag` steps are generated in the time of these."""
+    layout = times.layout
+    steps = load.lag if load.lag and not layout.colocated else 1
+    lengths = load.lengths(max(1, round(steps * load.sequences / layout.engines)))
+    return times.generate(lengths, load.prompt, load.group, slots).repeated(1 / steps)
+
+
+@dataclass(frozen=True)
+class PlannedRecipe:
+    """The common part of a recipe's plans on several layouts. `config`: the model's `transformers` config, or a similar
+    one."""
+
+    model: ModelFacts
+    spec: ModelConfig
+    load: Load
+    devices: Devices
+    config: Any
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> "PlannedRecipe":
+        """Read a recipe whose completions have `mean` tokens.
+
+        Raises:
+            UserError: its completions can't have that mean, or its model's size is unknown.
+        """
+        config, spread = resolved.config, devices.rates.spread
+        model, own = trained_model(config.model)
+        estimate = StepEstimate(resolved, reads_model=own is not None)
+        if isinstance(estimate.batch, StepSize):
+            assert isinstance(config, RunConfig)
+            most = config.sampling.max_tokens
+            if mean is not None and not 1 <= mean <= most:
+                raise UserError(f"--mean-length {mean:g} must be in [1, sampling.max_tokens={most}]")
+            load = load_of(config, estimate.batch, model, mean, spread)
+        else:
+            load = load_of_examples(config, estimate.batch)
+        if own is None:
+            estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
+        return cls(model, config.model, load, devices, own or model.config(), tuple(estimate.notes))
+
+    def check(self, layout: Layout) -> None:
+        """Raise a FieldError for a layout that is impossible for the model."""
+        check_model(layout, self.config, adapters=self.spec.lora is not None)
+
+    def plan(
+        self,
+        layout: Layout,
+        load: Load | None = None,
+        *,
+        rates: Rates | None = None,
+        memory: DeviceMemory | None = None,
+        generate: Generate | None = None,
+    ) -> Plan:
+        """Plan one layout.
+
+        Args:
+            load: None: the recipe's. rates: None: those of the devices.
+            memory: of a device, if it is already known.
+            generate: `generation`, or a cached version of it.
+        """
+        spec, devices, load = self.spec, self.devices, load or self.load
+        load = replace(load, lag=0) if layout.colocated else load
+        times = StageTimes(
+            self.model,
+            layout,
+            devices.kind,
+            rates or devices.rates,
+            master=BYTES[spec.dtype],
+            gathered=2 if layout.sharding.param_dtype == "bfloat16" else BYTES[spec.dtype],
+            checkpointing=load.checkpointing,
+            micro_tokens=load.micro_tokens,
+            adapter=None if spec.lora is None else self.model.adapter or 0,
+            eager=load.eager,
+        )
+        memory = memory or device_memory(spec, self.model, layout, load, devices.kind)
+        stages = _training(times, load)
+        if load.generates:
+            generated = (generate or generation)(times.engine_alone(), load, max(1, memory.slots))
+            stages = [generated, *stages, times.publish()]
+        stages.append(Stage("else", {FIXED: times.rates.step}))
+        return Plan(devices, layout, load, self.model, spec, times, tuple(stages), memory, self.notes)
+
+
+def devices_here(config: Any) -> Devices:
+    """Measure this machine for the ranks of a config's placement."""
+    device = str(resolve_device(config.model.device))
+    return this_machine(config.model.compute_dtype, device, placed_ranks(config.placement))
+
+
+def plan_recipe(
+    resolved: Resolved[Any],
+    devices: Devices,
+    *,
+    layout: Layout | None = None,
+    mean: float | None = None,
+    counted: dict[str, int] | None = None,
+) -> Plan:
+    """Plan a recipe on these devices, in its own layout or another one.
+
+    Args:
+        mean: tokens per completion; None: a share of the maximum.
+        counted: bytes of a rank by kind, from a rehearsal.
+
+    Raises:
+        UserError: the size of its model is unknown.
+        FieldError: the layout does not fit these devices, or does not divide the model.
+    """
+    recipe = PlannedRecipe.of(resolved, devices, mean)
+    layout = layout or planned_layout(resolved.config, devices)
+    recipe.check(layout)
+    memory = device_memory(recipe.spec, recipe.model, layout, recipe.load, devices.kind, counted)
+    return recipe.plan(layout, memory=memory)

@@ -1,0 +1,159 @@
+"""The placement of trainer and engines on devices."""
+
+import math
+import os
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from proxima.config.sections import PLACEMENTS
+from proxima.config.sections.ranks_section import check_layout, launched_ranks
+from proxima.data import require, within
+from proxima.model.parallel.refusals import check_split
+from proxima.model.parallel.sharding import Sharding
+from proxima_plan.devices import Devices
+from proxima_plan.models import ModelFacts
+
+DEFAULT_RANKS = 2  # of a torchrun that has not started
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The ranks of the trainer, and the engines.
+
+    Args:
+        ranks: of the trainer, one device each.
+        sharding: how the ranks share the model, with the sizes of tensor, context and expert groups.
+        engines: number of engines; 0: nothing is generated.
+        engine_devices: devices per engine, over which its weights are split.
+        colocated: the engines take turns with the ranks on the same devices.
+        in_process: the engine is a part of rank 0.
+        pipeline: stages that the layers are split over; 1 in proxima, more in some published figures.
+        node: devices of a node.
+    """
+
+    ranks: int = 1
+    sharding: Sharding = field(default_factory=Sharding)
+    engines: int = 1
+    engine_devices: int = 1
+    colocated: bool = True
+    in_process: bool = False
+    pipeline: int = 1
+    node: int = 8
+
+    @property
+    def shares(self) -> int:
+        """The number of parts that an update is split into."""
+        return max(1, self.ranks // (self.sharding.together * self.pipeline))
+
+    @property
+    def parts(self) -> int:
+        """The number of ranks that weights and optimizer state are split over."""
+        sharding, ranks = self.sharding, self.ranks
+        if sharding.kind == "hybrid":
+            return min(ranks, sharding.ranks_per_node or int(os.environ.get("LOCAL_WORLD_SIZE", self.node)))
+        return ranks if sharding.kind == "full" else min(ranks, sharding.tensor_parallel * self.pipeline)
+
+    @property
+    def devices(self) -> int:
+        return self.ranks if self.colocated else self.ranks + self.engines * self.engine_devices
+
+    def local(self, model: ModelFacts) -> ModelFacts:
+        """The model that a rank computes with after gathering a layer: its pipeline stage, with all widths that a
+        tensor group splits divided by its size. The states between the layers are not split."""
+        t, layers = self.sharding.tensor_parallel, math.ceil(model.layers / self.pipeline)
+        experts = model.all_of_experts // model.layers
+        layer = (model.layer - experts) // t + experts // (t * self.sharding.expert_parallel)
+        ends = (model.parameters - model.layers * model.layer) * layers // model.layers
+        return replace(
+            model,
+            parameters=layers * layer + max(0, ends) // t,
+            layers=layers,
+            intermediate=model.intermediate // t,
+            query_width=model.query_width // t,
+            kv_width=max(1, model.kv_width // t),
+            vocabulary=math.ceil(model.vocabulary / t),
+            layer=layer,
+        )
+
+    def __str__(self) -> str:
+        s = self.sharding
+        groups = [("tensor", s.tensor_parallel), ("context", s.context_parallel), ("expert", s.expert_parallel)]
+        split = "".join(f", {name} {size}" for name, size in [*groups, ("pipeline", self.pipeline)] if size > 1)
+        where = "on the same devices" if self.colocated else "beside them"
+        of = f" of {self.engine_devices} devices" if self.engine_devices > 1 else ""
+        engines = "rank 0 generates" if self.in_process else f"{self.engines} engine{'s' * (self.engines > 1)}{of}"
+        ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)} ({s.kind}{split})"
+        return f"{ranks}, {engines} {where}" if self.engines else ranks
+
+
+def key_parts(model: ModelFacts, devices: int) -> int:
+    """Return the number of devices of an engine with distinct keys and values: no head is split, and with fewer heads
+    than devices several devices have the same ones."""
+    return math.gcd(devices, model.kv_heads)
+
+
+def is_local(placement: Any) -> bool:
+    """Return True if the placement has one process."""
+    return placement is None or PLACEMENTS.holds(placement, "local")
+
+
+def placed_ranks(placement: Any) -> int:
+    """The number of ranks of a placement. Only torchrun knows its own: that of WORLD_SIZE or, before it has started,
+    the smallest that the groups allow, at least `DEFAULT_RANKS`."""
+    if is_local(placement):
+        return 1
+    sharding = Sharding.of(placement)
+    smallest = math.lcm(DEFAULT_RANKS, sharding.together, sharding.expert_parallel)
+    return getattr(placement, "ranks", None) or launched_ranks() or smallest
+
+
+def planned_layout(config: Any, devices: Devices) -> Layout:
+    """Return the recipe's own layout on these devices. Every device is a rank, except with Ray, whose placement sets
+    the number of ranks.
+
+    Raises:
+        FieldError: the placement does not fit these devices.
+    """
+    placement, engine = config.placement, getattr(config, "engine", None)
+    count, here = devices.count, not hasattr(engine, "urls")
+    ray = PLACEMENTS.holds(placement, "ray")
+    ranks = placement.ranks if ray else count
+    sharding = Sharding()
+    if not is_local(placement):
+        with within("placement"):
+            check_layout(placement, ranks)
+        sharding = Sharding.of(placement)
+    layout = Layout(ranks, sharding, node=devices.kind.node)
+    if ray and placement.engines:
+        each = int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
+        engines, shared = placement.engines, placement.colocate
+        layout = replace(layout, engines=engines, engine_devices=max(1, each), colocated=shared)
+    elif engine is None:
+        layout = replace(layout, engines=0)
+    elif here:
+        layout = replace(layout, in_process=True)
+    else:
+        serve = getattr(engine, "serve", None)
+        servers = serve.replicas if serve is not None else len(getattr(engine, "urls", ())) or 1
+        layout = replace(layout, engines=servers, colocated=not ray)
+    bound = f"takes {layout.devices} devices for {layout}, and --devices has {count}"
+    require(
+        layout.devices <= count,
+        "placement.ranks",
+        ranks,
+        bound,
+        remedy=f"use --devices {layout.devices}x{devices.kind.name}, or another layout: --propose lists some",
+    )
+    return layout
+
+
+def check_model(layout: Layout, config: Any, *, adapters: bool) -> None:
+    """Refuse a layout that the trainer or the engines refuse for a model with this `transformers` config.
+
+    Raises:
+        FieldError: it names the nearest number that is possible.
+    """
+    check_split(config, None, layout.sharding, layout.ranks, adapters=adapters)
+    heads, size = config.get_text_config().num_attention_heads, layout.engine_devices
+    bound = f"gives each engine {size} devices, which must divide the {heads} attention heads"
+    require(heads % size == 0, "placement.engines", layout.engines, bound, remedy="start other engines")

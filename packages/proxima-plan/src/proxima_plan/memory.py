@@ -1,0 +1,196 @@
+"""The memory of one device in closed form: what a rank trains with, and the weights and KV cache of an engine.
+
+It adds up what autograd and FSDP keep of a Llama-like decoder at the peak, the loss of an update's last micro-batch.
+`rehearsal` counts the same tensor by tensor, and a benchmark compares both with processes that train
+(`benchmarks/rank_memory`).
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proxima.config.sections.model_section import ModelConfig
+from proxima_plan.devices import GIB, DeviceKind
+from proxima_plan.layout import Layout, key_parts
+from proxima_plan.load import BYTES, Load
+from proxima_plan.models import ModelFacts
+
+CONTEXT = GIB  # of CUDA and its kernels
+FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
+WEIGHTS, GRADIENTS, OPTIMIZER, ACTIVATIONS = "weights", "gradients", "optimizer", "activations"
+FROZEN = "frozen models"
+STEADY = (WEIGHTS, GRADIENTS, OPTIMIZER, FROZEN)  # memory that a trainer holds while engines generate
+ENGINE_WEIGHTS, CACHE = "engine's weights", "KV cache"
+ROOM, MOST_RUNNING = 0.9, 1024  # of a device that an engine fills; completions that a server runs at once
+LAYERS_AT_ONCE = 3  # the one that computes, the next one, and the buffer that it is gathered in
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """The memory of a device, in bytes.
+
+    Args:
+        trainer: bytes of a rank, by kind. engine: bytes of an engine's device, by kind.
+        slots: completions that an engine runs at once; 0: its weights leave no room.
+        needed: bytes of the device that needs the most.
+        memory: capacity of a device.
+        host: bytes of host memory that a rank's offloaded states take.
+        source: `formula` or `rehearsal`, the source of the trainer's bytes.
+    """
+
+    trainer: dict[str, int]
+    engine: dict[str, int]
+    slots: int
+    needed: int
+    memory: int
+    host: int = 0
+    source: str = "formula"
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.memory and (self.slots > 0 or not self.engine)
+
+
+def trainer_memory(
+    spec: ModelConfig, model: ModelFacts, layout: Layout, load: Load, *, fused: bool = False
+) -> tuple[dict[str, int], int]:
+    """Return the bytes of a rank by kind, and those of host memory that its offloaded states take. `fused`: the forward
+    is `model.fused_backbone`."""
+    update = load.trained * (load.mean + load.prompt_tokens) * load.passes / load.updates / layout.shares
+    tokens = max(min(load.micro_tokens, math.ceil(update)), load.prompt + load.longest)
+    alone = update <= tokens  # the update has no other micro-batch: gradients come as activations go
+    own = math.ceil(tokens / layout.sharding.context_parallel)
+    activations = _activations(spec, model, layout, own, fused=fused)
+    kinds = _states(spec, model, layout, load.optimizer, alone=alone)
+    if load.critic is not None:  # trained whole, in turns with the policy
+        whole = replace(spec, lora=None)
+        others = _states(whole, load.critic, layout, load.critic_optimizer, alone=False)
+        kinds = {kind: size + others[kind] for kind, size in kinds.items()}
+        activations = max(activations, _activations(whole, load.critic, layout, own, fused=fused))
+    kinds[FROZEN], host = load.frozen * BYTES[spec.dtype] // layout.parts, 0
+    if layout.sharding.offload:
+        host, kinds = sum(kinds.values()), {}
+    elif getattr(load.optimizer, "offload", False):
+        host = kinds.pop(OPTIMIZER)
+    if alone:
+        kinds[GRADIENTS] = max(0, kinds.get(GRADIENTS, 0) - activations)
+    kinds[ACTIVATIONS] = activations
+    return {kind: size for kind, size in kinds.items() if size}, host
+
+
+def _states(spec: ModelConfig, model: ModelFacts, layout: Layout, optimizer: Any, *, alone: bool) -> dict[str, int]:
+    """The bytes of weights, gradients and the optimizer's state. `alone`: of an update with one micro-batch."""
+    trained, element = (model.adapter or 0, 4) if spec.lora is not None else (model.parameters, BYTES[spec.dtype])
+    gradients = trained * element // layout.parts
+    if layout.ranks > 1 and not (layout.sharding.splits_gradients or alone):  # whole until they are added up
+        gradients = 4 * (trained if spec.lora is not None else layout.local(model).parameters)
+    weights = model.parameters * BYTES[spec.dtype] + (model.adapter or 0) * 4
+    moments = _moments(spec, model, optimizer) // layout.parts
+    return {WEIGHTS: weights // layout.parts, GRADIENTS: gradients, OPTIMIZER: moments}
+
+
+def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
+    """The bytes of the optimizer's state for the whole model: AdamW's, unless the optimizer says other ones."""
+    if spec.lora is not None or not hasattr(optimizer, "moments"):
+        return 8 * (model.parameters if spec.lora is None else model.adapter or 0)
+    layer = model.layer
+    if model.experts:  # weights outside the experts: queries, keys, values and output
+        layer = 2 * model.hidden * (model.query_width + model.kv_width)
+    matrices = model.layers * layer
+    return sum(optimizer.moments(matrices, model.parameters - matrices))
+
+
+def _activations(spec: ModelConfig, model: ModelFacts, layout: Layout, tokens: int, *, fused: bool) -> int:
+    """The bytes that exist only during an update: what layers keep for the backward pass, gathered layers, rounded
+    weights, and a chunk of logits."""
+    own, sharded, sharding = layout.local(model), layout.ranks > 1, layout.sharding
+    compute = BYTES[spec.compute_dtype]
+    gathered = 2 if sharded and sharding.param_dtype == "bfloat16" else BYTES[spec.dtype]
+    states, layer = tokens * gathered * model.hidden, _of_layer(spec, own, tokens, gathered, fused=fused)
+    size = own.layers * layer + 4 * states  # embeddings, the last norm, and the states that predict
+    if spec.gradient_checkpointing:
+        size = layer + (own.layers + 4) * states + own.layers * tokens * compute * model.hidden * fused
+    kept = 0
+    if compute != gathered:  # autocast keeps a rounded copy of each layer, or of one at a time
+        kept += own.layer * compute * (1 if spec.gradient_checkpointing and (sharded or fused) else own.layers)
+    if sharded:
+        ends = max(0, own.parameters - own.layers * own.layer)
+        kept += gathered * (ends if sharding.reshard_after_forward else own.parameters)
+    # in the backward pass of a layer: gradients in flight, that of the head, whole layers, and sums of gradients
+    passing = tokens * (2 * compute * own.intermediate + 2 * gathered * model.hidden)
+    passing += own.vocabulary * model.hidden * gathered if spec.lora is None else 0
+    if sharded:
+        sums = own.layer * (gathered + 4) if spec.lora is None else 0
+        passing += (LAYERS_AT_ONCE if sharding.reshard_after_forward else 1) * own.layer * gathered
+        passing += max(0, sums - layer)
+    logits = _logits(spec, own, tokens, gathered, compute)
+    return size + kept + max(passing, logits)  # the two are never alive together
+
+
+def _of_layer(spec: ModelConfig, model: ModelFacts, tokens: int, residual: int, *, fused: bool) -> int:
+    """The bytes that one layer keeps, without checkpointing or while it is recomputed."""
+    h, i, e, queries = model.hidden, model.intermediate, BYTES[spec.compute_dtype], model.query_width
+    if fused:  # two sums and their norms; q, k, v; the output of attention; gate and up
+        return tokens * (2 * (residual + e) * h + e * (2 * queries + 2 * model.kv_width + 2 * i))
+    norms = 2 * (4 + residual) * h  # the input in float32, and divided by its norm
+    inputs = (5 if e < residual else 2) * e * h  # autocast rounds one for each of q, k, v, gate and up
+    attention = 5 * e * queries  # queries, keys and values for each head, the output, and it in token order
+    of_heads = (4 + e) * (queries + model.kv_width) if model.normed else 0
+    return tokens * (norms + inputs + attention + of_heads + 4 * e * i + 2 * e * model.experts * h)
+
+
+def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, compute: int) -> int:
+    """The rounded head, and the larger of two: a chunk of logits with its softmax; or a chunk of their gradient with
+    that of the head, which grows chunk by chunk."""
+    chunk, head = min(spec.log_prob_chunk, tokens) * model.vocabulary, model.vocabulary * model.hidden
+    rounded = head * compute if compute != element else 0
+    gradient = 0 if spec.lora is not None else head * (compute + element)
+    return rounded + max(chunk * (compute + 8), chunk * (compute + 4) + gradient)
+
+
+def device_memory(
+    spec: ModelConfig,
+    model: ModelFacts,
+    layout: Layout,
+    load: Load,
+    device: DeviceKind,
+    trainer: dict[str, int] | None = None,
+) -> DeviceMemory:
+    """Return the memory of a layout. `trainer`: bytes counted by a rehearsal, which replace the formula."""
+    estimated, host = trainer_memory(spec, model, layout, load, fused=device.fused)
+    rank = trainer or estimated
+    held = sum(rank.get(kind, 0) for kind in STEADY) if layout.colocated else 0
+    size, total = layout.engine_devices, int(device.memory * GIB)
+    training = CONTEXT + math.ceil(sum(rank.values()) * (1 + FRAGMENTED)) + load.beside
+    slots, generating = 0, dict[str, int]()
+    if load.generates:
+        weights, whole = 2 * model.parameters // size, load.prompt + load.longest
+        row = 2 * model.key_elements * whole // key_parts(model, size)
+        mean = row * (load.prompt + load.mean) / whole  # a paged cache only holds existing tokens
+        left = ROOM * total - weights - held - CONTEXT
+        asked = math.ceil(load.asked / layout.engines)
+        slots = int(min(left / mean, load.slots or MOST_RUNNING, asked)) if left >= row else 0
+        generating = {ENGINE_WEIGHTS: weights, CACHE: round(max(slots, 1) * mean)}
+        training += weights if layout.in_process else 0
+    needed = max(training, CONTEXT + held + load.beside + sum(generating.values()))
+    return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if trainer is None else "rehearsal")
+
+
+def largest_micro_batch(spec: Any, model: ModelFacts, layout: Layout, load: Load, device: DeviceKind) -> int:
+    """Return the tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0 if the longest sequence does
+    not fit."""
+
+    def fits(tokens: int) -> bool:
+        many = replace(load, sequences=10**9, kept=None, micro_tokens=tokens)  # no update is too short to fill it
+        return device_memory(spec, model, layout, many, device).fits
+
+    longest = load.prompt + load.longest
+    if not fits(longest):
+        return 0
+    low, high = longest, longest + 1024
+    while fits(high) and high < 2**22:
+        low, high = high, 2 * high
+    while high - low > 1024:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low // 1024 * 1024 if low >= 1024 else low

@@ -1,0 +1,116 @@
+"""The best layouts of a recipe on given devices, as overrides for the command line."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+from proxima.config.resolved import Resolved
+from proxima.data import FieldError, UserError
+from proxima.model.parallel.sharding import Sharding
+from proxima_plan.devices import Devices
+from proxima_plan.forecast import Plan, PlannedRecipe, generation
+from proxima_plan.layout import Layout
+from proxima_plan.load import Load
+from proxima_plan.memory import device_memory
+
+SHOWN = 5
+SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, for engines that are separate from the ranks
+GROUPS = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A plan, and the overrides that set its layout."""
+
+    plan: Plan
+    words: tuple[str, ...]
+
+
+def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = None) -> list[Proposal]:
+    """Return the fastest layouts that fit, the best first. If the recipe does not overlap generation and training, the
+    last one is the fastest layout that does, provided it is faster than all others.
+
+    Raises:
+        UserError: the recipe can't be planned, or no layout fits.
+    """
+    planned = PlannedRecipe.of(resolved, devices, mean)
+    if not hasattr(resolved.config.engine, "urls"):
+        planned = replace(planned, load=replace(planned.load, slots=None))  # slots of the engine that is replaced
+    fitting = _best(planned, devices, planned.load)
+    if not fitting:
+        raise UserError(
+            f"no layout of {resolved.config.model.path} fits {devices}", remedy="take more devices or larger ones"
+        )
+    shown = [Proposal(plan, words_of(plan, resolved)) for plan in fitting[:SHOWN]]
+    if not planned.load.lag:
+        ahead = replace(planned.load, lag=1)
+        separate = _best(planned, devices, ahead, separate_only=True)[:1]
+        shown += [Proposal(plan, words_of(plan, resolved)) for plan in separate if plan.seconds < fitting[0].seconds]
+    return shown
+
+
+def _best(planned: PlannedRecipe, devices: Devices, load: Load, *, separate_only: bool = False) -> list[Plan]:
+    """Return the layouts that fit, the fastest first, one for each number of ranks and size of engines."""
+    generate, count, node = cache(generation), devices.count, devices.kind.node
+    shares = [*([] if separate_only else [0.0]), *(SHARES if load.lag else [])]
+    plans = []
+    for layout in layouts(
+        devices, list(group_sizes(min(count, node))), [n for n in GROUPS if n <= min(8, node)], shares
+    ):
+        with suppress(FieldError):
+            planned.check(layout)
+            memory = device_memory(planned.spec, planned.model, layout, load, devices.kind)
+            if memory.fits:
+                plans.append(planned.plan(layout, load, memory=memory, generate=generate))
+    plans.sort(key=lambda plan: (-round(plan.seconds, 1), -plan.layout.sharding.together))
+    fastest = {(plan.layout.engine_devices, plan.layout.ranks): plan for plan in plans}  # the last one of each
+    return sorted(fastest.values(), key=lambda plan: round(plan.seconds, 1))
+
+
+def group_sizes(node: int) -> Iterator[Sharding]:
+    """Yield group sizes that are powers of two, within a node except for expert groups."""
+    sizes = [size for size in GROUPS if size <= node]
+    for tensor, context, expert in product([size for size in sizes if size <= 8], sizes, GROUPS):
+        if tensor * context <= node:
+            groups: dict[str, Any] = {"tensor_parallel": tensor, "context_parallel": context, "expert_parallel": expert}
+            yield Sharding(param_dtype="bfloat16", **groups)
+
+
+def layouts(
+    devices: Devices, shardings: Sequence[Sharding], sizes: Sequence[int], shares: Sequence[float]
+) -> Iterator[Layout]:
+    """Yield the layouts that divide the devices.
+
+    Args:
+        sizes: devices of an engine.
+        shares: of the devices that are for engines alone; 0: engines share the devices of the ranks.
+    """
+    for share, each, sharding in product(shares, sizes, shardings):
+        engines = round(devices.count * (share or 1.0)) // each
+        ranks = devices.count - engines * each * bool(share)
+        whole = ranks and ranks % sharding.together == 0
+        whole = whole and ranks // sharding.tensor_parallel % sharding.expert_parallel == 0
+        if engines and whole and (share or devices.count % each == 0):
+            yield Layout(ranks, sharding, engines, each, colocated=not share, node=devices.kind.node)
+
+
+def words_of(plan: Plan, resolved: Resolved[Any]) -> tuple[str, ...]:
+    """Return the command-line overrides that set a layout."""
+    layout, sharding, config = plan.layout, plan.layout.sharding, resolved.config
+    fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}
+    fields |= {"colocate": "true"} if layout.colocated else {"gpus_per_engine": layout.engine_devices}
+    for name in ("tensor_parallel", "context_parallel", "expert_parallel"):
+        if (size := getattr(sharding, name)) > 1:
+            fields[name] = size
+    inside = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    words = [f"'placement={{{inside}, sharding: {{kind: full, param_dtype: bfloat16}}}}'"]
+    if not hasattr(config.engine, "urls"):
+        words.append("engine=vllm")
+    if layout.engine_devices > 1:
+        words.append(f"'engine.serve={{arguments: [--tensor-parallel-size, \"{layout.engine_devices}\"]}}'")
+    if plan.load.lag and not config.runtime.overlaps:
+        words += ["runtime.max_lag=1", f"runtime.max_concurrent_rollouts={2 * config.train.prompts_per_step}"]
+    return tuple(words)

@@ -1,0 +1,81 @@
+"""Rank 0 of a group whose other ranks do not exist: collectives return at once, with tensors of the right shape."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from proxima.model.parallel.sharded import is_sharded
+from proxima.train.ranks import ALONE, Ranks
+
+T = TypeVar("T")
+
+
+@contextmanager
+def fake_ranks(count: int, together: int = 1) -> Iterator[Ranks]:
+    """Yield the ranks, with a torch process group of them inside the context; a count of 1 needs no group. Every
+    `together` neighbours compute the same share.
+
+    Raises:
+        RuntimeError: this process has a process group already.
+    """
+    if count == 1:
+        yield ALONE
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    from proxima.model.parallel import experts
+
+    original, experts.host_counts = experts.host_counts, _even_counts
+    dist.init_process_group("fake", rank=0, world_size=count, store=FakeStore())
+    try:
+        yield _FakeRanks(count, together)
+    finally:
+        dist.destroy_process_group()
+        experts.host_counts = original
+
+
+def _even_counts(sent: Tensor, received: Tensor, ranks: int, rows: int) -> tuple[list[int], list[int]]:
+    """Give every expert equally many tokens; the host waits for the counts as in a real run."""
+    sent.tolist()
+    return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)], [-(-rows // ranks)] * ranks
+
+
+class _FakeRanks(Ranks):
+    """Ranks that all do the same as this one."""
+
+    def __init__(self, count: int, together: int = 1) -> None:
+        self.size, self.together = count, together
+
+    def gather(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def gather_shares(self, value: T, *, everywhere: bool = False) -> list[T]:
+        return [value] * self.shares
+
+    def gather_everywhere(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def norm(self, tensors: Iterable[Tensor]) -> Tensor:
+        from proxima.model.parallel.norm import total_norm
+
+        return total_norm(tensors)
+
+    def clip(self, parameters: Iterable[nn.Parameter], most: float, norm: Tensor) -> None:
+        from proxima.model.parallel.norm import clip_gradients
+
+        clip_gradients(parameters, most, norm)
+
+
+def whole_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the gradients that a sharded model keeps whole until its ranks add them up; a plain model has none."""
+    for module in model.modules():
+        if is_sharded(module):
+            sharded: Any = module
+            for group in sharded._get_fsdp_state()._fsdp_param_groups:
+                for parameter in group.fsdp_params:  # the dtype of the reduction decides which of the two is set
+                    whole = getattr(parameter, "_unsharded_param", None)
+                    gradients = (parameter.unsharded_accumulated_grad, None if whole is None else whole.grad)
+                    yield from (gradient for gradient in gradients if gradient is not None)

@@ -1,0 +1,195 @@
+"""The training of a config on a fake device: the run's own builders with models without weights, and items."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from proxima.config.describe import class_at
+from proxima.config.families import command_of, family_of_config
+from proxima.config.schema import RunConfig
+from proxima.config.sections.sampling_section import replays_sampling_masks
+from proxima.core.distillation import Distillation
+from proxima.data import LabeledCompletion, PreferencePair, Trajectory
+from proxima.data.sampling_mask import SamplingMask
+from proxima.model import model_source, scalar_model
+from proxima.model.compute_thread import ComputeThread
+from proxima.model.lora import Lora
+from proxima.model.lora_layers import attach
+from proxima.model.parallel.refusals import require_splittable, sharding_beside
+from proxima.model.parallel.sharding import Sharding
+from proxima.model.parallel.slices import shard_whole
+from proxima.model.pretrained import LoadedModel, load_config
+from proxima.runtime.launch import critic_weights, learning, models, teacher
+from proxima.train import TrainStack
+from proxima.train.forward_stage import ForwardStage
+from proxima.train.objectives.protocol import Objective
+from proxima.train.ranks import ALONE, Ranks
+
+VERSION = 3  # of the weights; > 0 so that completions can come from older weights
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepShape:
+    """The sizes of a rehearsed step.
+
+    Args:
+        groups, size: prompts of an update, and completions of each prompt.
+        prompt, length: tokens of each prompt and completion.
+        updates: optimizer steps, all of the same items.
+    """
+
+    groups: int
+    size: int
+    prompt: int
+    length: int
+    updates: int = 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model that a step trains, and the forward passes before its updates."""
+
+    stack: TrainStack
+    objective: Objective[Any]
+    stages: Sequence[ForwardStage] = ()
+
+
+@dataclass(frozen=True)
+class FakeLoader:
+    """Stands in for `model.load` and `load_scalar_model`: builds architectures with weights on the fake device; no
+    weights are read or allocated.
+
+    Args:
+        path: of the trained model. ranks, sharding: that all models are sharded over.
+    """
+
+    path: str
+    device: torch.device
+    ranks: Ranks = ALONE
+    sharding: Sharding | None = None
+
+    def load(self, path: str, *, lora: Lora | None = None, scalar: bool = False, **given: Any) -> LoadedModel:
+        """Build the architecture at `path`.
+
+        Raises:
+            UserError: its config.json can't be read, or it can't be split over the ranks in this way.
+        """
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        revision, sharding = given.get("revision"), self.sharding
+        if sharding is not None:
+            sharding = sharding if path == self.path else sharding_beside(sharding, path, revision)
+            require_splittable(path, revision, sharding, self.ranks.size, adapters=lora is not None)  # type: ignore[arg-type]
+        config: Any = load_config(path, revision)
+        kind: Any = AutoModelForSequenceClassification if scalar else AutoModelForCausalLM
+        if scalar:
+            config.num_labels = 1
+        with torch.device("meta"):
+            model = kind.from_config(config, trust_remote_code=False).to(given["dtype"])
+            if lora is not None:
+                attach(model, replace(lora, path=None), 0)
+        trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+        if sharding is not None:
+            shard_whole(model, sharding, self.device)
+        resting = torch.device("cpu") if sharding is not None and sharding.offload else self.device
+        model._apply(lambda tensor: torch.empty_like(tensor, device=resting) if tensor.is_meta else tensor)
+        model.tie_weights()
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(trained[name])
+        model.eval()
+        tokenizer: Any = None  # no text is tokenized here
+        return LoadedModel(model=model, tokenizer=tokenizer, path=path, sharding=sharding, device=self.device)
+
+    def load_scalar(self, path: str, **given: Any) -> LoadedModel:
+        """Build the architecture at `path` with a scalar head."""
+        return self.load(path, scalar=True, **given)
+
+    def install(self) -> None:
+        """Replace the functions that load weights, for the rest of the process."""
+        place: Any
+        for place in (model_source, teacher):
+            place.load = self.load
+        for place in (scalar_model, critic_weights):
+            place.load_scalar_model = self.load_scalar
+        teacher.make_engine_stage = lambda config, path, *_: _EngineColumn(path)  # type: ignore[assignment]
+
+
+@dataclass(frozen=True)
+class _EngineColumn:
+    """A stage of an engine, which computes elsewhere."""
+
+    path: str
+
+
+def trainings(config: Any, loader: FakeLoader) -> list[Training]:
+    """Return the trainings of a step in order: the critic, if it is a separate model, and the policy."""
+    loader.install()
+    source = models.model_source(config.model, config.seed)
+    if not isinstance(config, RunConfig):
+        method = class_at(family_of_config(config).method)(config, source, None, 0)  # type: ignore[union-attr]
+        stack = models.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
+        return [Training(stack, method.objective())]
+    loaded, critic, head = source.load(), None, None
+    if config.critic is not None:
+        critic, head = critic_weights.make_critic(config, loaded, ranks=loader.ranks)
+    learner = learning.make_learner(config, loaded, ComputeThread(), critic=critic, head=head, ranks=loader.ranks)
+    stages = [stage for stage in learner.stages if not isinstance(stage, _EngineColumn)]
+    of_critic = [] if critic is None else [Training(critic.stack, critic.objective, [critic.stage])]
+    return [*of_critic, Training(learner.stack, learner.objective.at_version(VERSION), stages)]
+
+
+def fake_items(config: Any, training: Training, shape: StepShape, shares: int = 1) -> list[Any]:
+    """Return the items of an update in the form that the objective reads; each share has as many as the shape says."""
+    places = [(group, sample) for group in range(shape.groups * shares) for sample in range(shape.size)]
+    out = [_trajectory(config, training, *place, shape.prompt, shape.length) for place in places]
+    preference: Any = getattr(config, "preference", None)
+    generates = isinstance(config, RunConfig)
+    if (generates and config.algorithm.preference is None) or command_of(config) == "sft":
+        return out
+    if preference is not None and preference.kto is not None:
+        return [LabeledCompletion(row=x.group, completion=x, good=i % 2 == 0, mismatched=x) for i, x in enumerate(out)]
+    return [PreferencePair(row=a.group, chosen=a, rejected=b) for a, b in zip(out[::2], out[1::2], strict=True)]
+
+
+def _trajectory(config: Any, training: Training, group: int, sample: int, prompt: int, length: int) -> Trajectory:
+    """Return a completion with every column that loss and stages may read, except those that a stage fills."""
+    tokens = np.arange(length, dtype=np.int32) % 7
+    log_prob = np.full(length, -1.0, np.float32)
+    base = Trajectory(
+        uid=group, sample=sample, group=group, prompt_tokens=np.full(prompt, group % 2, np.int32), tokens=tokens
+    )
+    if not isinstance(config, RunConfig):
+        return replace(base, reference_log_prob=log_prob)
+    filled = {stage.column for stage in training.stages}
+    columns: dict[str, Any] = {
+        "behavior_log_prob": log_prob,
+        "policy_version": np.full(length, VERSION, np.int32),
+        "advantage": np.full(length, 1.0 if sample % 2 else -1.0, np.float32),
+        "reward": np.ones(length, np.float32),
+    }
+    if config.critic is not None:
+        columns |= {"returns": columns["reward"], "value": columns["reward"]}
+    if config.algorithm.needs_reference:
+        columns["reference_log_prob"] = log_prob
+    if config.algorithm.proximal == "next":
+        columns["next_log_prob"] = columns["proximal_log_prob"] = log_prob
+    if (distillation := config.algorithm.distillation) is not None:
+        columns |= {"teacher_log_prob": log_prob} | _buckets(distillation.divergence, length, log_prob)
+    if (wide := getattr(config.engine, "top_k_log_probs", 0)) > 0:
+        columns["top_k"] = np.zeros((length, wide), np.int32) + np.arange(wide, dtype=np.int32)
+        columns["behavior_top_k_log_prob"] = np.zeros((length, wide), np.float32) - 3
+    if replays_sampling_masks(config.sampling, config.algorithm):
+        columns["sampling_mask"] = SamplingMask.of_sets([range(7)] * length)
+    if "bucket_token" in columns and "teacher_log_prob" in filled:
+        filled |= {"bucket_token", "teacher_bucket_log_prob"}
+    return replace(base, **{name: column for name, column in columns.items() if name not in filled})
+
+
+def _buckets(divergence: Distillation, length: int, log_prob: Any) -> dict[str, Any]:
+    if not divergence.top_k:
+        return {}
+    ids = np.zeros((length, divergence.top_k), np.int32) + np.arange(divergence.top_k, dtype=np.int32)
+    return {"bucket_token": ids, "teacher_bucket_log_prob": np.zeros(ids.shape, np.float32) - 3}

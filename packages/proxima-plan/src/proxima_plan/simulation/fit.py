@@ -1,0 +1,83 @@
+"""Lengths and speed of a finished run, for a simulation: from its rollouts, metrics.jsonl and timeline.json."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.compute as pc
+
+from proxima.config import resolve
+from proxima.config.resolved import Resolved
+from proxima.data import UserError
+from proxima.lab.run_reader import read_run
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.rollouts import read_table
+from proxima.runtime.watch.observer import Record
+from proxima.runtime.watch.timeline import timeline_spans
+from proxima_plan.devices import Devices
+from proxima_plan.forecast import plan_recipe
+from proxima_plan.simulation.lags import generating, simulate_lag
+from proxima_plan.simulation.run import figures_of
+from proxima_plan.simulation.times import Assumptions, Observed
+
+WARM_UP = 1  # first steps, excluded if there are enough others
+ROUNDS = 3  # of the fit of the speeds
+
+
+def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions, Sequence[Record], Resolved[Any]]:
+    """Read a run: what it shows of lengths and rewards, the records of its steps, and its config.
+
+    Raises:
+        UserError: the folder is not a run, or has fewer than two finished steps with rollouts.
+    """
+    run, files = read_run(folder), RunFolder(folder)
+    steps = [record for record in run.train if files.rollout_file(int(record["step"])).is_file()]
+    if len(steps) < 2:
+        raise UserError(f"--from {folder}: has {len(steps)} finished steps with rollouts; two are needed to fit times")
+    steps = steps[WARM_UP:] if len(steps) >= 3 * WARM_UP + 1 else steps
+    prompts, lengths = list[int](), dict[int, list[int]]()
+    for record in steps:
+        table = read_table(files.rollout_file(int(record["step"])), ["prompt_uid", "tokens", "prompt_tokens"])
+        columns = [table["prompt_uid"], pc.list_value_length(table["tokens"])]
+        prompts += pc.list_value_length(table["prompt_tokens"]).to_pylist()
+        for uid, length in zip(*(column.to_pylist() for column in columns), strict=True):
+            lengths.setdefault(uid, []).append(length)
+    sizes = {len(of_prompt) for of_prompt in lengths.values()}
+    values = tuple(length for uid in sorted(lengths) for length in lengths[uid])
+    assumed = Assumptions(
+        observed=Observed(values, sizes.pop() if len(sizes) == 1 else 1),
+        prompt=max(1, round(fmean(prompts))),
+        score=_seconds_of_rewards(Path(folder), steps),
+    )
+    resolved = resolve(folder, import_code=import_code)
+    if generating(resolved).algorithm.dynamic_sampling is not None:
+        judged = sum(r["prompts_generated"] - r["prompts_unscored"] for r in steps)
+        assumed = replace(assumed, accepted=sum(r["prompts_accepted"] for r in steps) / max(1, judged))
+    return assumed, steps, resolved
+
+
+def _seconds_of_rewards(folder: Path, steps: Sequence[Record]) -> float:
+    file = folder / "timeline.json"
+    spans = [span for span in timeline_spans(file) if span.name == "scoring"] if file.is_file() else []
+    if spans:
+        return fmean(max(0.0, span.end - span.start) for span in spans)
+    return fmean(record.get("time/score", 0.0) for record in steps)
+
+
+def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved[Any], devices: Devices) -> Assumptions:
+    """Return the assumptions with the speed of engine and trainer with which a simulation of the run itself has them as
+    busy as they were, for each token."""
+    real, config = figures_of(steps), generating(resolved)
+    config = replace(config, train=replace(config.train, steps=len(steps) + WARM_UP))
+    plan, runtime = plan_recipe(resolved, devices), config.runtime
+    lag, concurrent = (runtime.max_lag, runtime.max_concurrent_rollouts) if runtime.overlaps else (0, None)
+    for _ in range(ROUNDS):
+        run = simulate_lag(config, plan, assumed, lag, concurrent)
+        simulated = figures_of(run.steps[WARM_UP:])
+        faster = simulated.tokens_per_second / real.tokens_per_second
+        engine = (1 - real.idle_engine) / (1 - simulated.idle_engine) * faster
+        trainer = (1 - real.idle_trainer) / (1 - simulated.idle_trainer) * faster
+        assumed = replace(assumed, engine=assumed.engine * engine, trainer=assumed.trainer * trainer)
+    return assumed

@@ -1,0 +1,93 @@
+"""Simulated runs of a recipe for several lags and numbers of concurrent prompts."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from proxima.config import RunConfig
+from proxima.config.resolved import Resolved
+from proxima.data import UserError
+from proxima.engine import ENGINES
+from proxima.engine.decoder import padded_rows
+from proxima_plan.devices import Devices
+from proxima_plan.forecast import Plan, plan_recipe
+from proxima_plan.memory import device_memory
+from proxima_plan.simulation.engine import Fleet
+from proxima_plan.simulation.run import SimulatedRun, simulate_run
+from proxima_plan.simulation.times import Assumptions, Times
+
+MOST_STEPS = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedCell:
+    """A run with `runtime.max_lag` and `runtime.max_concurrent_rollouts` (None: synchronous), and the ratio of its
+    tokens per second to those of the synchronous run."""
+
+    lag: int
+    concurrent: int | None
+    run: SimulatedRun
+    speed_up: float
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return {"lag": self.lag, "concurrent": self.concurrent, **asdict(self.run.figures), "speed_up": self.speed_up}
+
+
+def simulate_lags(
+    resolved: Resolved[Any],
+    devices: Devices,
+    assumed: Assumptions,
+    lags: Sequence[int],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[SimulatedCell]:
+    """Simulate the synchronous run, which is always the first, and one for every lag and number of concurrent prompts:
+    the recipe's or, without one, the prompts of one step and of two.
+
+    Args:
+        lags: values of `runtime.max_lag`; 0 is the synchronous run.
+        progress: called with the number of finished runs and the total.
+
+    Raises:
+        UserError: the recipe does not generate or does not fit, or a run ends early.
+    """
+    config = generating(resolved)
+    config = replace(config, train=replace(config.train, steps=min(config.train.steps, MOST_STEPS)))
+    plan = plan_recipe(resolved, devices, mean=assumed.mean)
+    own, batch = config.runtime.max_concurrent_rollouts, config.train.prompts_per_step
+    concurrents = [batch, 2 * batch] if own is None else [own]
+    pairs: list[tuple[int, int | None]] = [(0, None)]
+    pairs += [(lag, concurrent) for lag in lags if lag for concurrent in concurrents]
+    cells: list[SimulatedCell] = []
+    for lag, concurrent in pairs:
+        progress(len(cells), len(pairs))
+        run = simulate_lag(config, plan, assumed, lag, concurrent)
+        first = cells[0].run if cells else run
+        speed_up = run.figures.tokens_per_second / first.figures.tokens_per_second
+        cells.append(SimulatedCell(lag=lag, concurrent=concurrent, run=run, speed_up=speed_up))
+    return cells
+
+
+def generating(resolved: Resolved[Any]) -> RunConfig:
+    """Return the config of a recipe that generates what it trains on; UserError for another one."""
+    if not isinstance(resolved.config, RunConfig) or resolved.config.rollouts is not None:
+        raise UserError("a simulation is of a run that generates what it trains on")
+    return resolved.config
+
+
+def simulate_lag(
+    config: RunConfig, plan: Plan, assumed: Assumptions, lag: int, concurrent: int | None = None
+) -> SimulatedRun:
+    """Simulate one run on the layout of a plan."""
+    layout, completions = plan.layout, config.train.completions_per_prompt
+    load = replace(assumed.load(plan.load), lag=lag, concurrent=(concurrent or 0) * completions or None)
+    if layout.in_process:
+        slots = padded_rows(load.slots or load.sequences)
+    else:
+        slots = device_memory(plan.spec, plan.model, layout, load, plan.devices.kind).slots
+    if not slots:
+        raise UserError(f"{config.model.path} does not fit {plan.devices} as {layout}", remedy="see it without --lag")
+    runtime = replace(config.runtime, max_lag=lag, max_concurrent_rollouts=concurrent)
+    times = Times(replace(plan, load=load), assumed)
+    in_thread = ENGINES.holds(config.engine, "local")
+    return simulate_run(replace(config, runtime=runtime), times, Fleet(layout.engines, slots), in_thread=in_thread)

@@ -1,0 +1,181 @@
+"""Replacements for data, rewards, trainer and store in a simulated run that only take time.
+
+Each class implements a protocol of proxima; advantages, selection, updates and checkpoints of a real run call them.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from proxima.core.aggregate import TokenMean
+from proxima.core.distillation import NoPolicyGradient
+from proxima.data import Completion, Group, Outcomes, Prompt, Score
+from proxima.data.random import SIMULATED_VERDICT, mix
+from proxima.model.compute_thread import Progress
+from proxima.rollout.generator import GroupGenerator
+from proxima.runtime.state.folder import RunFolder
+from proxima.runtime.state.journal import Journal
+from proxima.runtime.watch.activity import Activity
+from proxima.runtime.watch.clock import Clock
+from proxima.runtime.watch.disk import Disk
+from proxima.runtime.watch.timeline import Timeline
+from proxima.train import PolicyObjective, UpdateResult
+from proxima.train.learner import Learner
+from proxima_plan.simulation.engine import TimedEngine
+from proxima_plan.simulation.times import Times
+
+T = TypeVar("T")
+
+
+class TimedThread:
+    """A `Compute`: calls run one after the other, and each takes the time that it passes to `spend`. An `engine`
+    decodes in this same thread; None: it has its own process."""
+
+    def __init__(self, engine: TimedEngine | None) -> None:
+        self.engine = engine
+        self._turn, self._owed = asyncio.Lock(), 0.0
+
+    def spend(self, seconds: float) -> None:
+        """Make the running call take `seconds` longer."""
+        self._owed += seconds
+
+    async def run(self, call: Callable[..., T], *arguments: Any) -> T:
+        async with self._turn:
+            result = call(*arguments)
+            seconds, self._owed = self._owed, 0.0
+            if seconds:
+                if self.engine is not None:
+                    self.engine.hold()
+                try:
+                    await asyncio.sleep(seconds)
+                finally:
+                    if self.engine is not None:
+                        self.engine.release()
+            return result
+
+    async def run_with_progress(self, call: Callable[[Progress], T], report: Progress) -> T:
+        return await self.run(call, report)
+
+
+class TimedPrompts:
+    """A `PromptSource` without rows that never ends."""
+
+    rows = ()
+    replays = False
+
+    def __init__(self, length: float) -> None:
+        self.tokens, self.uid = np.broadcast_to(np.int32(0), round(length)), 0
+
+    def next(self, n: int) -> list[Prompt]:
+        first, self.uid = self.uid, self.uid + n
+        return [Prompt(uid=uid, messages=(), tokens=self.tokens) for uid in range(first, self.uid)]
+
+    def state(self) -> dict[str, Any]:
+        return {"uid": self.uid}
+
+
+class TimedRewards:
+    """A `GroupScorer`: every group is scored when its time is over."""
+
+    def __init__(self, times: Times, *, whole_batch: bool) -> None:
+        self.times, self.has_batch = times, whole_batch
+        self.awaited: dict[str, list[int]] = {}
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[Score]:
+        await asyncio.sleep(self.times.assumed.score)
+        return [Score(value=0.0)] * len(completions)
+
+    async def score_batch(self, groups: Sequence[Group]) -> list[Group]:
+        return list(groups)
+
+    def close(self) -> None: ...
+
+
+class TimedEvaluation:
+    """A `HeldOut` without questions."""
+
+    others: Mapping[str, "TimedEvaluation"] = {}
+
+    def __init__(self, generator: GroupGenerator) -> None:
+        self.generator = generator
+
+    async def groups(self) -> list[Group]:
+        return []
+
+
+class TimedAdvantage:
+    """Advantages of 0, after the time that a step spends outside rollout, update and publication."""
+
+    per_token = False
+
+    def __init__(self, times: Times, thread: TimedThread) -> None:
+        self.times, self.thread = times, thread
+
+    def __call__(self, outcomes: Outcomes) -> Tensor:
+        self.thread.spend(self.times.other)
+        return torch.zeros_like(outcomes.reward)
+
+
+def timed_reject(times: Times, seed: int, groups: Sequence[Group]) -> dict[int, str]:
+    """Reject groups so that dynamic sampling keeps the share `accepted`; return uid → reason."""
+    limit = times.assumed.accepted * 2**64
+    return {group.prompt.uid: "rejected" for group in groups if mix(SIMULATED_VERDICT, seed, group.prompt.uid) >= limit}
+
+
+class TimedStack:
+    """The methods of a `TrainStack` that a learner calls: an update takes its time and changes nothing."""
+
+    def __init__(self, times: Times, thread: TimedThread) -> None:
+        self.times, self.thread = times, thread
+
+    def gathered(self) -> Any:
+        return SimpleNamespace(model=nn.Identity())
+
+    def fill(self, stages: Any, trajectories: Sequence[Any]) -> list[Any]:
+        return list(trajectories)
+
+    def update(self, objective: Any, updates: Sequence[Sequence[Any]], *rest: Any) -> UpdateResult:
+        if not updates:
+            return UpdateResult()
+        lengths = [len(item.tokens) for items in updates for item in items]
+        self.thread.spend(self.times.training(lengths))
+        return UpdateResult(tokens=sum(lengths), updates=1)
+
+
+def timed_learner(times: Times, thread: TimedThread) -> Learner:
+    """Build a learner whose updates only take time."""
+    return Learner(
+        policy=cast(Any, SimpleNamespace(loaded=None, value_head=None)),
+        stack=cast(Any, TimedStack(times, thread)),
+        objective=PolicyObjective(surrogate=NoPolicyGradient(), aggregate=TokenMean()),
+        compute=thread,
+    )
+
+
+class RecordsInMemory:
+    """A `Store` that keeps the records of metrics.jsonl in memory. Only the timeline is written to `folder`."""
+
+    def __init__(self, journal: Journal, folder: RunFolder, clock: Clock) -> None:
+        self.journal, self.folder = journal, folder
+        self.disk = Disk(folder.path, lambda text: None)
+        self.activity = Activity(clock, 0.0, Timeline(folder.timeline, lambda text: None))
+        self.records: list[dict[str, Any]] = []
+
+    def append_metrics(self, record: Mapping[str, Any]) -> None:
+        self.records.append(dict(record))
+
+    def finish_checkpoint(self) -> None: ...
+
+    def write_rollouts(self, step: int, groups: Any, records: Any) -> None: ...
+
+    def write_evals(self, step: int, label: str, groups: Any) -> None: ...
+
+    def write_checkpoint(self, step: int, loaded: Any, stack: Any, facts: Any, files: Any, others: Any) -> None:
+        """Nothing is kept."""
+
+    def prune_checkpoints(self, keep_last: int, *, keep_best: bool) -> None: ...

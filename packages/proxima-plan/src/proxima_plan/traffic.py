@@ -1,0 +1,114 @@
+"""The bytes that ranks send each other: layers and gradients, and traffic of the parallel dimensions of a layout."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from proxima_plan.devices import DeviceKind, Rates
+from proxima_plan.layout import Layout
+from proxima_plan.models import ModelFacts
+
+HALF, FULL = 2, 4  # bytes of bfloat16 and float32
+
+
+@dataclass(frozen=True)
+class PlacedModel:
+    """A model on a layout.
+
+    Args:
+        master: bytes of a trained weight. gathered: bytes of a weight that a layer computes with.
+        checkpointing: layers are recomputed in the backward pass.
+        micro_tokens: most tokens of a micro-batch.
+        adapter: number of adapter weights, the only trained ones; None: without `model.lora`.
+        eager: engines launch each kernel of a decode step separately, without CUDA graphs.
+    """
+
+    model: ModelFacts
+    layout: Layout
+    device: DeviceKind
+    rates: Rates
+    master: int = 4
+    gathered: int = HALF
+    checkpointing: bool = True
+    micro_tokens: int = 8192
+    adapter: int | None = None
+    eager: bool = False
+
+    @property
+    def trained(self) -> int:
+        """The number of weights with a gradient."""
+        return self.model.parameters if self.adapter is None else self.adapter
+
+    @property
+    def dense(self) -> int:
+        """The number of weights that every token is multiplied with: no expert's, nor those of embeddings, which are
+        looked up."""
+        model = self.model
+        table = model.vocabulary * model.hidden
+        tables = max(1, round((model.parameters - model.layers * model.layer) / table))
+        return model.parameters - model.all_of_experts - (tables - 1) * table
+
+
+class Traffic(NamedTuple):
+    """The traffic of one device: bytes, the best bytes per second, the number of collectives, and of nodes."""
+
+    size: float
+    rate: float
+    times: float
+    nodes: int
+
+
+def blocking_traffic(placed: PlacedModel, tokens: float, micro: int, *, gradients: bool) -> dict[str, Traffic]:
+    """Return the traffic that computation waits for, by group, of one pass over `tokens` tokens of a share in `micro`
+    micro-batches."""
+    sharding, model, device = placed.layout.sharding, placed.model, placed.device
+    tensor, context, expert = sharding.tensor_parallel, sharding.context_parallel, sharding.expert_parallel
+    passes = 2 + placed.checkpointing if gradients else 1  # the backward pass and a recomputation send as much
+    count, own = passes * model.layers / placed.layout.pipeline, tokens / context
+    traffic = {}
+    if tensor > 1:  # an all-reduce after attention and one after the rest of a layer
+        size = count * 2 * own * model.hidden * HALF * 2 * (tensor - 1) / tensor
+        traffic["tensor"] = Traffic(size, device.link(tensor), 2 * count * micro, device.nodes(tensor))
+    if context > 1:  # tokens for heads and back: queries, keys, values, and the output
+        width = 2 * model.query_width + 2 * model.kv_width
+        size = count * own * width / tensor * HALF * (context - 1) / context
+        rate, nodes = device.exchange(context, tensor), device.nodes(context, tensor)
+        traffic["context"] = Traffic(size, rate, 2 * count * micro, nodes)
+    if expert > 1:  # a copy of each token to the rank of each of its experts, and back
+        size = count * 2 * own * model.experts * model.hidden * HALF * (expert - 1) / expert
+        rate, nodes = device.exchange(expert, tensor), device.nodes(expert, tensor)
+        traffic["expert"] = Traffic(size, rate, 2 * count * micro, nodes)
+    return traffic
+
+
+def overlapped_traffic(placed: PlacedModel, micro: int, *, gradients: bool) -> dict[str, Traffic]:
+    """Return the traffic that overlaps with computation: gathering layers and summing gradients, dense ones over all
+    ranks with the same tensor part, experts over the ranks that have the same ones."""
+    layout, sharding, device = placed.layout, placed.layout.sharding, placed.device
+    tensor, expert = sharding.tensor_parallel, sharding.expert_parallel
+    ranks = layout.ranks // (tensor * layout.pipeline)
+    parts = min(ranks, max(1, device.node // tensor)) if sharding.kind == "hybrid" else ranks
+    experts, share = placed.model.all_of_experts, placed.trained / placed.model.parameters
+    traffic = {}
+    for name, weights, split in (
+        ("dense", placed.model.parameters - experts, 1),
+        ("experts", experts / expert, expert),
+    ):
+        group, stride = max(1, parts // split), tensor * split
+        whole, copies = weights / (tensor * layout.pipeline), ranks // split // group
+        size = collectives = 0.0
+        if sharding.kind != "replicate" and group > 1:
+            again = 1 + (gradients and sharding.reshard_after_forward)
+            sums = (micro if sharding.sum_gradients == "micro_batch" else 1) if gradients else 0
+            size = whole * (group - 1) / group * (micro * again * placed.gathered + sums * FULL * share)
+            collectives = placed.model.layers * (micro * again + sums)
+        if size:
+            traffic[f"gather {name}"] = Traffic(
+                size, device.link(group, stride), collectives, device.nodes(group, stride)
+            )
+        if gradients and (copies > 1 or (sharding.kind == "replicate" and group > 1)):
+            between, part = (group, whole) if sharding.kind == "replicate" else (copies, whole / group)
+            apart = stride if sharding.kind == "replicate" else device.node
+            size = 2 * FULL * share * part * (between - 1) / between
+            rate, nodes = device.link(between, apart), device.nodes(between, apart)
+            traffic[f"sum {name}"] = Traffic(size, rate, placed.model.layers, nodes)
+    return traffic

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+from transformers import Qwen3NextConfig
+
+from proxima.config import resolve
+from proxima.data import UserError
+from proxima_plan.devices import read_devices
+from proxima_plan.forecast import plan_recipe
+
+from .plans import changed, planned
+
+LONG = changed(sequences=8192, mean=1900, longest=28_672, updates=16)
+
+
+def test_the_longest_completion_ends_what_more_devices_bring():
+    """As in verl's rows of 32, 64 and 128 devices: from 64 on the longest completion takes most of the step."""
+    split = {"each": 4, "context_parallel": 4, "kind": "hybrid"}
+    plans = [planned("qwen2.5-math-7b", f"{n}xH20-96G", LONG, engines=n // 4, **split) for n in (32, 64, 128, 256)]
+    seconds = [plan.seconds for plan in plans]
+    assert seconds[0] > 1.4 * seconds[1] and seconds[2] < 1.35 * seconds[3]
+    assert [plan.binds for plan in plans][2:] == ["generate: longest completion"] * 2
+    assert plans[0].speed > plans[2].speed
+
+
+def test_overlap_takes_the_slower_side():
+    turns = planned(devices="64xH100-80G", beside=32)
+    both = planned(devices="64xH100-80G", beside=32, load=changed(lag=1))
+    assert turns.seconds == pytest.approx(sum(turns.sides))
+    assert both.seconds == max(both.sides) < turns.seconds
+    assert both.overlaps and not turns.overlaps
+    assert planned(load=changed(lag=1)).overlaps is False, "on the same devices they take turns"
+
+
+def test_a_step_waits_for_a_completion_that_began_as_many_steps_before_as_it_may_lag():
+    """Of 2,048 completions one has 3,946 tokens: within one step with a lag of 1, within eight with one of 8."""
+    plans = {lag: planned(devices="64xH100-80G", beside=32, load=changed(lag=lag)) for lag in (1, 2, 8)}
+    engines = {lag: plan.sides[0] for lag, plan in plans.items()}
+    times = plans[1].times.engine_alone()
+    assert engines[1] > 3946 * times.decode_step(1, 150)[0]
+    assert engines[1] > engines[2] > engines[8] > 3050 / 3946 * engines[2] / 2
+
+
+def test_a_plan_as_json():
+    plan = planned(expert_parallel=8)
+    facts = json.loads(json.dumps(plan.as_json()))
+    assert facts["seconds"] == pytest.approx(sum(stage["seconds"] for stage in facts["stages"]))
+    assert facts["devices"]["count"] == 32 and facts["fits"] is True
+    assert facts["largest_micro_batch"] == plan.micro_batch > 8192
+
+
+def test_a_recipe_whose_model_is_nowhere():
+    resolved = resolve("qwen3_30b_cppo", ["model.path=org/other"], root=None)
+    with pytest.raises(UserError, match="size of org/other is not known"):
+        plan_recipe(resolved, read_devices("8xH100-80G")[0])
+
+
+def test_layers_without_attention_have_no_plan(tmp_path):
+    config = Qwen3NextConfig(num_hidden_layers=4, hidden_size=64, num_experts=4, vocab_size=64)
+    config.architectures = ["Qwen3NextForCausalLM"]
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"no plan for qwen3_next, with layers of linear_attention; plan a decoder"):
+        plan_recipe(resolve("qwen3_30b_cppo", [f"model.path={tmp_path}"], root=None), read_devices("8xH100-80G")[0])
+
+
+def test_an_adapter_is_cheaper_to_train_and_a_reference_takes_memory(tiny_model):
+    words = [f"model.path={tiny_model('qwen3')}", "placement=torchrun"]
+    (devices,) = read_devices("8xH100-80G")
+    whole = plan_recipe(resolve("qwen3_4b_grpo", words, root=None), devices)
+    adapter = plan_recipe(resolve("qwen3_4b_grpo", [*words, "model.lora={rank: 2}"], root=None), devices)
+    update, cheaper = (next(s for s in p.stages if s.name == "update") for p in (whole, adapter))
+    assert cheaper.parts["compute"] == pytest.approx(update.parts["compute"] * 3 / 4)
+    assert cheaper.sent["gather dense"] < update.sent["gather dense"]
+    against = plan_recipe(resolve("qwen3_4b_grpo", [*words, "algorithm.reference_kl=k3"], root=None), devices)
+    assert against.memory.trainer["frozen models"] == against.memory.trainer["weights"]
+    assert against.load.forwards == whole.load.forwards + 1
+
+
+def test_what_a_rehearsal_counted_replaces_the_formula():
+    resolved = resolve("qwen3_4b_grpo", ["placement=torchrun"], root=None)
+    counted = {"weights": 3 * 2**30, "activations": 5 * 2**30}
+    plan = plan_recipe(resolved, read_devices("8xH100-80G")[0], mean=2000.0, counted=counted)
+    assert plan.memory.source == "rehearsal" and plan.memory.trainer == counted
+    assert plan.load.mean == 2000 and plan.seconds > 0

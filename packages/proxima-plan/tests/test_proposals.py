@@ -1,0 +1,60 @@
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from proxima.config import check, resolve
+from proxima.config.validate import to_do
+from proxima.data import UserError
+from proxima.model.parallel.refusals import check_split
+from proxima_plan.devices import read_devices
+from proxima_plan.forecast import PlannedRecipe, plan_recipe
+from proxima_plan.proposals import _best, proposals
+
+RECIPE = "qwen3_30b_cppo"
+
+
+def test_the_words_give_the_plan():
+    """Each proposal can be pasted, is accepted, and is planned with the seconds it was ranked by."""
+    (devices,) = read_devices("16xH100-80G")
+    result = proposals(resolve(RECIPE, root=None), devices)
+    synchronous = [p.plan.seconds for p in result if not p.plan.load.lag]
+    assert synchronous == sorted(synchronous) and len(result) > 2
+    for proposal in result:
+        words = shlex.split(" ".join(proposal.words))
+        resolved = resolve(RECIPE, words, root=None)
+        left = to_do(resolved)
+        assert not [problem for problem in check(resolved) if problem not in left and "vllm" not in str(problem)]
+        again = plan_recipe(resolved, devices)
+        assert again.layout == proposal.plan.layout
+        assert again.seconds == pytest.approx(proposal.plan.seconds)
+        assert again.memory.fits
+    assert result[-1].plan.load.lag == 1 and result[-1].plan.seconds < synchronous[0]
+
+
+def test_devices_that_are_too_few():
+    with pytest.raises(UserError, match=r"no layout of Qwen/Qwen3-30B-A3B-Base fits 2xL4-24G; take more"):
+        proposals(resolve(RECIPE, root=None), read_devices("2xL4-24G")[0])
+
+
+LORA = ["model.lora={rank: 16}"]
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter"),
+    [("Qwen/Qwen3-30B-A3B", []), ("Qwen/Qwen3-30B-A3B", LORA), ("Qwen/Qwen2.5-7B", LORA), ("Qwen/Qwen2.5-3B", [])],
+)
+def test_nothing_is_proposed_that_the_code_refuses(model, adapter):
+    """Heads, experts and columns of 24 devices, of a mixture and of models with 28 and with 2 key and value heads."""
+    (devices,) = read_devices("24xH100-80G")
+    resolved = resolve(RECIPE, [f"model.path={model}", *adapter], root=None)
+    planned = PlannedRecipe.of(resolved, devices)
+    for load in (planned.load, replace(planned.load, lag=1)):
+        layouts = [plan.layout for plan in _best(planned, devices, load)]
+        assert layouts
+        for layout in layouts:
+            tensor, expert = layout.sharding.tensor_parallel, layout.sharding.expert_parallel
+            assert tensor == 1 or not (adapter or (expert > 1 and "A3B" in model))
+            assert planned.config.num_attention_heads % layout.engine_devices == 0
+            assert planned.config.num_key_value_heads % tensor == 0
+            check_split(planned.config, None, replace(layout.sharding, context_parallel=1), adapters=bool(adapter))
