@@ -149,9 +149,8 @@ def trained_model(spec: Any) -> tuple[ModelFacts, Any]:
     except (ValueError, OSError, ImportError, AttributeError) as error:
         if (known := known_facts(spec.path)) is not None:
             return known, None
-        remedy = "download the model first, or name one whose size is known"
         reason = " ".join(str(error).split())
-        raise UserError(f"no plan: the size of {spec.path} is not known: {reason}", remedy=remedy) from error
+        raise UserError(f"no plan: the size of {spec.path} is not known: {reason}") from error
     text = config.get_text_config()
     other = sorted({*(getattr(text, "layer_types", None) or ())} - ATTENTION)
     if other or not getattr(text, "num_attention_heads", None):

@@ -1,6 +1,6 @@
 """The output of `proxima plan`: stages, memory, traffic and layouts; tables of lags and of numbers of devices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proxima.view.formatting import NONE, count, duration, fixed, percent, rate
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from proxima_plan.proposals import Proposal
     from proxima_plan.rehearsal.rehearsal import Rehearsal
     from proxima_plan.simulation.lags import SimulatedCell
-    from proxima_plan.simulation.run import SpeedFigures
     from proxima_plan.simulation.scale import ScaledRun
 
 
@@ -110,22 +109,22 @@ def _sizes(sizes: "dict[str, int] | dict[str, float]") -> str:
 
 # ---- simulated runs --------------------------------------------------------------------------------------------------
 
-LAG_COLUMNS: "dict[str, Callable[[SpeedFigures], str]]" = {
-    "tok/s": lambda f: count(f.tokens_per_second),
-    "steps/h": lambda f: fixed(f.steps_per_hour, 1),
-    "trainer idle": lambda f: percent(f.idle_trainer),
-    "engine idle": lambda f: percent(f.idle_engine),
-    "mean lag": lambda f: fixed(f.mean_lag),
-    "max lag": lambda f: count(f.max_lag),
-    "evicted": lambda f: count(f.evicted),
-}
-
 
 def lag_row(cell: "SimulatedCell") -> dict[str, str]:
     """Return the row of a lag, by column."""
-    concurrent = "sync" if cell.concurrent is None else str(cell.concurrent)
-    figures = {name: write(cell.run.figures) for name, write in LAG_COLUMNS.items()}
-    return {"lag": str(cell.lag), "concurrent": concurrent, **figures, "× lag 0": fixed(cell.speed_up)}
+    figures = cell.run.figures
+    return {
+        "lag": str(cell.lag),
+        "concurrent": "sync" if cell.concurrent is None else str(cell.concurrent),
+        "tok/s": count(figures.tokens_per_second),
+        "steps/h": fixed(figures.steps_per_hour, 1),
+        "trainer idle": percent(figures.idle_trainer),
+        "engine idle": percent(figures.idle_engine),
+        "mean lag": fixed(figures.mean_lag),
+        "max lag": count(figures.max_lag),
+        "evicted": count(figures.evicted),
+        "× lag 0": fixed(cell.speed_up),
+    }
 
 
 def scale_row(run: "ScaledRun") -> dict[str, str]:

@@ -1,8 +1,7 @@
-"""Lengths and speed of a finished run, for a simulation: from its rollouts, metrics.jsonl and timeline.json."""
+"""Lengths and speed of a finished run, for a simulation: from its rollouts and metrics.jsonl."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -15,7 +14,6 @@ from proxima.lab.run_reader import read_run
 from proxima.runtime.state.folder import RunFolder
 from proxima.runtime.state.rollouts import read_table
 from proxima.runtime.watch.observer import Record
-from proxima.runtime.watch.timeline import timeline_spans
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.simulation.lags import generating, simulate_lag
@@ -49,21 +47,13 @@ def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions
     assumed = Assumptions(
         observed=Observed(values, sizes.pop() if len(sizes) == 1 else 1),
         prompt=max(1, round(fmean(prompts))),
-        score=_seconds_of_rewards(Path(folder), steps),
+        score=fmean(record.get("time/score", Assumptions.score) for record in steps),
     )
     resolved = resolve(folder, import_code=import_code)
     if generating(resolved).algorithm.dynamic_sampling is not None:
         judged = sum(r["prompts_generated"] - r["prompts_unscored"] for r in steps)
         assumed = replace(assumed, accepted=sum(r["prompts_accepted"] for r in steps) / max(1, judged))
     return assumed, steps, resolved
-
-
-def _seconds_of_rewards(folder: Path, steps: Sequence[Record]) -> float:
-    file = folder / "timeline.json"
-    spans = [span for span in timeline_spans(file) if span.name == "scoring"] if file.is_file() else []
-    if spans:
-        return fmean(max(0.0, span.end - span.start) for span in spans)
-    return fmean(record.get("time/score", 0.0) for record in steps)
 
 
 def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved[Any], devices: Devices) -> Assumptions:

@@ -7,8 +7,9 @@ from typing import Any
 from proxima.config import RunConfig
 from proxima.config.resolved import Resolved
 from proxima.data import UserError
-from proxima.engine import ENGINES
 from proxima.engine.decoder import padded_rows
+from proxima.engine.local import Local
+from proxima.engine.local_process import LocalProcess
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import Plan, plan_recipe
 from proxima_plan.memory import device_memory
@@ -89,5 +90,5 @@ def simulate_lag(
         raise UserError(f"{config.model.path} does not fit {plan.devices} as {layout}", remedy="see it without --lag")
     runtime = replace(config.runtime, max_lag=lag, max_concurrent_rollouts=concurrent)
     times = Times(replace(plan, load=load), assumed)
-    in_thread = ENGINES.holds(config.engine, "local")
+    in_thread = isinstance(config.engine, Local) and not isinstance(config.engine, LocalProcess)
     return simulate_run(replace(config, runtime=runtime), times, Fleet(layout.engines, slots), in_thread=in_thread)

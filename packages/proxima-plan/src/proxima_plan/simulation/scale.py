@@ -1,13 +1,15 @@
 """Runs of a recipe on more and more devices, in turns and overlapping: their speed and their bottlenecks."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from math import log2
+from math import lcm, log2
 from typing import Any
 
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
+from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Devices
 from proxima_plan.forecast import Plan, PlannedRecipe
@@ -80,6 +82,7 @@ def simulate_scale(
     config, placement = generating(resolved), resolved.config.placement
     sharding = Sharding() if is_local(placement) else Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
+    recipe.check(Layout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))
     load = replace(assumed.load(recipe.load), slots=None, concurrent=None)
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
@@ -94,8 +97,9 @@ def simulate_scale(
             )
             plans = []
             for layout in possible:
-                recipe.check(layout)
-                plans.append(replace(recipe, devices=asked).plan(layout, replace(load, lag=ahead)))
+                with suppress(FieldError):  # an engine of this size can't split the attention heads
+                    recipe.check(layout)
+                    plans.append(replace(recipe, devices=asked).plan(layout, replace(load, lag=ahead)))
             pair.append(_best(config, asked.count, ahead, plans, assumed))
         rows.append((pair[0], pair[1]))
     return rows
