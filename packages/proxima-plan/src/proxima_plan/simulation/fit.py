@@ -22,6 +22,7 @@ from proxima_plan.simulation.times import Assumptions, Observed
 
 WARM_UP = 1  # first steps, excluded if there are enough others
 ROUNDS = 3  # of the fit of the speeds
+LEAST = 0.01  # share of a step that can be told from 0
 
 
 def observed_run(folder: str, *, import_code: bool = False) -> tuple[Assumptions, Sequence[Record], Resolved[Any]]:
@@ -67,7 +68,12 @@ def with_speed(assumed: Assumptions, steps: Sequence[Record], resolved: Resolved
         run = simulate_lag(config, plan, assumed, lag, concurrent)
         simulated = figures_of(run.steps[WARM_UP:])
         faster = simulated.tokens_per_second / real.tokens_per_second
-        engine = (1 - real.idle_engine) / (1 - simulated.idle_engine) * faster
-        trainer = (1 - real.idle_trainer) / (1 - simulated.idle_trainer) * faster
+        engine = _ratio(1 - real.idle_engine, 1 - simulated.idle_engine) * faster
+        trainer = _ratio(1 - real.idle_trainer, 1 - simulated.idle_trainer) * faster
         assumed = replace(assumed, engine=assumed.engine * engine, trainer=assumed.trainer * trainer)
     return assumed
+
+
+def _ratio(busy: float, simulated: float) -> float:
+    """Return the ratio of two busy shares; one near 0 says no more than that it is small."""
+    return max(LEAST, busy) / max(LEAST, simulated)
