@@ -63,7 +63,7 @@ def serve_reward(
     from proxima.reward.http import bearer_token
     from proxima.reward.server.bounded_server import BoundedServer, open_socket
     from proxima.reward.server.scorer_app import ScorerApp
-from proxima.runtime.watch.interrupt import signals_restored
+    from proxima.runtime.watch.interrupt import signals_restored
 
     scorer_limits = ScorerLimits(**{name.removeprefix("max_"): value for name, value in vars(limits).items()})
     token = "" if token_env is None else bearer_token(token_env, "--token-env")

@@ -15,7 +15,6 @@ from proxima.environment.interface import EnvironmentSpec
 from proxima.environment.tool_calls import describe_tools, format_of
 from proxima.model.chat import reads_tools
 from proxima.model.pretrained import UnloadedModel
-from proxima.process.user_code import user_module_file
 from proxima.rollout.episodes.conversation import ForkRefused
 from proxima.rollout.episodes.played import EpisodeTimes, Played
 from proxima.rollout.episodes.player import Episodes, GroupTable, Rules

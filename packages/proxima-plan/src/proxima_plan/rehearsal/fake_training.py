@@ -23,6 +23,7 @@ from proxima.model.parallel.sharding import Sharding
 from proxima.model.parallel.slices import shard_whole
 from proxima.model.pretrained import LoadedModel, load_config
 from proxima.runtime.launch import critic_weights, learning, models, teacher
+from proxima.runtime.launch.engine_needs import REFERENCE, TEACHER
 from proxima.train import TrainStack
 from proxima.train.forward_stage import ForwardStage
 from proxima.train.objectives.protocol import Objective
@@ -109,12 +110,9 @@ class FakeLoader:
 
     def install(self) -> None:
         """Replace the functions that load weights, for the rest of the process."""
-        place: Any
-        for place in (model_source, teacher):
-            place.load = self.load
-        for place in (scalar_model, critic_weights):
-            place.load_scalar_model = self.load_scalar
-        teacher.make_engine_stage = lambda config, path, *_: _EngineColumn(path)  # type: ignore[assignment]
+        model_source.load = self.load  # type: ignore[assignment]
+        scalar_model.load_scalar_model = self.load_scalar  # type: ignore[assignment]
+        teacher.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -127,15 +125,18 @@ class _EngineColumn:
 def trainings(config: Any, loader: FakeLoader) -> list[Training]:
     """Return the trainings of a step in order: the critic, if it is a separate model, and the policy."""
     loader.install()
-    source = models.model_source(config.model, config.seed)
+    source = config.model.source(config.seed)
     if not isinstance(config, RunConfig):
         method = class_at(family_of_config(config).method)(config, source, None, 0)  # type: ignore[union-attr]
         stack = models.make_stack(config.train, method.model(method.load(None)), 1000, loader.ranks)
         return [Training(stack, method.objective())]
     loaded, critic, head = source.load(), None, None
     if config.critic is not None:
-        critic, head = critic_weights.make_critic(config, loaded, ranks=loader.ranks)
-    learner = learning.make_learner(config, loaded, ComputeThread(), critic=critic, head=head, ranks=loader.ranks)
+        critic, head = critic_weights.make_critic(config.critic, config.train, source, loaded, ranks=loader.ranks)
+    engines: Any = {path: path for path in (REFERENCE, TEACHER)}
+    learner = learning.make_learner(
+        config, source, loaded, ComputeThread(), critic=critic, head=head, engines=engines, ranks=loader.ranks
+    )
     stages = [stage for stage in learner.stages if not isinstance(stage, _EngineColumn)]
     of_critic = [] if critic is None else [Training(critic.stack, critic.objective, [critic.stage])]
     return [*of_critic, Training(learner.stack, learner.objective.at_version(VERSION), stages)]
