@@ -110,8 +110,10 @@ class FakeLoader:
 
     def install(self) -> None:
         """Replace the functions that load weights, for the rest of the process."""
-        model_source.load = self.load  # type: ignore[assignment]
-        scalar_model.load_scalar_model = self.load_scalar  # type: ignore[assignment]
+        place: Any = model_source
+        place.load = self.load
+        place = scalar_model
+        place.load_scalar_model = self.load_scalar
         teacher.make_engine_stage = lambda source, path, *_: _EngineColumn(path)  # type: ignore[assignment]
 
 
