@@ -15,8 +15,8 @@ from proxima.config.sections.episode_section import tasks_of
 from proxima.data import FieldError, UserError
 from proxima.data.environment import package_version
 from proxima.data.machine import compiler
-from proxima.data.user_code import user_module_file
 from proxima.model.files import model_files, weight_files
+from proxima.process.user_code import user_module_file
 from proxima.reward import REWARDS
 from proxima.runtime.state.journal import Journal
 from proxima.task.prompts import PromptSource
