@@ -18,8 +18,8 @@ import torch
 from benchmarks.harness import HERE
 from proxima.config import resolve
 from proxima_plan.devices import Devices, Rates, device_rates, this_machine
-from proxima_plan.forecast import Plan, PlannedRecipe
-from proxima_plan.layout import Layout
+from proxima_plan.forecast import PlannedRecipe, StepPlan
+from proxima_plan.layout import DeviceLayout
 
 # prompts, completions, tokens at most, checkpointing; those of CALIBRATION are fitted
 CALIBRATION = ((4, 8, 48, False), (2, 32, 80, False))
@@ -68,13 +68,13 @@ def measured(words: list[str], steps: int, threads: int) -> dict[str, float]:
     }
 
 
-def planned(words: list[str], here: Devices, length: float, rates: Rates) -> Plan:
+def planned(words: list[str], here: Devices, length: float, rates: Rates) -> StepPlan:
     """Return the plan of a measured step with the mean length that it had."""
     recipe = PlannedRecipe.of(resolve(HERE.parent / "recipes" / "quickstart.yaml", words), here, length)
-    return recipe.plan(Layout(in_process=True), rates=rates)
+    return recipe.plan(DeviceLayout(in_process=True), rates=rates)
 
 
-def seconds_of(plan: Plan) -> dict[str, float]:
+def seconds_of(plan: StepPlan) -> dict[str, float]:
     """Return the seconds of a plan's two sides and of the step."""
     generate, rest = plan.sides
     return {"generate": generate, "train": rest, "step": generate + rest}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima_plan.devices import device_rates
-from proxima_plan.models import known_models
+from proxima_plan.model_size import known_models
 
 NEMO = "NeMo-RL docs/about/performance-summary.md"
 VERL = "verl verl/experimental/fully_async_policy/README.md"
@@ -21,7 +21,7 @@ class Row:
     """One published row.
 
     Args:
-        layout: fields of `Layout` and of its `Sharding`. load: fields of `Load`. rates: those that differ
+        layout: fields of `DeviceLayout` and of its `Sharding`. load: fields of `Load`. rates: those that differ
             from the fitted ones, because the page describes a different method.
         figures: seconds (`step`, `generate`, `forward`, `update`) or GiB (`memory`) as published.
         apart: figure → why it is not comparable: what its source leaves open, or a method that the plan doesn't model.

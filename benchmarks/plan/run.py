@@ -10,19 +10,19 @@ from benchmarks.plan.published import ROWS, TITAN, Row
 from proxima.config.sections.model_section import ModelConfig
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Rates, device_rates, read_devices
-from proxima_plan.forecast import Plan, plan_step
-from proxima_plan.layout import Layout
-from proxima_plan.load import Load
+from proxima_plan.forecast import PlannedRecipe, StepPlan
+from proxima_plan.layout import DeviceLayout
 from proxima_plan.memory import FRAGMENTED, device_memory, trainer_memory
-from proxima_plan.models import known_models
+from proxima_plan.model_size import known_models
+from proxima_plan.step_load import Load
 
 BOUNDS = {"memory": 0.15}
 TIME = 0.30
 
 
-def plan_of(row: Row, rates: Rates) -> Plan:
+def plan_of(row: Row, rates: Rates) -> StepPlan:
     """Return the plan of a published row."""
-    own = {f.name for f in fields(Layout)}
+    own = {f.name for f in fields(DeviceLayout)}
     layout = {k: v for k, v in row.layout.items() if k in own}
     sharding = Sharding(**{k: v for k, v in row.layout.items() if k not in own})
     (devices,) = read_devices(row.devices)
@@ -31,17 +31,17 @@ def plan_of(row: Row, rates: Rates) -> Plan:
     changed = replace(rates, **{"products": rates.products * faster, "moved": rates.moved / faster} | own_rates)
     load = Load(**{"spread": rates.spread, **row.load})
     spec = ModelConfig(path=row.model, gradient_checkpointing=load.checkpointing, log_prob_chunk=row.chunk)
-    model, placed = known_models()[row.model], Layout(sharding=sharding, **layout)
+    model, placed = known_models()[row.model], DeviceLayout(sharding=sharding, **layout)
     aside = {"of ranks that leave the device to the engines": 0}
     memory = device_memory(spec, model, placed, load, devices.kind, aside)
-    return plan_step(model, spec, placed, load, devices, rates=changed, memory=memory)
+    return PlannedRecipe(model, spec, load, devices, None).plan(placed, rates=changed, memory=memory)
 
 
-def figures_of(plan: Plan, row: Row) -> dict[str, float]:
+def figures_of(plan: StepPlan, row: Row) -> dict[str, float]:
     """Return the plan's value of each published figure."""
     stages = {stage.name: stage.seconds for stage in plan.stages}
     spec = ModelConfig(path=row.model, gradient_checkpointing=plan.load.checkpointing, log_prob_chunk=row.chunk)
-    held = trainer_memory(spec, plan.model, plan.layout, plan.load)
+    held, _ = trainer_memory(spec, plan.model, plan.layout, plan.load)
     memory = sum(held.values()) * (1 + FRAGMENTED) / GIB  # what the allocator holds is published
     return {
         name: plan.seconds if name == "step" else memory if name == "memory" else stages[name] for name in row.figures

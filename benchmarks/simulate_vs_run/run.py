@@ -44,7 +44,7 @@ def speed_gap(fitted_to: Path, folder: Path) -> dict[str, Any]:
     from proxima_plan.forecast import devices_here, plan_recipe
     from proxima_plan.simulation.fit import observed_run, with_speed
     from proxima_plan.simulation.lags import simulate_lag
-    from proxima_plan.simulation.run import figures_of
+    from proxima_plan.simulation.simulated_run import figures_of
 
     assumed, steps, own = observed_run(str(fitted_to), import_code=True)
     devices = devices_here(own.config)

@@ -10,8 +10,8 @@ import pytest
 from proxima.config import resolve
 from proxima_plan.devices import GIB, Devices, device_kinds
 from proxima_plan.forecast import PlannedRecipe
-from proxima_plan.layout import Layout
-from proxima_plan.models import known_facts, known_models, model_facts
+from proxima_plan.layout import DeviceLayout
+from proxima_plan.model_size import known_facts, known_models, model_facts
 from tests.recipes.shapes import SHAPES, write_shape
 
 FOLDER = Path(__file__).resolve().parents[2] / "recipes"
@@ -39,7 +39,7 @@ def facts(tmp_path_factory):
 def test_the_memory_that_it_names(name):
     """Of the model trained whole, with prompts of 128 tokens."""
     recipe = PlannedRecipe.of(resolve(FOLDER / f"{name}.yaml", root=None), DEVICE)
-    total = sum(recipe.plan(Layout()).memory.trainer.values()) / GIB
+    total = sum(recipe.plan(DeviceLayout()).memory.trainer.values()) / GIB
     lines = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
     said = [line.rsplit("|", 2)[1] for line in lines if f"({name}.yaml)" in line][:1]
     assert said

@@ -31,7 +31,7 @@ def test_numbers_are_doubled_or_listed():
 
 def test_this_machine_is_measured_and_ranks_share_its_cores(monkeypatch):
     monkeypatch.setattr("proxima_plan.devices.COPIED", 2**16)
-    monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda dtype, device, size: 8e12)
+    monkeypatch.setattr("proxima_plan.devices.gemm_rate", lambda dtype, device: 8e12)
     alone, two = (this_machine("bfloat16", "cpu", count) for count in (1, 2))
     assert alone.kind.bf16 == 2 * two.kind.bf16 == 8 and alone.kind.memory == 2 * two.kind.memory > 1
     assert alone.kind.bandwidth > 0 and alone.kind.fused and not this_machine("float32", "cpu", 1).kind.fused

@@ -6,8 +6,8 @@ from proxima.config import resolve
 from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import read_devices
-from proxima_plan.layout import Layout, check_model, planned_layout
-from proxima_plan.models import known_models
+from proxima_plan.layout import DeviceLayout, check_model, planned_layout
+from proxima_plan.model_size import known_models
 from tests.recipes.shapes import SHAPES
 
 KNOWN = known_models()
@@ -68,13 +68,13 @@ def test_dimensions_that_a_model_has_not(model, split, field, said):
     config, each = KNOWN[model].config(), split.get("engine_devices", 1)
     sharding = Sharding(**{name: size for name, size in split.items() if name != "engine_devices"})
     with pytest.raises(FieldError) as raised:
-        check_model(Layout(24, sharding, engine_devices=each), config, adapters=False)
+        check_model(DeviceLayout(24, sharding, engine_devices=each), config, adapters=False)
     assert raised.value.field == field and said in str(raised.value)
-    check_model(Layout(32), config, adapters=True)
+    check_model(DeviceLayout(32), config, adapters=True)
 
 
 def test_adapters_are_not_split():
-    layout, config = Layout(8, Sharding(tensor_parallel=2)), KNOWN["qwen2.5-7b"].config()
+    layout, config = DeviceLayout(8, Sharding(tensor_parallel=2)), KNOWN["qwen2.5-7b"].config()
     check_model(layout, config, adapters=False)
     with pytest.raises(FieldError, match="adapters"):
         check_model(layout, config, adapters=True)
@@ -94,7 +94,7 @@ def test_a_stand_in_is_refused_what_the_model_is(model):
         return "refused"
 
     layouts = [
-        Layout(ranks, Sharding(tensor_parallel=tensor, context_parallel=context, expert_parallel=expert))
+        DeviceLayout(ranks, Sharding(tensor_parallel=tensor, context_parallel=context, expert_parallel=expert))
         for ranks in (24, 64) for tensor in (1, 2, 3, 4, 8) for context in (1, 2, 8) for expert in (1, 3, 8)
     ]  # fmt: skip
     stand_in = KNOWN[model].config()

@@ -5,8 +5,8 @@ import pytest
 
 from proxima.config import resolve
 from proxima.config.estimate import batch_of
-from proxima_plan.load import Load, load_of
-from proxima_plan.models import known_models
+from proxima_plan.model_size import known_models
+from proxima_plan.step_load import Load, load_of
 
 
 @pytest.mark.parametrize("mean", [500, 3000, 3990])

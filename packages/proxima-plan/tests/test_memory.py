@@ -3,7 +3,7 @@ import pytest
 from proxima.config.sections.model_section import ModelConfig
 from proxima_plan.devices import device_kinds
 from proxima_plan.memory import largest_micro_batch, trainer_memory
-from proxima_plan.models import known_models
+from proxima_plan.model_size import known_models
 
 from .plans import LOAD, changed, planned
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from proxima_plan.devices import device_rates, read_devices
-from proxima_plan.layout import Layout
+from proxima_plan.layout import DeviceLayout
 from proxima_plan.stages import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK, Sequences
 
 from .plans import LOAD, changed, planned
@@ -128,6 +128,6 @@ def test_what_dimensions_send():
 def test_weights_reach_engines_but_those_in_the_process():
     times = planned().times
     assert times.publish().seconds == pytest.approx(2 * 30_532_122_624 / (times.rates.publish * 1e9))
-    here = replace(times, layout=Layout(in_process=True)).publish()
+    here = replace(times, layout=DeviceLayout(in_process=True)).publish()
     assert here.seconds == pytest.approx(6 * 30_532_122_624 / (3.35e12 * times.rates.decode))
     assert LOAD.lag == 0

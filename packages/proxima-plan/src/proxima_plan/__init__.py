@@ -1,10 +1,10 @@
 """Forecasts: the time and memory that a step of a recipe needs, here or on devices that nobody has rented yet.
 
-    cli            `proxima plan`                tables   what it prints
+    cli            `proxima plan`                plan_text   what it prints
     devices        accelerators, networks and rates (`devices.toml`), and this machine, measured
-    models         sizes of models, counted or published (`models.toml`)
+    model_size     sizes of models, counted or published (`model_size.toml`)
     layout         ranks, their groups, and engines of a recipe, and whether they divide a model
-    load           sequences of a step and their lengths
+    step_load      sequences of a step and their lengths
     stages         the one model of time, a roofline: the duration of each stage     traffic   bytes that ranks send
     memory         the one model of memory, in closed form: weights, gradients, optimizer, activations, KV cache
     forecast       a whole step, from a recipe: `plan_recipe`
@@ -16,7 +16,7 @@
     plan.seconds, plan.speed, plan.memory.fits
 
 Imports: every room of proxima. proxima does not import it, but finds the command through its entry point.
-To add a device: a table in `devices.toml`. To add a model: a table in `models.toml`.
+To add a device: a table in `devices.toml`. To add a model: a table in `model_size.toml`.
 """
 
 __version__ = "0.1.0"

@@ -128,7 +128,7 @@ def _print_plan(
 ) -> int:
     from proxima.cli.explain import trained_block
     from proxima_plan.forecast import plan_recipe
-    from proxima_plan.tables import text_of_plan, text_of_rehearsal
+    from proxima_plan.plan_text import text_of_plan, text_of_rehearsal
 
     planned, rehearsal, notes = plan_recipe(resolved, devices, mean=mean), None, list[str]()
     if exact:
@@ -152,8 +152,8 @@ def _print_plan(
 
 def _print_proposals(resolved: "Resolved[Any]", devices: "Devices", mean: float | None, *, as_json: bool) -> int:
     from proxima.cli.explain import trained_block
+    from proxima_plan.plan_text import text_of_proposals
     from proxima_plan.proposals import proposals
-    from proxima_plan.tables import text_of_proposals
 
     proposed = proposals(resolved, devices, mean)
     if as_json:
@@ -166,8 +166,8 @@ def _print_proposals(resolved: "Resolved[Any]", devices: "Devices", mean: float 
 def _print_lags(
     resolved: "Resolved[Any]", devices: "Devices", assumed: "Assumptions", lags: Sequence[int], *, as_json: bool
 ) -> int:
+    from proxima_plan.plan_text import lag_row
     from proxima_plan.simulation.lags import simulate_lags
-    from proxima_plan.tables import lag_row
 
     cells = _with_progress("runs", lambda progress: simulate_lags(resolved, devices, assumed, lags, progress))
     steps = len(cells[0].run.steps)
@@ -181,8 +181,8 @@ def _print_lags(
 def _print_scale(
     resolved: "Resolved[Any]", devices: "Sequence[Devices]", assumed: "Assumptions", lag: int, *, as_json: bool
 ) -> int:
+    from proxima_plan.plan_text import scale_row
     from proxima_plan.simulation.scale import conclusions, simulate_scale
-    from proxima_plan.tables import scale_row
 
     pairs = _with_progress("numbers of devices", partial(simulate_scale, resolved, devices, assumed, lag))
     if as_json:

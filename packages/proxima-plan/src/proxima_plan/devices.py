@@ -172,7 +172,7 @@ def this_machine(dtype: str, device: str, count: int) -> Devices:
     else:
         memory = memory_bytes()[0] or 0
     node = 1 if not cuda else torch.cuda.device_count()
-    rate = gemm_rate(dtype, device, 4096 if cuda else 1024) / 1e12 / share
+    rate = gemm_rate(dtype, device, *([4096] if cuda else [])) / 1e12 / share
     kind = DeviceKind(
         name=torch.cuda.get_device_name(device).replace(" ", "-") if cuda else "cpu",
         memory=memory / GIB / share,

@@ -12,17 +12,17 @@ from proxima.config.step_size import StepSize
 from proxima.data import UserError
 from proxima.model.pretrained import resolve_device
 from proxima_plan.devices import Devices, Rates, this_machine
-from proxima_plan.layout import Layout, check_model, placed_ranks, planned_layout
-from proxima_plan.load import BYTES, Load, load_of, load_of_examples
+from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
-from proxima_plan.models import ModelFacts, trained_model
+from proxima_plan.model_size import ModelFacts, trained_model
 from proxima_plan.stages import FIXED, Sequences, Stage, StageTimes
+from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
 
 Generate = Callable[[StageTimes, Load, int], Stage]
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The time and memory of a step.
 
     Args:
@@ -32,7 +32,7 @@ class Plan:
     """
 
     devices: Devices
-    layout: Layout
+    layout: DeviceLayout
     load: Load
     model: ModelFacts
     spec: ModelConfig
@@ -150,19 +150,19 @@ class PlannedRecipe:
             estimate.notes.insert(0, f"known size: that of {config.model.path} as published")
         return cls(model, config.model, load, devices, own or model.config(), tuple(estimate.notes))
 
-    def check(self, layout: Layout) -> None:
+    def check(self, layout: DeviceLayout) -> None:
         """Raise a FieldError for a layout that is impossible for the model."""
         check_model(layout, self.config, adapters=self.spec.lora is not None)
 
     def plan(
         self,
-        layout: Layout,
+        layout: DeviceLayout,
         load: Load | None = None,
         *,
         rates: Rates | None = None,
         memory: DeviceMemory | None = None,
         generate: Generate | None = None,
-    ) -> Plan:
+    ) -> StepPlan:
         """Plan one layout.
 
         Args:
@@ -190,7 +190,7 @@ class PlannedRecipe:
             generated = (generate or generation)(times.engine_alone(), load, max(1, memory.slots))
             stages = [generated, *stages, times.publish()]
         stages.append(Stage("else", {FIXED: times.rates.step}))
-        return Plan(devices, layout, load, self.model, spec, times, tuple(stages), memory, self.notes)
+        return StepPlan(devices, layout, load, self.model, spec, times, tuple(stages), memory, self.notes)
 
 
 def devices_here(config: Any) -> Devices:
@@ -203,10 +203,10 @@ def plan_recipe(
     resolved: Resolved[Any],
     devices: Devices,
     *,
-    layout: Layout | None = None,
+    layout: DeviceLayout | None = None,
     mean: float | None = None,
     counted: dict[str, int] | None = None,
-) -> Plan:
+) -> StepPlan:
     """Plan a recipe on these devices, in its own layout or another one.
 
     Args:

@@ -11,13 +11,13 @@ from proxima.data import require, within
 from proxima.model.parallel.refusals import check_split
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
-from proxima_plan.models import ModelFacts
+from proxima_plan.model_size import ModelFacts
 
 DEFAULT_RANKS = 2  # of a torchrun that has not started
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeviceLayout:
     """The ranks of the trainer, and the engines.
 
     Args:
@@ -107,7 +107,7 @@ def placed_ranks(placement: Any) -> int:
     return getattr(placement, "ranks", None) or launched_ranks() or smallest
 
 
-def planned_layout(config: Any, devices: Devices) -> Layout:
+def planned_layout(config: Any, devices: Devices) -> DeviceLayout:
     """Return the recipe's own layout on these devices. Every device is a rank, except with Ray, whose placement sets
     the number of ranks.
 
@@ -123,7 +123,7 @@ def planned_layout(config: Any, devices: Devices) -> Layout:
         with within("placement"):
             check_layout(placement, ranks)
         sharding = Sharding.of(placement)
-    layout = Layout(ranks, sharding, node=devices.kind.node)
+    layout = DeviceLayout(ranks, sharding, node=devices.kind.node)
     if ray and placement.engines:
         each = int(placement.gpus_of_ranks if placement.colocate else placement.gpus_per_engine)
         engines, shared = placement.engines, placement.colocate
@@ -147,7 +147,7 @@ def planned_layout(config: Any, devices: Devices) -> Layout:
     return layout
 
 
-def check_model(layout: Layout, config: Any, *, adapters: bool) -> None:
+def check_model(layout: DeviceLayout, config: Any, *, adapters: bool) -> None:
     """Refuse a layout that the trainer or the engines refuse for a model with this `transformers` config.
 
     Raises:

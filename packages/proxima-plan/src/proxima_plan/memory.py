@@ -11,9 +11,9 @@ from typing import Any
 
 from proxima.config.sections.model_section import ModelConfig
 from proxima_plan.devices import GIB, DeviceKind
-from proxima_plan.layout import Layout, key_parts
-from proxima_plan.load import BYTES, Load
-from proxima_plan.models import ModelFacts
+from proxima_plan.layout import DeviceLayout, key_parts
+from proxima_plan.model_size import ModelFacts
+from proxima_plan.step_load import BYTES, Load
 
 CONTEXT = GIB  # of CUDA and its kernels
 FRAGMENTED = 0.05  # of the allocated bytes: blocks that the allocator can't reuse
@@ -52,7 +52,7 @@ class DeviceMemory:
 
 
 def trainer_memory(
-    spec: ModelConfig, model: ModelFacts, layout: Layout, load: Load, *, fused: bool = False
+    spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, load: Load, *, fused: bool = False
 ) -> tuple[dict[str, int], int]:
     """Return the bytes of a rank by kind, and those of host memory that its offloaded states take. `fused`: the forward
     is `model.fused_backbone`."""
@@ -78,7 +78,9 @@ def trainer_memory(
     return {kind: size for kind, size in kinds.items() if size}, host
 
 
-def _states(spec: ModelConfig, model: ModelFacts, layout: Layout, optimizer: Any, *, alone: bool) -> dict[str, int]:
+def _states(
+    spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, optimizer: Any, *, alone: bool
+) -> dict[str, int]:
     """The bytes of weights, gradients and the optimizer's state. `alone`: of an update with one micro-batch."""
     trained, element = (model.adapter or 0, 4) if spec.lora is not None else (model.parameters, BYTES[spec.dtype])
     gradients = trained * element // layout.parts
@@ -100,7 +102,7 @@ def _moments(spec: ModelConfig, model: ModelFacts, optimizer: Any) -> int:
     return sum(optimizer.moments(matrices, model.parameters - matrices))
 
 
-def _activations(spec: ModelConfig, model: ModelFacts, layout: Layout, tokens: int, *, fused: bool) -> int:
+def _activations(spec: ModelConfig, model: ModelFacts, layout: DeviceLayout, tokens: int, *, fused: bool) -> int:
     """The bytes that exist only during an update: what layers keep for the backward pass, gathered layers, rounded
     weights, and a chunk of logits."""
     own, sharded, sharding = layout.local(model), layout.ranks > 1, layout.sharding
@@ -151,7 +153,7 @@ def _logits(spec: ModelConfig, model: ModelFacts, tokens: int, element: int, com
 def device_memory(
     spec: ModelConfig,
     model: ModelFacts,
-    layout: Layout,
+    layout: DeviceLayout,
     load: Load,
     device: DeviceKind,
     trainer: dict[str, int] | None = None,
@@ -176,7 +178,7 @@ def device_memory(
     return DeviceMemory(rank, generating, slots, needed, total, host, "formula" if trainer is None else "rehearsal")
 
 
-def largest_micro_batch(spec: Any, model: ModelFacts, layout: Layout, load: Load, device: DeviceKind) -> int:
+def largest_micro_batch(spec: Any, model: ModelFacts, layout: DeviceLayout, load: Load, device: DeviceKind) -> int:
     """Return the tokens of the largest micro-batch that fits a rank, in steps of 1,024; 0 if the longest sequence does
     not fit."""
 

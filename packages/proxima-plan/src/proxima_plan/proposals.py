@@ -11,10 +11,10 @@ from proxima.config.resolved import Resolved
 from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import Plan, PlannedRecipe, generation
-from proxima_plan.layout import Layout
-from proxima_plan.load import Load
+from proxima_plan.forecast import PlannedRecipe, StepPlan, generation
+from proxima_plan.layout import DeviceLayout
 from proxima_plan.memory import device_memory
+from proxima_plan.step_load import Load
 
 SHOWN = 5
 SHARES = (0.25, 0.375, 0.5, 0.625, 0.75)  # of the devices, for engines that are separate from the ranks
@@ -25,7 +25,7 @@ GROUPS = (1, 2, 4, 8, 16, 32, 64)
 class Proposal:
     """A plan, and the overrides that set its layout."""
 
-    plan: Plan
+    plan: StepPlan
     words: tuple[str, ...]
 
 
@@ -52,7 +52,7 @@ def proposals(resolved: Resolved[Any], devices: Devices, mean: float | None = No
     return shown
 
 
-def _best(planned: PlannedRecipe, devices: Devices, load: Load, *, separate_only: bool = False) -> list[Plan]:
+def _best(planned: PlannedRecipe, devices: Devices, load: Load, *, separate_only: bool = False) -> list[StepPlan]:
     """Return the layouts that fit, the fastest first, one for each number of ranks and size of engines."""
     generate, count, node = cache(generation), devices.count, devices.kind.node
     shares = [*([] if separate_only else [0.0]), *(SHARES if load.lag else [])]
@@ -81,7 +81,7 @@ def group_sizes(node: int) -> Iterator[Sharding]:
 
 def layouts(
     devices: Devices, shardings: Sequence[Sharding], sizes: Sequence[int], shares: Sequence[float]
-) -> Iterator[Layout]:
+) -> Iterator[DeviceLayout]:
     """Yield the layouts that divide the devices.
 
     Args:
@@ -94,10 +94,10 @@ def layouts(
         whole = ranks and ranks % sharding.together == 0
         whole = whole and ranks // sharding.tensor_parallel % sharding.expert_parallel == 0
         if engines and whole and (share or devices.count % each == 0):
-            yield Layout(ranks, sharding, engines, each, colocated=not share, node=devices.kind.node)
+            yield DeviceLayout(ranks, sharding, engines, each, colocated=not share, node=devices.kind.node)
 
 
-def words_of(plan: Plan, resolved: Resolved[Any]) -> tuple[str, ...]:
+def words_of(plan: StepPlan, resolved: Resolved[Any]) -> tuple[str, ...]:
     """Return the command-line overrides that set a layout."""
     layout, sharding, config = plan.layout, plan.layout.sharding, resolved.config
     fields = {"kind": "ray", "ranks": layout.ranks, "engines": layout.engines}

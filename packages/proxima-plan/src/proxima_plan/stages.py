@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from proxima_plan.layout import Layout, key_parts
+from proxima_plan.layout import DeviceLayout, key_parts
 from proxima_plan.traffic import HALF, PlacedModel, Traffic, blocking_traffic, overlapped_traffic
 
 BANDWIDTH, COMPUTE, NETWORK, LONGEST, FIXED = "bandwidth", "compute", "network", "longest completion", "fixed cost"
@@ -52,7 +52,7 @@ class StageTimes(PlacedModel):
     def engine_alone(self) -> "StageTimes":
         """Return the times of the engines, independent of the ranks: equal for layouts with equal engines."""
         own = self.layout
-        engines = Layout(1, engines=own.engines, engine_devices=own.engine_devices, colocated=own.colocated)
+        engines = DeviceLayout(1, engines=own.engines, engine_devices=own.engine_devices, colocated=own.colocated)
         return replace(self, layout=engines)
 
     # ---- one engine

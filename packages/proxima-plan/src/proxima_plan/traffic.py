@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from proxima_plan.devices import DeviceKind, Rates
-from proxima_plan.layout import Layout
-from proxima_plan.models import ModelFacts
+from proxima_plan.layout import DeviceLayout
+from proxima_plan.model_size import ModelFacts
 
 HALF, FULL = 2, 4  # bytes of bfloat16 and float32
 
@@ -23,7 +23,7 @@ class PlacedModel:
     """
 
     model: ModelFacts
-    layout: Layout
+    layout: DeviceLayout
     device: DeviceKind
     rates: Rates
     master: int = 4

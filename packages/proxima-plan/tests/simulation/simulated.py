@@ -4,10 +4,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from proxima.config import RunConfig, resolve
-from proxima_plan.load import Load
-from proxima_plan.simulation.engine import Fleet
-from proxima_plan.simulation.run import SimulatedRun, simulate_run
+from proxima_plan.simulation.simulated_run import SimulatedRun, simulate_run
+from proxima_plan.simulation.timed_engine import Fleet
 from proxima_plan.simulation.times import Assumptions
+from proxima_plan.step_load import Load
 
 PROMPTS, COMPLETIONS, TOKENS = 4, 2, 10
 RECIPE: dict[str, Any] = {

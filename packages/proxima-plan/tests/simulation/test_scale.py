@@ -11,11 +11,11 @@ from proxima.data import FieldError, UserError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import Devices, device_kinds
 from proxima_plan.forecast import plan_recipe
-from proxima_plan.layout import Layout
+from proxima_plan.layout import DeviceLayout
 from proxima_plan.simulation.fit import with_speed
 from proxima_plan.simulation.lags import simulate_lag, simulate_lags
-from proxima_plan.simulation.run import figures_of
 from proxima_plan.simulation.scale import ScaledRun, conclusions, simulate_plan, simulate_scale, stops_paying
+from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions, Observed, Times
 from proxima_plan.stages import Sequences
 
@@ -32,7 +32,7 @@ RECIPE = {
     "train": {"steps": 2, "prompts_per_step": 32, "completions_per_prompt": 16, "tokens_per_micro_batch": 61_440},
 }
 HYBRID = Sharding(kind="hybrid", param_dtype="bfloat16")
-EIGHT = Layout(8, HYBRID, engines=8)
+EIGHT = DeviceLayout(8, HYBRID, engines=8)
 
 
 @cache
@@ -45,7 +45,7 @@ def on(*counts):
 
 
 def run_on(count, *, beside=0, lag=0):
-    layout = Layout(count - beside, HYBRID, engines=beside or count, colocated=not beside)
+    layout = DeviceLayout(count - beside, HYBRID, engines=beside or count, colocated=not beside)
     plan = plan_recipe(recipe(), Devices(H20, count), layout=layout, mean=2080.0)
     return simulate_plan(recipe().config, replace(plan, load=replace(plan.load, slots=None)), MEAN, lag)
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 
 from proxima.data import UserError
-from proxima_plan.simulation.engine import Fleet
+from proxima_plan.simulation.timed_engine import Fleet
 from proxima_plan.simulation.times import Assumptions
 
 from .simulated import DECODE, PREFILL, PROMPTS, PUBLISH, TOKENS, TRAIN, ByHand, Drawn, simulated

@@ -5,4 +5,7 @@ device_watch   counts the bytes that are alive on it, and the waits for it
 fake_training  model, stages, objective and stack of a config on that device, and items of its sizes
 fake_ranks     rank 0 of a group whose other ranks do not exist
 rehearsal      `rehearse_recipe`, in a process of its own, because a fake device changes it for good
+
+Imports: `memory` for the names of kinds, and every room of proxima. Imported by `cli`. To add an operation that reads
+the device: an answer to it in `device_watch`.
 """

@@ -17,7 +17,7 @@ from proxima.runtime.watch.observer import Record
 from proxima_plan.devices import Devices
 from proxima_plan.forecast import plan_recipe
 from proxima_plan.simulation.lags import generating, simulate_lag
-from proxima_plan.simulation.run import figures_of
+from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions, Observed
 
 WARM_UP = 1  # first steps, excluded if there are enough others

@@ -11,10 +11,10 @@ from proxima.engine.decoder import padded_rows
 from proxima.engine.local import Local
 from proxima.engine.local_process import LocalProcess
 from proxima_plan.devices import Devices
-from proxima_plan.forecast import Plan, plan_recipe
+from proxima_plan.forecast import StepPlan, plan_recipe
 from proxima_plan.memory import device_memory
-from proxima_plan.simulation.engine import Fleet
-from proxima_plan.simulation.run import SimulatedRun, simulate_run
+from proxima_plan.simulation.simulated_run import SimulatedRun, simulate_run
+from proxima_plan.simulation.timed_engine import Fleet
 from proxima_plan.simulation.times import Assumptions, Times
 
 MOST_STEPS = 200
@@ -77,7 +77,7 @@ def generating(resolved: Resolved[Any]) -> RunConfig:
 
 
 def simulate_lag(
-    config: RunConfig, plan: Plan, assumed: Assumptions, lag: int, concurrent: int | None = None
+    config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int, concurrent: int | None = None
 ) -> SimulatedRun:
     """Simulate one run on the layout of a plan."""
     layout, completions = plan.layout, config.train.completions_per_prompt

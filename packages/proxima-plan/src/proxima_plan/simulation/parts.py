@@ -26,7 +26,7 @@ from proxima.runtime.watch.disk import Disk
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train import PolicyObjective, UpdateResult
 from proxima.train.learner import Learner
-from proxima_plan.simulation.engine import TimedEngine
+from proxima_plan.simulation.timed_engine import TimedEngine
 from proxima_plan.simulation.times import Times
 
 T = TypeVar("T")

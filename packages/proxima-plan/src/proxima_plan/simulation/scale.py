@@ -12,11 +12,11 @@ from proxima.config.schema import RunConfig
 from proxima.data import FieldError
 from proxima.model.parallel.sharding import Sharding
 from proxima_plan.devices import GIB, Devices
-from proxima_plan.forecast import Plan, PlannedRecipe
-from proxima_plan.layout import Layout, is_local
+from proxima_plan.forecast import PlannedRecipe, StepPlan
+from proxima_plan.layout import DeviceLayout, is_local
 from proxima_plan.proposals import layouts
 from proxima_plan.simulation.lags import generating, simulate_lag
-from proxima_plan.simulation.run import figures_of
+from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions
 
 STEPS = 4  # most measured steps
@@ -39,7 +39,7 @@ class ScaledRun:
 
     devices: int
     lag: int
-    layout: Layout | None = None
+    layout: DeviceLayout | None = None
     tokens_per_second: float = 0.0
     step_seconds: float = 0.0
     waiting: float = 0.0
@@ -82,7 +82,7 @@ def simulate_scale(
     config, placement = generating(resolved), resolved.config.placement
     sharding = Sharding() if is_local(placement) else Sharding.of(placement)
     recipe = PlannedRecipe.of(resolved, devices[0], assumed.mean)
-    recipe.check(Layout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))
+    recipe.check(DeviceLayout(lcm(sharding.together, sharding.tensor_parallel * sharding.expert_parallel), sharding))
     load = replace(assumed.load(recipe.load), slots=None, concurrent=None)
     sizes = [1, 2, 4, 8, 16]
     if getattr(placement, "engines", 0):
@@ -105,7 +105,7 @@ def simulate_scale(
     return rows
 
 
-def _best(config: RunConfig, count: int, lag: int, plans: Sequence[Plan], assumed: Assumptions) -> ScaledRun:
+def _best(config: RunConfig, count: int, lag: int, plans: Sequence[StepPlan], assumed: Assumptions) -> ScaledRun:
     """Simulate the best of the plans that fit, and return the fastest run."""
     fitting = sorted((plan for plan in plans if plan.memory.fits), key=lambda plan: plan.seconds)
     if not fitting:
@@ -120,7 +120,7 @@ def _best(config: RunConfig, count: int, lag: int, plans: Sequence[Plan], assume
     return max(runs, key=lambda run: run.tokens_per_second)
 
 
-def simulate_plan(config: RunConfig, plan: Plan, assumed: Assumptions, lag: int = 0) -> ScaledRun:
+def simulate_plan(config: RunConfig, plan: StepPlan, assumed: Assumptions, lag: int = 0) -> ScaledRun:
     """Simulate a run on the layout of a plan and measure its middle: at the beginning the engines are empty, and
     towards the end nothing new is generated."""
     around, steps = lag + 1 if lag else 0, min(STEPS, config.train.steps)

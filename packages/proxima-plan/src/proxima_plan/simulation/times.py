@@ -6,9 +6,9 @@ from functools import cached_property, lru_cache
 from statistics import fmean
 
 from proxima.data.random import SIMULATED_BLOCK, SIMULATED_DRAW, mix, permutation
-from proxima_plan.forecast import Plan
-from proxima_plan.load import Load
+from proxima_plan.forecast import StepPlan
 from proxima_plan.stages import Sequences
+from proxima_plan.step_load import Load
 
 DRAWS = 1024  # of the lengths, for their mean
 _order = lru_cache(maxsize=64)(permutation)  # of a pass over observed numbers
@@ -66,7 +66,7 @@ class Times:
     the forward passes before it.
     """
 
-    plan: Plan
+    plan: StepPlan
     assumed: Assumptions
     decode_seconds: dict[int, float] = field(default_factory=dict, compare=False)  # of a step, by running completions
 

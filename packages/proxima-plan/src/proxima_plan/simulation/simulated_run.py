@@ -24,7 +24,6 @@ from proxima.runtime.state.store import RolloutRecorder
 from proxima.runtime.watch.observer import Observer, Record
 from proxima.runtime.watch.virtual_time import VirtualClock, run_virtually
 from proxima.train.batch_builder import BatchBuilder
-from proxima_plan.simulation.engine import Fleet, TimedEngine
 from proxima_plan.simulation.parts import (
     RecordsInMemory,
     TimedAdvantage,
@@ -35,6 +34,7 @@ from proxima_plan.simulation.parts import (
     timed_learner,
     timed_reject,
 )
+from proxima_plan.simulation.timed_engine import Fleet, TimedEngine
 from proxima_plan.simulation.times import Times
 
 

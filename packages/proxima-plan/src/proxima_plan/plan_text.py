@@ -8,14 +8,14 @@ from proxima_plan.devices import GIB
 from proxima_plan.memory import CONTEXT, FRAGMENTED
 
 if TYPE_CHECKING:
-    from proxima_plan.forecast import Plan
+    from proxima_plan.forecast import StepPlan
     from proxima_plan.proposals import Proposal
     from proxima_plan.rehearsal.rehearsal import Rehearsal
     from proxima_plan.simulation.lags import SimulatedCell
     from proxima_plan.simulation.scale import ScaledRun
 
 
-def text_of_plan(plan: "Plan", steps: int) -> str:
+def text_of_plan(plan: "StepPlan", steps: int) -> str:
     """The plan of a layout: a line for each stage, then memory and network traffic. `steps`: of the run; 0: unknown."""
     load, memory, micro = plan.load, plan.memory, plan.micro_batch
     engine, trainer = plan.sides
@@ -46,7 +46,7 @@ def text_of_plan(plan: "Plan", steps: int) -> str:
     return "\n".join(lines)
 
 
-def _stages(plan: "Plan") -> list[str]:
+def _stages(plan: "StepPlan") -> list[str]:
     load = plan.load
     mean, most = f"{load.mean:,.0f}", f"{load.largest(load.sequences):,}"
     what = "completions" if load.generates else "examples"
@@ -58,7 +58,7 @@ def _stages(plan: "Plan") -> list[str]:
     return lines
 
 
-def _memory(plan: "Plan", micro: int) -> list[str]:
+def _memory(plan: "StepPlan", micro: int) -> list[str]:
     memory = plan.memory
     total = f"{memory.needed / GIB:.1f} GiB of {memory.memory / GIB:.1f}"
     lines = [f"memory   {'fits' if memory.fits else 'does not fit'}: {total} on a device, by the {memory.source}"]

@@ -9,7 +9,7 @@ from typing import Any
 from proxima.config.schema import RunConfig
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.reward import REWARDS
-from proxima_plan.models import ModelFacts, critic_facts, model_facts
+from proxima_plan.model_size import ModelFacts, critic_facts, model_facts
 
 TYPICAL = 1 / 3  # of sampling.max_tokens: the mean completion if it is not given
 ENDLESS = 1e-3  # share of completions that repeat themselves until they are cut off; a rough guess
