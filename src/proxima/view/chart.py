@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from markupsafe import Markup, escape
+from markupsafe import escape
 
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
@@ -99,11 +99,6 @@ def pixel_size(figure: "Figure") -> tuple[float, float]:
     return float(width), float(height)
 
 
-def page_svg(figure: "Figure", label: str) -> Markup:
-    """Return the figure as an element of a page; `label` is its text for screen readers."""
-    return Markup(_svg_text(figure, f'class="chart" aria-label="{escape(label)}"'))
-
-
 def _svg_text(figure: "Figure", attributes: str) -> str:
     """Return the figure as an `<svg>` element: colours as variables, no fonts, no ids but those it refers to."""
     stream = io.StringIO()
@@ -161,28 +156,3 @@ def round_ticks(axis: "Axis", most: int, *, integer: bool = False) -> None:
 
     axis.set_major_locator(MaxNLocator(most, integer=integer, steps=STEPS))
     axis.set_major_formatter(FuncFormatter(lambda value, _: significant(round(value, 12))))
-
-
-def chart_axes(
-    figure: "Figure",
-    x: Sequence[float],
-    limits: tuple[float, float],
-    *,
-    margins: Margins = (46, 10, 8, 22),
-    intervals: int = 3,
-) -> "Axes":
-    """Add axes with round numbers at both ends of y, with at most `intervals` intervals, and x from the first to the
-    last step."""
-    from matplotlib.ticker import MaxNLocator
-
-    axes = panel_axes(figure, margins)
-    levels = MaxNLocator(intervals, steps=STEPS).tick_values(*limits)
-    texts = ([significant(round(level, 12), digits) for level in levels] for digits in range(3, 13))
-    axes.set_yticks(levels, next((labels for labels in texts if len(set(labels)) == len(levels)), None))
-    axes.set_ylim(levels[0], levels[-1])
-    low, high = min(x), max(x)
-    axes.set_xlim(low, high if high > low else low + 1)
-    ticks = MaxNLocator(5, integer=True, steps=STEPS).tick_values(low, high) if high > low else [low]
-    places = [t for t in ticks if low <= t <= high]
-    axes.set_xticks(places, [f"{t:,.0f}" for t in places])
-    return axes

@@ -5,7 +5,7 @@
     model_size     sizes of models, counted or published (`model_size.toml`)
     layout         ranks, their groups, and engines of a recipe, and whether they divide a model
     step_load      sequences of a step and their lengths
-    stages         the one model of time, a roofline: the duration of each stage     traffic   bytes that ranks send
+    stage_times    the one model of time, a roofline: the duration of each stage     traffic   bytes that ranks send
     memory         the one model of memory, in closed form: weights, gradients, optimizer, activations, KV cache
     forecast       a whole step, from a recipe: `plan_recipe`
     proposals      the best layouts for given devices

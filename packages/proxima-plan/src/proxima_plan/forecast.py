@@ -15,7 +15,7 @@ from proxima_plan.devices import Devices, Rates, this_machine
 from proxima_plan.layout import DeviceLayout, check_model, placed_ranks, planned_layout
 from proxima_plan.memory import DeviceMemory, device_memory, largest_micro_batch
 from proxima_plan.model_size import ModelFacts, trained_model
-from proxima_plan.stages import FIXED, Sequences, Stage, StageTimes
+from proxima_plan.stage_times import FIXED, Sequences, Stage, StageTimes
 from proxima_plan.step_load import BYTES, Load, load_of, load_of_examples
 
 Generate = Callable[[StageTimes, Load, int], Stage]

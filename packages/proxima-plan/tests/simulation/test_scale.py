@@ -17,7 +17,7 @@ from proxima_plan.simulation.lags import simulate_lag, simulate_lags
 from proxima_plan.simulation.scale import ScaledRun, conclusions, simulate_plan, simulate_scale, stops_paying
 from proxima_plan.simulation.simulated_run import figures_of
 from proxima_plan.simulation.times import Assumptions, Observed, Times
-from proxima_plan.stages import Sequences
+from proxima_plan.stage_times import Sequences
 
 H20 = device_kinds()["H20-96G"]
 MEAN = Assumptions(mean=2080.0)

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, request_response
 
@@ -93,20 +93,21 @@ class ScorerApp:
             raise HTTPException(415, f"Content-Encoding {coding!a:.40} is not read; send JSON as it is")
         try:
             async with asyncio.timeout(self.limits.read_seconds):
-                async for part in request.stream():
+                while not request.scope.get(READ):
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise HTTPException(499, GONE)
+                    part, request.scope[READ] = message.get("body", b""), not message.get("more_body")
                     if self.held + len(part) > 16 * limit:
                         raise HTTPException(503, "too many bytes of other requests wait", BUSY)
                     self.held += len(part)
                     body += part
                     if len(body) > limit:
                         raise HTTPException(413, f"the body has more than {self.limits.body_mb} MiB, --max-body-mb")
-        except ClientDisconnect:
-            raise HTTPException(499, GONE) from None
         except TimeoutError:
             request.scope[READ] = True
             reason = f"the body was not complete after {self.limits.read_seconds:g} s"
             raise HTTPException(408, reason, {"Connection": "close"}) from None
-        request.scope[READ] = True
 
     async def _score(self, request: Request, groups: Sequence[SubmittedGroup]) -> list[Scores]:
         """The scores of each group, unless the client leaves or the server ends before."""

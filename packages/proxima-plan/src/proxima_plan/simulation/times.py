@@ -7,7 +7,7 @@ from statistics import fmean
 
 from proxima.data.random import SIMULATED_BLOCK, SIMULATED_DRAW, mix, permutation
 from proxima_plan.forecast import StepPlan
-from proxima_plan.stages import Sequences
+from proxima_plan.stage_times import Sequences
 from proxima_plan.step_load import Load
 
 DRAWS = 1024  # of the lengths, for their mean

@@ -4,7 +4,7 @@ import pytest
 
 from proxima_plan.devices import device_rates, read_devices
 from proxima_plan.layout import DeviceLayout
-from proxima_plan.stages import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK, Sequences
+from proxima_plan.stage_times import BANDWIDTH, COMPUTE, FIXED, LONGEST, NETWORK, Sequences
 
 from .plans import LOAD, changed, planned
 
