@@ -40,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "list": ("proxima.cli.list", "list every kind of every slot"),
     "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
     "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
-    "plot": ("proxima.cli.plot", "plot surrogates, or the curves, trust region or timeline of a run"),
+    "plot": ("proxima.cli.plot", "plot surrogates, or the curves or the trust region of a run"),
     "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
     "verify": (PEERS, "check our mathematics against golden records of other implementations"),
     "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot; or the files of a run"),
