@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.side import clock
-from proxima.engine.decoder import Matrix
+from proxima.engine.decoder import Matrix, packs_bfloat16
 
 #: layers of these names and the same input are one product, as the engine has them
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -144,7 +144,7 @@ class Products:
         own = best(
             lambda: [matrix(inputs[w.shape[1]]) for matrix, w in zip(matrices, self.weights, strict=True)], repeats
         )
-        if self.device.type != "cpu" or self.dtype != torch.bfloat16:
+        if self.device.type != "cpu" or self.dtype != torch.bfloat16 or not packs_bfloat16():
             return min(plain, own)
         reordered = [torch.ops.mkldnn._reorder_linear_weight(w, rows) for w in self.weights]
         pairs = [(w, inputs[plain.shape[1]]) for w, plain in zip(reordered, self.weights, strict=True)]

@@ -260,7 +260,7 @@ class Matrix:
         parts = [(weight, None)] if isinstance(weight, Tensor) else weight
         self.dtype = dtype
         on_cpu = parts[0][0].device.type == "cpu"
-        self.packed = PACK and on_cpu and dtype == torch.bfloat16 and _packs()
+        self.packed = PACK and on_cpu and dtype == torch.bfloat16 and packs_bfloat16()
         self.tiles = _tiles(sum(len(part) for part, _ in parts), parts[0][0].shape[1]) if self.packed else None
         reused = None if before is None or self.packed else before
         kept = (None, None) if reused is None else (reused.weight, reused.bias)
@@ -312,7 +312,7 @@ def in_rows(product: Callable[[Tensor], Tensor], x: Tensor, limits: tuple[int, i
     return product(x)
 
 
-def _packs() -> bool:
+def packs_bfloat16() -> bool:
     """True if oneDNN can multiply bf16 by a packed matrix on this CPU; on one with AVX2 alone it can't."""
     return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
