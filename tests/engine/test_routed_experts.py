@@ -68,9 +68,13 @@ def test_a_completion_does_not_depend_on_its_neighbours(dtype):
 
 
 def test_replay_brings_bf16_nearer():
+    """Where engine and trainer round alike, on a processor without products of bfloat16, they choose the same."""
     completions = run(engine("bfloat16"), asked())
-    with_routes, without = (against_trainer(completions, torch.bfloat16, routes=r)[0] for r in (True, False))
-    assert with_routes.max() < without.max() and with_routes.mean() < without.mean()
+    replayed, own = (against_trainer(completions, torch.bfloat16, routes=routes) for routes in (True, False))
+    if int(replayed[1].route_counts[0]):
+        assert replayed[0].max() < own[0].max() and replayed[0].mean() < own[0].mean()
+    else:
+        assert torch.equal(replayed[0], own[0])
 
 
 @in_loop

@@ -58,12 +58,12 @@ def test_some_rows_with_and_some_without(tmp_path):
 
 def test_explain_says_that_the_data_has_no_such_column(tmp_path):
     def line(**options):
-        text = text_of(resolve("quickstart", [task]), gemm=1e12, **options)
+        text = text_of(resolve("quickstart", [task]), **options)
         return next(line for line in text.splitlines() if line.startswith("task.answer "))
 
     task = f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"
     assert line().split()[1] == "null" and "the data has no such column" in line()
-    values = {entry["path"]: entry for entry in as_json(resolve("quickstart", [task]), gemm=1e12)["values"]}
+    values = {entry["path"]: entry for entry in as_json(resolve("quickstart", [task]))["values"]}
     assert values["task.answer"]["value"] is None
     write(tmp_path / "rows.jsonl", [{"question": "Say a", ANSWER: "a"}])
     assert line(everything=True).split()[1] == "answer"

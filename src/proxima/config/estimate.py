@@ -3,11 +3,13 @@ of its data and the tokenizer. Memory and time are forecast by `proxima plan`, a
 
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from proxima.config.describe import kind_of
+from proxima.config.families import command_of
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -42,7 +44,10 @@ class StepEstimate:
             shares := self._read(lambda: config.task.shares(config.seed), "shares")
         ):
             self.notes.append(f"task: {shares}")
-        self._here = reads_model and not is_downloadable(config.model.path)
+        if downloadable := is_downloadable(path := config.model.path):
+            command = f"`proxima {command_of(config)}` downloads it (93 MB)"
+            self.notes.append(f"{Path(path).name}: it is not downloaded yet; {command}")
+        self._here = reads_model and not downloadable
         self.batch: StepSize | ExampleStep
         self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)
 

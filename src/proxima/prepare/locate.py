@@ -1,6 +1,7 @@
 """Locates the files of a source, in a path, the hub's cache, the hub, or the cache of `datasets`, sorted by side."""
 
 import glob
+import os
 import re
 from collections import Counter, defaultdict
 from contextlib import suppress
@@ -84,7 +85,7 @@ def _is_hub_name(given: str) -> bool:
 
 def _local(given: str, subset: str | None, part: Part) -> Sides:
     """Find the files of a path: of a folder both sides, else the part's own."""
-    place = Path(given).expanduser().absolute()
+    place = Path(given).expanduser()
     if place.is_dir():
         if (place / CARD).is_file() and any(place.glob("*.parquet")):
             raise UserError(f"{given} is prepared already (it holds a {CARD})", remedy="give the data as published")
@@ -126,7 +127,10 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
         found = DataFilesDict.from_patterns(get_data_patterns(str(folder)), base_path=str(folder))
     except FileNotFoundError:
         return {}
-    sides = {str(side): [Path(name) for name in sorted(names)] for side, names in found.items()}
+    whole = Path(os.path.abspath(folder))  # as `datasets` names it; messages name files as the user does
+    sides = {
+        str(side): [folder / Path(name).relative_to(whole) for name in sorted(names)] for side, names in found.items()
+    }
     return {
         side: [path for path in paths if path.suffix in SUFFIXES and path.name != "state.json"]
         for side, paths in sides.items()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ FUNCTIONS = "tests.runtime.placement.rank_functions"
 
 def running(folder: Path, act: str | int | None = None) -> tuple[RankHost, Iterator[Any]]:
     """An actor whose process has printed that it runs, and what it reports after that."""
-    host, environment = RankHost(), {"RANK": "1", "PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
+    host, environment = RankHost(), {"RANK": "1", "PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
     arguments = {"folder": str(folder), "acts": [{} if act is None else {"1": act}]}
     reports = host.run(f"{FUNCTIONS}:play", arguments, environment, os.getcwd())
     assert next(reports) == (1, ["waits 1"])
@@ -52,7 +53,7 @@ def test_the_process_ends_with_its_actor(tmp_path: Path) -> None:
 
 
 def test_lines_are_whole_and_the_last_may_be_a_part(tmp_path: Path) -> None:
-    paths = {"PYTHONPATH": os.environ["PYTHONPATH"] + os.pathsep + os.getcwd()}
+    paths = {"PYTHONPATH": os.pathsep.join([*sys.path, os.getcwd()])}
     *reports, code = RankHost().run(f"{FUNCTIONS}:write", {"text": "x" * 300_000 + "\ny\rz\r\nlast"}, paths, "/nowhere")
     assert code == 0 and {stream for stream, _ in reports} == {2}
     assert [line for _, lines in reports for line in lines] == ["x" * 300_000, "y\rz", "last"]

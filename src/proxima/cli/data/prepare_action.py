@@ -200,6 +200,8 @@ def _named_place(parts: Sequence["Part"], text: str) -> tuple[str, str]:
     name, equals, place = text.partition("=")
     if equals and name in {part.name for part in parts}:
         return name, place
+    if equals and "/" not in name and not Path(text).exists():
+        raise UserError(f"--from {text}: there is no part {name!r}; the parts are {', '.join(p.name for p in parts)}")
     if (main := _main(parts)) is None:
         choices = " or ".join(f"--from {part.name}={place or text}" for part in parts)
         raise UserError(f"--from {text}: which part is it? write {choices}")
