@@ -248,7 +248,7 @@ def test_the_view_follows_the_stream(monkeypatch):
     assert isinstance(screen(Terminal()), LogLines)
 
 
-def test_a_distillation_ends_with_what_was_learned(tmp_path, undrawn):
+def test_a_distillation_ends_with_what_was_learned(tmp_path):
     folder, stream, gaps = RunFolder(tmp_path / "run"), io.StringIO(), {1: 0.5, 2: 0.3, 3: 0.25}
     folder.begin()
     observer = RunViews(stream)
@@ -262,7 +262,7 @@ def test_a_distillation_ends_with_what_was_learned(tmp_path, undrawn):
     assert "Divergence from the teacher, first and last step 0.50 → 0.25" in words
 
 
-def test_all_watchers_together(tmp_path, undrawn):
+def test_all_watchers_together(tmp_path):
     """As the loop uses them: the lines on the stream and in log.txt, and the report when the last line names it."""
     folder, stream = make_run(tmp_path / "run", steps=2), io.StringIO()
     observer = RunViews(stream)

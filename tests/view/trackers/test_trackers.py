@@ -145,7 +145,6 @@ def test_a_tracker_that_hangs_is_noticed_during_the_run(folder):
     assert len(warnings) == 1 and "has not answered for 30 s" in warnings[0]
 
 
-@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_is_stopped_and_resumed(tiny_model, tmp_path, monkeypatch):
     """Tracked, broken and resumed, its numbers are those of a run that nobody tracked."""
 
