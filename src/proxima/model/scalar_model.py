@@ -134,9 +134,9 @@ def load_scalar_model(
         from proxima.model.parallel.refusals import require_splittable
 
         require_splittable(path, revision, sharding, adapters=lora is not None)
-    device_of_load = device if sharding is None else "cpu"
+    loaded_on = device if sharding is None else "cpu"
     if is_adapter(path):
-        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=device_of_load), scalar=True)
+        merged = load_merged(path, partial(_load_below, path, dtype=dtype, device=loaded_on), scalar=True)
         return on_ranks(merged, sharding, device)
     config, trained = scalar_config(path, revision, new_head=new_head is not None)
     if not trained:
@@ -146,7 +146,7 @@ def load_scalar_model(
         path,
         revision=revision,
         dtype=dtype,
-        device=device_of_load if lora else device,
+        device=loaded_on if lora else device,
         may_lack=() if trained else (f"{HEAD}.weight",),
         sharding=None if lora else sharding,
         config=config,

@@ -63,9 +63,9 @@ def stage_columns(
     filler = min(packed, key=len, default=None)
     values = _run(stage, [packed[i] for i in own], budget, share_prompt=share_prompt, ranks=ranks, filler=filler)
     everywhere = ranks.gather_shares(([order[i] for i in own], values))
-    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, columns_of in everywhere for name in columns_of}
-    for places, columns_of in everywhere:
-        for name, columns in columns_of.items():
+    out: dict[str, list[Any]] = {name: [()] * len(trajectories) for _, filled in everywhere for name in filled}
+    for places, filled in everywhere:
+        for name, columns in filled.items():
             for place, column in zip(places, columns, strict=True):
                 out[name][place] = column
     return out

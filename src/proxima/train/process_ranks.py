@@ -70,10 +70,8 @@ class ProcessRanks(Ranks):
         return problem
 
     def agree(self, problem: Exception | None) -> None:
-        told = (
-            None if problem is None else (f"{type(problem).__name__}: {problem}", isinstance(problem, NotFiniteError))
-        )
-        problems = self.gather_everywhere(told)
+        text = f"{type(problem).__name__}: {problem}"
+        problems = self.gather_everywhere(None if problem is None else (text, isinstance(problem, NotFiniteError)))
         rank = next((rank for rank, other in enumerate(problems) if other is not None), None)
         if rank is None:
             return

@@ -2,8 +2,12 @@
 
 from types import SimpleNamespace
 
-from proxima.runtime.placement.follower import RankParts, obey
-from proxima.train.messages import Stages
+import pytest
+
+from proxima.data import UserError
+from proxima.runtime.placement.follower import RankParts, obey, start_rank
+from proxima.train.messages import Stages, Start
+from proxima.train.ranks import ALONE
 
 
 def test_late_stages_are_made_when_rank_0_says_so_and_once():
@@ -20,3 +24,9 @@ def test_late_stages_are_made_when_rank_0_says_so_and_once():
     obey(Stages("policy"), parts)
     assert parts.stage("policy", "reference_log_prob") is parts.stage("policy", "reference_log_prob") is made[0]
     assert parts.stage("policy", "proximal_log_prob").policy is stack.model and len(made) == 1
+
+
+def test_a_node_that_does_not_see_the_checkpoint_loads_no_other_weights(tmp_path):
+    work = SimpleNamespace(hashes=dict, load=pytest.fail, rank_parts=pytest.fail)
+    with pytest.raises(UserError, match="the checkpoint .*000002 is not visible on this node; set folder=PATH"):
+        start_rank(Start(tmp_path, tmp_path / "checkpoints/000002"), lambda: work, ALONE)

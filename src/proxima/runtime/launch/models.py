@@ -9,7 +9,6 @@ import torch
 from proxima import __version__
 from proxima.data import FieldError, renamed
 from proxima.model import LoadedModel, PackedModel
-from proxima.model.model_source import ModelSource
 from proxima.model.pretrained import UnloadedModel, vocabulary_problem
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
@@ -17,7 +16,6 @@ from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.config.sections.model_section import ModelConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.config.sections.train_section import OptimizationConfig
     from proxima.model.parallel.sharding import Sharding
@@ -44,11 +42,6 @@ def read_beside(path: str, revision: str | None, field: str, policy: UnloadedMod
     if problem := vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
         raise FieldError(field, path, problem, remedy=remedy)
     return other
-
-
-def model_source(model: "ModelConfig") -> ModelSource:
-    """The model of a config."""
-    return model.source()
 
 
 def make_stack(

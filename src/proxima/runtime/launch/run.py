@@ -302,7 +302,7 @@ def _started(folder: Path, checkpoint: Checkpoint | None, ranks: Ranks) -> Abstr
 def _compare_files(hashes: Hashes, ranks: Ranks) -> None:
     """Check that every node reads the same files. Collective."""
     if ranks.size > 1:
-        from proxima.runtime.placement.follower import agree_on_files
+        from proxima.runtime.placement.agreement import agree_on_files
 
         agree_on_files(hashes, ranks)
 

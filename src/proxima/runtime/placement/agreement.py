@@ -4,7 +4,7 @@ import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -13,6 +13,7 @@ from proxima.config.comparable import flat_values
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 from proxima.data.environment import package_version
+from proxima.train.ranks import Ranks
 
 MIB = 2**20
 LEAST_SHARED = {"cpu": 1 * MIB, "cuda": 32 * MIB}  # bytes of /dev/shm for each rank of a node, for NCCL's buffers
@@ -69,6 +70,24 @@ def compare_facts(facts: Mapping[str, Mapping[str, Any]]) -> None:
             folder = tempfile.gettempdir()
             text = f"{name}: {folder} has {disk / MIB:,.1f} MiB free, and {LEAST_DISK / MIB:,.0f} are needed"
             raise UserError(text, remedy="free some space there, or set TMPDIR on that node")
+
+
+def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> None:
+    """Check that every node reads the same files. Collective.
+
+    Args:
+        hashes: called on the first rank of each node.
+
+    Raises:
+        UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
+    """
+    gathered = ranks.gather(hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
+    problem = None
+    try:
+        compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
+    except UserError as error:
+        problem = error
+    ranks.agree(problem)
 
 
 def compare_files(hashes: Mapping[str, Mapping[str, str] | None]) -> None:

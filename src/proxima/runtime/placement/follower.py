@@ -1,6 +1,5 @@
 """The ranks other than rank 0: they hold the same models and do what rank 0 tells them to."""
 
-import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from proxima.data import UserError
 from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.placement.agreement import compare_files
+from proxima.runtime.placement.agreement import agree_on_files
 from proxima.train import ForwardStage, LogProbStage, TrainStack
 from proxima.train.forward_stage import by_column
 from proxima.train.messages import Copy, End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
 
 FOLDER_SECONDS = 10.0  # for a shared file system to show a new folder
+SHARED = "set folder=PATH on a file system that all nodes share"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
         while not isinstance(message := ranks.receive(), End):
             try:
                 if isinstance(message, Start):
-                    parts = _start(message, make_work, ranks)
+                    parts = start_rank(message, make_work, ranks)
                 elif isinstance(message, Copy):
                     folders.follow(message)
                 else:
@@ -94,15 +94,16 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
         return summary
 
 
-def _start(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) -> RankParts:
+def start_rank(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) -> RankParts:
     """What `run.train` does on rank 0: data, files, weights, and the state of a checkpoint."""
     from proxima.train.checkpoint import read_checkpoint
     from proxima.train.checkpoint_restore import restore
 
     require_folder(message.folder)
-    work, path = make_work(), message.checkpoint
+    work, path, checkpoint = make_work(), message.checkpoint, None
     agree_on_files(work.hashes, ranks)
-    checkpoint = None if path is None else read_checkpoint(path)
+    if path is not None and (checkpoint := read_checkpoint(path)) is None:
+        raise UserError(f"the checkpoint {path} is not visible on this node", remedy=SHARED)
     loaded = work.load(None if checkpoint is None else str(checkpoint.model))
     parts = work.rank_parts(loaded, ComputeThread(), ranks, path)
     if checkpoint is not None:
@@ -110,31 +111,12 @@ def _start(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) 
     return parts
 
 
-def agree_on_files(hashes: Callable[[], Mapping[str, str]], ranks: Ranks) -> None:
-    """Check that every node reads the same files. Collective.
-
-    Args:
-        hashes: called on the first rank of each node.
-
-    Raises:
-        UserError: on rank 0; names rank, file and both hashes. The others raise Refused.
-    """
-    gathered = ranks.gather(hashes() if os.environ.get("LOCAL_RANK", "0") == "0" else None)
-    problem = None
-    try:
-        compare_files({ranks.name(rank): hashed for rank, hashed in enumerate(gathered)})
-    except UserError as error:
-        problem = error
-    ranks.agree(problem)
-
-
 def require_folder(folder: Path) -> None:
     """Raise if this node does not see the run folder that rank 0 has created: all ranks write checkpoints."""
     seconds = 0.0
     while not folder.is_dir():
         if seconds >= FOLDER_SECONDS:
-            remedy = "set folder=PATH on a file system that all nodes share"
-            raise UserError(f"the run folder {folder} is not visible on this node", remedy=remedy)
+            raise UserError(f"the run folder {folder} is not visible on this node", remedy=SHARED)
         time.sleep(0.5)
         seconds += 0.5
 
