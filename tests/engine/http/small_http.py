@@ -33,19 +33,27 @@ class HttpListener:
     def __init__(self):
         self.connections = 0  # ever
         self.handlers: set[asyncio.Task] = set()
+        self.life: object = None  # since `listen`, until `close`
 
     async def listen(self, port: int = 0) -> None:
-        self.server = await asyncio.start_server(self._connected, "127.0.0.1", port, limit=2**24)
+        life = self.life = object()
+        self.server = await asyncio.start_server(
+            lambda reader, writer: self._connected(life, reader, writer), "127.0.0.1", port, limit=2**24
+        )
         self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
 
     async def close(self) -> None:
         """Close every connection, and accept no other."""
+        self.life = None
         self.server.close()
         for task in list(self.handlers):
             task.cancel()
         await asyncio.gather(*self.handlers, return_exceptions=True)
 
-    async def _connected(self, reader, writer):
+    async def _connected(self, life, reader, writer):
+        if life is not self.life:  # accepted before `close`, begun after it
+            writer.transport.abort()
+            return
         task = asyncio.current_task()
         self.handlers.add(task)
         self.connections += 1
