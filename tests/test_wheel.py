@@ -123,6 +123,7 @@ def used(places, tmp_path_factory, tiny_model):
     return folder, json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.campaign("tests/test_wheel.py::test_it_holds_every_file_of_the_package_and_the_recipes")
 def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used):
     """With this environment's dependencies."""
     folder, (recipes, trained, init, shown, *refused, _, _, _) = used
@@ -136,6 +137,7 @@ def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used)
         assert f"\n    {name} " in shown[1]
 
 
+@pytest.mark.campaign("tests/test_wheel.py::test_another_one_holds_every_file_of_its_package[1-peers]")
 def test_other_commands_have_their_wheels(used):
     folder, (*_, converted, verified, planned) = used
     assert converted[:2] == [0, "wrote converted.yaml\n"] and (folder / "converted.yaml").is_file(), converted

@@ -70,7 +70,8 @@ TINY = {  # the options of each
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }
 LONG = {"rank_memory", "math_reward", "startup", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"}
-LONG |= {"nan_campaign", "decode_vs_hf", "kills"}  # each takes seconds, in processes of its own
+LONG |= {"nan_campaign", "decode_vs_hf", "kills", "advantage_scan", "replica_faults", "step_vs_trl", "where"}
+LONG |= {"simulate_vs_run", "seeds", "offline_vs_trl"}  # each takes seconds, in processes of its own
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
 

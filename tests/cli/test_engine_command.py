@@ -103,6 +103,7 @@ def served(tmp_path, monkeypatch):
     return tiny, saved(tiny, tmp_path / "tiny")
 
 
+@pytest.mark.campaign("tests/cli/test_engine_command.py::test_check_of_a_server_with_raw_log_probs_and_no_model")
 def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
     options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))

@@ -63,12 +63,14 @@ def cells(tiny_model, tmp_path_factory):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
+@pytest.mark.campaign("tests/api/test_python.py::test_a_run_in_tables")
 def test_what_the_cells_show(cells):
     for word, expected in TOLD.items():
         output = next(json.dumps(cell.outputs) for cell in cells if word in cell.source)
         assert all(text in output for text in expected), (word, output)
 
 
+@pytest.mark.campaign("tests/api/test_python.py::test_ctrl_c_writes_a_checkpoint_and_a_resume_ends_as_an_unbroken_run")
 def test_the_stop_button_of_a_notebook(cells):
     """A checkpoint is written, and the cell ends in a KeyboardInterrupt."""
     error, after = cells[-2].outputs[-1], cells[-1].outputs[0]

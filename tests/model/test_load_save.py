@@ -15,6 +15,7 @@ from safetensors.torch import save as save_bytes
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from proxima.data import FieldError
+from proxima.engine.decoder import packs_bfloat16
 from proxima.model import LoadedModel, Policy, files, load, save
 from proxima.model.load import ALIGNMENT
 from proxima.model.pretrained import check_path, load_config, load_shape, load_tokenizer
@@ -287,6 +288,7 @@ for rows in range(300, 601):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks glibc what is in use")
+@pytest.mark.skipif(not packs_bfloat16(), reason="oneDNN has no such products on this CPU, and keeps none")
 def test_shapes_of_products_fill_no_memory():
     """Each would take a megabyte in two caches of 1,024: a run of fifty steps held twice what it needs."""
     code, out, err = run_warm([sys.executable, "-c", SHAPES_AFTER_SHAPES])

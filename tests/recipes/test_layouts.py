@@ -18,8 +18,6 @@ GROUPS = {  # a recipe in a layout → its groups of ranks
     ("qwen3_30b_cppo", "qwen3_30b_128xH800"): {"context_parallel", "expert_parallel"},
     ("dapo_32b", "dapo_32b_8xH100"): {"tensor_parallel", "context_parallel"},
 }  # `python -m benchmarks.layouts --run` has the others
-SMALL = "tests/recipes/test_layouts.py::test_two_steps_on_four_ranks[qwen3_30b_cppo-qwen3_30b_128xH800]"
-FIRST, *OTHERS = GROUPS
 
 
 def test_the_formula_has_what_rehearsals_counted(tmp_path):
@@ -34,9 +32,8 @@ def test_the_formula_has_what_rehearsals_counted(tmp_path):
             assert row["rehearsal"]["fits"] and row["fits"]
 
 
-@pytest.mark.parametrize(
-    ("recipe", "layout"), [FIRST, *(pytest.param(*other, marks=pytest.mark.campaign(SMALL)) for other in OTHERS)]
-)
+@pytest.mark.campaign("tests/train/test_ranks.py::test_an_update_is_that_of_one_process[parts]")
+@pytest.mark.parametrize(("recipe", "layout"), GROUPS)
 def test_two_steps_on_four_ranks(recipe, layout, tmp_path):
     out = tmp_path / "run"
     words = [*on_four_ranks(recipe, f"layouts/{layout}", tmp_path), f"folder={out}"]

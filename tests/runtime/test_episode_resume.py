@@ -30,9 +30,7 @@ WAITING = pytest.mark.campaign(
 )
 
 
-@pytest.mark.parametrize(
-    "mode", [pytest.param(mode, marks=[WAITING] * (mode not in ("wait", "the next policy"))) for mode in ASYNCHRONOUS]
-)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[WAITING] * (mode != "wait")) for mode in ASYNCHRONOUS])
 def test_a_resumed_asynchronous_run_consumes_each_prompt_once(mode, tiny_model, tmp_path, mark):
     tree = episode_recipe(tiny_model("llama"), checkpoint__every=1, **OVERLAP | ASYNCHRONOUS[mode])
     interrupt_and_resume(go, tmp_path / "run", tree, "after step 2")

@@ -61,6 +61,7 @@ CHAINS = {  # of other runs than those with STANDARD: moment, end and interval o
 STANDARD = [(STEP_2, "died", 1)]
 BROAD = {  # as another run, with other settings that no resume reads
     "episodes of an engine's process",
+    "episodes, pruned",
     "episodes, returns of turns",
     "episodes, states in common",
     "episodes with a value head",

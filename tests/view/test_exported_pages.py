@@ -10,13 +10,12 @@ from proxima.runtime.state.rollouts import write_rollouts
 from proxima.view.comparison_page import write_comparison
 from proxima.view.report import write_report
 from tests.lab.runs import CONFIG, curve, make_sweep
-from tests.view.microscope.test_page import UNNAMED, axe_script, browser, needs_browser  # noqa: F401
+from tests.view.microscope.test_page import UNNAMED, axe_script, browser, looks, needs_browser  # noqa: F401
 from tests.view.microscope.test_stages import written
 from tests.view.synthetic import group, make_run, records
 from tests.view.test_report import HOSTILE
 
 pytestmark = needs_browser
-LOOKS = [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}]
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +120,7 @@ def test_the_results_need_no_script(browser, report, comparison):  # noqa: F811
         assert "Final table" in shown and "0.480 ± 0.025" in shown and "The curves need JavaScript" in shown
 
 
-@pytest.mark.parametrize("options", LOOKS)
+@pytest.mark.parametrize("options", looks("tests/view/test_exported_pages.py::test_both_can_be_read"))
 def test_both_can_be_read(browser, report, comparison, options):  # noqa: F811
     """No page is wider than the window; names, roles and contrast by axe-core, where it is installed."""
     for file in (report, comparison):

@@ -51,11 +51,11 @@ HYBRID = {"kind": "hybrid", "ranks_per_node": 2}
 CASES = [
     Case(model="qwen3", layout=BOTH, settings=AGAIN, trains="head"),
     Case(model="sparse", layout=BOTH, trains="reward"),
-    Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
     Case(model="sparse", layout={C: 2, E: 4}, routes=True),
-    Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
 ]
 BREADTH = (
+    Case(model="sparse", layout=BOTH, routes=True, settings=AGAIN),
+    Case(model="sparse", layout={T: 2, **HYBRID}, routes=True),
     Case(model="windows", layout=BOTH),
     Case(model="windows", layout=BOTH, trains="reward"),
     Case(model="llama", layout=BOTH),

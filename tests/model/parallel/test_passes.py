@@ -23,27 +23,27 @@ NOT_DORA = Lora(rank=4, alpha=8, targets=("q_proj", "o_proj"))
 CASES = [
     Case(model="llama", passes=(BOTH,), then=(forward_only, holds_gradients)),
     Case(model="qwen2", layout={"reshard_after_forward": False}, trains="head", settings=AGAIN, passes=(BOTH,)),
-    Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),
     Case(model="llama", layout=HYBRID, trains="head", passes=(BOTH,), then=(forward_only, holds_gradients)),
     Case(model="qwen2", layout=REPLICATE | SUM_LATER, passes=(IN_PARTS,), then=(forward_only, holds_gradients)),
     Case(model="qwen2", settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},), then=(without_adapter,)),
-    Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),
     Case(model="llama", layout=C4, passes=(IN_PARTS,), then=(same_files,)),
     Case(model="qwen3", layout=C4, settings=AGAIN, passes=(IN_PARTS,), then=(forward_only, outputs, short)),
     Case(model="gpt2", layout=C2, passes=(BOTH,), then=(forward_only,)),
     Case(model="windows", layout=C4, passes=(IN_PARTS,), then=(outputs,)),
-    Case(model="llama", layout=C2 | HYBRID, trains="head", settings=AGAIN, passes=(BOTH,)),
-    Case(model="qwen2", layout=C4, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
     Case(model="llama", layout=C2, trains="scalar", then=(scores,)),
-    # 4 query heads that read 2 key heads
-    Case(model="qwen3", layout=C3, ranks=3, settings=AGAIN, passes=({"parts": 2},)),
     Case(model="qwen3_moe", layout=E4, passes=(BOTH,), then=(forward_only, few_chosen, same_loop)),
     Case(model="qwen3_moe", layout=E2, settings=AGAIN, passes=({"updates": 2}, {"parts": 2, "busy": 1})),
-    Case(model="qwen3_moe", layout=E2 | HYBRID, passes=(BOTH,)),
     Case(model="six", layout=E2, passes=({"parts": 2},)),
-    Case(model="mixtral", layout=E2, trains="head", passes=(ONE_IDLE,)),
 ]
 BREADTH = [
+    Case(model="qwen2", layout={"offload": True}, trains="head", passes=(BOTH,), then=(forward_only,)),
+    Case(model="llama", ranks=1, passes=(IN_PARTS,), then=(forward_only,)),
+    Case(model="llama", layout=C2 | HYBRID, trains="head", settings=AGAIN, passes=(BOTH,)),
+    Case(model="qwen2", layout=C4, settings=AGAIN | {"lora": LORA}, passes=({"parts": 2},)),
+    # 4 query heads that read 2 key heads
+    Case(model="qwen3", layout=C3, ranks=3, settings=AGAIN, passes=({"parts": 2},)),
+    Case(model="qwen3_moe", layout=E2 | HYBRID, passes=(BOTH,)),
+    Case(model="mixtral", layout=E2, trains="head", passes=(ONE_IDLE,)),
     Case(model="experts", passes=(BOTH,)),
     Case(model="qwen2", trains="scalar", passes=(ONE_IDLE,)),
     Case(model="qwen2", layout=REPLICATE, trains="head", passes=(BOTH,), then=(forward_only, holds_gradients)),
@@ -74,10 +74,10 @@ CASES += [
     tensor("llama", T4, passes={"parts": 2}, first=(same_files,)),
     tensor("qwen2", KEEPS, 2, trains="head", settings=AGAIN, then=(same_tokens,)),
     tensor("experts", KEEPS, 2, trains="head", first=(same_files,), then=(same_tokens,)),
-    tensor("qwen3", T2 | {"offload": True}, 2, updates=2),
     tensor("qwen2", T2 | HYBRID, trains="head", passes=BOTH, first=(same_files,)),
 ]
 BREADTH += [
+    tensor("qwen3", T2 | {"offload": True}, 2, updates=2),
     tensor("llama", T2, 2, trains="scalar"),
     *(tensor(model, T4, updates=2) for model in ("qwen2", "qwen3", "experts")),
     tensor("qwen2", T2, passes={"parts": 3}),

@@ -94,6 +94,7 @@ def test_the_devices_of_a_server_are_shared_out_to_its_ranks():
     assert group.devices() == [("4",), ("5",), ("0",), ("1",)]
 
 
+@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
 @pytest.mark.waits
 def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_group, "LOOK_SECONDS", 0.05)
@@ -137,9 +138,7 @@ def test_a_server_whose_actor_is_killed_comes_back_at_the_same_door(tmp_path, mo
         time.sleep(0.05)
 
 
-@pytest.mark.campaign(
-    "tests/runtime/placement/test_engine_group.py::test_a_server_whose_actor_is_killed_comes_back_at_the_same_door"
-)
+@pytest.mark.campaign("tests/engine/http/test_ranked_run.py::test_servers_that_die_return_and_join_late")
 @pytest.mark.waits
 def test_a_run_that_shares_its_devices_with_servers_of_which_one_is_killed(tiny_model, tmp_path):
     """The death costs no step, and the servers sleep during each update."""

@@ -112,6 +112,7 @@ def test_several_processes_of_a_local_run(tiny_model: Tiny, tmp_path: Path, caps
     assert capsys.readouterr().err == f"error: placement.kind=local (command line): {line}\n"
 
 
+@pytest.mark.campaign("tests/runtime/state/test_resume.py::test_ctrl_c_in_a_real_process")
 def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_model: Tiny, tmp_path: Path) -> None:
     """In the unbroken one a rank warns."""
     hold, held = tmp_path / "hold", tmp_path / "hold.held"

@@ -41,6 +41,7 @@ def comparable(run_traces):
     return run_traces | {"metrics": metrics, "state": run_traces["state"] | {"cursor": None}}
 
 
+REPLAY = "tests/runtime/state/test_replay.py::test_a_replay_with_the_same_algorithm_is_the_same_run"
 REPLAYED = [
     "policy",
     "likeliest tokens and greedy baselines",
@@ -48,7 +49,7 @@ REPLAYED = [
     "sampling masks",
     "routed experts",
     "teacher",
-    "episodes",
+    pytest.param("episodes", marks=pytest.mark.campaign(f"{REPLAY}[policy]")),
 ]
 
 

@@ -162,7 +162,7 @@ def test_groups_say_how_many_completions_were_trained(browser):
 
 
 @needs_browser
-@pytest.mark.parametrize("width", [1000, 1280, 1600])
+@pytest.mark.parametrize("width", [1000, 1600])
 def test_a_question_is_cut_only_where_its_row_is_full(width, browser):
     run = MadeRun()
     run.text = lambda words: words.replace("What is", "Of these, what is")  # 24 characters
@@ -433,8 +433,17 @@ def test_a_running_step_appears_by_itself(browser):
         page.wait_for_selector("#live:has-text('step 13')")
 
 
+LOOKS = {"phone": {"viewport": {"width": 360, "height": 740}}, "desk": {}, "dark": {"color_scheme": "dark"}}
+
+
+def looks(test):
+    """The page on a phone; on a desk and in the dark as campaigns."""
+    mark = pytest.mark.campaign(f"{test}[phone]")
+    return [pytest.param(look, marks=[mark] * (name != "phone"), id=name) for name, look in LOOKS.items()]
+
+
 @needs_browser
-@pytest.mark.parametrize("options", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}])
+@pytest.mark.parametrize("options", looks("tests/view/microscope/test_page.py::test_every_view_can_be_read"))
 def test_every_view_can_be_read(options, browser):
     """No view is wider than the window; names, roles and contrast by axe-core, where it is installed."""
     with opened(browser, MadeRun(), **options) as page:
@@ -454,9 +463,11 @@ def test_every_view_can_be_read(options, browser):
                 ]
                 assert serious == []
         page.visit("completion")
-        for tint in page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)"):
-            page.select_option('[aria-label="Tint"]', tint)
-            assert page.evaluate(CONTRAST) >= 4.5, tint
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            for tint in page.locator('[aria-label="Tint"] option').evaluate_all("all => all.map((one) => one.value)"):
+                page.select_option('[aria-label="Tint"]', tint)
+                assert page.evaluate(CONTRAST) >= 4.5, (scheme, tint)
 
 
 def axe_script():

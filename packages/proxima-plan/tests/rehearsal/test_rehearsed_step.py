@@ -65,7 +65,9 @@ CASES: dict[str, tuple[str, list[str], dict[str, int]]] = {
 
 HERE = "packages/proxima-plan/tests/rehearsal/test_rehearsed_step.py::"
 SIBLINGS = {  # kinds with the waits of another one, which `make test` runs: the parts of a step are the same
-    "cppo": (
+    "value head": (
+        "critic",
+        "cppo",
         "policy gradient",
         "loglinear",
         "importance sampling",
@@ -74,10 +76,9 @@ SIBLINGS = {  # kinds with the waits of another one, which `make test` runs: the
         "mask",
         "entropy",
         "sampling masks",
+        *("reference", "recompute", "lora", "pruning", "next policy"),
     ),
-    "reference": ("recompute", "lora", "pruning", "next policy"),
-    "value head": ("critic",),
-    "dpo over the whole batch": ("online dpo", "dpo", "kto", "reward model"),
+    "dpo over the whole batch": ("online dpo", "dpo", "kto", "reward model", "sft"),
     "clip_cov": ("m2po", "second_moment", "dropping rejection"),
 }
 
