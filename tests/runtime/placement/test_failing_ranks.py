@@ -138,9 +138,6 @@ def test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one(tiny_
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
-@pytest.mark.campaign(
-    "tests/runtime/placement/test_failing_ranks.py::"
-    "test_ctrl_c_writes_a_checkpoint_and_the_resumed_run_is_an_unbroken_one"
-)
+@pytest.mark.campaign("tests/runtime/placement/test_failing_ranks.py::test_the_other_ranks_end_when_rank_0_is_killed")
 def test_kills_of_ranks_lose_and_double_nothing(tmp_path: Path) -> None:
     campaign(kills=1, ranks=2, seed=1, root=tmp_path)
