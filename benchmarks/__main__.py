@@ -6,25 +6,19 @@ import sys
 
 from benchmarks.harness import HERE, result_name
 
-#: quick ones first; the last three train several models each
+#: quick ones first; the last two train several models each
 CLAIMS = (
-    "startup",
     "view",
     "simulate_vs_run",
-    "advantage_scan",
-    "cppo_mask",
     "shared_prompt",
     "shared_paths",
     "pruned_update",
-    "correction_cost",
     "math_reward",
-    "replica_faults",
     "vllm_throughput",
     "plan",
     "layouts",
     "rank_memory",
     "rank_speed",
-    "routing_replay",
     "kills",
     "nan_campaign",
     "ranks",
@@ -34,7 +28,6 @@ CLAIMS = (
     "step_vs_trl",
     "offline_vs_trl",
     "async_vs_sync",
-    "seeds",
     "segment_wise",
 )
 

@@ -29,7 +29,7 @@ DECODE, LONG = ("decode_vs_hf", "ratio", ".1f"), ("shared_prompt", "shapes/256x6
 VLLM = ("vllm_throughput/results/2026-11-23_2-cores.json", "ratios/local engine", ".1f")
 GRADED = ("math_reward", "per_second/0", ".0f")
 PRODUCTS = "limits/products"
-MASK, PRUNED = ("cppo_mask", "shapes/4096x256/ratio", ".0f"), ("pruned_update", "ratio/P=0.875", ".1f")
+PRUNED = ("pruned_update", "ratio/P=0.875", ".1f")
 
 
 def measured(words: str, *numbers: Number) -> Figure:
@@ -49,7 +49,6 @@ FIGURES: tuple[Figure, ...] = (
     measured("| decode, 64 rows x 64 tokens | `generate` of transformers 5.23 | {} |", DECODE),
     measured("| generation, 32 at once, one thread | a vLLM 0.32 server on the CPU | {} |", VLLM),
     measured("| the prompt computed for each completion | {} |", LONG),
-    measured("| CPPO's mask, 4,096 x 256 tokens | a loop over sequences | {} |", MASK),
     measured("| an update with 7 of 8 completions pruned | all completions | {} |", PRUNED),
     measured(
         "| grading mathematics, {} answers a second on two workers | math-verify alone, in one process | {} |",
@@ -82,7 +81,6 @@ FIGURES: tuple[Figure, ...] = (
         "| {} × (4 turns), {} × (8 turns; ",
         (("shared_paths", "shapes/4x50x200/ratio", ".1f"), ("shared_paths", "shapes/8x50x100/ratio", ".1f")),
     ),
-    (BENCHMARKS, "| {} × and {} × as fast | 1 |", (MASK, ("cppo_mask", "shapes/256x16384/ratio", ".1f"))),
     (
         BENCHMARKS,
         "| {} a second; math-verify alone in one process {} |",

@@ -18,26 +18,18 @@ from benchmarks.kills import asynchronous, episodes
 from benchmarks.simulate_vs_run.run import SETTINGS
 from proxima.process import start as starting
 from proxima.runtime.watch.activity import Activity
-from proxima.view.microscope import viewer_process
 from proxima_plan.rehearsal import rehearsal
 from tests.benchmarks.processes import Subprocess
 from tests.cli.warm_rehearsals import WarmExecutor
 from tests.runtime.episode_world import MARK
 
 BATCH = ["--prompts", "2", "--completions", "2"]
-SHORT_RUN = ["train.steps=1", "train.prompts_per_step=2", "train.completions_per_prompt=2", "train.warmup_steps=0"]
-SHORT_RUN += ["train.updates_per_step=1", "eval.limit=2", "sampling.max_tokens=4"]
 TINY = {  # the options of each
-    "startup": ["--runs", "1", "--set", *SHORT_RUN],
     "simulate_vs_run": ["--steps", "4"],
-    "advantage_scan": ["--shapes", "2x9"],
-    "cppo_mask": ["--shapes", "3x17"],
     "shared_prompt": ["--shapes", "5x3", "70+5x3", *BATCH],
     "shared_paths": ["--shapes", "3x4x9", "--prompt", "3", "--completions", "1"],
     "pruned_update": ["--shape", "5x3", "--rates", "0", "0.5", "--prompts", "1", "--completions", "4"],
-    "correction_cost": ["--sequences", "3", "--tokens", "5"],
     "math_reward": ["--answers", "48", "--plain", "8", "--workers", "1"],
-    "replica_faults": ["--prompts", "4", "--callers", "2"],
     "vllm_throughput": ["--requests", "2", "--tokens", "3"],
     "layouts": ["--only", "qwen3_4b_grpo"],
     "rank_memory": ["--ranks", "1", "--tokens", "60", "--length", "12"],
@@ -54,7 +46,6 @@ TINY = {  # the options of each
         "one process",
         "two ranks",
     ],
-    "routing_replay": ["--repeats", "1", "--prompts", "2", "--tokens", "4", "--scales", "2"],
     "kills": ["--kills", "1"],
     "nan_campaign": ["--places", "1"],
     "ranks": ["--only", "SFT, tiny Qwen3, SGD", "--ranks", "2"],
@@ -65,13 +56,13 @@ TINY = {  # the options of each
     "offline_vs_trl": ["--rows", "2", "--words", "10", "--peer-python", "none"],
     "async_vs_sync": ["--seeds", "1", "--steps", "5"],
     "plan": [],
-    "seeds": ["--seeds", "1", "--algorithms", "cppo", "--set", *SHORT_RUN],
-    "view": ["--shape", "8x20", "--long", "40", "--seconds", "1", "--steps", "1"],
+    "view": ["--shape", "8x20", "--long", "40"],
     "segment_wise": ["--seeds", "1", "--steps", "7", "--sides", "sdp"],
 }
-LONG = {"rank_memory", "math_reward", "startup", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"}
-LONG |= {"nan_campaign", "decode_vs_hf", "kills", "advantage_scan", "replica_faults", "step_vs_trl", "where"}
-LONG |= {"simulate_vs_run", "seeds", "offline_vs_trl"}  # each takes seconds, in processes of its own
+LONG = {  # each takes seconds, in processes of its own
+    *("rank_memory", "math_reward", "view", "ranks", "rank_speed", "segment_wise", "async_vs_sync"),
+    *("nan_campaign", "decode_vs_hf", "kills", "step_vs_trl", "where", "simulate_vs_run", "offline_vs_trl"),
+}
 PEERS = {"step_vs_trl.trl_side", "offline_vs_trl.trl_side"}
 
 
@@ -129,7 +120,7 @@ def measured(monkeypatch, tiny_model, tmp_path, capsys):
         changes = {"CACHE": tmp_path / "cache", "Side": Sides, "subprocess": started}
         changes |= {"Popen": started.Popen, "run_process": started.run}
         parts = [part for name, part in sys.modules.items() if name.startswith(f"benchmarks.{claim}.")]
-        for place in (harness, long_tail, viewer_process, *parts):
+        for place in (harness, long_tail, *parts):
             for name in changes.keys() & vars(place).keys():
                 monkeypatch.setattr(place, name, changes[name])
         monkeypatch.setattr(rehearsal, "ProcessPoolExecutor", WarmExecutor)
@@ -188,8 +179,6 @@ def test_it_runs(claim, measured):
     assert result["machine"]["cores"] >= 1 and result["versions"]["proxima"]
     if claim in ("kills", "nan_campaign", "ranks"):
         assert result["wrong"] == []
-    elif claim in ("replica_faults",):
-        assert result["reached"]
     elif claim == "simulate_vs_run":
         assert set(result["runs"]) == {"lag 1", "lag 3", "lag 3, times of lag 1"}
     else:
