@@ -34,14 +34,14 @@ def main() -> int:
 
     make_pairs(options.solutions)
     evaluate("models/smollm2-135m-instruct", "base", [*questions, *few])
-    stage("sft", "sft", [*questions, *([f"eval.task.path={gsm8k}"] if gsm8k else []), *short])
+    stage("sft", [*questions, *([f"eval.task.path={gsm8k}"] if gsm8k else []), *short])
     export("sft")
     evaluate(RUNS / "models/sft", "sft", [*questions, *few])
-    stage("reward", "reward", short)
+    stage("reward", short)
     export("reward")
-    stage("train", "ppo", [*questions, *short])
+    stage("ppo", [*questions, *short])
     evaluate(RUNS / "ppo", "ppo", [*questions, *few])
-    stage("dpo", "dpo", short)
+    stage("dpo", short)
     evaluate(RUNS / "dpo", "dpo", [*questions, *few])
     print("\n" + table())
     return 0
@@ -55,13 +55,13 @@ def make_pairs(solutions: Path | None) -> None:
     run([sys.executable, "examples/gsm8k_pairs.py", str(PAIRS), *given])
 
 
-def stage(command: str, name: str, words: list[str]) -> None:
+def stage(name: str, words: list[str]) -> None:
     """Run a training, resuming it if it was interrupted."""
     print(f"\n---- {name}", flush=True)
     if finished(name):
         print(f"{RUNS / name} is done")
         return
-    run([*PROXIMA, command, f"classic/{name}", *words, "--resume"])
+    run([*PROXIMA, "train", f"classic/{name}", *words, "--resume"])
 
 
 def finished(name: str) -> bool:

@@ -36,7 +36,6 @@ PUBLIC_ROOMS = tuple(
 ALLOWED_MODULES = {
     "protocol": "every room with a protocol keeps it in protocol.py",
     "export": "the command, and what it does",
-    "schema": "the command, and what it writes",
     "presets": "every table of presets is in presets.py",
     "gsm8k": "the task and the reward of one data set",
     "reasoning_gym": "the task and the reward of one package",
@@ -49,7 +48,7 @@ ALLOWED_MODULES = {
 }
 ALLOWED_FUNCTIONS = {
     "convert": "the protocol of a peer's converter: every one has a `convert(options)`",
-    "command_of": "the protocol of a peer's trainings without rewards",
+    "training_of": "the protocol of a peer's trainings without rewards",
     "convert_offline": "the protocol of a peer's trainings without rewards",
     "rules_of": "the protocol of a peer's trainings without rewards",
     "main": "what a console script or a spawned process starts",

@@ -50,7 +50,7 @@ def reference() -> str:
     parts = [HEAD, "## Fields\n"]
     parts += [f"{section}\n" for section in sections(RunConfig, "")]
     for family in OFFLINE:
-        parts.append(f"## Fields of `proxima {family.command}`\n")
+        parts.append(f"## Fields of {family.name} recipes\n")
         same = shared(family.root)
         parts.append("What is not listed is as above: " + ", ".join(f"`{name}`" for name in same) + ".\n")
         parts += [f"{section}\n" for section in sections(family.root, "", skip=same)]
@@ -144,8 +144,11 @@ def pages() -> dict[Path, str]:
     """Return the text of every generated page, and of those with a generated table."""
     import method_pages
 
+    from proxima.config.json_schema import schema_text
+
     tables = {REFERENCE.parent / page: with_metrics(page) for page in METRICS}
-    return {REFERENCE: reference(), **tables, **method_pages.pages()}
+    schema = {REPOSITORY / "recipes" / "schema.json": schema_text()}
+    return {REFERENCE: reference(), **schema, **tables, **method_pages.pages()}
 
 
 def main() -> int:
@@ -165,9 +168,6 @@ def main() -> int:
     for path, text in (pages() | method_pages.figures()).items():
         path.write_text(text, encoding="utf-8")
         print(path.relative_to(REPOSITORY))
-    from proxima.cli.main import main as proxima
-
-    proxima(["schema", str(REPOSITORY / "recipes" / "schema.json")])
     if (DEMO / "summary.json").is_file():
         from proxima.view.chart import write_figure
         from proxima.view.curve import LearningCurve

@@ -112,9 +112,9 @@ def used(places, tmp_path_factory, tiny_model):
         os.pathsep.join((str(places / "site"), str(places / "dependencies"))),
     )
     train = ["train", "quickstart", *SMALL, f"model.path={tiny_model('llama')}"]
-    lines = [["list", "recipes"], train, ["init"], ["--help"], ["convert", EXAMPLE], ["verify", RECORDS], PLANNED]
+    lines = [["list", "recipes"], train, ["init"], ["--help"], ["peers", "verify", RECORDS], PLANNED]
     lines += [["path", str(places / name)] for name in ("peers", "plan")]
-    lines += [["convert", EXAMPLE, "--out", "converted.yaml"], ["verify", RECORDS], PLANNED]
+    lines += [["peers", "convert", EXAMPLE, "--out", "converted.yaml"], ["peers", "verify", RECORDS], PLANNED]
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-S", "-P", "-c", COMMANDS]  # without site: the path, and no more
     settings = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "check": False}
@@ -131,7 +131,7 @@ def test_it_trains_in_an_empty_folder_and_other_commands_need_their_wheels(used)
     assert trained[0] == 0 and "done: 2 steps" in trained[1] and (folder / "run" / "report.html").is_file(), trained
     assert "# quickstart:" in (folder / "run" / "config.yaml").read_text()
     assert init[0] == 0 and (folder / "recipe.yaml").is_file(), init
-    others = {"convert": "proxima-peers", "verify": "proxima-peers", "plan": "proxima-plan"}
+    others = {"peers": "proxima-peers", "plan": "proxima-plan"}
     for (name, package), answer in zip(others.items(), refused, strict=True):
         assert answer == [2, "", f"error: proxima {name} needs the package {package}; pip install {package}\n"]
         assert f"\n    {name} " in shown[1]

@@ -1,4 +1,4 @@
-"""Our side: `proxima sft` or `proxima dpo`, held after each step until the next one is requested."""
+"""Our side: SFT or DPO, held after each step until the next one is requested."""
 
 import os
 import tempfile
@@ -38,7 +38,6 @@ class Turn(Observer):
 def main() -> None:
     channel, settings = Channel(), argument()
     from proxima.config import load_recipe
-    from proxima.config.families import FAMILIES
     from proxima.runtime.launch.run import train
 
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +57,7 @@ def main() -> None:
         }
         if settings["method"] == "dpo":
             recipe["preference"] = {**recipe["preference"], "cache": f"{folder}/reference"}
-        resolved = load_recipe(recipe, root=FAMILIES[settings["method"]].root)
+        resolved = load_recipe(recipe, root=None)
         train(resolved.config, resolved=resolved, observer=Turn(channel))
 
 

@@ -72,7 +72,7 @@ def step_of(words: list[str], launcher: str, ranks: int, sharding: str, folder: 
         common += [f"placement={{kind: torchrun, sharding: {sharding}}}"]
     if launcher == "ray":
         common += [f"placement={{kind: ray, ranks: {ranks}, gpus_per_rank: 0, sharding: {sharding}}}"]
-    command += ["-m", "proxima.cli.main", "sft", recipe, *words, *common, "--quiet"]
+    command += ["-m", "proxima.cli.main", "train", recipe, *words, *common, "--quiet"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     subprocess.run(command, cwd=HERE.parent, env=env, check=True, stdout=subprocess.PIPE)
     records: list[dict[str, Any]] = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

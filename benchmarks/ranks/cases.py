@@ -13,6 +13,7 @@ FLOAT32 = ("model.compute_dtype=float32",)
 RL = ("eval.limit=4", "sampling.max_tokens=6", "engine.slots=8", "engine.dtype=float32")
 RL += ("train.prompts_per_step=4", "train.completions_per_prompt=4", "train.warmup_steps=2")
 OFFLINE = ("train.examples_per_step=4", "eval.limit=4")
+FIXED_DATA = ("cpu/sft", "cpu/dpo", "cpu/reward")  # recipes without rewards
 REFILL = "algorithm.selection=[{kind: drop_uniform_groups}, {kind: prune, rate: 0.5, allocate: true}]"
 SMALLER = ("train.updates_per_step=2", "train.steps=3", "train.optimizer.lr=0.02")  # unbounded ratios amplify rounding
 ASYNC = ("runtime.max_lag=2", "runtime.max_concurrent_rollouts=8", "engine.interrupt=finish")
@@ -35,7 +36,6 @@ class Case:
 
     name: str
     row: str = "training"
-    command: str = "train"
     recipe: str = "quickstart"
     model: str = "llama"
     overrides: Sequence[str] = ()
@@ -52,12 +52,12 @@ class Case:
     def words(self, models: Path, folder: Path, rollouts: Path | None = None, more: Sequence[str] = ()) -> list[str]:
         """Return the command line without placement; `more` are further overrides."""
         overrides = [f"model.path={models / self.model}", *COMMON, *(() if self.bfloat16 else FLOAT32)]
-        overrides += [*OFFLINE] if self.command != "train" else [EVEN, *RL]
+        overrides += [*OFFLINE] if self.recipe in FIXED_DATA else [EVEN, *RL]
         overrides += [f"train.optimizer={SGD}"] if self.sgd else []
         own = [text.replace("MODELS", str(models)).replace("FOLDER", str(folder)) for text in [*self.overrides, *more]]
         overrides += own
         last = {text.partition("=")[0]: text for text in overrides}
-        words = [self.command, f"recipes/{self.recipe}.yaml", f"folder={folder}"]
+        words = ["train", f"recipes/{self.recipe}.yaml", f"folder={folder}"]
         return [*words, *last.values(), *([] if rollouts is None else ["--rollouts", str(rollouts)])]
 
 
@@ -80,23 +80,22 @@ def write_uneven(models: Path) -> None:
 
 
 UNEVEN = ("task={kind: jsonl, path: MODELS/uneven.jsonl}", "eval.task=null", "eval.every=0", "eval.limit=0")
-KINDS = (  # name, command, recipe, overrides
-    ("GRPO with a trust region", "train", "quickstart", ()),
-    ("LoRA", "train", "cpu/lora", ()),
-    ("critic", "train", "cpu/ppo_critic", ()),
-    ("DPO", "dpo", "cpu/dpo", ()),
-    ("SFT", "sft", "cpu/sft", ()),
-    ("reward model", "reward", "cpu/reward", ()),
+KINDS = (  # name, recipe, overrides
+    ("GRPO with a trust region", "quickstart", ()),
+    ("LoRA", "cpu/lora", ()),
+    ("critic", "cpu/ppo_critic", ()),
+    ("DPO", "cpu/dpo", ()),
+    ("SFT", "cpu/sft", ()),
+    ("reward model", "cpu/reward", ()),
 )
 
 
 def training() -> Iterator[Case]:
     """Yield the first row of the table: kinds of training."""
-    for name, command, recipe, overrides in KINDS:
+    for name, recipe, overrides in KINDS:
         for sgd in (True, False):
             yield Case(
                 name=f"{name}, tiny Qwen3, {'SGD' if sgd else 'AdamW'}",
-                command=command,
                 recipe=recipe,
                 overrides=overrides,
                 model="qwen3",
@@ -174,12 +173,11 @@ def batches() -> Iterator[Case]:
         overrides=(teacher[0].replace("teacher}", "teacher, divergence: {kind: reverse_kl, top_k: 0}}"),),
     )
     yield Case(row=row, name="uneven prompts", overrides=(*UNEVEN,), sgd=True)
-    for command, recipe in (("sft", "cpu/sft"), ("dpo", "cpu/dpo"), ("reward", "cpu/reward")):
+    for recipe in FIXED_DATA:
         rest = ("eval.task=null", "eval.every=0", "eval.limit=0", "train.tokens_per_micro_batch=200")
         yield Case(
             row=row,
-            name=f"uneven rows, {command}, micro-batches of 200",
-            command=command,
+            name=f"uneven rows, {recipe.removeprefix('cpu/')}, micro-batches of 200",
             recipe=recipe,
             overrides=(UNEVEN[0], *rest),
             sgd=True,
@@ -193,7 +191,6 @@ def batches() -> Iterator[Case]:
     yield Case(
         row=row,
         name="ranks without a token: one pair",
-        command="dpo",
         recipe="cpu/dpo",
         overrides=("train.examples_per_step=1",),
         sgd=True,
@@ -284,24 +281,17 @@ def odd() -> Iterator[Case]:
         row=row,
         sizes=(2,),
         name="KTO",
-        command="dpo",
         recipe="cpu/dpo",
         overrides=("preference.loss=[{kind: kto}]", "train.optimizer.lr=0.02", *UNEVEN),
         sgd=True,
     )
     yield Case(
-        row=row,
-        sizes=(2,),
-        name="DPO, reference not cached",
-        command="dpo",
-        recipe="cpu/dpo",
-        overrides=("preference.cache=null",),
+        row=row, sizes=(2,), name="DPO, reference not cached", recipe="cpu/dpo", overrides=("preference.cache=null",)
     )
     yield Case(
         row=row,
         sizes=(2,),
         name="two preference losses",
-        command="dpo",
         recipe="cpu/dpo",
         overrides=("preference.loss=[{kind: sigmoid, beta: 0.1}, {kind: sft}]",),
     )

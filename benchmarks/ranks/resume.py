@@ -15,11 +15,10 @@ PLACED = "placement=torchrun"
 CASES = (
     Case(name="GRPO with a trust region", row="resume", overrides=("checkpoint.every=1",)),
     Case(name="critic", row="resume", recipe="cpu/ppo_critic", overrides=("checkpoint.every=1",)),
-    Case(name="DPO", row="resume", command="dpo", recipe="cpu/dpo", overrides=("checkpoint.every=1",)),
+    Case(name="DPO", row="resume", recipe="cpu/dpo", overrides=("checkpoint.every=1",)),
     Case(  # the reference is loaded once more
         name="DPO, reference not cached",
         row="resume",
-        command="dpo",
         recipe="cpu/dpo",
         overrides=("checkpoint.every=1", "preference.cache=null"),
     ),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from inspect import Signature
 
 __version__ = "0.1.0"
-__all__ = ["RunEnded", "UserError", "__version__", "dpo", "evaluate", "load_run", "reward_model", "sft", "train"]
+__all__ = ["RunEnded", "UserError", "__version__", "evaluate", "load_run", "train"]
 
 
 class CallableRoom(ModuleType):
@@ -40,10 +40,6 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(f"proxima.{name}")
     if name in __all__:
         return getattr(importlib.import_module("proxima.api"), name)
-    if not name.startswith("_"):
-        families = importlib.import_module("proxima.config.families")
-        if name in {family.function for family in families.OFFLINE}:
-            return getattr(importlib.import_module("proxima.api.training"), name)
     raise AttributeError(f"module 'proxima' has no attribute {name!r}")
 
 

@@ -143,7 +143,7 @@ def test_a_whole_episode(table, roomy, proxima, tiny_model, monkeypatch):
 def test_what_is_wrong_is_said_before_weights_load(proxima, tiny_model, monkeypatch):
     monkeypatch.setattr(local_answers, "local_engine", lambda *_, **__: pytest.fail("loads"))
     model = tiny_model("llama")
-    code, out, err = proxima("chat", model, "--tools", "nowhere:lookup")
+    code, out, err = proxima("generate", model, "--chat", "--tools", "nowhere:lookup")
     assert (code, out) == (2, "") and err.startswith("error: task.tools=") and err.count("\n") == 1
-    code, _, err = proxima("chat", model, "--row", "1")
+    code, _, err = proxima("generate", model, "--chat", "--row", "1")
     assert code == 2 and err == ("error: --row is for a run whose task has an environment or tools; leave it out\n")

@@ -43,12 +43,9 @@ train tiny.yaml folder=o model.path={}
 train tiny.yaml folder=o task={{kind:\tjsonl,\tpath:\t{}}}
 train tiny.yaml folder=o task={{kind:\tparquet,\tpath:\t{}}}
 train tiny.yaml folder=o rollouts={}
-sft {}
-sft sft.yaml folder=o task.path={}
-reward {}
-reward reward.yaml folder=o task.path={}
-dpo {}
-dpo dpo.yaml folder=o task.path={}
+train sft.yaml folder=o task.path={}
+train reward.yaml folder=o task.path={}
+train dpo.yaml folder=o task.path={}
 explain {}
 plan {}
 plan tiny.yaml --lag 0 --from {}
@@ -56,17 +53,17 @@ sweep {}
 compare {}
 eval {} tiny.yaml
 eval --compare {} {}
-score {} --reward number
-score rows.jsonl --reward number --model {}
-serve-reward {}
+reward score {} --reward number
+reward score rows.jsonl --reward number --model {}
+reward serve {}
 generate {} hi
 export {} o
-calibrate {}
+plot divergence {}
 plot run {}
 plot threshold {}
-verify {}
+peers verify {}
 check local --model {}
-convert {} --from verl
+peers convert {} --from verl
 data show {}
 data check {}
 data prepare {} --out o
@@ -74,16 +71,15 @@ engine serve {}
 """
 WRITTEN = """
 train tiny.yaml folder={}
-sft sft.yaml folder={}
-reward reward.yaml folder={}
-dpo dpo.yaml folder={}
-dpo dpo.yaml folder=o preference.cache={}
+train sft.yaml folder={}
+train reward.yaml folder={}
+train dpo.yaml folder={}
+train dpo.yaml folder=o preference.cache={}
 init {}
-schema {}
 sweep sweep.yaml --folder {}
-score rows.jsonl --reward number --json-out {}
+reward score rows.jsonl --reward number --json-out {}
 plot surrogate cppo --out {}.svg
-convert verl.yaml --from verl --out {}
+peers convert verl.yaml --from verl --out {}
 """
 UNWRITABLE = ("below a file", "below /proc", "a NUL", "huge", "a device's folder")
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -93,6 +89,7 @@ FILES = {
     "rows.jsonl": json.dumps({"question": "1 + 1", "completion": "2", "answer": "2"}),
     "sweep.yaml": "recipe: tiny.yaml\nseeds: [1]\ncells: {a: {train.steps: 1}}\n",
     "verl.yaml": "actor_rollout_ref: {model: {path: a/b}}\nalgorithm: {adv_estimator: grpo}\n",
+    "both.yaml": "extends: sft.yaml\npreference: {loss: ipo}\n",
     "bad.yaml": "extends: bad.yaml\n",
     "deep.yaml": "a: " + "[" * 5000 + "]" * 5000,
     "escape.yaml": "seed: 1\x1b",
@@ -226,19 +223,35 @@ def test_a_command_that_can_not_work(proxima, place, command):
 def test_there_are_hundreds():
     paths = READ.strip().count("\n") * len(BAD_PATHS) + WRITTEN.strip().count("\n") * len(UNWRITABLE)
     assert len(ENTRIES) > 300 and len(ENTRIES) + paths > 800
-    assert {"sft", "reward", "dpo"} < {line.partition(" ")[0] for line, *_ in ENTRIES}
     assert Path("/dev/null").is_char_device()
 
 
-def test_an_unknown_command_is_told_all_of_them(proxima):
-    assert proxima("xyz")[2].startswith(f"error: unknown command 'xyz'; commands: {', '.join(COMMANDS)}")
+@pytest.mark.parametrize("word", ["xyz", "rehearse", "simulate"])  # no wrong guess, such as `data prepare`
+def test_an_unknown_command_is_told_all_of_them(proxima, word):
+    assert proxima(word)[2] == f"error: unknown command {word!r}; commands: {', '.join(COMMANDS)}\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("sft", "train"),
+        ("dpo", "train"),
+        ("explian", "explain"),
+        ("chat", "generate --chat"),
+        ("schema", "list schema"),
+        ("score", "reward score"),
+        ("verify", "peers verify"),
+    ],
+)
+def test_what_is_near_or_within_another_is_told_alone(proxima, word, meant):
+    assert proxima(word, "x")[2] == f"error: unknown command {word!r}; did you mean {meant!r}?\n"
 
 
 def test_a_write_to_a_device_leaves_it_a_device(proxima, place, tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    assert proxima("score", "rows.jsonl", "--reward", "number", "--json-out", pipe)[0] == 0
+    assert proxima("reward", "score", "rows.jsonl", "--reward", "number", "--json-out", pipe)[0] == 0
     assert b'"rewards"' in os.read(reader, 1 << 16) and pipe.is_fifo()
     os.close(reader)
 

@@ -47,7 +47,7 @@ def test_a_reward_that_raises_on_everything_is_refused_before_the_weights_are_lo
     assert error.startswith("error: reward='mine' fails: none of 8 synthetic completions such as '")
     assert "has a score (mine: KeyError: '" in error and "(mine.py:2)" in error
     assert error.endswith(
-        "fix the reward (proxima score tries it), "
+        "fix the reward (proxima reward score tries it), "
         "or set runtime.reward_trial=warn if it is right to refuse such texts\n"
     )
 

@@ -1,4 +1,4 @@
-"""`proxima chat`: turns, pieces of an answer, stop strings, an interrupted answer, and what is refused."""
+"""`proxima generate --chat`: turns, pieces of an answer, stop strings, an interrupted answer, and what is refused."""
 
 import io
 
@@ -91,6 +91,6 @@ def test_the_command(proxima, tiny_model, monkeypatch):
         ),
     )
     monkeypatch.setattr("sys.stdin", io.StringIO("one\n\n  two \n/new\nlong\n"))
-    code, out, err = proxima("chat", model, "--max-tokens", "3")
+    code, out, err = proxima("generate", model, "--chat", "--max-tokens", "3")
     assert (code, out) == (0, "hm␛[2J\n" * 3) and turns == [("one", 0), ("two", 1), ("long", 0)]
     assert err == "(cut off at --max-tokens 3)\n"

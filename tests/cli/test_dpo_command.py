@@ -1,4 +1,4 @@
-"""`proxima dpo` as it is typed: the run, its log and report, and explain."""
+"""DPO as it is typed: the run, its log and report, and explain."""
 
 from proxima.cli.main import main
 from tests.runtime.offline import tiny_dpo
@@ -7,14 +7,14 @@ METHOD = tiny_dpo  # whose recipe the fixture `file` writes
 
 
 def test_a_run_with_its_log_and_its_report(file, tmp_path, capsys):
-    assert main(["dpo", str(file), f"folder={tmp_path / 'run'}"]) == 0
+    assert main(["train", str(file), f"folder={tmp_path / 'run'}"]) == 0
     out = capsys.readouterr().out
     assert "step = 4 examples → micro-batches ≤ 100 tokens → 1 update" in out
     assert "eval  before   accuracy 0.500  6 examples" in out and "loss 0.6931" in out
     page = (tmp_path / "run" / "report.html").read_text()
     for name in ("rewards/accuracies", "rewards/margins", "rewards/chosen", "logps/rejected"):
         assert f'"{name}": [' in page
-    assert main(["dpo", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
+    assert main(["train", str(tmp_path / "run"), "--resume", "train.steps=5", "--quiet"]) == 0
 
 
 def test_explain_counts_both_sides_of_a_pair(file, capsys):

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -150,30 +149,29 @@ def test_a_shell_completes(here, line, completions):
 
 
 @pytest.mark.parametrize(
-    ("command", "prefix", "completions"),
+    ("prefix", "completions"),
     [
-        ("train", "algorithm.surrogate.w", {"algorithm.surrogate.w_min="}),
-        ("train", "see", {"seed="}),
-        ("train", "m", {"model.", "monitor."}),
-        ("train", "train.opt", {f"train.optimizer{end}=" for end in ("", *OPTIMIZER)}),
-        ("train", "train.schedule=l", {"train.schedule=linear"}),
-        ("train", "algorithm=dap", {"algorithm=dapo", "algorithm=dapo_no_dynamic"}),
-        ("train", "model.share_prompt=", {"model.share_prompt=true", "model.share_prompt=false"}),
-        ("train", "critic=", {"critic=head", "critic=model", "critic=null"}),
-        ("train", "reward.0.kind=num", {"reward.0.kind=number"}),
-        ("train", "reward=num", {"reward=number"}),
-        ("train", "train.steps=", {"train.steps=100"}),
-        ("train", "rollouts=runs/", {"rollouts=runs/mine/", "rollouts=null"}),
-        ("train", "preference", set()),
-        ("train", "algorithm.surrogate.w_min.x", set()),
-        ("train", "nothing=", set()),
-        ("dpo", "preference.ld", {"preference.ld_alpha="}),
-        ("explain", "sft.l", {"sft.loss_on="}),
+        ("algorithm.surrogate.w", {"algorithm.surrogate.w_min="}),
+        ("see", {"seed="}),
+        ("m", {"model.", "monitor."}),
+        ("train.opt", {f"train.optimizer{end}=" for end in ("", *OPTIMIZER)}),
+        ("train.schedule=l", {"train.schedule=linear"}),
+        ("algorithm=dap", {"algorithm=dapo", "algorithm=dapo_no_dynamic"}),
+        ("model.share_prompt=", {"model.share_prompt=true", "model.share_prompt=false"}),
+        ("critic=", {"critic=head", "critic=model", "critic=null"}),
+        ("reward.0.kind=num", {"reward.0.kind=number"}),
+        ("reward=num", {"reward=number"}),
+        ("train.steps=", {"train.steps=100"}),
+        ("rollouts=runs/", {"rollouts=runs/mine/", "rollouts=null"}),
+        ("algorithm.surrogate.w_min.x", set()),
+        ("nothing=", set()),
+        ("preference.ld", {"preference.ld_alpha="}),
+        ("sft.l", {"sft.loss_on="}),
     ],
 )
-def test_fields_and_values_complete(here, command, prefix, completions):
+def test_fields_and_values_complete(here, prefix, completions):
     (here / "runs" / "mine").mkdir(parents=True)
-    offered = complete_override(prefix, Namespace(command=command))
+    offered = complete_override(prefix)
     assert {
         word for word in offered if word.startswith(prefix) or word == "rollouts=null"
     } == completions  # as argcomplete sifts
@@ -182,7 +180,7 @@ def test_fields_and_values_complete(here, command, prefix, completions):
 def test_every_field_of_a_recipe_completes(here):
     """Of the quickstart as it is resolved; those of a list by the index of its first entry."""
     for entry in resolve("quickstart").entries:
-        assert f"{entry.path}=" in complete_override(entry.path, Namespace(command="train")), entry.path
+        assert f"{entry.path}=" in complete_override(entry.path), entry.path
 
 
 @pytest.mark.parametrize("command", ["explain", "train"])

@@ -1,4 +1,4 @@
-"""`proxima reward` as it is typed: the run, its table, and explain."""
+"""A reward model as it is typed: the run, its table, and explain."""
 
 from proxima.cli.main import main
 from proxima.runtime.state.folder import RunFolder
@@ -8,7 +8,7 @@ METHOD = tiny_reward  # whose recipe the fixture `file` writes
 
 
 def test_a_run_ends_with_its_table(file, tmp_path, capsys):
-    assert main(["reward", str(file), f"folder={tmp_path / 'run'}"]) == 0
+    assert main(["train", str(file), f"folder={tmp_path / 'run'}"]) == 0
     out = capsys.readouterr().out
     last = [r for r in RunFolder(tmp_path / "run").read_metrics() if r["kind"] == "eval"][-1]
     *_, table = out.partition("held-out pairs")
@@ -19,7 +19,7 @@ def test_a_run_ends_with_its_table(file, tmp_path, capsys):
     ]
     assert rows["length alone"][0] == "0.500" and rows["a coin"][0] == "0.500" and rows["accuracy"][-1] == "6"
     assert "right where 50-60 % sure" in table
-    assert main(["reward", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
+    assert main(["train", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
     assert "held-out pairs" not in capsys.readouterr().out
 
 

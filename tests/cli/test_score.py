@@ -1,4 +1,4 @@
-"""`proxima score`: rewards over a file of texts, what can be wrong with either, and what programs read."""
+"""`proxima reward score`: rewards over a file of texts, what can be wrong with either, and what programs read."""
 
 import json
 from dataclasses import replace
@@ -49,7 +49,7 @@ def file(here):
 def test_three_styles_in_a_table_and_a_failure_with_its_reason(proxima, file, here):
     names = ("near", "right", "truth")
     words = [word for name in names for word in ("--reward", f"./mine.py:{name}")]
-    code, out, err = proxima("score", file, *words, "reward.1.weight=2", "--json-out", "out.json")
+    code, out, err = proxima("reward", "score", file, *words, "reward.1.weight=2", "--json-out", "out.json")
     assert code == 1 and err == (
         "NOTE without --model PATH, completion.tokens is empty\n"
         "NOTE prompt.answer is None; name the column of the answers with --answer COLUMN\n"
@@ -78,37 +78,42 @@ def test_kinds_recipes_and_parquet(proxima, file, here, recipe):
     rows = [{"prompt": [{"role": "user", "content": "?"}], "response": f"it is {i}", "answer": "2"} for i in range(4)]
     parquet.write_table(pyarrow.Table.from_pylist(rows), here / "b.parquet")
     for reward in ("number", recipe()):
-        code, out, _ = proxima("score", "b.parquet", "--reward", reward, "--rows", 1)
+        code, out, _ = proxima("reward", "score", "b.parquet", "--reward", reward, "--rows", 1)
         assert code == 0 and out.splitlines()[2:] == [
             "… and 3 more; --rows 0 prints all",
             "",
             "4 completions: reward 0.25 (sd 0.433, 0 … 1), 1 of 4 correct",
         ]
-    code, out, _ = proxima("score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
+    code, out, _ = proxima("reward", "score", file, "--reward", "{kind: number, weight: 2}", "--answer", "gold")
     assert code == 0 and out.splitlines()[-1] == "4 completions: reward 1 (sd 1, 0 … 2), 2 of 4 correct"
 
 
 def test_a_recipe_that_comes_with_proxima_goes_by_its_name(proxima, file, here):
-    code, out, err = proxima("score", file, "--reward", "quickstart", "--answer", "gold")
+    code, out, err = proxima("reward", "score", file, "--reward", "quickstart", "--answer", "gold")
     assert (code, err) == (0, "") and out.splitlines()[
         -1
     ] == "4 completions: reward 0.5 (sd 0.5, 0 … 1), 2 of 4 correct"
     (here / "math.yaml").write_text("reward: [{kind: length}]")  # a kind of reward is meant before a file
-    assert proxima("score", file, "--reward", "math", "--answer", "gold")[1].splitlines()[-1] == out.splitlines()[-1]
+    assert (
+        proxima("reward", "score", file, "--reward", "math", "--answer", "gold")[1].splitlines()[-1]
+        == out.splitlines()[-1]
+    )
 
 
 def test_tokens_are_counted_by_a_model(proxima, file, tiny_model):
-    code, out, _ = proxima("score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama"))
+    code, out, _ = proxima(
+        "reward", "score", file, "--reward", "{kind: length, tokens: 2}", "--model", tiny_model("llama")
+    )
     assert code == 0 and [line.split()[1] for line in out.splitlines()[1:5]] == ["0.000", "-1.000", "-0.500", "-1.000"]
 
 
 def test_equal_scores_are_said(proxima, file):
-    code, out, _ = proxima("score", file, "--reward", "./mine.py:same")
+    code, out, _ = proxima("reward", "score", file, "--reward", "./mine.py:same")
     assert code == 0 and "NOTE every score is the same: completions of equal reward teach nothing" in out
 
 
 def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
-    code, out, _ = proxima("score", file, "--reward", "./mine.py:obj")
+    code, out, _ = proxima("reward", "score", file, "--reward", "./mine.py:obj")
     assert (
         code == 1
         and (
@@ -118,15 +123,16 @@ def test_an_object_that_is_taken_for_a_text_is_said(proxima, file):
         in out
     )
     assert (
-        "NameError: name 'gold' is not defined (mine.py:10)" in proxima("score", file, "--reward", "mine.py:wrong")[1]
+        "NameError: name 'gold' is not defined (mine.py:10)"
+        in proxima("reward", "score", file, "--reward", "mine.py:wrong")[1]
     )
 
 
 def test_a_function_without_answers_is_told_how_to_get_them(proxima, file):
-    code, out, err = proxima("score", file, "--reward", "./mine.py:answered")
+    code, out, err = proxima("reward", "score", file, "--reward", "./mine.py:answered")
     assert code == 1 and "NOTE prompt.answer is None; name the column of the answers with --answer COLUMN\n" in err
     assert "TypeError: int() argument must be" in out and "is an object" not in out
-    code, _, err = proxima("score", file, "--reward", "./mine.py:answered", "--answer", "gold")
+    code, _, err = proxima("reward", "score", file, "--reward", "./mine.py:answered", "--answer", "gold")
     assert code == 0 and "answer" not in err
 
 
@@ -155,7 +161,7 @@ def test_what_a_run_has_recorded(proxima, here):
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (earlier, *rows)))
     rewards = [word for entry in ("environment", "number", "{kind: length, tokens: 3}") for word in ("--reward", entry)]
     for file in ("evals.parquet", "rows.jsonl"):
-        code, out, err = proxima("score", file, *rewards, "--json-out", "out.json")
+        code, out, err = proxima("reward", "score", file, *rewards, "--json-out", "out.json")
         first, second, third = json.loads((here / "out.json").read_text())["rows"]
         assert (code, err, [row["sample"] for row in (first, second, third)]) == (1, "", [0, 1, 2]), out
         assert {row["row"] for row in (first, second, third)} == {first["row"]}  # one group

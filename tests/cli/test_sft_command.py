@@ -1,4 +1,4 @@
-"""`proxima sft` as it is typed: the run, its log, report and tracker, explain, compare and a sweep."""
+"""SFT as it is typed: the run, its log, report and tracker, explain, compare and a sweep."""
 
 import importlib
 import json
@@ -22,7 +22,7 @@ def finished(tiny_model, tmp_path_factory):
     monitor = "monitor=[tests.view.trackers.recorder:Recorder]"
     (top / "mine.yaml").write_text(yaml.safe_dump(tiny_sft.recipe(tiny_model("llama"), top / "rows")))
     with redirect_stdout(out):
-        assert main(["sft", str(top / "mine.yaml"), f"folder={top / 'runs/b'}", monitor]) == 0
+        assert main(["train", str(top / "mine.yaml"), f"folder={top / 'runs/b'}", monitor]) == 0
     return top, out.getvalue(), recorder.SESSIONS[-1].logged
 
 
@@ -49,8 +49,7 @@ def test_the_log_the_report_and_the_tracker_of_a_run(finished):
 
 
 def test_a_resume_by_the_folder_alone(run, proxima):
-    assert f"run proxima sft {run} --resume\n" in proxima("train", run, "--resume")[2]
-    code, out, _ = proxima("sft", run, "--resume", "train.steps=5", "--quiet")
+    code, out, _ = proxima("train", run, "--resume", "train.steps=5", "--quiet")
     assert code == 0 and "done  5 steps" in out
     code, _, err = proxima("eval", run, "--out", "eval")
     assert code == 2 and "--task gsm8k" in err
@@ -70,8 +69,8 @@ def test_explain_shows_the_batch_and_a_plan_memory_and_time(run, proxima):
 def test_a_sweep_and_its_comparison(run, here, proxima):
     (here / "sweep.yaml").write_text("recipe: mine.yaml\nseeds: [1, 2]\ngrid: {train.optimizer.lr: [1e-9, 3e-3]}\n")
     code, out, _ = proxima("sweep", "sweep.yaml", "--dry-run")
-    assert code == 0 and "proxima sft " in out
-    assert proxima("sft", "mine.yaml", "folder=runs/a", "train.optimizer.lr=1e-9", "--quiet")[0] == 0
+    assert code == 0 and "proxima train " in out
+    assert proxima("train", "mine.yaml", "folder=runs/a", "train.optimizer.lr=1e-9", "--quiet")[0] == 0
     code, out, _ = proxima("compare", "runs/a", run)
     out = " ".join(out.split())
     assert code == 0 and all(name in out for name in ("loss before", "best", "training loss", "train tok/s")), out

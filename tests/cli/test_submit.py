@@ -28,15 +28,15 @@ sys.exit(int(os.environ.get("CODE", "0")))
 
 
 def test_a_device_of_the_cluster_is_not_looked_for_here(recipe):
-    submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"], "train")
+    submit_command.check_recipe(recipe(), ["model.device=cuda:7", "placement={kind: ray, ranks: 64}"])
 
 
 def test_files_of_the_cluster_are_not_looked_for_here():
     """Data and model are in its shared storage; a relative path is one of this folder."""
     data = ["task.path=/nowhere/data/dapo-math", "eval.task.path=/nowhere/data/aime24", "model.path=/nowhere/qwen"]
-    submit_command.check_recipe("dapo_32b", data, "train")
+    submit_command.check_recipe("dapo_32b", data)
     with pytest.raises(ConfigError, match=r"eval.task.path=data/aime24 .*no such folder"):
-        submit_command.check_recipe("dapo_32b", data[:1], "train")
+        submit_command.check_recipe("dapo_32b", data[:1])
 
 
 def test_a_cluster_whose_token_is_missing(monkeypatch):
@@ -57,7 +57,7 @@ def test_the_job_of_the_page_on_clusters(monkeypatch):
     """Its recipe and its runtime environment, with the words of the page."""
     monkeypatch.setenv("VLLM_TOKEN", "secret")
     example = ROOT / "examples" / "cluster"
-    submit_command.check_recipe(str(example / "dapo_32b.yaml"), ["folder=/shared/runs/dapo_32b"], "train")
+    submit_command.check_recipe(str(example / "dapo_32b.yaml"), ["folder=/shared/runs/dapo_32b"])
     folder = submit_command.sent_folder(str(example), "dapo_32b.yaml", ["folder=/shared/runs/dapo_32b"])
     assert submit_command.recipe_there(str(example / "dapo_32b.yaml"), folder) == "dapo_32b.yaml"
     variables = submit_command.read_environment(str(example / "runtime_env.yaml"))["env_vars"]

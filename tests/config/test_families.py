@@ -1,4 +1,4 @@
-"""The table of the commands that train."""
+"""The table of what `proxima train` trains."""
 
 import json
 import os
@@ -10,7 +10,7 @@ import pytest
 
 from proxima.config import EvaluateConfig, RunConfig, resolve
 from proxima.config.describe import class_at, fields_of
-from proxima.config.families import FAMILIES, OFFLINE, TRAIN, command_of, family_of_config
+from proxima.config.families import FAMILIES, OFFLINE, TRAIN, family_name, family_of_config
 from proxima.config.sections.offline_section import OfflineConfig
 from proxima.train.offline.method import OfflineMethod
 
@@ -26,25 +26,24 @@ def test_every_line_names_a_config_with_its_own_section_and_a_method():
     assert (TRAIN.root, TRAIN.own, TRAIN.method, TRAIN.learning_rate) == (RunConfig, "", "", None)
 
 
-@pytest.mark.parametrize("command", FAMILIES)
-def test_a_config_knows_its_command(command):
-    family = FAMILIES[command]
-    assert command_of(family.root) == command and family_of_config(family.root) is family
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_config_knows_its_family(name):
+    family = FAMILIES[name]
+    assert family_name(family.root) == name and family_of_config(family.root) is family
     recipe = {"model": {"path": "org/model"}, "task": "gsm8k"}
-    recipe |= {family.own: {"loss": "sigmoid"} if command == "dpo" else {}} if family.own else {}
+    recipe |= {family.own: {"loss": "sigmoid"} if name == "dpo" else {}} if family.own else {}
     recipe |= {} if family.own else {"reward": "number", "algorithm": "grpo"}
     assert type(resolve(recipe, root=None).config) is family.root
     assert family_of_config(EvaluateConfig) is None
 
 
 A_LINE_MORE = """
-import contextlib, importlib.util, inspect, io, json, sys
+import importlib.util, json, sys
 from importlib.machinery import SourceFileLoader
 
 class OneMore(SourceFileLoader):
     def get_data(self, path):
-        line = b'''Family(command="copy", function="copy_rows", title="copy given answers", own="copying",
-            example="copying.times=2",
+        line = b'''Family(name="copy", own="copying",
             config="copying_section:CopyingConfig", method="copying_method:CopyingMethod", learning_rate=3e-6),'''
         return super().get_data(path).replace(b"OFFLINE = (", b"OFFLINE = (" + line, 1)
 
@@ -57,21 +56,12 @@ spec.loader = OneMore(name, spec.origin)
 sys.modules[name] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules[name])
 
-import proxima
-from proxima.cli.main import main
-shown = io.StringIO()
-with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-    main(["--help"])
-with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-    main(["copy", "--help"])
+import proxima.cli.main
 light = "torch" not in sys.modules
-function = proxima.copy_rows
 from proxima.config import resolve
 config = resolve({"model": {"path": "org/model"}, "task": "gsm8k", "copying": {}}, root=None).config
-same = inspect.signature(function).parameters == inspect.signature(proxima.train).parameters
 print(json.dumps({
-    "help": shown.getvalue(), "light": light, "doc": function.__doc__, "same": same,
-    "config": type(config).__name__, "times": config.copying.times, "lr": config.train.optimizer.lr,
+    "light": light, "config": type(config).__name__, "times": config.copying.times, "lr": config.train.optimizer.lr,
 }))
 """
 COPYING_SECTION = """
@@ -91,16 +81,12 @@ class CopyingConfig(OfflineConfig):
 """
 
 
-def test_a_line_of_the_table_makes_a_command_and_a_function(tmp_path):
+def test_a_line_of_the_table_makes_a_family(tmp_path):
     """A family that does not exist, of a section in a module of its own and one line more in the file of the table."""
     (tmp_path / "copying_section.py").write_text(COPYING_SECTION)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCES, str(tmp_path)]), "COLUMNS": "120"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([SOURCES, str(tmp_path)])}
     done = subprocess.run(
         [sys.executable, "-c", A_LINE_MORE], env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
     )
     shown = json.loads(done.stdout)
-    assert "    copy            copy given answers\n" in shown["help"] and shown["light"]
-    assert "\nusage: proxima copy [-h] [--resume]" in shown["help"]
-    assert "Copy given answers. Its recipes have a section `copying`." in shown["help"]
-    assert shown["same"] and shown["doc"].startswith("Copy given answers, as `proxima copy` does")
-    assert (shown["config"], shown["times"], shown["lr"]) == ("CopyingConfig", 1, 3e-6)
+    assert shown == {"light": True, "config": "CopyingConfig", "times": 1, "lr": 3e-6}

@@ -35,15 +35,14 @@ from tests.tiny import tiny, tiny_tokenizer
 pytestmark = pytest.mark.usefixtures("lent_servers", "warm_processes")
 PAGES = pages()
 FIRST = ("README.md", "CONTRIBUTING.md", "docs/first_run.md")  # what `make test` runs; of all others it reads them
-TRAINING = ("train", "sft", "reward", "dpo")
 NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
     (r"proxima engine |proxima doctor --engine", "needs another program or a server that runs"),
     (r"proxima train .*(vllm|sglang)", "needs a server; tests/engine has fakes of their protocols"),
-    (r"proxima (train .*(localhost|scorer\.lan)|serve-reward)", "serves until Ctrl-C; tests/reward runs both sides"),
+    (r"proxima (train .*(localhost|scorer\.lan)|reward serve)", "serves until Ctrl-C; tests/reward runs both sides"),
     (r"proxima train .*monitor=\[wandb\]", "needs an account"),
     (r"proxima .*model.device=cuda", "needs a GPU"),
     (r"proxima export .*--to-hub", "needs an account; tests/cli has a hub of its own"),
-    (r"proxima chat", "waits for a person"),
+    (r"proxima generate .*--chat", "waits for a person"),
     (r"proxima (view|train .*view=true)", "serves until Ctrl-C; tests/view/microscope runs it"),
     (r"proxima generate Qwen", "downloads a thinking model"),
     (
@@ -63,7 +62,7 @@ NOT_RUN = (  # pattern of a command, why it is only parsed and resolved
         "needs a cluster, or minutes; tests/recipes/test_layouts.py has small ones",
     ),
     (
-        r"proxima (train|sft|reward|dpo) (cpu/\w+|quickstart|examples/(own_reward|unit_tests)/recipe.yaml)$",
+        r"proxima train (cpu/\w+|quickstart|examples/(own_reward|unit_tests)/recipe.yaml)$",
         "tests/recipes and tests/examples run two steps of each",
     ),
     (r"proxima train .*local_process", "starts a process of its own, as cpu/async of tests/recipes does"),
@@ -287,10 +286,7 @@ class Shell:
             patch.setattr("proxima.cli.main.bound", lambda command, arguments: lambda: 0)
             code = main([word for word in words if "…" not in word])
         assert code == 0, f"exit code {code}"
-        if (
-            words[0] in (*TRAINING, "explain", "calibrate", "plan", "submit")
-            and words[1] in recipe_files.shipped_recipes()
-        ):
+        if words[0] in ("train", "explain", "plan", "submit") and words[1] in recipe_files.shipped_recipes():
             given = [word for word in words[2:] if ("=" in word or word[0] == "@") and "…" not in word]
             resolve(words[1], given, root=None)
 

@@ -1,4 +1,4 @@
-"""`examples/gsm8k_pairs.py`: pairs of the same question, split by question, as `proxima reward` reads them."""
+"""`examples/gsm8k_pairs.py`: pairs of the same question, split by question, as for a reward model."""
 
 import json
 import subprocess

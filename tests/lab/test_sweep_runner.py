@@ -19,7 +19,8 @@ from proxima.lab.run_reader import Metrics
 from proxima.lab.sweep_file import read_sweep
 from proxima.lab.sweep_plan import PlannedRun, Sweep, SweepCell, plan_runs
 from proxima.lab.sweep_runner import read_progress, run_sweep, train_command
-from proxima.view.sweep_progress import SweepLines, most_relevant, outcome_table, tally, time_left
+from proxima.view.sweep_progress import SweepLines, most_relevant, outcome_rows, tally, time_left
+from proxima.view.terminal import table_of_rows
 from tests.manual_clock import ManualClock
 
 # A run: `behaviour` says how it ends, or that it waits for another one. It appends to `times` when it begins and ends.
@@ -498,7 +499,7 @@ def test_the_last_table_has_means_and_intervals(lab):
 
     made = lab(seeds=(1, 3), a="done", b="fails")
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(outcome_table(made.run()))
+    console.print(table_of_rows(outcome_rows(made.run())))
     head, first, second = [line.split() for line in console.export_text().splitlines()]
     assert head == ["cell", "done", "accuracy", "before", "accuracy", "after", "training", "reward", "seconds"]
     # after: .51 and .53: mean .52, half = 12.706 * .01414 / 1.414

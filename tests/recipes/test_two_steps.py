@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxima.config import resolve
-from proxima.config.families import TRAIN, command_of, family_of
+from proxima.config.families import TRAIN, family_name, family_of
 from proxima.config.recipe_reader import read_recipe
 from proxima.core.selection import BestAndWorst, Prune
 from proxima.lab import read_sweep
@@ -159,7 +159,7 @@ def test_two_steps_on_a_fixed_data_set(name, root, tmp_path):
             values[f"{slot}.path"] = made_episodes(root) if kinds[slot] == "episodes" else questions(root)[kinds[slot]]
         elif hasattr(task, "size"):
             values[f"{slot}.size"] = 16
-    if command_of(published) == "dpo":
+    if family_name(published) == "dpo":
         values["preference.cache"] = "null"
     resolved = resolve(OFFLINE[name], [f"{key}={value}" for key, value in values.items()], root=None)
     assert train(resolved.config, resolved=resolved).status == "done"

@@ -125,7 +125,7 @@ def test_other_paths_and_methods_are_told_where_to_post(url):
 
 def test_the_command(folder, monkeypatch):
     monkeypatch.setenv("SCORER_TOKEN", "secret")
-    words = ["serve-reward", folder, "--port", "0", "--device", "cpu", "--token-env", "SCORER_TOKEN"]
+    words = ["reward", "serve", folder, "--port", "0", "--device", "cpu", "--token-env", "SCORER_TOKEN"]
     command = [sys.executable, "-m", "proxima.cli.main", *words]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with WarmPopen(command, **pipes, text=True) as server:
@@ -156,7 +156,7 @@ def test_the_command(folder, monkeypatch):
 )
 def test_what_can_not_be_served_is_refused_before_the_model_is_loaded(words, said, folder, capsys, monkeypatch):
     monkeypatch.setattr(ModelReward, "load", None)
-    assert main(["serve-reward", folder, *words]) == 2
+    assert main(["reward", "serve", folder, *words]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
 
@@ -165,9 +165,9 @@ def test_an_address_in_use_and_a_missing_extra_are_a_line_each(folder, capsys, m
     with open_socket("127.0.0.1", 0) as other:
         other.listen()
         port = str(other.getsockname()[1])
-        assert main(["serve-reward", folder, "--port", port]) == 2
+        assert main(["reward", "serve", folder, "--port", port]) == 2
     assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert main(["serve-reward", folder]) == 2
+    assert main(["reward", "serve", folder]) == 2
     error = "error: serve-reward needs uvicorn and starlette; pip install 'proxima-rl[serve]'\n"
     assert capsys.readouterr().err == error

@@ -1,5 +1,5 @@
-"""From Python and notebooks: `proxima.train`, `proxima.sft`, `proxima.reward_model`, `proxima.dpo`, `proxima.evaluate`,
-`proxima.load_run`. What the commands do, with exceptions in place of exit codes.
+"""From Python and notebooks: `proxima.train`, `proxima.evaluate`, `proxima.load_run`. What the
+commands do, with exceptions in place of exit codes.
 
     training       a run                      evaluation      figures of a model on held-out questions
     saved          a folder read back, as DataFrames          python_values   classes, specs and functions in recipes
@@ -9,7 +9,7 @@
 The functions block, and may be called inside a running event loop, as in Jupyter: a run's own loop has a thread of its
 own. `cli` is built on this room.
 Imports: every room but `cli`; pandas when a table is asked for. Imported by `cli`, and by name in `proxima`.
-A line of `config.families` is a function of `training`. To add another: in a module here, its name in `__all__` here
+To add a function: in a module here, its name in `__all__` here
 and in `proxima/__init__.py`, and docs/python.md.
 """
 
@@ -20,13 +20,10 @@ from proxima.data.kinds import lazy_imports
 if TYPE_CHECKING:
     from proxima.api.evaluation import evaluate
     from proxima.api.saved import SavedEvaluation, SavedRun, load_run
-    from proxima.api.training import dpo, reward_model, sft, train
+    from proxima.api.training import train
     from proxima.data import UserError
     from proxima.runtime.loop.training_loop import RunEnded
 
 __getattr__, __dir__ = lazy_imports(__name__)
 
-__all__ = [
-    "RunEnded", "SavedEvaluation", "SavedRun", "UserError", "dpo", "evaluate", "load_run", "reward_model", "sft",
-    "train",
-]  # fmt: skip
+__all__ = ["RunEnded", "SavedEvaluation", "SavedRun", "UserError", "evaluate", "load_run", "train"]

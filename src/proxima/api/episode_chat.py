@@ -1,5 +1,5 @@
-"""Chat and generation with tools and an environment, for `proxima chat` and `proxima generate`. Episodes are played by
-the same code as in training, with the same template, instructions and limits."""
+"""Chat and generation with tools and an environment, for `proxima generate`. Episodes are played by the same code as in
+training, with the same template, instructions and limits."""
 
 import asyncio
 from collections.abc import Sequence
@@ -85,7 +85,7 @@ class Table:
     def require_question(self) -> None:
         """Raise UserError if the user has no question to ask because the environment writes it."""
         if self.writes:
-            remedy = "proxima chat plays one after the other, proxima eval many"
+            remedy = "--chat --row 0 plays one after the other, proxima eval many"
             raise UserError("the environment writes the question itself", remedy=remedy)
 
 

@@ -1,4 +1,4 @@
-"""Generation with a model outside training, for `proxima generate` and `proxima chat`."""
+"""Generation with a model outside training, for `proxima generate`."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

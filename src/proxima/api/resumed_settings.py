@@ -7,7 +7,6 @@ from typing import Any
 
 from proxima.config import Resolved, resolve
 from proxima.config.comparable import ABSENT, Purpose, differences, flat_values, may_differ
-from proxima.config.families import command_of
 from proxima.config.scalars import in_one_line
 from proxima.data import UserError
 
@@ -43,7 +42,6 @@ def refuse_dropped_settings(resolved: Resolved[Any]) -> None:
         if now is not ABSENT and may_differ(path, Purpose.RESUME) and not _written_now(path, was, sources, changed)
     ]
     if dropped:
-        command = command_of(resolved.config)
-        own = f"resume it with its own settings, proxima {command} {shlex.quote(str(folder))} --resume"
+        own = f"resume it with its own settings, proxima train {shlex.quote(str(folder))} --resume"
         remedy = f"{own}, or write what is to change as overrides"
         raise UserError(f"the run in {folder} has {', '.join(dropped)}", remedy=remedy)

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxima.config import Resolved, RunConfig, load_recipe
-from proxima.config.families import command_of
+from proxima.config import Resolved, load_recipe
 from proxima.config.resolution import Recipe
 from proxima.config.validate import warnings
 from proxima.data import UserError
@@ -16,12 +15,11 @@ def resolve_run(
     recipe: Recipe,
     overrides: Sequence[str],
     *,
-    root: type = RunConfig,
     resume: bool = False,
     overwrite: bool = False,
     accept_changes: bool = False,
 ) -> Resolved[Any]:
-    """The checked config of a run, of the class of its command. To resume, the run's folder is given in place of a
+    """The checked config of a run, of the class of its recipe. To resume, the run's folder is given in place of a
     recipe."""
     if resume and overwrite:
         reason = "--resume and --overwrite exclude each other: one resumes the run, the other deletes it"
@@ -35,9 +33,9 @@ def resolve_run(
         run = place.parent if place.name == "config.yaml" else place
         if place.is_dir() or any((run / name).is_file() for name in ("run.sqlite", "metrics.jsonl")):
             overrides = [*overrides, f"folder={json.dumps(str(run))}"]
-    resolved: Resolved[Any] = load_recipe(recipe, overrides, root=root)
+    resolved: Resolved[Any] = load_recipe(recipe, overrides, root=None)
     if resume and not resolved.config.folder:
-        how = f"proxima {command_of(root)} runs/NAME --resume"
+        how = "proxima train runs/NAME --resume"
         raise UserError(f"--resume: which run? Its folder was printed when it started: {how}")
     if resume:
         from proxima.api.resumed_settings import refuse_dropped_settings

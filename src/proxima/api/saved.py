@@ -69,7 +69,7 @@ class SavedRun:
         if (family := self._offline) is not None:
             remedy = ".metrics and .evaluations have its figures"
             remedy += ", .answers() the samples of its evaluations" if family.samples else ""
-            what = f"{self.folder} is a run of `proxima {family.command}`: it trained on the rows of its data set"
+            what = f"{self.folder} is a run with a section {family.own!r}: it trained on the rows of its data set"
             raise UserError(f"{what}, and has no rollouts", remedy=remedy)
         files = {int(file.stem): file for file in sorted(self._files.rollouts.glob("[0-9]*.parquet"))}
         if steps is not None and (missing := [step for step in steps if step not in files]):
@@ -89,7 +89,7 @@ class SavedRun:
             UserError: the run trained on pairs, and its evaluations generate nothing; or it has no such set or column.
         """
         if (family := self._offline) is not None and not family.samples:
-            what = f"{self.folder} is a run of `proxima {family.command}`, whose evaluations generate no answers"
+            what = f"{self.folder} is a run with a section {family.own!r}, whose evaluations generate no answers"
             raise UserError(what, remedy=".evaluations has their figures")
         files = self._files.eval_files(held_out)
         if held_out and not files:

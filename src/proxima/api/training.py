@@ -1,13 +1,11 @@
-"""`proxima.train`, and a function for each way to train on a fixed data set: a run from Python."""
+"""`proxima.train`: a run from Python."""
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from proxima.api.python_values import Overrides, expand_user, override_texts, overrides_named, plain
 from proxima.api.run_config import config_notes, resolve_run
-from proxima.config import RunConfig
-from proxima.config.families import OFFLINE, TRAIN, Family, family_of_config
 from proxima.config.resolution import Recipe
 
 if TYPE_CHECKING:
@@ -43,55 +41,6 @@ def train(
         KeyboardInterrupt: after Ctrl-C, or the stop button of a notebook. The first one writes a checkpoint before,
             which takes up to the end of the step; `resume` continues from there.
     """
-    return _run(recipe, overrides, RunConfig, resume, overwrite, accept_changes, quiet)
-
-
-class Train(Protocol):
-    """The function of a family: the arguments of `train`."""
-
-    def __call__(
-        self,
-        recipe: Recipe,
-        overrides: Overrides = (),
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        accept_changes: bool = False,
-        quiet: bool = False,
-    ) -> "SavedRun": ...
-
-
-def _offline_function(family: Family) -> Train:
-    def train_offline(
-        recipe: Recipe,
-        overrides: Overrides = (),
-        *,
-        resume: bool = False,
-        overwrite: bool = False,
-        accept_changes: bool = False,
-        quiet: bool = False,
-    ) -> "SavedRun":
-        return _run(recipe, overrides, family.root, resume, overwrite, accept_changes, quiet)
-
-    train_offline.__name__ = train_offline.__qualname__ = family.function
-    title = f"{family.title[0].upper()}{family.title[1:]}"
-    train_offline.__doc__ = f"{title}, as `proxima {family.command}` does, and return the run; see `train`."
-    return train_offline
-
-
-OFFLINE_FUNCTIONS: Mapping[str, Train] = {family.function: _offline_function(family) for family in OFFLINE}
-
-
-def __getattr__(name: str) -> Train:
-    """`sft`, `reward_model`, `dpo`: the function of every line of `OFFLINE`."""
-    if name not in OFFLINE_FUNCTIONS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return OFFLINE_FUNCTIONS[name]
-
-
-def _run(
-    recipe: Recipe, overrides: Overrides, root: type, resume: bool, overwrite: bool, accept_changes: bool, quiet: bool
-) -> "SavedRun":
     from proxima.api.saved import load_run
     from proxima.runtime.launch.run import train as train_run
     from proxima.runtime.placement.process_group import places_ranks
@@ -99,9 +48,7 @@ def _run(
 
     with overrides_named():
         recipe, texts = plain(expand_user(recipe)), override_texts(overrides)
-        resolved = resolve_run(
-            recipe, texts, root=root, resume=resume, overwrite=overwrite, accept_changes=accept_changes
-        )
+        resolved = resolve_run(recipe, texts, resume=resume, overwrite=overwrite, accept_changes=accept_changes)
         if places_ranks(resolved.config):
             return _on_ray(resolved, recipe, texts, resume, overwrite, accept_changes, quiet)
         config = resolved.config
@@ -116,13 +63,12 @@ def _run(
                 observer=views,
             )
     if summary.status == "stopped":
-        raise _stopped(resolved.config, summary.folder, f"after step {summary.steps} with a checkpoint")
+        raise _stopped(summary.folder, f"after step {summary.steps} with a checkpoint")
     return load_run(summary.folder)
 
 
-def _stopped(config: Any, folder: str, where: str) -> KeyboardInterrupt:
-    function = (family_of_config(config) or TRAIN).function
-    how_to = f"proxima.{function}({folder!r}, resume=True) continues it, proxima.load_run reads it"
+def _stopped(folder: str, where: str) -> KeyboardInterrupt:
+    how_to = f"proxima.train({folder!r}, resume=True) continues it, proxima.load_run reads it"
     return KeyboardInterrupt(f"stopped {where}; {how_to}")
 
 
@@ -140,11 +86,10 @@ def _on_ray(
     from proxima.runtime.loop.training_loop import RunEnded
     from proxima.runtime.placement.ray_supervisor import train_on_ray
 
-    command = (family_of_config(resolved.config) or TRAIN).command
     begin = {"resume": resume, "overwrite": overwrite, "accept_changes": accept_changes, "quiet": quiet}
-    code, folder = train_on_ray(resolved, recipe, overrides, command, begin)
+    code, folder = train_on_ray(resolved, recipe, overrides, begin)
     if code == 130:
-        raise _stopped(resolved.config, str(folder), "by Ctrl-C")
+        raise _stopped(str(folder), "by Ctrl-C")
     if code != 0:
         raise RunEnded(f"the ranks ended with exit code {code}; see their lines above, and log.txt in {folder}")
     return load_run(folder)

@@ -109,7 +109,7 @@ def require_record_by_hand(record: Mapping[str, Any]) -> None:
         if key in ("inputs", "expected") and not record[key]:
             raise UserError(f"{title}: {key!r} is empty")
     if record["source"] not in SOURCES:
-        raise UserError(f"{title} is of {record['source']!r}, not by hand", remedy="check it with proxima verify")
+        raise UserError(f"{title} is of {record['source']!r}, not by hand", remedy="check it with proxima peers verify")
     if not isinstance(record["name"], str):
         raise UserError(f"{title}: 'name' must be a text")
     if all(record.get(slot) is None for slot in SLOTS):

@@ -1,19 +1,12 @@
-"""Chat with a model or a run's checkpoint, in the model's chat template. The answer appears as it is sampled.
-
-A model that was trained with tools or an environment has them here too: lines with `call` and `tool` show its calls and
-their results.
-
-Ctrl-C ends an answer, Ctrl-D the chat; a line with /new begins a new chat, in a fresh environment. If the input is not
-a terminal, each line is one message."""
+"""`proxima generate --chat`: answer the messages of standard input, one after the other."""
 
 import os
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from proxima.cli.generate import MODEL, Inference, ModelAsked, model_asked, open_table, warn
-from proxima.cli.parameters import Argument
+from proxima.cli.generate import Inference, ModelAsked, model_asked, open_table, warn
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -23,17 +16,13 @@ if TYPE_CHECKING:
 
 NEW = "/new"
 MOST = 512  # new tokens
-DEFAULTS = Inference()
-ROW = "let the environment ask: play the question of this row of the task, from 0, and of the next with each /new"
 
 
-def chat(
-    model: Annotated[str, Argument(MODEL)],
-    *,
-    row: Annotated[int | None, Argument(ROW, "N")] = None,
-    inference: Inference = DEFAULTS,
-) -> None:
+def chat(model: str, row: int | None, inference: Inference) -> None:
     """Answer standard input, message by message, until it ends.
+
+    Args:
+        row: the row of the task whose question the environment asks first; None: a person writes the messages.
 
     Raises:
         UserError: the model or an option is wrong.
@@ -175,6 +164,3 @@ def _line(asked: bool) -> str | None:
         if asked:
             print()
         return None
-
-
-COMMAND = chat

@@ -13,8 +13,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 
 
 def load_command(name: str, place: str) -> tuple[Command, str]:
-    """Load a command and its description for `--help`: `COMMAND` and the docstring of its module or, if the module has
-    several commands, the entry in its `COMMANDS`.
+    """Load a command and its description for `--help`: `COMMAND` and the docstring of its module.
 
     Args:
         place: a module of proxima, `proxima.cli.explain`, or the distribution that provides the command,
@@ -24,9 +23,8 @@ def load_command(name: str, place: str) -> tuple[Command, str]:
         UserError: the distribution is not installed.
     """
     module = _module(name, place)
-    commands: dict[str, tuple[Command, str]] = getattr(module, "COMMANDS", {})
-    command, text = commands.get(name) or (module.COMMAND, module.__doc__ or "")
-    return command, text if "\n" in text else textwrap.fill(text, 120)
+    text = module.__doc__ or ""
+    return module.COMMAND, text if "\n" in text else textwrap.fill(text, 120)
 
 
 def _module(name: str, place: str) -> ModuleType:

@@ -3,7 +3,6 @@
 Fields and values come from `recipes/schema.json`, so that pressing Tab imports neither torch nor config classes.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ Json = dict[str, Any]
 FILES = (".yaml", ".jsonl", ".json", ".parquet", ".csv", ".gguf", ".py")
 SLOTS = (
     "advantage aggregate algorithm correction critic divergence engine loss monitor optimizer penalty placement "
-    "preference reference_engine reference_kl reward selection sets sharding surrogate task recipes"
+    "preference reference_engine reference_kl reward selection sets sharding surrogate task recipes schema"
 )
 WITH_LAWS = "surrogates corrections penalties aggregates distillations advantages selections rewards engines"
 PLACES = ("path", "folder", "rollouts")  # fields that name a file or a folder
@@ -36,12 +35,10 @@ def files(prefix: str, suffixes: tuple[str, ...] = FILES) -> list[str]:
     )
 
 
-def complete_override(prefix: str, parsed_args: argparse.Namespace, **_: object) -> list[str]:
+def complete_override(prefix: str, **_: object) -> list[str]:
     """Complete a field, `algorithm.surrogate.delta=`, or a value, `algorithm=grpo`."""
     definitions = _definitions()
-    mine = f"recipes.{getattr(parsed_args, 'command', '')}"
-    recipes = [body for name, body in definitions.items() if name.startswith("recipes.")]
-    field: Json = {"anyOf": [definitions[mine]] if mine in definitions else recipes}
+    field: Json = {"anyOf": [body for name, body in definitions.items() if name.startswith("recipes.")]}
     path, equals, value = prefix.partition("=")
     *parents, last = path.split(".")
     for name in [*parents, *([last] if equals else [])]:

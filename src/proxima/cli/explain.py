@@ -107,7 +107,7 @@ def values_table(entries: "Sequence[ResolvedValue]", width: int | None = None) -
 def trained_block(resolved: "Resolved[Any]") -> str:
     """Summarise what is trained, on which data, and by which reward: `train cppo: models/m on arithmetic, rewarded by
     number`."""
-    from proxima.config.families import command_of
+    from proxima.config.families import family_name
     from proxima.config.schema import RunConfig
     from proxima.runtime.state.summary import algorithm_name
 
@@ -120,7 +120,7 @@ def trained_block(resolved: "Resolved[Any]") -> str:
     held_out = f"held out: {named('eval.task') or 'nothing (set eval.task)'}"
     what = f"{config.model.path} on {named('task')}"
     if not isinstance(config, RunConfig):
-        return f"{command_of(config):<9}{what}; {held_out}"
+        return f"{family_name(config):<9}{what}; {held_out}"
     reward = f", rewarded by {named('reward')}" if config.reward else ""
     return f"train    {algorithm_name(config)}: {what}{reward}; {held_out}"
 

@@ -1,4 +1,9 @@
-"""Complete prompts with a model or a run's checkpoint, through the local engine and the model's chat template."""
+"""Complete prompts with a model or a run's checkpoint, or chat with it, through the local engine and the model's chat
+template.
+
+In a chat an answer appears as it is sampled. A model that was trained with tools or an environment has them here too:
+lines with `call` and `tool` show its calls and their results. Ctrl-C ends an answer, Ctrl-D the chat; a line with /new
+begins a new chat, in a fresh environment. If the input is not a terminal, each line is one message."""
 
 import json
 import sys
@@ -28,12 +33,13 @@ MIN_P = "keep tokens with at least this share of the largest probability"
 MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
 TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
 ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
-SAMPLING, WORLD = "sampling", "tools and environment"  # titles of options in `--help`
+ROW = "let the environment ask: play the question of this row of the task, from 0, and of the next with each /new"
+SAMPLING, WORLD, CHAT = "sampling", "tools and environment", "chat"  # titles of options in `--help`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Inference:
-    """The options of `generate` and `chat` for answering a person's prompts."""
+    """The options for answering a person's prompts."""
 
     checkpoint: Annotated[str, Argument("of a run: last, best, or a step (default: last)")] = "last"
     system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
@@ -84,19 +90,31 @@ def warn(note: str) -> None:
 def complete_prompts(
     model: Annotated[str, Argument(MODEL)],
     prompt: Annotated[
-        Sequence[str], Argument("user message; - reads one prompt per line from standard input", words="+")
-    ],
+        Sequence[str], Argument("user message; - reads one prompt per line from standard input", words="*")
+    ] = (),
     *,
     samples: Annotated[int, Argument("completions per prompt")] = 1,
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
+    chat: Annotated[bool, Argument("answer messages as they are typed, until Ctrl-D", group=CHAT)] = False,
+    row: Annotated[int | None, Argument(ROW, "N", group=CHAT)] = None,
     inference: Inference = Inference(),
 ) -> int:
     """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if an episode failed.
+    Or chat.
 
     Raises:
         UserError: the model, a prompt or an option is wrong.
     """
     inference.sampling(MOST)  # validates the options before anything is read
+    if chat:
+        if prompt or samples != 1 or as_json:
+            raise UserError("--chat reads standard input", remedy="leave out the prompts, --samples and --json")
+        from proxima.cli.chat_session import chat as talk
+
+        talk(model, row, inference)
+        return 0
+    if row is not None or not prompt:
+        raise UserError("--row is for a chat" if prompt else "no prompt is given", remedy="add --chat")
     if samples < 1:
         raise UserError(f"--samples={samples} must be >= 1")
     prompts = _prompts(prompt)

@@ -1,5 +1,6 @@
 """List every kind of every slot with its fields and defaults. SLOT: algorithm, surrogate, reward …; or recipes, to
-list those that come with proxima."""
+list those that come with proxima; or schema, to print the JSON schema of recipes. First line of a recipe for editors:
+# yaml-language-server: $schema=schema.json"""
 
 import dataclasses
 import re
@@ -22,10 +23,14 @@ OTHER_NAMES = {"preset": "algorithm", "presets": "algorithm"}
 def list_kinds(
     slot: Annotated[str | None, Argument(SLOT, complete=complete_slot)] = None, *, as_json: AsJson = False
 ) -> None:
-    """Print the kinds of every slot, those of one slot with their fields, or the recipes; ConfigError for an unknown
-    name."""
+    """Print the kinds of every slot, those of one slot with their fields, the recipes, or their schema; ConfigError for
+    an unknown name."""
     if slot == "recipes":
         return list_recipes(as_json=as_json)
+    if slot == "schema":
+        from proxima.config.json_schema import schema_text
+
+        return print(schema_text(), end="")
     slots = catalogue()
     if slot is not None:
         name = _slot_name(slot.rpartition(".")[2], slots)
@@ -43,7 +48,7 @@ def _slot_name(name: str, slots: Collection[str]) -> str:
     for slot in (name, OTHER_NAMES.get(name, name), name.removesuffix("s")):
         if slot in slots:
             return slot
-    raise one_problem("slot", _section(name) or suggestion(name, [*slots, "recipes"]), name, "command line")
+    raise one_problem("slot", _section(name) or suggestion(name, [*slots, "recipes", "schema"]), name, "command line")
 
 
 def _fitted(line: str, whole: bool = True) -> str:
@@ -62,9 +67,9 @@ def _section(name: str) -> str | None:
     from proxima.config.describe import fields_of
     from proxima.config.families import FAMILIES
 
-    for command, family in FAMILIES.items():
+    for training, family in FAMILIES.items():
         if name in {info.name for info in fields_of(family.root) if info.section} | {"lora"}:
-            recipe = "quickstart" if command == "train" else f"cpu/{command}"
+            recipe = "quickstart" if training == "train" else f"cpu/{training}"
             return f"is a section, not a slot: its fields are in docs/reference.md, and in `proxima explain {recipe}`"
     return None
 
@@ -155,10 +160,16 @@ def _slots_of(preset: dict[str, Any]) -> str:
 def _text(name: str, slot: dict[str, Any], fields: bool) -> str:
     lines = [f"{name}    {slot['meaning']}    ({', '.join(slot['paths'])})"]
     width = max((len(kind) for kind in slot["kinds"]), default=0)
+    told: dict[tuple[str, ...], str] = {}  # the fields and their meanings → the first kind that has them
     for kind, facts in slot["kinds"].items():
-        lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(facts['fields'])}")
-        if fields:
-            lines.extend(_field_lines(facts["fields"]))
+        own = facts["fields"]
+        lines.append(f"  {kind:<{width}}  {facts['summary']}{'' if fields else _defaults(own)}")
+        first = told.setdefault(tuple(f"{name} {field['help']}" for name, field in own.items()), kind)
+        if fields and first != kind and len(own) > 2:  # two are as short as the name of a kind that has them
+            others = slot["kinds"][first]["fields"]
+            lines.append(f"      as {first}{_defaults({n: f for n, f in own.items() if f != others[n]})}")
+        elif fields:
+            lines.extend(_field_lines(own))
     return "\n".join(lines)
 
 

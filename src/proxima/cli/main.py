@@ -9,6 +9,7 @@ import pathlib
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
@@ -21,33 +22,40 @@ from proxima.data.full_disk import is_disk_full
 from proxima.data.recipe_files import FILE
 
 PEERS, PLAN = "proxima-peers", "proxima-plan"  # other distributions: other frameworks' files, forecasts
-COMMANDS: dict[str, tuple[str, str]] = {
-    "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
-    **{family.command: ("proxima.cli.train", family.title) for family in FAMILIES.values()},
-    "submit": ("proxima.cli.submit", "submit a training job to a Ray cluster and follow its output"),
-    "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
-    "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
-    "view": ("proxima.cli.view", "look into runs in a browser, down to why a token was masked"),
-    "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
-    "score": ("proxima.cli.score", "score texts with rewards, without a model"),
-    "serve-reward": ("proxima.cli.serve_reward", "serve a reward model over HTTP"),
-    "engine": ("proxima.cli.engine.engine_command", "install, start, probe and check engines that are servers"),
-    "generate": ("proxima.cli.generate", "complete prompts"),
-    "chat": ("proxima.cli.chat_session", "chat with a model or a run's checkpoint"),
-    "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
-    "explain": ("proxima.cli.explain", "show every value, its origin, and the batch arithmetic"),
-    "plan": (PLAN, "forecast memory and time: here, on other devices, for other lags or layouts"),
-    "list": ("proxima.cli.list", "list every kind of every slot"),
-    "data": ("proxima.cli.data.data_command", "prepare data sets for training and evaluation"),
-    "calibrate": ("proxima.cli.calibrate", "measure |pi - mu| of a model, and the thresholds of cppo that follow"),
-    "plot": ("proxima.cli.plot", "plot surrogates, or the curves or the trust region of a run"),
-    "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
-    "verify": (PEERS, "check our mathematics against golden records of other implementations"),
-    "check": ("proxima.cli.check", "check a kind, ours or yours, against the laws of its slot; or the files of a run"),
-    "convert": (PEERS, "convert another framework's options to a recipe"),
-    "schema": ("proxima.cli.schema", "write the JSON schema of recipes, for editors"),
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {  # by what one wants
+    "try": {
+        "init": ("proxima.cli.init", "write a recipe, a reward and questions to start from"),
+        "doctor": ("proxima.cli.doctor", "show versions, devices, memory and speed of this machine"),
+        "list": ("proxima.cli.list", "list recipes, and every kind of every slot"),
+        "explain": ("proxima.cli.explain", "show every value, its origin, and the batch arithmetic"),
+        "generate": ("proxima.cli.generate", "complete prompts, or chat, with a model or a run"),
+    },
+    "train": {
+        "train": ("proxima.cli.train", "train a model: RL, SFT, a reward model or DPO"),
+        "submit": ("proxima.cli.submit", "send a training to a Ray cluster and follow its output"),
+        "sweep": ("proxima.cli.sweep", "train many variants with several seeds; resumable"),
+    },
+    "look": {
+        "view": ("proxima.cli.view", "look into runs in a browser, token by token"),
+        "compare": ("proxima.cli.compare", "compare runs: curves, intervals over seeds, a table"),
+        "plot": ("proxima.cli.plot", "plot surrogates, or a run's curves or trust region"),
+    },
+    "evaluate": {
+        "eval": ("proxima.cli.eval", "evaluate a model or a run on held-out questions"),
+        "check": ("proxima.cli.check", "check a kind against its laws, or a run's files"),
+        "reward": ("proxima.cli.reward.reward_command", "score texts with rewards, or serve a reward model"),
+    },
+    "share": {
+        "export": ("proxima.cli.export", "export a run's weights as a Hugging Face folder"),
+        "data": ("proxima.cli.data.data_command", "prepare and inspect data sets"),
+        "engine": ("proxima.cli.engine.engine_command", "install, start and check engines that are servers"),
+        "peers": (PEERS, "convert other frameworks' options, verify their numbers"),
+    },
+    "plan": {"plan": (PLAN, "forecast memory and time, here or on other devices")},
 }
-WITH_ACTIONS = ("data", "engine", "plot")  # their actions are easily mistaken for commands
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
+WITH_ACTIONS = ("data", "engine", "peers", "plot", "reward")  # their actions are easily mistaken for commands
+WITHIN = {"chat": "generate --chat", "schema": "list schema", **dict.fromkeys(FAMILIES, "train")}  # so are these
 INTERRUPTED = 130
 
 
@@ -68,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a character that the terminal can't show must not abort a run
-    if argv is None and "RANK" not in os.environ and {*words[:1]} & FAMILIES.keys():
+    if argv is None and "RANK" not in os.environ and words[:1] == ["train"]:
         gc.disable()  # until a run has loaded its model: traversing a million imported objects takes half a second
     with ExitCode() as end:
         command = _read(words, argparse.Namespace())
@@ -153,12 +161,13 @@ def _reported_by_rank_zero(error: Exception) -> bool:
 
 def _near_command(word: str) -> str:
     """Suggest the command or action whose name is most similar to the word; if none is, list all commands."""
-    meant = {name: name for name in COMMANDS}
+    meant = WITHIN | {name: name for name in COMMANDS}
     for name in WITH_ACTIONS:
-        command, _ = load_command(name, COMMANDS[name][0])
-        if isinstance(command, Actions):
-            meant |= {action: f"{name} {action}" for action in command.functions if action not in meant}
-    near = difflib.get_close_matches(word, meant, n=1, cutoff=0.5)
+        with suppress(UserError):  # its distribution is not installed
+            command, _ = load_command(name, COMMANDS[name][0])
+            if isinstance(command, Actions):
+                meant |= {action: f"{name} {action}" for action in command.functions if action not in meant}
+    near = difflib.get_close_matches(word, meant, n=1, cutoff=0.7)
     return f"did you mean {meant[near[0]]!r}?" if near else f"commands: {', '.join(COMMANDS)}"
 
 
@@ -170,7 +179,7 @@ def _read(words: list[str], arguments: argparse.Namespace) -> Callable[[], int |
         prog="proxima",
         description="Trust-region reinforcement learning for language models.",
         epilog=_EPILOG,
-        formatter_class=_Formatter,
+        formatter_class=_Grouped,
     )
     parser.add_argument("--version", action="version", version=f"proxima {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
@@ -199,7 +208,7 @@ def _read(words: list[str], arguments: argparse.Namespace) -> Callable[[], int |
     return bound(command, arguments)
 
 
-SLOW = {*FAMILIES, "eval", "generate", "chat"}  # commands that import libraries and load a model
+SLOW = ("train", "eval", "generate")  # commands that import libraries and load a model
 
 
 def announce(arguments: argparse.Namespace, stream: TextIO) -> None:
@@ -262,6 +271,13 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=28)
         self._action_max_length = 18  # argparse measures the names of commands without their indentation
+
+
+class _Grouped(_Formatter):
+    def _format_action(self, action: argparse.Action) -> str:
+        """Format an argument; above the first command of a group, also the group's title."""
+        title = next((f"\n  {group}\n" for group, names in GROUPS.items() if action.dest == next(iter(names))), "")
+        return title + super()._format_action(action)
 
 
 _EPILOG = """\

@@ -8,17 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from proxima.cli.parameters import Argument
-from proxima.config.families import TRAIN
 from proxima.data import UserError
 from proxima.data.recipe_files import find_recipe, shipped_recipes
 
 RECIPE = "YAML file, run folder (its config.yaml), or a name of `proxima list recipes`"
+OVERRIDE = "a value over the recipe's: train.steps=20, reward.0.weight=2, folder=runs/mine; @FILE: a recipe over it"
 IMPORT_CODE = "import the classes and functions outside proxima that it names, which runs their code"
-
-
-def override_help(example: str) -> str:
-    """The help text of `key=value` arguments; the example is a field of the recipes that the command reads."""
-    return f"a value over the recipe's: train.steps=20, {example}, folder=runs/mine; @FILE: a recipe over it"
 
 
 def completer(name: str) -> Callable[..., list[str]]:
@@ -52,9 +47,7 @@ def check_page(option: str, page: Path) -> None:
 
 # Parameters of commands, for `cli.parameters`.
 Recipe = Annotated[str, Argument(RECIPE, read=named_recipe, complete=complete_recipe)]
-Overrides = Annotated[
-    Sequence[str], Argument(override_help(TRAIN.example), "key=value", words="*", complete=complete_override)
-]
+Overrides = Annotated[Sequence[str], Argument(OVERRIDE, "key=value", words="*", complete=complete_override)]
 ImportCode = Annotated[bool, Argument(IMPORT_CODE)]
 AsJson = Annotated[bool, Argument("print everything for programs", flag="--json")]
 

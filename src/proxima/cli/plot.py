@@ -3,9 +3,12 @@
 proxima plot surrogate ppo_clip cppo drpo,epsilon=0.2  # loss and gradient weight over the ratio and the probability
 proxima plot threshold runs/mine                       # cppo along a completion: Z = w |pi - mu|, threshold, masked
 proxima plot threshold                                 # the same for an example
-proxima plot divergence runs/mine                      # ratio and difference of pi and mu by probability
+proxima plot divergence runs/mine                      # ratio and difference of pi and mu; thresholds of cppo for it
+proxima plot divergence mine.yaml                      # the same of its first steps, trained without a trust region
 proxima plot run runs/mine --out curve.svg             # reward and held-out accuracy by step, for a README"""
 
+import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields
@@ -13,10 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.cli.completion import complete_surrogate
+from proxima.cli.output import Overrides, Recipe, print_json
 from proxima.cli.parameters import Actions, Argument
 from proxima.data import UserError
+from proxima.data.recipe_files import find_recipe
 
 if TYPE_CHECKING:
+    from proxima.lab.divergences import Calibration
     from proxima.view.chart import Drawing
 
 KIND = "one to eight: a name of `proxima list surrogate`, or package.module:Class; with fields: cppo,delta=0.2"
@@ -24,6 +30,8 @@ MU = "probability of the token; one row for each; default: 0.3"
 POSITION = "cppo: position of the token in its completion, from 1; default: 11"
 DRIFT = "cppo: |pi - mu| of the completion's other tokens; default: 0.045"
 SURROGATE = "such as cppo,delta=0.1,delta_b=0.01; default: the run's, or cppo"
+STEPS = 2  # trained of a recipe
+AS_JSON = "print the thresholds for programs, and draw nothing"
 IMPORT_CODE = "import what the run's algorithm names outside proxima, which runs its code"
 
 RunPath = Annotated[Path, Argument("run folder", "RUN")]
@@ -57,7 +65,7 @@ def surrogates_figure(
     )
     quantities: Sequence[Literal["loss", "weight"]] = [only] if only else ["loss", "weight"]
     axes: Sequence[Literal["ratio", "probability"]] = [over] if over else ["ratio", "probability"]
-    _write(draw(surrogates, setting, quantities=quantities, over=axes), out, "surrogate.svg")
+    _write(draw(surrogates, setting, quantities=quantities, over=axes), out)
 
 
 def threshold_figure(
@@ -83,7 +91,7 @@ def threshold_figure(
     if run_folder is None:
         if step is not None or completion:
             raise UserError("--step and --completion are of a run; give its folder")
-        return _write(ThresholdFigure.of(EXAMPLE, asked or Cppo()), out, "threshold.svg")
+        return _write(ThresholdFigure.of(EXAMPLE, asked or Cppo()), out)
     completions = read_trained(run_folder, step)
     algorithm = read_algorithm(run_folder, import_code=import_code)
     own = algorithm.surrogate
@@ -99,22 +107,96 @@ def threshold_figure(
     if used and not surrogate:
         print(f"the run used {used}, which has no such threshold: drawn is what cppo would have done", file=sys.stderr)
     drawn = keys[completion] if completion else most_masked(completions, spec)
-    _write(ThresholdFigure.of(drawn, spec, used), out, "threshold.svg")
+    _write(ThresholdFigure.of(drawn, spec, used), out)
 
 
-def divergence_figure(run_folder: RunPath, *, out: Out = "divergence.svg", step: OneStep = None) -> None:
-    """Ratio and difference of pi and mu in a run, over the probability of the sampled token."""
-    from proxima.lab.divergences import read_trained
+def divergence_figure(
+    recipe: Recipe,
+    override: Overrides = (),
+    *,
+    out: Out = "divergence.svg",
+    step: OneStep = None,
+    share: Annotated[float, Argument("share of the tokens beyond the threshold delta; 0.001", "P")] = 0.001,
+    import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
+    as_json: Annotated[bool, Argument(AS_JSON, flag="--json")] = False,
+) -> None:
+    """Ratio and difference of pi and mu in a run, over the probability of the sampled token, and the thresholds of cppo
+    that follow from them.
+
+    A recipe is trained for 2 steps, or train.steps=N, without a trust region, in runs/NAME-divergence or the given
+    folder. A run has only what its own trust region left.
+    """
+    if not 0 < share < 1:
+        raise UserError(f"--share {share:g} must be between 0 and 1")
+    folder = Path(recipe)
+    is_run = (folder / "run.sqlite").is_file()
+    if is_run and override:
+        raise UserError(f"{folder} is a run, whose settings are fixed; give its recipe to measure others")
+    from proxima.config import load_recipe
+    from proxima.core.surrogate import Cppo
+    from proxima.lab.divergences import Calibration, measurable, read_algorithm, read_trained
     from proxima.view.divergence_plot import DivergenceFigure
 
-    _write(DivergenceFigure.of(read_trained(run_folder, step), str(run_folder)), out, "divergence.svg")
+    if is_run:
+        algorithm = read_algorithm(folder, import_code=import_code)
+    else:
+        algorithm = load_recipe(recipe, override).config.algorithm
+        folder = warm_up(recipe, override)
+    completions = read_trained(folder, step)
+    calibration = Calibration.of(completions, measurable(algorithm.surrogate) or Cppo(), share)
+    if as_json:
+        return print_json({**vars(calibration), "spec": vars(calibration.spec), "folder": str(folder)})
+    print("\n".join(threshold_lines(calibration, share, folder)))
+    return _write(DivergenceFigure.of(completions, str(folder)), out)
+
+
+def warm_up(recipe: str, overrides: Sequence[str]) -> Path:
+    """Train the recipe's first steps with an unbounded surrogate on every completion; return the run's folder."""
+    from proxima.cli.train import train_recipe
+    from proxima.config.recipe_reader import with_values
+
+    given = {name: value for name, _, value in (word.partition("=") for word in overrides)}
+    folder = Path(given.get("folder", f"runs/{Path(recipe).stem}-divergence"))
+    settings = {
+        "folder": json.dumps(str(folder)),
+        "train.steps": given.get("train.steps", STEPS),
+        "algorithm.surrogate": "{kind: cppo, delta: .inf, delta_b: .inf}",
+        "algorithm.skip_zero_advantage": "false",
+        "eval.before": "false",
+        "eval.after": "false",
+        "eval.every": 0,
+        "checkpoint.every": 0,
+    }
+    words = with_values(overrides, settings)
+    if code := train_recipe(str(find_recipe(recipe)), words, overwrite="folder" not in given, quiet=True):
+        raise SystemExit(code)
+    return folder
+
+
+def threshold_lines(calibration: "Calibration", share: float, folder: Path) -> list[str]:
+    """What was measured, and the thresholds that follow."""
+    names = {level: "max" if level == 1 else f"P{100 * level:g}" for level in calibration.quantiles}
+    levels = "  ".join(f"{names[level]} {value:.2g}" for level, value in calibration.quantiles.items())
+    spec = calibration.spec
+    few = calibration.tokens * share < 1
+    remedy = f"of {calibration.tokens:,} tokens that is the largest; more steps give {math.ceil(1 / share):,} and more"
+    return [
+        f"{calibration.tokens:,} tokens of {calibration.completions:,} completions, {folder}",
+        f"|π − μ|   {levels}",
+        f"δ   = {calibration.delta:g}   the {100 * (1 - share):g}th percentile of the weighted divergence w |π − μ|",
+        *([f"WARNING {remedy}"] if few else []),
+        f"δ_b = {calibration.delta_b:g}   the 90th percentile of |π − μ|",
+        f"beyond the threshold: {calibration.masked:.3%} of the tokens with these, {calibration.masked_now:.3%} with "
+        f"delta={spec.delta:g} delta_b={spec.delta_b:g}",
+        f"use it: algorithm.surrogate.delta={calibration.delta:g} algorithm.surrogate.delta_b={calibration.delta_b:g}",
+    ]
 
 
 def run_figure(run_folder: RunPath, *, out: Out = "run.svg") -> None:
     """Mean reward and held-out accuracy of a run by step."""
     from proxima.view.curve import LearningCurve
 
-    _write(LearningCurve.of(run_folder), out, "run.svg")
+    _write(LearningCurve.of(run_folder), out)
 
 
 def parse_surrogate(word: str) -> Any:
@@ -125,12 +207,12 @@ def parse_surrogate(word: str) -> Any:
     return spec_from_words("surrogate", kind, words)
 
 
-def _write(figure: "Drawing", out: str, default: str) -> None:
-    """Write the figure and print its path, with `(replaced)` if a file with the default name existed."""
+def _write(figure: "Drawing", out: str) -> None:
+    """Write the figure and print its path, with `(replaced)` if the file existed."""
     from proxima.view.chart import write_figure
 
     file = Path(out)
-    replaced = file.is_file() and out == default
+    replaced = file.is_file()
     print(f"{write_figure(figure, file)}{' (replaced)' if replaced else ''}")
 
 

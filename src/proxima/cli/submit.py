@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from proxima.cli.output import Overrides, Recipe
 from proxima.cli.parameters import Argument
-from proxima.config.families import FAMILIES, TRAIN
 from proxima.config.sections import PLACEMENTS
 from proxima.data.errors import UserError
 
@@ -42,7 +41,6 @@ def submit(
     override: Overrides = (),
     *,
     address: Annotated[str | None, Argument(ADDRESS, "URL")] = None,
-    command: Annotated[str, Argument("the command of the job", choices=tuple(FAMILIES))] = TRAIN.command,
     working_dir: Annotated[str | None, Argument(WORKING_DIR, "DIR")] = None,
     runtime_env: Annotated[str | None, Argument(RUNTIME_ENV, "FILE")] = None,
     python: Annotated[str | None, Argument(PYTHON, "PATH")] = None,
@@ -50,10 +48,10 @@ def submit(
     no_wait: Annotated[bool, Argument("print the job's name and return")] = False,
 ) -> int:
     """Submit the job and follow its output; return its exit code."""
-    config = check_recipe(recipe, override, command)
+    config = check_recipe(recipe, override)
     folder = None if working_dir is None else sent_folder(working_dir, recipe, override)
     environment = read_environment(runtime_env) | ({} if folder is None else {"working_dir": str(folder)})
-    words = [python or sys.executable, "-m", "proxima", command, recipe_there(recipe, folder), *override]
+    words = [python or sys.executable, "-m", "proxima", "train", recipe_there(recipe, folder), *override]
     entrypoint = "exec " + shlex.join([*words, *(["--resume"] if resume else [])])
     if folder is None:
         entrypoint = f"cd {shlex.quote(str(Path.cwd()))} && {entrypoint}"
@@ -73,12 +71,12 @@ def submit(
         return INTERRUPTED
 
 
-def check_recipe(recipe: str, overrides: Sequence[str], command: str) -> Any:
+def check_recipe(recipe: str, overrides: Sequence[str]) -> Any:
     """Check the recipe and return the config of the job. Raises `ConfigError` for the problems that the job would
     find, except those that only the cluster's machines can check."""
     from proxima.config import ConfigError, check, resolve
 
-    resolved = resolve(recipe, overrides, root=FAMILIES[command].root)
+    resolved = resolve(recipe, overrides, root=None)
     if problems := [problem for problem in check(resolved) if not is_of_cluster(problem)]:
         raise ConfigError(problems)
     return resolved.config

@@ -44,15 +44,15 @@ def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool 
     from proxima.lab.metrics_follower import RunState
     from proxima.lab.sweep_runner import run_sweep
     from proxima.view.run_views import is_drawable
-    from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_table
-    from proxima.view.terminal import rendered
+    from proxima.view.sweep_progress import SweepLines, SweepTable, outcome_rows
+    from proxima.view.terminal import table_text
 
     sweep.folder.mkdir(parents=True, exist_ok=True)
     with (sweep.folder / "log.txt").open("a", encoding="utf-8", errors="replace") as log:
         screen = SweepTable(Console()) if is_drawable(sys.stdout) else SweepLines(sys.stdout)
         progresses = run_sweep(sweep, runs, SweepLines(log), screen, retry_failed=retry_failed)
     print()
-    print(rendered(outcome_table(progresses), sys.stdout, width=160))
+    print(table_text(outcome_rows(progresses), sys.stdout, width=160))
     states = {progress.state for progress in progresses}
     if RunState.DONE in states:
         print(f"\nproxima compare {shlex.quote(str(sweep.folder))}")
@@ -63,13 +63,11 @@ def train_cells(sweep: "Sweep", runs: "list[PlannedRun]", *, retry_failed: bool 
 
 
 def _show(sweep: "Sweep", runs: "list[PlannedRun]") -> int:
-    from proxima.config.families import command_of
     from proxima.view.sweep_progress import size_of
 
     print(f"{size_of(sweep)} in {sweep.folder}, {sweep.jobs} at a time\n")
     for run in runs:
-        command = command_of(run.resolved.config)
-        print(f"{run.name}\n    proxima {command} {shlex.join([str(run.recipe), *run.overrides])} --resume")
+        print(f"{run.name}\n    proxima train {shlex.join([str(run.recipe), *run.overrides])} --resume")
     return 0
 
 

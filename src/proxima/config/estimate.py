@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from proxima.config.describe import kind_of
-from proxima.config.families import command_of
 from proxima.config.resolved import Resolved
 from proxima.config.schema import RunConfig
 from proxima.config.sections.offline_section import OfflineConfig
@@ -45,8 +44,7 @@ class StepEstimate:
         ):
             self.notes.append(f"task: {shares}")
         if downloadable := is_downloadable(path := config.model.path):
-            command = f"`proxima {command_of(config)}` downloads it (93 MB)"
-            self.notes.append(f"{Path(path).name}: it is not downloaded yet; {command}")
+            self.notes.append(f"{Path(path).name}: it is not downloaded yet; `proxima train` downloads it (93 MB)")
         self._here = reads_model and not downloadable
         self.batch: StepSize | ExampleStep
         self.batch = self._groups(config) if isinstance(config, RunConfig) else self._examples(config)

@@ -1,12 +1,11 @@
-"""The commands that train, one entry each: their recipes, and the code that runs them.
+"""What `proxima train` trains, one entry each: its recipes, and the code that runs them.
 
 To add a way to train on a fixed data set, three files:
 
     config/sections/NAME_section.py    its section, and the config of its recipes: a subclass of `OfflineConfig`, whose
                                        `sequences_of` returns the trained sequences of a row, for `explain`
     train/offline/NAME_method.py       its `OfflineMethod`
-    here                               its entry, which the command line, the functions of `proxima`, `resolve`,
-                                       `explain`, the JSON schema and the reference read
+    here                               its entry, which `resolve`, `explain`, the JSON schema and the reference read
 
 Configs and methods are imported at first use, so that `proxima --help` can read the table without them.
 """
@@ -21,27 +20,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A command of `proxima` that trains, and its properties.
+    """A way to train, and its properties.
 
     Args:
-        command: its name on the command line.
-        function: its name in Python, a function of `proxima`.
-        title: what it does, for `proxima --help`.
+        name: in messages, and of its recipes in the JSON schema.
         config: the dataclass of its recipes, "package.module:Class".
-        example: an override of one of its fields, for `--help`.
-        own: the section that only its recipes have, by which they are recognised; empty for `train`, which takes all
+        own: the section that only its recipes have, by which they are recognised; empty for `TRAIN`, which takes all
             others.
         method: its `OfflineMethod`, "package.module:Class"; empty where groups are generated.
         learning_rate: of its optimizer if a recipe sets none; None: the optimizer's own default.
         samples: its model generates, so that held-out evaluations have answers to inspect.
-        prints_pairs: its command finally prints the table of the last evaluation, on held-out pairs.
+        prints_pairs: `proxima train` finally prints the table of the last evaluation, on held-out pairs.
     """
 
-    command: str
-    function: str
-    title: str
+    name: str
     config: str
-    example: str
     own: str = ""
     method: str = ""
     learning_rate: float | None = None
@@ -56,30 +49,18 @@ class Family:
         return class_at(self.config)
 
 
-TRAIN = Family(
-    command="train",
-    function="train",
-    title="train a model from a recipe",
-    config="proxima.config.schema:RunConfig",
-    example="reward.0.weight=2",
-)
+TRAIN = Family(name="train", config="proxima.config.schema:RunConfig")
 OFFLINE = (
     Family(
-        command="sft",
-        function="sft",
-        title="fine-tune a model on given answers",
+        name="sft",
         config="proxima.config.sections.sft_section:SftConfig",
-        example="sft.completion=answer",
         own="sft",
         method="proxima.train.offline.sft_method:SftMethod",
         learning_rate=2e-5,  # as TRL
     ),
     Family(
-        command="reward",
-        function="reward_model",
-        title="train a reward model on pairs of completions",
+        name="reward",
         config="proxima.config.sections.reward_model_section:RewardModelConfig",
-        example="reward_model.margin=1",
         own="reward_model",
         method="proxima.train.offline.reward_method:RewardMethod",
         learning_rate=1e-5,  # TRL's 1e-4 suits an adapter; InstructGPT trains whole models with 9e-6
@@ -87,18 +68,15 @@ OFFLINE = (
         prints_pairs=True,
     ),
     Family(
-        command="dpo",
-        function="dpo",
-        title="train a model on preferences: DPO and its relatives",
+        name="dpo",
         config="proxima.config.sections.preference_section:PreferenceConfig",
-        example="preference.loss=ipo",
         own="preference",
         method="proxima.train.offline.preference_method:PreferenceMethod",
         learning_rate=1e-6,  # as TRL
         samples=False,
     ),
 )
-FAMILIES = {family.command: family for family in (TRAIN, *OFFLINE)}
+FAMILIES = {family.name: family for family in (TRAIN, *OFFLINE)}
 
 
 def family_of(layers: Sequence["Node"]) -> Family:
@@ -114,6 +92,6 @@ def family_of_config(config: Any) -> Family | None:
     return next((family for family in FAMILIES.values() if family.config == reference), None)
 
 
-def command_of(config: Any) -> str:
-    """The command of `proxima` that trains this config, or a config of this class."""
-    return (family_of_config(config) or TRAIN).command
+def family_name(config: Any) -> str:
+    """The name of the family that trains this config, or a config of this class."""
+    return (family_of_config(config) or TRAIN).name

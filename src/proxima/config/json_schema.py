@@ -5,6 +5,7 @@ its output.
 """
 
 import collections.abc
+import json
 import math
 from dataclasses import MISSING
 from pathlib import Path
@@ -19,18 +20,23 @@ Json = dict[str, Any]
 ELSEWHERE = "^[A-Za-z_][\\w.]*:[A-Za-z_]\\w*$"  # package.module:Class
 
 
+def schema_text() -> str:
+    """The schema as `recipes/schema.json` has it."""
+    return json.dumps(json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
 def json_schema() -> Json:
     """The schema of a recipe file. A recipe that extends another may leave anything out."""
     definitions: Json = {}
     extends = {"type": "string", "description": "a recipe that this one changes; relative to it"}
-    for command, family in FAMILIES.items():
+    for name, family in FAMILIES.items():
         body = _object(family.root, definitions)
         body["properties"] = {"extends": extends, **body["properties"]}
-        definitions[f"recipes.{command}"] = {**body, "description": summary_of(family.root)}
-    references = {command: {"$ref": f"#/definitions/recipes.{command}"} for command in FAMILIES}
+        definitions[f"recipes.{name}"] = {**body, "description": summary_of(family.root)}
+    references = {name: {"$ref": f"#/definitions/recipes.{name}"} for name in FAMILIES}
     chosen: Json = {"allOf": [references["train"], {"required": ["model", "task", "reward", "algorithm"]}]}
     for family in OFFLINE:
-        own = {"allOf": [references[family.command], {"required": ["model", "task"]}]}
+        own = {"allOf": [references[family.name], {"required": ["model", "task"]}]}
         chosen = {"if": {"required": [family.own]}, "then": own, "else": chosen}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",

@@ -114,7 +114,7 @@ def with_learning_rate(tree: Node, family: Family) -> Node:
     kinds = (None, *table_of("proxima.train:OPTIMIZERS"))
     if optimizer.mapping is None or "lr" in optimizer.mapping or optimizer.at("kind") not in kinds:
         return tree
-    lr = Node(rate, Source(f"default of proxima {family.command}", "default"), f"{rate:g}")
+    lr = Node(rate, Source(f"default of {family.name} recipes", "default"), f"{rate:g}")
     optimizer = replace(optimizer, value={**optimizer.mapping, "lr": lr})
     train = replace(train, value={**train.mapping, "optimizer": optimizer})
     return replace(tree, value={**(tree.mapping or {}), "train": train})

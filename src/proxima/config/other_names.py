@@ -1,6 +1,6 @@
 """Names that peers and earlier versions of proxima use for our fields, for the error about an unknown field.
 
-`proxima convert` translates whole files of options. To add a name: append it to those of its field.
+`proxima peers convert` translates whole files of options. To add a name: append it to those of its field.
 """
 
 from collections.abc import Collection

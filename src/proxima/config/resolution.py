@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxima.config.builder import Builder
 from proxima.config.describe import fields_of
-from proxima.config.families import Family, family_of, family_of_config
+from proxima.config.families import TRAIN, family_of, family_of_config
 from proxima.config.layers import merged, with_learning_rate
 from proxima.config.problems import ConfigError, one_problem
 from proxima.config.recipe_reader import read_recipe, shown_path
@@ -47,7 +47,7 @@ def resolve(
         recipe: see `Recipe`.
         overrides: `key=value` texts with dotted keys; an index addresses a list: `reward.0.weight=2`.
         layer: values laid over the recipe's and below the overrides, each with its own source (a cell of a sweep).
-        root: the config of the command: that of a training command, or a dataclass with some of its sections, and the
+        root: the config of the command: that of one way to train, or a dataclass with some of its sections, and the
             recipe may then have the other sections too: they are not read. None: the recipe's own.
         import_code: see `Builder`.
     Returns: the config with provenance. No model or data is opened; `check` looks further.
@@ -62,8 +62,8 @@ def resolve(
             refuse_layout(str(recipe))
         layers, name = read_recipe(recipe), shown_path(find_recipe(recipe))
     family = family_of(layers)
-    if root is not None and (wanted := family_of_config(root)) not in (None, family):
-        raise _of_another_command(family, wanted, name)
+    if root is not None and family_of_config(root) is TRAIN is not family:
+        raise one_problem(name or "recipe", f"has a section {family.own!r}, and generates nothing to score")
     cls: type = root or family.root
     tree, refused = merged([*layers, layer] if layer else layers, overrides, family.root)
     tree = with_learning_rate(tree, family)
@@ -94,13 +94,3 @@ def _fields_read(fields: Mapping[str, Node], family: type, root: type) -> dict[s
             node = replace(node, value={key: child for key, child in node.mapping.items() if key in names})
         kept[name] = node
     return kept
-
-
-def _of_another_command(family: Family, wanted: Family, name: str | None) -> ConfigError:
-    """The error for a recipe of another command, such as `proxima train` with a recipe of `proxima sft`."""
-    why = f"has a section {family.own!r}" if family.own else f"has no section {wanted.own!r}"
-    place = name or "recipe"
-    meant = "" if family.own else f", or write `{wanted.own}: {{}}` into it"
-    again = " --resume" if name and Path(name).is_dir() else ""
-    message = f"is a recipe of `proxima {family.command}`, because it {why}"
-    return one_problem(place, f"{message}; run proxima {family.command} {place}{again}{meant}")

@@ -89,7 +89,7 @@ class PromptConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PlayedConfig:
-    """The fields that `proxima chat` and `generate` read of a run whose task has an environment or tools."""
+    """The fields that `proxima generate` reads of a run whose task has an environment or tools."""
 
     model: Annotated[ModelConfig, "the policy"]
     task: Annotated[Any, Slot("proxima.task:TASKS"), "training questions"]

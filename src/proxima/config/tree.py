@@ -12,7 +12,7 @@ from typing import Any, Literal
 from proxima.config.problems import one_problem
 from proxima.config.scalars import in_one_line
 
-FILL_IN = "TO FILL IN"  # the comment after a placeholder value, as `proxima convert` writes it
+FILL_IN = "TO FILL IN"  # the comment after a placeholder value, as `proxima peers convert` writes it
 Scalar = str | int | float | bool | None
 
 

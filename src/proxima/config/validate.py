@@ -163,7 +163,7 @@ def load_recipe(
     recipe: Recipe,
     overrides: Sequence[str] = (),
     *,
-    root: type[Root] = RunConfig,  # type: ignore[assignment]  # the default of Root
+    root: type[Root] | None = RunConfig,  # type: ignore[assignment]  # the default of Root
 ) -> Resolved[Root]:
     """Resolve and check a recipe; ConfigError has one line for each problem. Downloads the demo's model if the recipe
     names it and it is missing."""

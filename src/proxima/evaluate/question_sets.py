@@ -118,7 +118,7 @@ def recipe_suites(eval: Any, reward: Sequence[Any]) -> list[EvalSuite]:
     if eval.task is None:
         remedy = (
             "name a task, for example eval.task.kind=gsm8k, or --task gsm8k; held-out rows "
-            "of proxima sft, reward and dpo have no reward, and are measured during the training"
+            "of SFT, reward models and DPO have no reward, and are measured during the training"
         )
         raise FieldError("eval.task", None, "leaves nothing to evaluate", remedy=remedy)
     suites = [_recipe_suite(path, held_out, reward) for path, held_out in eval.all_sets.items()]

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol
 
-from proxima.config.families import command_of
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.data.atomic_files import write_atomic
@@ -63,8 +62,7 @@ class SweepObserver(Protocol):
 
 def train_command(run: PlannedRun) -> list[str]:
     """The command of a run, with its config as planned. A user would type the recipe and `overrides` instead."""
-    command = command_of(run.resolved.config)
-    return [sys.executable, "-m", "proxima.cli.main", command, str(run.file), "--resume", "--quiet"]
+    return [sys.executable, "-m", "proxima.cli.main", "train", str(run.file), "--resume", "--quiet"]
 
 
 def run_sweep(

@@ -209,7 +209,7 @@ def scalar_config(path: str, revision: str | None = None, *, new_head: bool = Fa
         reason = f"scores {config.num_labels} labels, not one"
         raise FieldError("model.path", path, reason, remedy="use a reward model with one score")
     if not trained and not new_head:
-        remedy = "give the folder of a reward model; `proxima reward` makes one"
+        remedy = "give the folder of a reward model; `proxima train cpu/reward` makes one"
         raise FieldError("model.path", path, "has no scalar head: it is a language model", remedy=remedy)
     config.num_labels = 1
     return config, trained

@@ -174,7 +174,8 @@ class PooledReward(WeightedReward):
 @dataclass(frozen=True, kw_only=True)
 class ComputeReward(WeightedReward):
     """Base of the rewards that run a model: a subclass defines `load` and `score`. All completions of a prompt are
-    scored in one call, in the thread of the tensor work; without such a thread (`proxima score`), in a separate one."""
+    scored in one call, in the thread of the tensor work; without such a thread (`proxima reward score`), in a separate
+    one."""
 
     where: ClassVar[Where] = "compute"
 

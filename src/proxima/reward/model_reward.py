@@ -26,7 +26,7 @@ class ModelReward(ComputeReward):
     (`AutoModelForSequenceClassification`), so a folder from another trainer works too.
 
     Args:
-        path: Hugging Face folder or hub name of a sequence-classification model with one label, as `proxima reward`
+        path: Hugging Face folder or hub name of a sequence-classification model with one label, as `proxima train`
             writes it.
         revision: hub revision.
         encode: `tokens`: the token ids that the policy sampled; refused if the policy's vocabulary differs.

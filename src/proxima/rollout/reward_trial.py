@@ -59,9 +59,8 @@ def try_rewards(
     facts = f"none of {count} synthetic completions such as {text!r:.60} has a score ({score_errors(groups)})"
     if not refuses:
         return [f"reward: {facts}"]
-    remedy = (
-        "fix the reward (proxima score tries it), or set runtime.reward_trial=warn if it is right to refuse such texts"
-    )
+    score = "fix the reward (proxima reward score tries it)"
+    remedy = f"{score}, or set runtime.reward_trial=warn if it is right to refuse such texts"
     raise FieldError("reward", ", ".join(rewards.labels), f"fails: {facts}", remedy=remedy)
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TextIO
 
-from rich.table import Table
 from rich.text import Text
 
 from proxima.evaluate.eval_observer import EvalObserver
@@ -14,7 +13,7 @@ from proxima.runtime.watch.clock import Clock
 from proxima.view.diagnostics import limits_reached
 from proxima.view.formatting import NONE, count, duration, fixed, magnitude, percent, printable, signed
 from proxima.view.log_lines import why_unknown
-from proxima.view.terminal import StageProgress, rendered, table_of_rows
+from proxima.view.terminal import StageProgress, table_text
 
 MUCH = 0.05  # minimum share of truncated or unanswered texts that is reported
 SIGNIFICANT = 0.05  # p below which a difference is reported
@@ -70,7 +69,7 @@ def results_table(result: Mapping[str, Any], seconds: Mapping[str, float], strea
     where = f"{result['device']} {threads} thread{'s' * (threads != 1)} {dtype}"
     head = f"{printable(str(model['name']))}  {magnitude(model['parameters'])}  {where}  seed {result['seed']}"
     settings = dict.fromkeys(_sampling(facts) for facts in suites.values())
-    table = rendered(table_of_rows(_rows(suites, seconds, result.get("k") or ())), stream)
+    table = table_text(_rows(suites, seconds, result.get("k") or ()), stream)
     return "\n".join([head, *settings, "", table, *(["", *remarks] if (remarks := caveats(suites)) else [])])
 
 
@@ -204,7 +203,7 @@ def comparison_table(pairs: Sequence[PairedComparison], names: tuple[str, str], 
     ]
     metrics = " and ".join(dict.fromkeys(pair.metric for pair in pairs))
     head = [f"A  {names[0]}", f"B  {names[1]}", "", f"{metrics} of each question"]
-    lines = [*head, "", rendered(table_of_rows(rows), stream), ""]
+    lines = [*head, "", table_text(rows, stream), ""]
     for pair in pairs:
         if pair.left_out:
             lines.append(f"{pair.name}: {pair.left_out} questions with an unknown result on one side are left out")
@@ -239,9 +238,9 @@ def _side(interval: Interval) -> str:
     return f"{fixed(interval.value, 3)} [{fixed(interval.low, 3)}, {fixed(interval.high, 3)}]"
 
 
-def pair_table(record: Mapping[str, Any]) -> Table:
-    """Format a reward model's last evaluation, from its line of metrics.jsonl: its accuracy next to baselines without a
-    model, with 95 % intervals, and a row for each bin of its calibration."""
+def pair_rows(record: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The rows of a reward model's last evaluation, from its line of metrics.jsonl: its accuracy next to baselines
+    without a model, with 95 % intervals, and a row for each bin of its calibration."""
     rows = [
         {
             "held-out pairs": name,
@@ -256,4 +255,4 @@ def pair_table(record: Mapping[str, Any]) -> Table:
         sure = f"{place.removeprefix(BIN)} % sure, {fixed(record[f'{place}/confidence'], 3)} on average"
         value, pairs = fixed(record[f"{place}/right"], 3), f"{record[key]:,.0f}"
         rows.append({"held-out pairs": f"right where {sure}", "value": value, "95 %": "", "pairs": pairs})
-    return table_of_rows(rows)
+    return rows

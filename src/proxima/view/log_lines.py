@@ -362,7 +362,7 @@ def closing_line(summary: Record, info: RunInfo | None) -> str:
     if summary.get("error"):
         parts.append(printable(str(summary["error"]), 300))
     if status != "done":
-        run = "" if info is None or is_launched() else f"proxima {info.command} {quote(str(info.folder))} --resume"
+        run = "" if info is None or is_launched() else f"proxima train {quote(str(info.folder))} --resume"
         how = run or "the same command with --resume"
         told_already = any(word in str(summary.get("error")) for word in ("--resume ", STARTED_AGAIN))  # the next step
         parts += [] if told_already else [f"resume: {how}"]

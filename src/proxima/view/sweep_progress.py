@@ -195,7 +195,7 @@ def played(progresses: Sequence[RunProgress]) -> bool:
     return any(progress.turns is not None for progress in progresses)
 
 
-def outcome_table(progresses: Sequence[RunProgress]) -> Table:
+def outcome_rows(progresses: Sequence[RunProgress]) -> list[dict[str, str]]:
     """Return a row per cell: finished seeds, held-out figure before and after, reward of the last step, seconds; each
     as mean ± half the interval."""
     figure = headline_of(progresses).name
@@ -214,4 +214,4 @@ def outcome_table(progresses: Sequence[RunProgress]) -> Table:
         }
         texts = {key: plus_minus(mean_over_seeds(v), 0 if key == "seconds" else 3) for key, v in measures.items()}
         rows.append({"cell": name, "done": f"{len(done)}/{len(runs)}", **texts})
-    return table_of_rows(rows)
+    return rows

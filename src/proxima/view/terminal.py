@@ -40,9 +40,11 @@ def stacked(rows: Sequence[Mapping[str, str]], width: int, gap: int = 2) -> list
     return [[{name: row[name] for name in (first, *block)} for row in rows] for block in blocks]
 
 
-def rendered(table: Table, stream: TextIO, width: int = 200) -> str:
-    """Render a table as text: with colours and the width of the stream if that is a terminal, else `width` wide."""
-    terminal, out = stream.isatty(), io.StringIO()
+def table_text(
+    rows: Sequence[Mapping[str, str | Text]], stream: TextIO, *, left: Sequence[str] = (), width: int = 200
+) -> str:
+    """A table of rows as text: with colours and the width of the stream if that is a terminal, else `width` wide."""
+    table, terminal, out = table_of_rows(rows, left=left), stream.isatty(), io.StringIO()
     Console(file=out, force_terminal=terminal, width=None if terminal else width, markup=False).print(table)
     return "\n".join(line.rstrip() for line in out.getvalue().rstrip("\n").splitlines())
 

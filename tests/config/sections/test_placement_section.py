@@ -40,10 +40,10 @@ def test_every_spelling(recipe, overrides, placement):
     assert resolve(recipe(dump(resolved), "again.yaml")).config.placement == placement
 
 
-@pytest.mark.parametrize("family", OFFLINE, ids=lambda family: family.command)
+@pytest.mark.parametrize("family", OFFLINE, ids=lambda family: family.name)
 def test_runs_on_fixed_data_have_it_too(family):
     config = resolve(
-        ROWS | {family.own: {"loss": ["sigmoid"]} if family.command == "dpo" else {}},
+        ROWS | {family.own: {"loss": ["sigmoid"]} if family.name == "dpo" else {}},
         ["placement={kind: ray, ranks: 3}"],
         root=family.root,
     ).config

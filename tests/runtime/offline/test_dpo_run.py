@@ -1,4 +1,4 @@
-"""Runs of `proxima dpo`: resumed to the bit, with reference log-probs that are computed once, and what they refuse."""
+"""Runs of DPO: resumed to the bit, with reference log-probs that are computed once, and what they refuse."""
 
 import json
 import os
@@ -206,9 +206,7 @@ def test_before_the_first_step_no_item_has_a_reward(loss, tree, tmp_path):
 
 
 def test_from_python(tree, tmp_path):
-    run = proxima.dpo({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
+    run = proxima.train({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
     assert "rewards/margins" in run.metrics.columns
     with pytest.raises(UserError, match="evaluations generate no answers; .evaluations has their figures"):
         run.answers()
-    with pytest.raises(UserError, match="proxima dpo"):
-        proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)

@@ -41,7 +41,9 @@ def test_samples_are_kept_with_the_expected_answer(finished):
 
 def test_python_says_what_a_run_without_rollouts_has(finished):
     run = proxima.load_run(finished)
-    with pytest.raises(UserError, match="run of `proxima sft`.* has no rollouts; .metrics .* .answers.. the samples"):
+    with pytest.raises(
+        UserError, match="run with a section .sft.: .* has no rollouts; .metrics .* .answers.. the samples"
+    ):
         run.rollouts()
     assert len(run.answers()) == 6 and list(run.metrics.index) == [1, 2, 3, 4]
 

@@ -92,10 +92,8 @@ def test_a_model_that_can_have_no_head_is_refused_before_the_rows(tree, tmp_path
 
 
 def test_from_python(tree, tmp_path):
-    run = proxima.reward_model({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
+    run = proxima.train({**tree(train__steps=1), "folder": str(tmp_path / "run")}, quiet=True)
     assert Path(run.folder, "summary.json").is_file() and os.path.isdir(run.folder)
-    with pytest.raises(UserError, match="proxima reward"):
-        proxima.train({**tree(), "folder": str(tmp_path / "other")}, quiet=True)
     loaded = load_scalar_model(str(checkpoints(RunFolder(tmp_path / "run").checkpoints)[-1].model), device="cpu")
     assert loaded.model.score.weight.shape == (1, 32)
 

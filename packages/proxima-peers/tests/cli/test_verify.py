@@ -1,4 +1,4 @@
-"""`proxima verify` as a user types it."""
+"""`proxima peers verify` as a user types it."""
 
 import copy
 import json
@@ -25,7 +25,7 @@ def records(here):
 def test_the_golden_files(proxima):
     """That every record has its verdict is in ../golden."""
     files = [GOLDEN / f"{name}.json" for name in ("trl_reward", "trl_grpo_options", "verl_agg_loss")]
-    code, out, err = proxima("verify", *files, "--json")
+    code, out, err = proxima("peers", "verify", *files, "--json")
     output = json.loads(out)
     assert (code, err) == (0, "")
     assert output["records"] == sum(len(json.loads(file.read_text())) for file in files)
@@ -44,14 +44,14 @@ def test_a_wrong_number_is_named(proxima, records):
         return golden
 
     name = records("wrong.json", change)
-    code, out, err = proxima("verify", name)
+    code, out, err = proxima("peers", "verify", name)
     assert (code, err) == (1, "")
     lines = out.splitlines()
     assert lines[1].split()[:6] == ["wrong.json", "3", "1", "0", "2", "0"]
     assert any(line.startswith("    loss: ours ") and line.endswith("off by 0.25") for line in lines)
     assert any(line.startswith("    grad_logp[0]: ours ") and line.endswith("off by 0.5") for line in lines)
     assert sum(line.startswith("failed  unirl/") for line in lines) == 2
-    code, out, _ = proxima("verify", name, "--json")
+    code, out, _ = proxima("peers", "verify", name, "--json")
     failed = [verdict for verdict in json.loads(out)["files"][0]["verdicts"] if verdict["status"] == "failed"]
     assert code == 1 and failed[0]["differences"][0]["field"] == "loss"
     assert failed[0]["differences"][0]["difference"] == pytest.approx(0.25)
@@ -63,7 +63,7 @@ def test_a_wrong_metric_is_named_and_an_unknown_one_is_not_claimed(proxima, reco
         golden[1]["expected"]["metrics"]["brand_new"] = 0.5
         return golden
 
-    code, out, _ = proxima("verify", records("metrics.json", change), "--json")
+    code, out, _ = proxima("peers", "verify", records("metrics.json", change), "--json")
     verdicts = json.loads(out)["files"][0]["verdicts"]
     assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "unsupported", "matched"]
     assert [verdict["field"] for verdict in verdicts[0]["differences"]] == ["metrics.approx_kl"]
@@ -76,7 +76,7 @@ def test_another_shape_or_nan_is_a_failure_and_still_json(proxima, records):
         golden[1]["expected"]["loss"] = "nan"
         return golden
 
-    code, out, _ = proxima("verify", records("shape.json", change), "--json")
+    code, out, _ = proxima("peers", "verify", records("shape.json", change), "--json")
     verdicts = json.loads(out, parse_constant=lambda name: pytest.fail(name))["files"][0]["verdicts"]
     assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "failed", "matched"]
     assert verdicts[0]["differences"][0]["expected"].startswith("shape [")
@@ -90,7 +90,7 @@ def test_verdicts_do_not_come_from_names(proxima, records):
         golden[0]["expected"]["loss"] += 1.0
         return golden
 
-    code, out, _ = proxima("verify", records("renamed.json", change), "--json")
+    code, out, _ = proxima("peers", "verify", records("renamed.json", change), "--json")
     assert code == 1 and [entry["status"] for entry in json.loads(out)["files"][0]["verdicts"]] == [
         "failed",
         "matched",
@@ -103,7 +103,7 @@ def test_what_nobody_here_computes_is_unsupported(proxima, records):
         golden[0]["source"] = "somebody else's framework"
         return golden
 
-    code, out, _ = proxima("verify", records("other.json", change))
+    code, out, _ = proxima("peers", "verify", records("other.json", change))
     assert code == 0 and "unsupported  unirl/" in out and "somebody else's framework" in out
 
 
@@ -112,7 +112,7 @@ def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, 
         golden[0]["inputs"]["advantages"] = ["much", "more"]
         return golden
 
-    code, out, _ = proxima("verify", records("torn.json", change), "--json")
+    code, out, _ = proxima("peers", "verify", records("torn.json", change), "--json")
     verdicts = json.loads(out)["files"][0]["verdicts"]
     assert code == 1 and [verdict["status"] for verdict in verdicts] == ["failed", "matched", "matched"]
     assert "ValueError" in verdicts[0]["reason"]
@@ -136,13 +136,13 @@ def test_a_record_that_cannot_be_computed_fails_and_the_rest_continues(proxima, 
 def test_files_that_hold_no_records(proxima, here, text, line):
     if text is not None:
         (here / "x.json").write_text(text, encoding="utf-8", errors="surrogateescape")
-    code, out, err = proxima("verify", "x.json")
+    code, out, err = proxima("peers", "verify", "x.json")
     assert (code, out) == (2, "")
     assert err.startswith(f"error: x.json: {line}") and len(err.splitlines()) == 1
 
 
 def test_a_wrong_path_among_several_is_found_before_anything_is_computed(proxima, records, here):
-    code, out, err = proxima("verify", records("x.json"), "none.json")
+    code, out, err = proxima("peers", "verify", records("x.json"), "none.json")
     assert (code, out) == (2, "") and "none.json" in err
 
 
@@ -150,10 +150,10 @@ def test_a_folder_is_every_file_of_records_in_it(proxima, records, here):
     (here / "mine").mkdir()
     (here / "mine" / "README.md").write_text("not a record")
     records("mine/b.json"), records("mine/a.json"), records("c.json")
-    code, out, _ = proxima("verify", "mine", "c.json", "--json")
+    code, out, _ = proxima("peers", "verify", "mine", "c.json", "--json")
     assert code == 0 and [file["file"] for file in json.loads(out)["files"]] == ["mine/a.json", "mine/b.json", "c.json"]
     (here / "empty").mkdir()
-    code, out, err = proxima("verify", "empty")
+    code, out, err = proxima("peers", "verify", "empty")
     assert (code, out) == (2, "")
     assert err == "error: empty: a folder without .json files; give files of records, or a folder of them\n"
 
@@ -207,7 +207,7 @@ ADVANTAGE = {"name": "x", "source": "by hand", "advantage": "rloo", "expected": 
 )
 def test_a_mistake_in_a_record_by_hand_is_one_line(proxima, here, record, said):
     (here / "one.json").write_text(json.dumps([record]))
-    code, out, err = proxima("verify", "one.json")
+    code, out, err = proxima("peers", "verify", "one.json")
     line = out.splitlines()[-1]
     assert (code, err) == (0, "") and line.startswith(f"unsupported  x  (one.json): {said}"), out
     assert out.splitlines()[1].split() == ["one.json", "1", "0", "0", "0", "1"]
@@ -227,7 +227,7 @@ def test_an_unknown_key_of_a_record_is_named(source, proxima, here):
         }
     for extra, status in (({}, "matched"), ({"corection": {"kind": "importance"}}, "unsupported")):
         (here / "one.json").write_text(json.dumps([record | extra]))
-        _, out, _ = proxima("verify", "one.json", "--json")
+        _, out, _ = proxima("peers", "verify", "one.json", "--json")
         (verdict,) = json.loads(out)["files"][0]["verdicts"]
         assert verdict["status"] == status, verdict
     assert verdict["reason"] == "no reading of the keys corection"

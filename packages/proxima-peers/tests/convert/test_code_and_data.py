@@ -102,7 +102,7 @@ OLDER = "deepspeed ../train_dpo.py --pretrain org/m --micro_train_batch_size 4 -
 @pytest.mark.parametrize("text", [SCRIPT, OLDER])
 def test_openrlhf_is_refused_with_the_page_that_helps(tmp_path, capsys, peer, text):
     (tmp_path / "run.sh").write_text(text)
-    assert main(["convert", str(tmp_path / "run.sh"), *(["--from", peer] if peer else [])]) == 2
+    assert main(["peers", "convert", str(tmp_path / "run.sh"), *(["--from", peer] if peer else [])]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1 and "OpenRLHF" in err and "docs/migration.md" in err
 

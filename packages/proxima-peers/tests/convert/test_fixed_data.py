@@ -5,7 +5,7 @@ import re
 import pytest
 
 from proxima.config import ConfigError, resolve
-from proxima.config.families import command_of
+from proxima.config.families import family_name
 from proxima.core.preference import Ipo, Sigmoid
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import likely_peers
@@ -37,7 +37,7 @@ def test_a_training_of_areal(converted, kind, command, more):
     done = converted("areal", areal(kind, **more))
     config = config_of(done)
     train = config.train
-    assert command_of(config) == command and config.seed == 9 and config.model.path == "org/model"
+    assert family_name(config) == command and config.seed == 9 and config.model.path == "org/model"
     assert (train.examples_per_step, train.epochs, train.warmup_ratio, train.max_grad_norm) == (32, 1, 0.2, 2.0)
     assert (train.optimizer.lr, train.optimizer.beta2, train.optimizer.weight_decay) == (3e-5, 0.97, 0.01)
     assert (train.tokens_per_micro_batch, train.schedule, config.checkpoint.every) == (5000, "cosine", 40)
@@ -136,7 +136,7 @@ def test_verls_sft_of_its_engines(converted):
 )
 def test_what_is_another_training_stays_one(converted, peer, options):
     try:
-        assert command_of(resolve(converted(peer, options).recipe, root=None).config) == "train"
+        assert family_name(resolve(converted(peer, options).recipe, root=None).config) == "train"
     except ConfigError as error:
         assert "is not such a configuration" in str(error)
 

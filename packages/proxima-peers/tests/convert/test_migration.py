@@ -103,7 +103,7 @@ def test_every_option_of_further_trainings_without_rewards_is_known(peer, title,
     offline = module_of(PEERS[peer].offline)
     for context in contexts:
         o = Options(title, context, "file")
-        offline.convert_offline(o, offline.command_of(o))
+        offline.convert_offline(o, offline.training_of(o))
         known_names |= o.asked
     rest = Options(title, dict.fromkeys(names), "file", known_names)
     assert unknown(rest, offline.rules_of(o)) == []

@@ -1,10 +1,10 @@
-"""TRL's SFT, DPO, KTO and reward models become recipes of `proxima sft`, `proxima dpo` and `proxima reward`."""
+"""TRL's SFT, DPO, KTO and reward models become recipes for SFT, DPO and reward models."""
 
 import pytest
 import torch
 
 from proxima.config import ConfigError, resolve
-from proxima.config.families import command_of
+from proxima.config.families import family_name
 from proxima.core.preference import Kto, PreferencePairs, Robust, Sft, Sigmoid
 from proxima.model.lora import Lora
 from proxima_peers.convert.conversion import convert, likely_peers
@@ -32,7 +32,7 @@ def test_defaults_that_a_file_does_not_say(converted, kind):
     done = converted("trl", BASE | MARK[kind])
     config = config_of(done)
     train = config.train
-    assert command_of(config) == COMMANDS[kind] and train.optimizer.lr == LR[kind]
+    assert family_name(config) == COMMANDS[kind] and train.optimizer.lr == LR[kind]
     assert (train.examples_per_step, train.epochs, train.schedule, train.optimizer.weight_decay) == (16, 3, "linear", 0)
     assert config.model.max_length == 1024 and config.model.gradient_checkpointing and config.seed == 42
     assert config.data.over_length == ("truncate" if kind == "sft" else "skip")
@@ -155,12 +155,12 @@ def test_a_reward_model(converted):
 
 @pytest.mark.parametrize(("loss", "command"), [("dft", "sft"), (["ipo"], "dpo"), ("apo_zero_unpaired", "dpo")])
 def test_a_loss_tells_the_training(converted, loss, command):
-    assert command_of(config_of(converted("trl", BASE | {"loss_type": loss}))) == command
+    assert family_name(config_of(converted("trl", BASE | {"loss_type": loss}))) == command
 
 
 def test_a_file_of_grpo_stays_one(converted):
     done = converted("trl", BASE | {"num_generations": 8, "packing": True})
-    assert command_of(config_of(done)) == "train" and "packing" in names(done.unknown)
+    assert family_name(config_of(done)) == "train" and "packing" in names(done.unknown)
 
 
 def test_processes_and_parts_of_epochs_are_to_fill_in(converted):
@@ -183,7 +183,7 @@ def test_scripts_tell_by_their_command_or_their_classes(tmp_path, kind):
     name, text = SCRIPTS[kind]
     (tmp_path / name).write_text(text)
     config = config_of(convert(tmp_path / name, "trl"))
-    assert command_of(config) == COMMANDS[kind]
+    assert family_name(config) == COMMANDS[kind]
     if kind in ("dpo", "kto"):
         assert config.preference.loss[0].beta == 0.2
 

@@ -204,9 +204,9 @@ def _with_progress(unit: str, simulate: Callable[[Callable[[int, int], None]], C
 
 
 def _print_table(rows: "Sequence[dict[str, str]]", below: Sequence[str]) -> None:
-    from proxima.view.terminal import rendered, table_of_rows
+    from proxima.view.terminal import table_text
 
-    print(rendered(table_of_rows(rows, left=("run", "binds")), sys.stdout))
+    print(table_text(rows, sys.stdout, left=("run", "binds")))
     print("\n".join(["", *below]))
 
 

@@ -1,4 +1,4 @@
-"""The `preference` section, and the config of `proxima dpo`: learning from preferences in a fixed data set."""
+"""The `preference` section, and the config of its recipes: learning from preferences in a fixed data set."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

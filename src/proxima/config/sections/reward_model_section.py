@@ -1,4 +1,4 @@
-"""The `reward_model` section, and the config of `proxima reward`: a reward model from pairs of completions."""
+"""The `reward_model` section, and the config of its recipes: a reward model from pairs of completions."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The `sft` section, and the config of `proxima sft`: supervised fine-tuning."""
+"""The `sft` section, and the config of its recipes: supervised fine-tuning."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

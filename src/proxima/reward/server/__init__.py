@@ -10,6 +10,6 @@ If the request has `"per_token": true`, each score also has `tokens`, the score 
     scorer_app        access checks, scores and responses
     bounded_server    uvicorn with bounds on its connections, also for `proxima view` and the endpoint for agents
 
-Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima serve-reward`; the limits and
+Imports: uvicorn and starlette (the extra `serve`), reward, model. Imported by `proxima reward serve`; the limits and
 `bounded_server` by `proxima view`, and the latter by the endpoint for agents.
 """

@@ -1,4 +1,4 @@
-"""The workload of `proxima sft` and its sibling commands: training on a fixed data set, built from a config."""
+"""The workload of training on a fixed data set, built from a config."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,11 +33,11 @@ OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
 
 class OfflineWorkload:
-    """The `Workload` of the commands that train on a fixed data set."""
+    """The `Workload` of the families that train on a fixed data set."""
 
     def __init__(self, config: OfflineConfig, family: Family, observer: Observer) -> None:
         torch.set_num_threads(config.runtime.threads or torch.get_num_threads())
-        self.config, self.command = config, family.command
+        self.config, self.family = config, family
         model = config.model.unloaded()
         self.context = model.context
         source = config.model.source(config.seed, sharding_of(config))
@@ -94,8 +94,7 @@ class OfflineWorkload:
         config = self.config
         return RunInfo(
             **describe_model(config, loaded),
-            algorithm=self.command,
-            command=self.command,
+            algorithm=self.family.name,
             folder=folder,
             steps=self.steps,
             resumed_at=step,
@@ -103,7 +102,7 @@ class OfflineWorkload:
         )
 
     def facts(self, journal: Journal) -> Mapping[str, Any]:
-        return {"algorithm": self.command}
+        return {"algorithm": self.family.name}
 
     def close(self) -> None:
         """Do nothing: nothing is open."""

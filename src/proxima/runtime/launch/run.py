@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from proxima.config.families import TRAIN, command_of, family_of_config
+from proxima.config.families import TRAIN, family_of_config
 from proxima.config.yaml_dump import dump
 from proxima.data import UserError
 from proxima.data.environment import describe_environment
@@ -138,7 +138,7 @@ def train(
             if not gone:
                 raise
             message = f"{folder.path} was moved or deleted during the run"
-            remedy = f"resume it where it is now (proxima {command_of(config)} FOLDER --resume), or start it again"
+            remedy = "resume it where it is now (proxima train FOLDER --resume), or start it again"
             raise UserError(message, remedy=remedy) from error
 
 

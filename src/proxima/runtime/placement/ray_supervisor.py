@@ -30,7 +30,7 @@ FAILED, INTERRUPTED = 1, 130  # exit codes, as of the command line
 
 
 def train_on_ray(
-    resolved: "Resolved[Any]", recipe: Any, overrides: Sequence[str], command: str, begin: Mapping[str, bool]
+    resolved: "Resolved[Any]", recipe: Any, overrides: Sequence[str], begin: Mapping[str, bool]
 ) -> tuple[int, Path]:
     """Train a recipe on the ranks of its placement; returns the exit code of the command, and the run folder.
 
@@ -46,7 +46,7 @@ def train_on_ray(
     folder = new_run_folder(config.folder, resolved.recipe).absolute()  # the same at each start of the ranks
     RunFolder(folder).check(resume=begin["resume"], overwrite=begin["overwrite"])
     texts = [*(text for text in overrides if not text.startswith("folder=")), f"folder={folder}"]
-    arguments = {"recipe": recipe, "overrides": texts, "command": command, **begin}
+    arguments = {"recipe": recipe, "override": texts, **begin}
     again = {"resume": True, "overwrite": False}
     gc.enable()
     return supervise(RANK, config.placement, arguments, again, engine_plan(config, folder)), folder

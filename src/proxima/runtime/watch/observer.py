@@ -21,7 +21,7 @@ class RunInfo:
     """The facts known at the start of a run."""
 
     version: str  # of proxima
-    algorithm: str  # the preset's name, or the surrogate's kind; on a fixed data set the command
+    algorithm: str  # the preset's name, or the surrogate's kind; on a fixed data set the name of its family
     model: str  # name or last folder of the path
     seed: int
     folder: Path
@@ -29,7 +29,6 @@ class RunInfo:
     prompts: int = 0  # per step; 0 on a fixed data set
     completions: int = 0  # per prompt; 0 on a fixed data set
     examples: int = 0  # rows per step of training on a fixed data set
-    command: str = "train"  # of `proxima`, which resumes the run
     kept: int | None = None  # completions per prompt after pruning; None: all
     at_once: int | None = None  # prompts per batch of dynamic sampling; 0: as many as needed; None: there is none
     updates: int = 1  # of the optimizer, per step: updates_per_step × epochs_per_step

@@ -1,6 +1,5 @@
-"""The commands `proxima convert` and `proxima verify`, which proxima finds through this package's entry points.
+"""The command `proxima peers`, which proxima finds through this package's entry point: its actions, one module each.
 
 Imports: `convert`, `verify`, `proxima.config`, `proxima.cli.output`, `proxima.cli.parameters`. Imported by nothing.
-To add a command: a file with `COMMAND`, a function whose parameters are its arguments, an entry point in
-`pyproject.toml`, a line in `proxima.cli.main`.
+To add an action: a module with a function whose parameters are its arguments, and a line in `peers_command`.
 """

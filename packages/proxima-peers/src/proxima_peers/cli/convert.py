@@ -1,5 +1,4 @@
-"""Convert another framework's options to a recipe, each value with its origin; options without an equivalent are
-listed. Nothing is executed."""
+"""`proxima peers convert`: another framework's options as a recipe."""
 
 import sys
 from pathlib import Path
@@ -20,7 +19,8 @@ def convert_file(
     ] = None,
     out: Annotated[str | None, Argument("the recipe's file; default: standard output")] = None,
 ) -> None:
-    """Write the recipe, and list the options without an equivalent."""
+    """Convert another framework's options to a recipe, each value with its origin, and list the options without an
+    equivalent. Nothing is executed."""
     from proxima.config.problems import one_problem
     from proxima_peers.convert.conversion import convert, likely_peers
 
@@ -45,6 +45,3 @@ def convert_file(
         print(f"wrote {target}")
     for line in (*conversion.report, *(f"remaining problem: {problem}" for problem in conversion.problems)):
         print(line, file=sys.stderr)
-
-
-COMMAND = convert_file

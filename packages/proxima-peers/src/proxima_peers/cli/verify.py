@@ -1,9 +1,7 @@
-"""Check our mathematics against the numbers of other implementations: golden records, each with a verdict.
-
-matched: the same numbers. differs: explained by a documented peculiarity of the peer, named by its id.
-failed: neither. unsupported: no code of ours computes this. Exit code 1 if any record failed."""
+"""`proxima peers verify`: our mathematics against the numbers of other implementations."""
 
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -27,7 +25,10 @@ def verify_files(
     import_code: Annotated[bool, Argument(IMPORT_CODE)] = False,
     as_json: Annotated[bool, Argument("print totals and every verdict for programs", flag="--json")] = False,
 ) -> int:
-    """Print a verdict for each record. Return 1 if any record failed."""
+    """Check our mathematics against golden records of other implementations, each with a verdict.
+
+    Returns: 1 if any record failed.
+    """
     from proxima.check.by_hand_records import read_records
     from proxima_peers.verify.verification import totals
 
@@ -89,13 +90,13 @@ def _verdict(raw: dict[str, Any], import_code: bool) -> "RecordVerdict":
 
 
 def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) -> list[str]:
+    from proxima.view.terminal import table_text
     from proxima_peers.verify.verification import totals
 
-    width = max(len("total"), *(len(name) for name in verdicts))
-    lines = [f"{'':<{width}}  records  matched  differs  failed  unsupported"]
-    lines += [_row(name, totals(of_file), width) + _reasons(of_file) for name, of_file in verdicts.items()]
-    if len(verdicts) > 1:
-        lines.append(_row("total", total, width))
+    counts = {name: (totals(of_file), _reasons(of_file)) for name, of_file in verdicts.items()}
+    counts |= {"total": (total, "")} if len(verdicts) > 1 else {}
+    rows = [{"": name} | {key: str(n) for key, n in of.items()} | {"why": why} for name, (of, why) in counts.items()]
+    lines = [table_text(rows, sys.stdout, left=("why",))]
     for name, of_file in verdicts.items():
         for verdict in of_file:
             if verdict.status == "failed":
@@ -109,20 +110,12 @@ def _lines(verdicts: dict[str, list["RecordVerdict"]], total: dict[str, int]) ->
     return lines
 
 
-def _row(name: str, totals: dict[str, int], width: int) -> str:
-    cells = zip(totals.values(), (7, 7, 7, 6, 11), strict=True)
-    return f"{name:<{width}}  " + "  ".join(f"{count:>{size}}" for count, size in cells)
-
-
 def _reasons(verdicts: list["RecordVerdict"]) -> str:
-    """`  P16 ×3, P27`: the peculiarities that explain the differences."""
+    """`P16 ×3, P27`: the peculiarities that explain the differences."""
     counts = Counter(str(verdict.reason) for verdict in verdicts if verdict.status == "differs")
     texts = [f"{reason} ×{count}" if count > 1 else reason for reason, count in sorted(counts.items())]
-    return "  " + ", ".join(texts) if texts else ""
+    return ", ".join(texts)
 
 
 def _number(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
-
-
-COMMAND = verify_files

@@ -29,7 +29,7 @@ class Peer(NamedTuple):
         title: its name in texts.
         version: the release or commit whose defaults are assumed.
         online: the module of its trainings with rewards: `convert(options)`.
-        offline: the module of its trainings on a fixed data set, if they are converted: `command_of(options)` returns
+        offline: the module of its trainings on a fixed data set, if they are converted: `training_of(options)` returns
             our command for a file, if any; `convert_offline(options, command)` converts it; `rules_of(options)` returns
             the rules for options that are not read.
     """

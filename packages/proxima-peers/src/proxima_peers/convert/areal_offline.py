@@ -14,7 +14,7 @@ ROLLOUTS = ("gconfig.", "rollout.")
 FREQUENCIES = ("evaluator.freq_epochs", "evaluator.freq_steps", "evaluator.freq_secs")
 
 
-def command_of(o: Options) -> str | None:
+def training_of(o: Options) -> str | None:
     """`sft`, `reward` or `dpo`, by `train_dataset.type` or else by options that only one of them has; None for another
     training."""
     if any(name.startswith(ROLLOUTS) for name in o.flat):
@@ -41,7 +41,7 @@ def rules_of(o: Options) -> Rules:
 
 
 def convert_offline(o: Options, command: str) -> Draft:
-    """A recipe of `proxima sft`, `proxima reward` or `proxima dpo`."""
+    """A recipe for SFT, a reward model or DPO."""
     d, prefix = Draft(), prefix_of(o)
     areal_model(d, o, prefix)
     _rows(d, o, command, "train_dataset", "task", "train")
@@ -68,7 +68,7 @@ def convert_offline(o: Options, command: str) -> Draft:
 def _rows(d: Draft, o: Options, command: str, section: str, path: str, split: str) -> None:
     """The rows, whose columns AReaL's loader knows by the name of the data set."""
     common.task(d, o, f"{section}.path", path=path, split=str(o.get(f"{section}.split", default=split)))
-    o.given(f"{section}.type")  # read by `command_of`
+    o.given(f"{section}.type")  # read by `training_of`
     gsm8k = d.entries[f"{path}.kind"].value == "gsm8k"
     if command == "sft" and gsm8k:
         d.put("sft.completion", "{solution}\n#### {answer}", "AReaL trains on the whole solution")

@@ -49,7 +49,7 @@ def likely_peers(path: str | Path) -> list[str]:
     options = read(Path(path))
     refuse_openrlhf(path, options)
     named = {name: Options(peer.title, options, str(path)) for name, peer in PEERS.items()}
-    fits = [name for name, o in named.items() if offline_command(o, name) is not None or not not_a_training(o, name)]
+    fits = [name for name, o in named.items() if offline_training(o, name) is not None or not not_a_training(o, name)]
     unknown = {name: len(convert(path, name).unknown) for name in fits}
     return [name for name in fits if unknown[name] == min(unknown.values())]
 
@@ -65,7 +65,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     title = PEERS[peer].title
     o = Options(title, read(Path(path)), str(path))
     refuse_openrlhf(path, o.flat)
-    command = offline_command(o, peer)
+    command = offline_training(o, peer)
     if command is None and (why := not_a_training(o, peer)) is not None:
         wanted = "name the framework with --from, and give its configuration of a training with rewards"
         if len(others := likely_peers(path)) == 1:
@@ -85,7 +85,7 @@ def convert(path: str | Path, peer: str) -> Conversion:
     draft.assume(o.peer, PEERS[peer].version)
     recipe = draft.tree()
     draft.ignored[:] = dict.fromkeys(draft.ignored)  # once each
-    head = f"Made by `proxima convert {path} --from {peer}`: each value is followed by the option it came from."
+    head = f"Made by `proxima peers convert {path} --from {peer}`: each value is followed by the option it came from."
     if problems:
         head += "\nAs it stands: " + "; ".join(problems)
     leftovers = {name: tuple(getattr(draft, name)) for name in TITLES}
@@ -96,10 +96,10 @@ def module_of(name: str) -> Any:
     return import_module(f"proxima_peers.convert.{name}")
 
 
-def offline_command(o: Options, peer: str) -> str | None:
+def offline_training(o: Options, peer: str) -> str | None:
     """Our command for a file of a training without rewards; None for any other file."""
     offline = PEERS[peer].offline
-    return module_of(offline).command_of(o) if offline else None
+    return module_of(offline).training_of(o) if offline else None
 
 
 # paths of things that need to exist only on the machine that trains

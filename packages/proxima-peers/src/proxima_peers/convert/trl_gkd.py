@@ -62,7 +62,7 @@ def _teacher(d: Draft, o: Options) -> None:
         default = "" if o.given("lmbda") else ", TRL's default"
         d.lacks("lmbda", f"{mixed:g}{default}: the share of the student's own answers; here all are its own, lmbda 1")
     if o.flag("seq_kd") and mixed < 1:
-        d.lacks("seq_kd", "true: answers of the teacher; generate them first and train on them by `proxima sft`")
+        d.lacks("seq_kd", "true: answers of the teacher; generate them first and train on them with a section sft")
     else:
         d.drops_given(o, "off, or never reached", "seq_kd")
     tempered = o.number("temperature", default=0.9)

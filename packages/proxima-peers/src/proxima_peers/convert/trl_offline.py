@@ -34,7 +34,7 @@ REWARDED = ("num_generations", "reward_funcs", "num_iterations")  # options of G
 LR = {"sft": 2e-5, "dpo": 1e-6, "kto": 1e-6, "reward": 1e-4}
 
 
-def command_of(o: Options) -> str | None:
+def training_of(o: Options) -> str | None:
     """`sft`, `dpo`, `kto`, `reward` or `gkd`, by a script's command or a Python file's classes, or, in a file with only
     options, by an option or a loss that no other training has. None for another training, or in doubt."""
     file = Path(o.file)
@@ -60,7 +60,7 @@ def rules_of(o: Options) -> Rules:
 
 
 def convert_offline(o: Options, command: str) -> Draft:
-    """A recipe of `proxima sft`, `proxima dpo` or `proxima reward`; of `proxima train` for `gkd`."""
+    """A recipe for SFT, DPO or a reward model; for RL with `gkd`."""
     if command == "gkd":
         return convert_gkd(o)
     d = Draft()

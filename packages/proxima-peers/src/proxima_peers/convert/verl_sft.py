@@ -12,7 +12,7 @@ MARKS = (OLDER, "data.response_key", "data.messages_key", "data.multiturn.enable
 MESSAGES = ("data.multiturn.messages_key", "data.messages_key")
 
 
-def command_of(o: Options) -> str | None:
+def training_of(o: Options) -> str | None:
     """`sft` if the file sets options that only SFT has; None for another training."""
     if any(name.startswith(REWARDED) for name in o.flat):
         return None
@@ -26,7 +26,7 @@ def rules_of(o: Options) -> Rules:
 
 
 def convert_offline(o: Options, command: str) -> Draft:
-    """A recipe of `proxima sft`."""
+    """A recipe for SFT."""
     d = Draft()
     common.model(d, o, OLDER, "model.path")
     common.dtype(d, o, "dtype", "model.fsdp_config.model_dtype", "engine.model_dtype", default="fp32")

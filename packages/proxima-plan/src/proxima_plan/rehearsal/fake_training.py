@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from proxima.config.describe import class_at
-from proxima.config.families import command_of, family_of_config
+from proxima.config.families import family_name, family_of_config
 from proxima.config.schema import RunConfig
 from proxima.config.sections.sampling_section import replays_sampling_masks
 from proxima.core.distillation import Distillation
@@ -150,7 +150,7 @@ def fake_items(config: Any, training: Training, shape: StepShape, shares: int = 
     out = [_trajectory(config, training, *place, shape.prompt, shape.length) for place in places]
     preference: Any = getattr(config, "preference", None)
     generates = isinstance(config, RunConfig)
-    if (generates and config.algorithm.preference is None) or command_of(config) == "sft":
+    if (generates and config.algorithm.preference is None) or family_name(config) == "sft":
         return out
     if preference is not None and preference.kto is not None:
         return [LabeledCompletion(row=x.group, completion=x, good=i % 2 == 0, mismatched=x) for i, x in enumerate(out)]

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from proxima.config import resolve
 from proxima.config.estimate import StepEstimate
-from proxima.config.families import command_of
+from proxima.config.families import family_name
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.data import Trajectory, UserError
 from proxima.model.parallel.sharding import Sharding
@@ -97,7 +97,7 @@ def shape_of(config: Any, batch: StepSize | ExampleStep, shares: int = 1) -> Ste
 
 def _is_single(config: Any) -> bool:
     """Return True if an example is one sequence, not a pair."""
-    return command_of(config) == "sft" or (command_of(config) == "dpo" and config.preference.kto is not None)
+    return family_name(config) == "sft" or (family_name(config) == "dpo" and config.preference.kto is not None)
 
 
 def rehearse_step(config: Any, shape: StepShape, ranks: int = 1, watch: DeviceWatch | None = None) -> Rehearsal:

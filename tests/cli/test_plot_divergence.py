@@ -1,4 +1,4 @@
-"""`proxima calibrate`, `plot threshold` and `plot divergence` on the rollouts of a tiny run."""
+"""`proxima plot divergence` and `plot threshold` on the rollouts of a tiny run."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proxima.cli.calibrate import lines
+from proxima.cli.plot import threshold_lines
 from proxima.core.surrogate import Cppo, Dppo
 from proxima.lab.divergences import Calibration, TrainedCompletion, as_batch, masked_share, measurable, read_trained
 from proxima.view.threshold_plot import EXAMPLE, ThresholdFigure, most_masked
@@ -47,10 +47,10 @@ def test_thresholds_are_quantiles():
 
 def test_a_percentile_of_too_few_tokens_is_said():
     calibration = Calibration.of([WORKED], Cppo(), share=0.001)
-    assert "WARNING of 5 tokens that is the largest; raise --steps for 1,000 and more" in lines(
+    assert "WARNING of 5 tokens that is the largest; more steps give 1,000 and more" in threshold_lines(
         calibration, 0.001, Path("r")
     )
-    assert "WARNING" not in "".join(lines(calibration, 0.2, Path("r")))
+    assert "WARNING" not in "".join(threshold_lines(calibration, 0.2, Path("r")))
 
 
 def test_thresholds_of_equal_policies_are_legal():
@@ -106,17 +106,17 @@ CLIPPED = ("algorithm=grpo", "algorithm.skip_zero_advantage=false", "folder=runs
 
 @pytest.fixture
 def calibrated(proxima, recipe):
-    code, out, err = proxima("calibrate", recipe(), "train.completions_per_prompt=4", "train.steps=1")
-    assert (code, err) == (0, "")
+    code, out, err = proxima("plot", "divergence", recipe(), "train.completions_per_prompt=4", "train.steps=1")
+    assert (code, err) == (0, "") and out.endswith("\ndivergence.svg\n")
     return out
 
 
 def test_recipe_and_its_run(proxima, here, calibrated):
-    folder = here / "runs" / "tiny-calibration"
+    folder = here / "runs" / "tiny-divergence"
     completions = read_trained(folder)
     assert len(completions) == 8  # those whose advantage is 0 too
     assert f"of 8 completions, {folder.relative_to(here)}" in calibrated
-    code, out, _ = proxima("calibrate", folder, "--json")
+    code, out, _ = proxima("plot", "divergence", folder, "--json")
     output = json.loads(out)
     assert code == 0 and output["tokens"] == sum(len(it.log_prob) for it in completions)
     assert (
@@ -134,7 +134,7 @@ def test_recipe_and_its_run(proxima, here, calibrated):
         "hypothetical, the run used cppo,delta=inf,delta_b=inf: step 1" in text
         and "tokens would be masked (δ = 0.3" in text
     )
-    assert proxima("plot", "divergence", folder, "--step", 1, "--out", "d.png") == (0, "d.png\n", "")
+    assert proxima("plot", "divergence", folder, "--step", 1, "--out", "d.png")[1].endswith("\nd.png\n")
     assert (here / "d.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -147,17 +147,17 @@ def test_a_threshold_that_the_run_did_not_have_is_called_hypothetical(proxima, h
 
 
 def test_a_named_folder_is_not_overwritten(proxima, here, recipe):
-    words = ("calibrate", recipe(), "folder=mine", "--steps", 1)
+    words = ("plot", "divergence", recipe(), "folder=mine", "train.steps=1")
     assert proxima(*words)[0] == 0
     code, _, err = proxima(*words)
     assert code == 2 and "mine" in err
 
 
 def test_bad_input_of_a_run(proxima, calibrated):
-    run = "runs/tiny-calibration"
+    run = "runs/tiny-divergence"
     for words, line in (
-        (["calibrate", run, "train.steps=3"], "is a run, whose settings are fixed"),
-        (["plot", "threshold", run, "--step", 7], "--step 7: runs/tiny-calibration has no such step; it has 1 to 1"),
+        (["plot", "divergence", run, "train.steps=3"], "is a run, whose settings are fixed"),
+        (["plot", "threshold", run, "--step", 7], "--step 7: runs/tiny-divergence has no such step; it has 1 to 1"),
         (["plot", "threshold", run, "--completion", "9:9"], "--completion 9:9: no such trained completion"),
         (["plot", "threshold", run, "--surrogate", "dppo"], "--surrogate dppo: only cppo"),
         (["plot", "divergence", run, "--out", "a.pdf"], "a.pdf has the suffix .pdf"),

@@ -1,15 +1,4 @@
-"""Score texts with rewards, without a model: try a reward before training with it.
-
-proxima score answers.jsonl --reward ./my_reward.py:near  # a function of yours
-proxima score answers.jsonl --reward math --reward '{kind: repetition, weight: 0.1}'
-proxima score answers.jsonl --reward recipe.yaml          # the rewards of a recipe or a run
-proxima score answers.jsonl --reward quickstart           # the rewards of a recipe that comes with proxima
-
-proxima score runs/mine/rollouts/000012.parquet --reward runs/mine  # the recorded rollouts of a run, also episodes
-
-A row has a prompt, a completion or a list of them (a group), and any other columns, which are passed to the rewards as
-in a run. Exit code 1: a completion has no score; 2: the file, a reward or a column is wrong.
-"""
+"""`proxima reward score`: score texts with rewards, without a model."""
 
 import asyncio
 import json
@@ -74,7 +63,9 @@ def score_file(
     rows: Annotated[int, Argument("completions to print; default: 20; 0: all", "N")] = 20,
     json_out: Annotated[Path | None, Argument("write the summary and every score for programs", "FILE")] = None,
 ) -> int:
-    """Score the texts of a file, and print a table and a summary. Returns 1 if a completion has no score.
+    """Score the texts of a file with rewards, without a model: a table, and a summary.
+
+    Returns: 1 if a completion has no score.
 
     Raises:
         UserError: the file, a reward or a column is wrong.
@@ -326,7 +317,7 @@ def summarise_scores(groups: Sequence[Group]) -> dict[str, Any]:
 def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> None:
     """Print the table, the failures by reason, and the summary."""
     from proxima.view.formatting import NONE, fixed, printable
-    from proxima.view.terminal import rendered, table_of_rows
+    from proxima.view.terminal import table_text
 
     rows, several = score_rows(groups), any(len(group.completions) > 1 for group in groups)
     shown = rows[: most or None]
@@ -341,7 +332,7 @@ def print_scores(groups: Sequence[Group], facts: dict[str, Any], most: int) -> N
         }
         for row, completion in shown
     ]
-    print(rendered(table_of_rows(table, left=("completion",)), sys.stdout))
+    print(table_text(table, sys.stdout, left=("completion",)))
     if len(rows) > len(shown):
         print(f"… and {len(rows) - len(shown):,} more; --rows 0 prints all")
     print()
@@ -361,6 +352,3 @@ def summary_line(facts: dict[str, Any]) -> str:
         return text
     text += f": reward {facts['mean']:.3g} (sd {facts['sd']:.3g}, {facts['min']:.3g} … {facts['max']:.3g})"
     return text + (f", {facts['correct']:,} of {facts['known']:,} correct" if facts["known"] else "")
-
-
-COMMAND = score_file

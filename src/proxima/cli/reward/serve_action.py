@@ -1,12 +1,4 @@
-"""Serve a reward model over HTTP, for the reward `http` of other machines and processes.
-
-proxima serve-reward models/reward --port 8000
-proxima train quickstart reward='{kind: http, url: "http://localhost:8000/score"}'
-
-export SCORER_TOKEN=…
-proxima serve-reward models/reward --host 0.0.0.0 --token-env SCORER_TOKEN --allow-host scorer.lan
-proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score", token_env: SCORER_TOKEN}'
-"""
+"""`proxima reward serve`: serve a reward model over HTTP."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -53,9 +45,9 @@ def serve_reward(
     device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto",
     limits: RequestLimits = RequestLimits(),
 ) -> None:
-    """Serve a reward model until a signal stops it."""
+    """Serve a reward model over HTTP until a signal stops it, for the reward `http` of other machines and processes."""
     if missing := missing_for_server():
-        raise UserError(f"serve-reward needs {missing}", remedy=SERVER_REMEDY)
+        raise UserError(f"reward serve needs {missing}", remedy=SERVER_REMEDY)
     require(0 <= port <= 65535, "--port", port, "must be in [0, 65535]; 0 takes a free one")
     from proxima.model.compute_thread import ComputeThread
     from proxima.model.quiet import quiet_transformers
@@ -83,6 +75,3 @@ def serve_reward(
         key = f", with the token of {token_env}" if token else ""
         print(f"{model} on http://{name}:{listening.getsockname()[1]}/score{key}  Ctrl-C stops it", flush=True)
         compute.serve(server.serve([listening]))
-
-
-COMMAND = serve_reward

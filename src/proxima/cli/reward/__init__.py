@@ -1,0 +1,1 @@
+"""`proxima reward`: `reward_command` lists its actions, one module each."""
