@@ -110,7 +110,7 @@ def test_the_starters_reward():
 
 
 def test_slots_and_checked_kinds_complete(here):
-    assert sorted(complete_slot("")) == sorted([*catalogue(), "recipes"])
+    assert sorted(complete_slot("")) == sorted([*catalogue(), "recipes", "schema"])
     (here / "runs").mkdir()
     assert {"cppo", "number", "runs/"} <= set(complete_checked(""))
 
@@ -161,7 +161,7 @@ def test_a_shell_completes(here, line, completions):
         ("critic=", {"critic=head", "critic=model", "critic=null"}),
         ("reward.0.kind=num", {"reward.0.kind=number"}),
         ("reward=num", {"reward=number"}),
-        ("train.steps=", {"train.steps=100"}),
+        ("train.steps=", {"train.steps=100", "train.steps=0"}),
         ("rollouts=runs/", {"rollouts=runs/mine/", "rollouts=null"}),
         ("algorithm.surrogate.w_min.x", set()),
         ("nothing=", set()),

@@ -161,7 +161,7 @@ def test_records_by_hand_run_nothing_unasked(proxima, canary, here):
     (here / "records.json").write_text(json.dumps([record]))
     _, out, _ = proxima("peers", "verify", "records.json")
     assert "add --import-code" in out and not canary.exists()
-    assert " 1       1 " in proxima("peers", "verify", "records.json", "--import-code")[1] and canary.exists()
+    assert "1        1" in proxima("peers", "verify", "records.json", "--import-code")[1] and canary.exists()
 
 
 LIBRARIES = ("wandb", "mlflow", "trackio", "swanlab", "flash_attn", "datasets", "bitsandbytes")

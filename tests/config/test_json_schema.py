@@ -37,7 +37,7 @@ def test_every_recipe_is_valid(validator, recipe):
 
 def test_the_file_beside_the_recipes_is_up_to_date(schema):
     text = (FOLDER / "schema.json").read_text(encoding="utf-8")
-    assert json.loads(text) == schema, "run `proxima list schema > recipes/schema.json`"
+    assert json.loads(text) == schema, "run `make docs`"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxima.cli.command_module import load_command
-from proxima.cli.main import _EPILOG, COMMANDS
+from proxima.cli.main import _EPILOG, COMMANDS, WITH_ACTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "proxima|python|make|pip|git|cat|cd|source|export|tar|eval|register-python-argcomplete"
@@ -64,9 +64,7 @@ def of_markdown(page: str) -> Iterator[Printed]:
     for match in INLINE.finditer(joined):
         text = " ".join(match[1].split())
         words = text.split()
-        if len(words) == 3 and (
-            (words[1] in ("data", "engine", "eval") and not words[2].isupper()) or words[2][0] == "-"
-        ):
+        if len(words) == 3 and ((words[1] in ("eval", *WITH_ACTIONS) and not words[2].isupper()) or words[2][0] == "-"):
             continue  # the name of a subcommand or an option
         if "…" in words:
             continue  # a shape

@@ -21,14 +21,17 @@ def at_root(monkeypatch):
 
 
 def test_the_command_of_the_page_prints_what_the_page_shows(capsys):
-    (command,) = re.findall(r"^    proxima (score .*)$", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^    proxima (reward score .*)$", PAGE.replace("\\\n", " "), re.MULTILINE)
     (shown,) = re.findall(r"```text\n(.*?)```", PAGE, re.DOTALL)
     assert main(shlex.split(command)) == 0
     assert capsys.readouterr().out == shown
 
 
 def test_the_recipe_is_tried_with_score(capsys):
-    assert main(["score", "examples/own_reward/answers.jsonl", "--reward", "examples/own_reward/recipe.yaml"]) == 0
+    assert (
+        main(["reward", "score", "examples/own_reward/answers.jsonl", "--reward", "examples/own_reward/recipe.yaml"])
+        == 0
+    )
     assert "4 of 8 correct" in capsys.readouterr().out
 
 
