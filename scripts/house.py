@@ -65,6 +65,7 @@ ALLOWED_UNREACHABLE = {"of_sets": "how engines that are servers read a sampling 
 ALLOWED_UNREACHABLE |= dict.fromkeys(("calculate", "python", "query", "search"), "a tool: the model calls it")
 ALLOWED_UNREACHABLE |= {"brief_answer": "a file that `proxima init` writes; its recipe names it"}
 ALLOWED_UNREACHABLE |= {"capture_signals": "overrides uvicorn's, which takes the signals of the run"}
+ALLOWED_UNREACHABLE |= {"_format_action": "overrides argparse's, which knows no groups of commands"}
 _HOOKS = "users of `Executor` register hooks, and so will the segment-wise recompute; the loop itself has none"
 ALLOWED_UNREACHABLE |= dict.fromkeys(
     (

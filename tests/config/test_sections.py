@@ -64,7 +64,7 @@ def test_each_training_on_a_fixed_data_set_has_its_learning_rate(command, sectio
     recipe = {"model": {"path": "org/model"}, "task": "gsm8k", command: section}
     resolved = resolve(recipe, root=None)
     assert resolved.config.train.optimizer.lr == rate
-    assert resolved.entry("train.optimizer.lr").source == f"default of proxima {family_name(resolved.config)}"
+    assert resolved.entry("train.optimizer.lr").source == f"default of {family_name(resolved.config)} recipes"
     for train in ({"optimizer": "adamw"}, {"optimizer": {"eps": 1e-6}}, {"epochs": 2}):
         assert resolve({**recipe, "train": train}, root=None).config.train.optimizer.lr == rate
     assert resolve(recipe, ["train.optimizer.lr=3e-4"], root=None).config.train.optimizer.lr == 3e-4

@@ -169,5 +169,5 @@ def test_an_address_in_use_and_a_missing_extra_are_a_line_each(folder, capsys, m
     assert f"can't listen on 127.0.0.1:{port}: Address already in use; choose another" in capsys.readouterr().err
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert main(["reward", "serve", folder]) == 2
-    error = "error: serve-reward needs uvicorn and starlette; pip install 'proxima-rl[serve]'\n"
+    error = "error: reward serve needs uvicorn and starlette; pip install 'proxima-rl[serve]'\n"
     assert capsys.readouterr().err == error

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from proxima.cli.generate import Inference, ModelAsked, model_asked, open_table, warn
+from proxima.cli.model_asked import Inference, ModelAsked, model_asked, open_table, warn
 from proxima.data import UserError
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ NEW = "/new"
 MOST = 512  # new tokens
 
 
-def chat(model: str, row: int | None, inference: Inference) -> None:
+def converse_with(model: str, row: int | None, inference: Inference) -> None:
     """Answer standard input, message by message, until it ends.
 
     Args:

@@ -5,86 +5,26 @@ In a chat an answer appears as it is sampled. A model that was trained with tool
 lines with `call` and `tool` show its calls and their results. Ctrl-C ends an answer, Ctrl-D the chat; a line with /new
 begins a new chat, in a fresh environment. If the input is not a terminal, each line is one message."""
 
-import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
 
+from proxima.cli.chat_session import converse_with
+from proxima.cli.model_asked import Inference, ModelAsked, model_asked, open_table, warn
 from proxima.cli.output import print_json
 from proxima.cli.parameters import Argument
-from proxima.data import FieldError, UserError, require
-from proxima.data.errors import require_threads, within
+from proxima.data import UserError
 
 if TYPE_CHECKING:
     from proxima.api.episode_chat import Table
-    from proxima.config.schema import PlayedConfig
-    from proxima.config.sections.data_section import DataConfig
     from proxima.data import Completion
-    from proxima.engine.protocol import Sampling
 
 MOST = 256  # new tokens
 MODEL = "hub name, folder, .gguf file, or a run folder"
-TEMPLATE_ARGUMENT = "argument of the chat template: enable_thinking=false; repeatable; overrides the run's own"
-TOP_P = "keep the most probable tokens up to this mass"
-MIN_P = "keep tokens with at least this share of the largest probability"
-MAX_TOKENS = "maximum number of new tokens (default: 256, in chat 512; of each turn, with tools, as in the training)"
-TOOLS = "functions that the model may call, module:function, with commas between them; default: those of the run"
-ENVIRONMENT = "module:Class, a kind such as calculator, or {kind: …}; default: that of the run"
 ROW = "let the environment ask: play the question of this row of the task, from 0, and of the next with each /new"
-SAMPLING, WORLD, CHAT = "sampling", "tools and environment", "chat"  # titles of options in `--help`
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inference:
-    """The options for answering a person's prompts."""
-
-    checkpoint: Annotated[str, Argument("of a run: last, best, or a step (default: last)")] = "last"
-    system: Annotated[str | None, Argument("system prompt; default: the run's own (data.system)")] = None
-    template_argument: Annotated[Sequence[str], Argument(TEMPLATE_ARGUMENT, "NAME=VALUE", words="append")] = ()
-    seed: Annotated[int, Argument("seed of the samples")] = 0
-    dtype: Annotated[Literal["bfloat16", "float32"], Argument("dtype of the engine's matrix products and cache")] = (
-        "bfloat16"
-    )
-    device: Annotated[str, Argument("auto, cpu, cuda, cuda:1")] = "auto"
-    temperature: Annotated[float, Argument("0 is greedy (default)", group=SAMPLING)] = 0.0
-    top_k: Annotated[int, Argument("keep the k most probable tokens; 0: all", group=SAMPLING)] = 0
-    top_p: Annotated[float, Argument(TOP_P, group=SAMPLING)] = 1.0
-    min_p: Annotated[float, Argument(MIN_P, group=SAMPLING)] = 0.0
-    max_tokens: Annotated[int | None, Argument(MAX_TOKENS, group=SAMPLING)] = None
-    stop: Annotated[
-        Sequence[str], Argument("text that ends a completion; repeatable", "TEXT", words="append", group=SAMPLING)
-    ] = ()
-    tools: Annotated[str | None, Argument(TOOLS, group=WORLD)] = None
-    environment: Annotated[str | None, Argument(ENVIRONMENT, group=WORLD)] = None
-
-    def sampling(self, max_tokens: int, played: "PlayedConfig | None" = None) -> "Sampling":
-        """The sampling options; defaults: `max_tokens` or, if episodes are played, the run's limit and stop texts.
-
-        Raises:
-            FieldError: names the option as the user wrote it.
-        """
-        from proxima.engine.protocol import Sampling
-
-        usual = Sampling(max_tokens=max_tokens) if played is None else played.sampling
-        try:
-            return Sampling(
-                temperature=self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                max_tokens=usual.max_tokens if self.max_tokens is None else self.max_tokens,
-                stop=tuple(self.stop or usual.stop),
-            )
-        except FieldError as error:
-            error.field = f"--{error.field.replace('_', '-')}"
-            raise
-
-
-def warn(note: str) -> None:
-    print(f"warning: {note}", file=sys.stderr)
+CHAT = "chat"  # a title of options in `--help`
+DEFAULTS = Inference()
 
 
 def complete_prompts(
@@ -97,7 +37,7 @@ def complete_prompts(
     as_json: Annotated[bool, Argument("print tokens with their log-probs, for programs", flag="--json")] = False,
     chat: Annotated[bool, Argument("answer messages as they are typed, until Ctrl-D", group=CHAT)] = False,
     row: Annotated[int | None, Argument(ROW, "N", group=CHAT)] = None,
-    inference: Inference = Inference(),
+    inference: Inference = DEFAULTS,
 ) -> int:
     """Print the completions of prompts; with tools or an environment, whole episodes. Returns 1 if an episode failed.
     Or chat.
@@ -109,9 +49,7 @@ def complete_prompts(
     if chat:
         if prompt or samples != 1 or as_json:
             raise UserError("--chat reads standard input", remedy="leave out the prompts, --samples and --json")
-        from proxima.cli.chat_session import chat as talk
-
-        talk(model, row, inference)
+        converse_with(model, row, inference)
         return 0
     if row is not None or not prompt:
         raise UserError("--row is for a chat" if prompt else "no prompt is given", remedy="add --chat")
@@ -168,103 +106,6 @@ def _prompts(words: Sequence[str]) -> list[str]:
     if not lines:
         raise UserError("prompt=- reads prompts from standard input, one a line; the input was empty")
     return lines
-
-
-@dataclass(frozen=True)
-class ModelAsked:
-    """The model that answers the user's prompts.
-
-    Args:
-        path: the path of the weights; for a run, of its checkpoint.
-        data: system prompt and template arguments: those given, else the run's own.
-        threads: of torch, as the run sets `runtime.threads`; 0: the run does not set it, or it is no run.
-        played: the config of the episodes, if there are tools or an environment; None: the model answers once.
-    """
-
-    path: str
-    data: "DataConfig"
-    threads: int = 0
-    played: "PlayedConfig | None" = None
-    locating: Callable[[], AbstractContextManager[None]] = nullcontext
-
-
-def model_asked(model: str, inference: Inference) -> ModelAsked:
-    """Find the model that the command line names.
-
-    Raises:
-        UserError: the model does not exist, or an option is wrong.
-    """
-    from proxima.config import resolve
-    from proxima.config.problems import one_problem
-    from proxima.config.schema import PlayedConfig, PromptConfig
-    from proxima.config.sections.model_section import model_problem
-    from proxima.model.demo_model import download_demo_model
-    from proxima.model.demo_path import is_downloadable
-
-    given = [f"data.template_arguments.{pair}" for pair in inference.template_argument]
-    if inference.system is not None:
-        given.append(f"data.system={json.dumps(inference.system, ensure_ascii=False)}")
-    world = [] if inference.tools is None else [f"task.tools=[{inference.tools}]"]
-    world += [] if inference.environment is None else [f"task.environment={inference.environment}"]
-    recipe: Any = {}
-    plays, threads = bool(world), 0
-    if (Path(model) / "config.yaml").is_file():
-        from proxima.config.recipe_reader import read_yaml
-        from proxima.runtime.state.export import find_checkpoint
-
-        recipe, path = model, str(find_checkpoint(model, inference.checkpoint).model)
-        stored = read_yaml(Path(model) / "config.yaml").to_python()
-        plays, threads = plays or _plays(stored), _threads(stored)
-    else:
-        if remedy := model_problem(model):
-            raise one_problem("model", remedy, model, "command line")
-        if is_downloadable(model):
-            download_demo_model()
-        path = model
-        # rows are read only by an environment of the command line, which needs only their numbers
-        world += ["task.kind=seeds", "task.count=1000000"] if inference.environment else ["task.kind=arithmetic"]
-    if not plays:
-        return ModelAsked(path, resolve(recipe, given, root=PromptConfig).config.data, threads)
-    place = [f"model.path={json.dumps(path, ensure_ascii=False)}", "model.lora=null"]
-    resolved = resolve(recipe, [*given, *world, *place], root=PlayedConfig)
-    return ModelAsked(path, resolved.config.data, threads, resolved.config, resolved.locating)
-
-
-def _plays(config: Mapping[str, Any]) -> bool:
-    """True if the task of a run's config has an environment or tools."""
-    task = config.get("task")
-    return isinstance(task, dict) and bool(task.get("environment") or task.get("tools"))
-
-
-def _threads(config: Mapping[str, Any]) -> int:
-    """`runtime.threads` of a run's config."""
-    runtime = config.get("runtime")
-    threads = runtime.get("threads", 0) if isinstance(runtime, dict) else 0
-    with within("runtime"):
-        require(isinstance(threads, int), "threads", threads, "must be a whole number")
-        require_threads(threads, "0 uses all cores")
-    return int(threads)
-
-
-@contextmanager
-def open_table(asked: ModelAsked, row: int = 0) -> "Iterator[Table | None]":
-    """The player of the episodes of a model with tools or an environment, created before its weights load; otherwise
-    None."""
-    if asked.played is None:
-        yield None
-        return
-    from proxima.api.episode_chat import make_table
-
-    with asked.locating():
-        table = make_table(asked.played, row)
-    if table is None:
-        warn("the run's agent plays by itself and has no part here")
-        yield None
-        return
-    with closing(table.world):
-        for note in table.notes:
-            warn(note)
-        yield table
 
 
 def _text(prompts: Sequence[str], completions: Sequence["Completion"]) -> list[str]:

@@ -18,6 +18,6 @@ proxima train quickstart reward='{kind: http, url: "http://scorer.lan:8000/score
 
 from proxima.cli.parameters import Actions
 from proxima.cli.reward.score_action import score_file
-from proxima.cli.reward.serve_action import serve_reward
+from proxima.cli.reward.serving_action import serve_reward
 
 COMMAND = Actions({"score": score_file, "serve": serve_reward})
