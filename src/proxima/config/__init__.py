@@ -1,7 +1,7 @@
 """Config: a recipe and overrides become one checked config in which every value knows its origin.
 
     sections/         one module per section of a recipe: its fields and its checks
-    schema, families  the configs of a run and of `proxima eval`; the table of the commands that train
+    schema, families  the configs of a run and of `proxima eval`; the table of the ways to train
     recipe_reader     YAML and key=value → layers                tree              layers as nodes; how they merge
     layers            layers and presets → one tree              presets           algorithms by name
     overlays         `@FILE`, a recipe laid over another        mixtures          the check of settings for experts
@@ -16,7 +16,7 @@
 
 Imports: pyyaml, torch, every room below, all at first use, because `proxima --help` reads `families`. Imported by
 `runtime`, `check` and the rooms above.
-To add a field or a check: see `sections`. To add a command that trains on a fixed data set: see `families`. To add a
+To add a field or a check: see `sections`. To add a way to train on a fixed data set: see `families`. To add a
 preset: a key in `presets.py` with its source. A field has no aliases; its former names go into `other_names.py`.
 """
 

@@ -20,7 +20,7 @@ def merged(layers: Sequence[Node], overrides: Sequence[str], root: type) -> tupl
     whose preset is unknown, with their problems.
 
     An override `@FILE` lays a recipe file over the others, such as `@layouts/qwen3_30b_128xH800` for a cluster; every
-    `key=value` takes precedence over all files. `root` is the config of the recipe's training command. Presets are
+    `key=value` takes precedence over all files. `root` is the config of the recipe's family. Presets are
     written out after each layer, so that the next one sees which kinds it changes. Raises ConfigError for a malformed
     override, or an index beyond the end of its list.
     """

@@ -1,7 +1,7 @@
 """Builds a run from a config. The call stack from the command to `Controller.train` is five frames deep; no object is
 changed after it is built.
 
-    run                  every training command: folder, journal, resume, loop, summary
+    run                  every training: folder, journal, resume, loop, summary
     rl_workload, offline_workload        the work of a run: RL, or a method of `train.offline`; `offline_data`: its rows
     build                the RL loop and everything that it uses, around a learner; `services`: shared by all of it
     learning, critic_weights, teacher, next_policy_cache, models         the learner and its parts

@@ -1,4 +1,4 @@
-"""A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training command calls `train`."""
+"""A run of any kind: folder, journal, resume, loop, Ctrl-C, summary. Every training calls `train`."""
 
 import asyncio
 import gc
@@ -49,7 +49,7 @@ Hashes = Callable[[], dict[str, str]]
 class Workload(Protocol):
     """The work of a run between its start and its end. It is created with its data, before weights are loaded.
 
-    config: the config of a training command.
+    config: the config of a training.
     steps: of the whole run.
     notes: warnings about the data.
     """
