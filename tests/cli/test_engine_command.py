@@ -83,8 +83,8 @@ def test_probe_shows_what_a_server_can_do(proxima):
     assert by_name["log-probs"] == "untruncated: of softmax(logits / temperature), before top-k, top-p and min-p"
     assert by_name["pause modes"] == "abort, keep" and by_name["seeds"] == "no" and by_name["quantization"] == "none"
     facts = json.loads(message)
-    assert facts["weight_updates"] == ["disk"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 510
-    assert facts["more"]["tokenizer"] == "tiny"
+    assert facts["takes_weights"] and facts["interrupts"] == ["recompute"] and facts["max_length"] == 510
+    assert facts["model"] == "tiny"
 
 
 def test_a_server_with_a_key(proxima, monkeypatch):

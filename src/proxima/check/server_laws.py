@@ -50,9 +50,8 @@ class ServerUnderTest:
 
 async def token_ids(case: ServerUnderTest, client: ServerClient) -> None:
     """The server returns token ids, and a finite log-prob with each."""
-    facts = case.server.facts
-    require_that(facts.token_ids, "completions come as text, not as token ids")
-    require_that(facts.log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
+    log_probs = case.server.facts.log_probs
+    require_that(log_probs is not None, "the log-probs of sampled tokens do not come, or of what is unknown")
     answer = await whole_answer(case.server, client, asked("ids", temperature=1.0))
     require_that(bool(np.isfinite(answer.log_prob).all()), "log-probs are not finite")
 
@@ -163,8 +162,7 @@ async def loaded_weights(case: ServerUnderTest, client: ServerClient) -> None:
     before = await dialect.score(client, facts, probe[:4], probe[4:]) if facts.scores else None
     await dialect.pause(client, facts, "abort")
     try:
-        how = facts.weight_updates[0]
-        handover = WeightHandover(version=1, label=LABEL, folder=case.folder.resolve(), how=how)
+        handover = WeightHandover(version=1, label=LABEL, folder=case.folder.resolve())
         await dialect.load_weights(client, facts, handover)
         await dialect.reset_prefix_cache(client, facts, running=False)
     finally:
@@ -228,7 +226,7 @@ def _has(fact: str) -> Callable[[ServerUnderTest], str | None]:
 def _loads(case: ServerUnderTest) -> str | None:
     if case.folder is None:
         return "no weights to load: give --model FOLDER"
-    return None if case.server.facts.weight_updates else "the server takes no weights"
+    return None if case.server.facts.takes_weights else "the server takes no weights"
 
 
 def _with_client(case: ServerUnderTest, use: Callable[[ServerClient], Awaitable[Any]]) -> Any:

@@ -136,7 +136,7 @@ def engine_notes(config: Any) -> Iterator[str]:
     if getattr(config.engine, "urls", None) is not None:
         folder = config.engine.weight_folder or "a folder in memory (/dev/shm)"
         yield (
-            f"engine: new weights are written to {folder} (weights={config.engine.weights}), read by each server and "
+            f"engine: new weights are written to {folder}, read by each server and "
             f"proven by {config.engine.probe_tokens} tokens"
         )
 

@@ -22,7 +22,7 @@ from tests.engine.http.small_http import Answer, SmallHttpServer
 class FakeSglangOptions:
     """How the fake is set up. Names as SGLang's own options where it has them."""
 
-    incremental: str = "no"  # "no": whole answers again; "ids": new ids, all log-probs (older servers); "all": all new
+    incremental: str = "no"  # "no": whole answers again; "all": all new
     return_original_logprob: bool = False  # SGLANG_RETURN_ORIGINAL_LOGPROB
     processed: bool = False  # log-probs after truncation: no SGLang does, other servers do
     enable_deterministic_inference: bool = False
@@ -102,15 +102,11 @@ class FakeSglang(SmallHttpServer):
             "abort_request": self.abort,
             "flush_cache": self.flush,
             "update_weights_from_disk": self.update_weights_from_disk,
-            "update_weights_from_distributed": lambda _: Answer({"success": False, "message": "no group"}, 400),
-            "update_weights_from_tensor": lambda _: Answer({"success": False, "message": "no tensors"}, 400),
-            "release_memory_occupation": lambda _: Answer(),
-            "resume_memory_occupation": lambda _: Answer(),
         }
         questions = {
             "health": lambda _: Answer(),
-            "get_model_info": lambda _: Answer(self.model_info()),
-            "get_server_info": lambda _: Answer(self.server_info()),
+            "model_info": lambda _: Answer(self.model_info()),
+            "server_info": lambda _: Answer(self.server_info()),
             "get_load": lambda _: Answer([self.load()]),
             "v1/models": lambda _: Answer({"data": [{"id": self.path, "max_model_len": self.options.context_length}]}),
             "openapi.json": lambda _: Answer(self.openapi()),

@@ -47,7 +47,7 @@ class FakeVllm:
         processed: log-probs are of the distribution really sampled.
         generate: it was started with --enable-scale-out.
         control: it was started with VLLM_SERVER_DEV_MODE=1.
-        extension, backend: of its workers.
+        backend: of its weight transfer.
         sleeps: it was started with --enable-sleep-mode.
         routes: it was started with --enable-return-routed-experts, and has a mixture in layers 0 and 2 of 3.
     """
@@ -58,13 +58,12 @@ class FakeVllm:
         processed: bool = True,
         generate: bool = True,
         control: bool = True,
-        extension: str | None = "proxima_vllm_worker.ProximaWorker",
         backend: str | None = "proxima_folder",
         sleeps: bool = False,
         routes: bool = False,
     ) -> None:
         self.processed, self.generate, self.control = processed, generate, control
-        self.extension, self.backend = extension, backend
+        self.backend = backend
         self.sleeps, self.asleep = sleeps, set[str]()
         self.length, self.routes = LENGTH, routes
         self.version, self.paused, self.busy = "default", False, False
@@ -88,14 +87,12 @@ class FakeVllm:
             return httpx.Response(200, json={"version": "0.0.fake"})
         if path == "/tokenize":
             return httpx.Response(200, json={"tokens": [len(word) for word in body["prompt"].split()]})
-        if self.asleep and path in ("/inference/v1/generate", "/v1/completions"):
+        if self.asleep and path == "/inference/v1/generate":
             return httpx.Response(503, json={"detail": "asleep"})
         if path == "/inference/v1/generate":
             if not self.generate:
                 return httpx.Response(403, json={"detail": "Route not enabled."})
-            return self._complete(body["token_ids"], body["sampling_params"], body, generate=True)
-        if path == "/v1/completions":
-            return self._complete(body["prompt"], body, body, generate=False)
+            return self._complete(body["token_ids"], body["sampling_params"], body)
         if not self.control:
             return httpx.Response(404, json={"detail": "Not Found"})
         return self._control(path, query, body)
@@ -103,10 +100,6 @@ class FakeVllm:
     def _control(self, path: str, query: dict[str, str], body: Any) -> httpx.Response:
         if path == "/server_info":
             return httpx.Response(200, json={"vllm_config": self._settings(), "vllm_env": {}})
-        if path == "/collective_rpc":
-            if body["method"] == "proxima_worker" and self.extension is None:
-                return httpx.Response(500, json={"error": {"message": "no such method"}})
-            return httpx.Response(200, json={"results": [["reload_packed"]]})
         if path == "/reset_prefix_cache":
             return httpx.Response(200, json={"success": not self.busy or query["reset_running_requests"] == "true"})
         if path == "/is_sleeping":
@@ -122,8 +115,6 @@ class FakeVllm:
             self.paused = path == "/pause"
         if path == "/finish_weight_update":
             self.version = body["weight_version"]
-        if path == "/update_weight_version":
-            self.version = body["new_version"]
         return httpx.Response(200, json={"weight_version": self.version, "is_paused": self.paused})
 
     def _settings(self) -> dict[str, Any]:
@@ -131,11 +122,10 @@ class FakeVllm:
             "model_config": {"dtype": "torch.bfloat16", "quantization": None, "return_sampling_mask": False}
             | {"enable_sleep_mode": self.sleeps},
             "cache_config": {"enable_prefix_caching": True},
-            "parallel_config": {"worker_extension_cls": self.extension},
             "weight_transfer_config": None if self.backend is None else {"backend": self.backend},
         }
 
-    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any, *, generate: bool) -> httpx.Response:
+    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any) -> httpx.Response:
         if len(prompt) + sampling["max_tokens"] > self.length:
             return httpx.Response(400, json={"error": {"message": "too long"}})
         tokens, values, top = self._draw(prompt, sampling)
@@ -144,27 +134,17 @@ class FakeVllm:
             raw = [log_softmax(logits_after(token, self.version)) for token in prompt]
             rows = [None, *({str(b): {"logprob": float(raw[i][b])}} for i, b in enumerate(prompt[1:]))]
         encoded = self._encoded(prompt, tokens, sampling)
-        if generate:
-            entries = [
-                {"token_id": t, "logprob": v, "top_logprobs": [{"token_id": o, "logprob": p} for o, p in pairs]}
-                for t, v, pairs in zip(tokens, values, top, strict=True)
-            ]
-            choice = {"token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": "length"}
-            choice["routed_experts"] = encoded
-            choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
-            answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
-        else:
-            log_probs = {
-                "token_logprobs": values,
-                "top_logprobs": [{f"token_id:{o}": p for o, p in row} for row in top],
-            }
-            choice = {"token_ids": tokens, "logprobs": log_probs, "finish_reason": "length", "prompt_logprobs": rows}
-            choice |= {} if body.get("stream") else {"routed_experts": encoded}  # a stream of this route has none
-            answer = {"choices": [choice | self.change]}
+        entries = [
+            {"token_id": t, "logprob": v, "top_logprobs": [{"token_id": o, "logprob": p} for o, p in pairs]}
+            for t, v, pairs in zip(tokens, values, top, strict=True)
+        ]
+        choice = {"token_ids": tokens, "logprobs": {"content": entries}, "finish_reason": "length"}
+        choice["routed_experts"] = encoded
+        choice["weight_versions"] = [{"version": self.version, "start": 0, "end": len(tokens)}]
+        answer = {"choices": [choice | self.change], "prompt_logprobs": rows}
         if not body.get("stream"):
             return httpx.Response(200, json=answer)
-        place = answer if generate else answer["choices"][0]
-        place["prompt_token_ids"] = prompt
+        answer["prompt_token_ids"] = prompt
         return httpx.Response(200, text=f": comment\n\ndata: {json.dumps(answer)}\n\ndata: [DONE]\n\n")
 
     def _encoded(self, prompt: list[int], tokens: list[int], sampling: dict[str, Any]) -> str | None:

@@ -13,16 +13,10 @@ import torch
 
 from proxima.data import Prompt, UserError
 from proxima.engine.event_loop_thread import EventLoopThread
-from proxima.engine.http import (
-    Chunk,
-    CompletionRules,
-    HttpEngine,
-    ServerFacts,
-    ServerHealth,
-    ServerSpec,
-    SyncReport,
-    WeightHandover,
-)
+from proxima.engine.http.dialect import Chunk, ServerFacts, ServerHealth, WeightHandover
+from proxima.engine.http.engine import HttpEngine
+from proxima.engine.http.generation_job import CompletionRules
+from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.local import collect
 from proxima.engine.protocol import Request, Sampling, WeightUpdate
 from tests.engine.http.fake_model import STOP, VOCABULARY, LetterTokenizer, sequence_log_probs
@@ -48,10 +42,8 @@ class PlainDialect:
         if facts.get("sleeps"):
             await client.post("/wake")
         more = {name: facts[name] for name in facts if name not in ("letters", *SETS)}
-        if "weight_updates" in more:
-            more["weight_updates"] = tuple(more["weight_updates"])
         sets = {name: frozenset(facts[name]) for name in SETS}
-        fixed = {"server": "fake 1", "token_ids": True, "seeds": True, "weight_updates": ("value",)}
+        fixed = {"server": "fake 1", "seeds": True, "takes_weights": True}
         return ServerFacts(**(fixed | more | sets))
 
     async def stream(self, client, facts, request):
@@ -137,7 +129,7 @@ class PlainSync:
         (self.folder / "weights.json").write_text(json.dumps(update.module.weights))
 
     async def push(self, replica):
-        weights = WeightHandover(version=self.update.version, label=self.label, folder=self.folder, how="value")
+        weights = WeightHandover(version=self.update.version, label=self.label, folder=self.folder)
         await replica.dialect.load_weights(replica.client, replica.facts, weights)
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
@@ -146,9 +138,7 @@ class PlainSync:
         off = float(np.abs(scores - sequence_log_probs(self.update.module.weights, *PROBE)).max())
         if off > 1e-5:
             raise UserError(f"engine: {replica.url} computes with other weights: {off:.3g} nats off")
-        return SyncReport(
-            url=replica.url, version=self.update.version, how="value", seconds=0.0, metrics={"probe_max": off}
-        )
+        return {"seconds": 0.0, "probe_max": off}
 
     async def close(self):
         (self.folder / "weights.json").unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http import ServerFacts
+from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.server_checks import check_facts
 from proxima.engine.http.vllm import Vllm, VllmDialect
 from proxima.engine.local import collect
@@ -54,7 +54,7 @@ async def test_a_server_that_runs_is_not_told_to_wake():
 
 
 def test_a_server_without_sleep_mode_is_refused_where_devices_are_shared():
-    facts = ServerFacts(server="vllm 1", model="m", token_ids=True, log_probs="processed")
+    facts = ServerFacts(server="vllm 1", model="m", log_probs="processed")
     needs = EngineRequirements(model_path="m", tokenizer=None, vocabulary=8, max_length=8, sleeps=True)
     with pytest.raises(UserError, match=r"can't release its devices.*--enable-sleep-mode"):
         check_facts(Vllm(), facts, needs, "http://x")

@@ -183,7 +183,7 @@ async def test_the_only_server_dies_and_comes_back(fleet):
         ({"letters": "gfedcba"}, "it has another tokenizer"),
         ({"log_probs": "raw"}, "its log-prob mode is raw"),
         ({"max_length": 64}, "its longest sequence has 64 tokens"),
-        ({"weight_updates": ["other"]}, "it takes no weights by value, and the others do"),
+        ({"takes_weights": False}, "it takes no new weights"),
     ],
 )
 def test_servers_that_differ_are_refused_at_the_start(facts, reason, tmp_path):
@@ -198,10 +198,7 @@ def test_servers_that_differ_are_refused_at_the_start(facts, reason, tmp_path):
 
 @pytest.mark.parametrize(
     ("fact", "value", "reason"),
-    [
-        ("model", "another", "its model is another"),
-        ("weight_updates", ["other"], "it takes no weights by value, and the others do"),
-    ],
+    [("model", "another", "its model is another"), ("takes_weights", False, "it takes no new weights")],
 )
 async def test_a_server_that_has_become_another_does_not_return(fact, value, reason, fleet):
     engine, servers = fleet(2)

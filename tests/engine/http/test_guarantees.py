@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from proxima.data import FieldError, UserError
-from proxima.engine.http import Chunk
 from proxima.engine.http.client import Address, ServerClient, ServerError
+from proxima.engine.http.dialect import Chunk
 from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.locked_folder import LockedFolder, remove_leftovers
 from proxima.engine.local import collect

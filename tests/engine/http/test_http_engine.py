@@ -6,7 +6,6 @@ import time
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http import SyncReport
 from proxima.engine.http.folder_sync import sync_figures
 from proxima.engine.local import collect
 from proxima.engine.protocol import ScoreRequest
@@ -75,15 +74,12 @@ async def test_scores_do_not_wait_for_completions(fleet):
 
 
 def test_of_several_replicas_the_one_that_follows_least_is_reported():
-    def report(url, **metrics):
-        return SyncReport(url=url, version=3, how="value", seconds=metrics.pop("seconds"), metrics=metrics)
-
-    follows = report("a", seconds=2.0, probe_mean=0.2, slope=1.02, slope_error=0.3, slope_limit=0.6)
-    stays = report("b", seconds=1.0, probe_mean=0.1, slope=0.0, slope_error=0.01, slope_limit=0.2)
-    unjudged = report("c", seconds=0.5, probe_mean=0.3)
-    figures = {"slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2, "seconds": 2.0, "probe_mean": 0.3, "how": "value"}
+    follows = {"seconds": 2.0, "probe_mean": 0.2, "slope": 1.02, "slope_error": 0.3, "slope_limit": 0.6}
+    stays = {"seconds": 1.0, "probe_mean": 0.1, "slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2}
+    unjudged = {"seconds": 0.5, "probe_mean": 0.3}
+    figures = {"slope": 0.0, "slope_error": 0.01, "slope_limit": 0.2, "seconds": 2.0, "probe_mean": 0.3}
     for reports in ([follows, stays, unjudged], [unjudged, stays, follows]):
         assert sync_figures(reports) == figures | {"replicas": 3}
-    far = report("d", seconds=0.5, slope=2.5, slope_error=0.1, slope_limit=0.5)
+    far = {"seconds": 0.5, "slope": 2.5, "slope_error": 0.1, "slope_limit": 0.5}
     assert sync_figures([stays, far])["slope"] == 2.5
     assert sync_figures([]) == {}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from proxima.data import UserError
-from proxima.engine.http import Chunk
+from proxima.engine.http.dialect import Chunk
 from proxima.engine.local import collect
 from tests.engine.http.fake_model import STOP, log_probs, states
 from tests.engine.http.plain_dialect import (

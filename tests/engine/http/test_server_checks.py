@@ -39,11 +39,9 @@ def test_servers_that_can_do_all_of_it_pass():
     [
         ({"max_length": 64}, {}, {}, "takes sequences of 64 tokens, and the run has 100"),
         ({"log_probs": None}, {}, {}, "gives no log-probs of completions"),
-        ({"token_ids": False}, {}, {}, "its completions do not come as token ids"),
         ({"letters": "gfedcba"}, {}, {}, "it has another tokenizer"),
-        ({"weight_updates": []}, {}, {}, "takes no new weights"),
+        ({"takes_weights": False}, {}, {}, "takes no new weights"),
         ({"scores": False}, {}, {}, "gives no log-probs of given tokens, so nothing can prove that it has the new"),
-        ({}, {}, {"weights": "disk"}, "weights='disk' is not supported by .*; it has value, or auto"),
         ({"quantization": "fp8"}, {}, {}, "quantization=None is not what .* has: quantization=fp8"),
         ({"log_probs": "raw"}, {"training": Sampling(temperature=0.7)}, {}, "reports log-probs of temperature 1"),
         ({"scores": False}, {"score_temperatures": (1.0,), "publishes": False}, {}, "does not score tokens"),

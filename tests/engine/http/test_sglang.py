@@ -91,24 +91,23 @@ async def test_what_a_server_can_do_is_found_by_asking(tiny):
         facts = talk.facts
     assert facts.server == "sglang 0.0.fake" and facts.model == "tiny" and facts.dtype == "float32"
     assert facts.max_length == 510 and facts.quantization is None
-    assert facts.log_probs == "untruncated" and facts.token_ids and facts.scores
-    assert facts.weight_updates == ("disk",) and facts.weight_version and facts.version_spans
+    assert facts.log_probs == "untruncated" and facts.scores
+    assert facts.takes_weights and facts.weight_version and facts.version_spans
     assert facts.pause_modes == {"abort", "keep"} and facts.interrupts == {"recompute"}
-    assert facts.prefix_cache and facts.cache_salt and facts.sampling_mask
+    assert facts.cache_salt and facts.sampling_mask
     assert not facts.seeds and not facts.batch_invariant
-    assert facts.more["weight transfer"] == "disk, distributed, tensor"
 
 
-async def test_an_older_server_can_do_less(tiny):
-    older = {"spans": False, "salts": False, "modes": ("abort",)}
-    async with fake(tiny, **older, return_original_logprob=True, enable_deterministic_inference=True) as talk:
+async def test_a_server_can_do_less(tiny):
+    lacking = {"spans": False, "salts": False, "modes": ("abort",)}
+    async with fake(tiny, **lacking, return_original_logprob=True, enable_deterministic_inference=True) as talk:
         facts = talk.facts
     assert facts.log_probs == "raw" and facts.seeds and facts.batch_invariant
-    assert facts.pause_modes == {"abort"} and not facts.interrupts and facts.weight_updates == ("disk",)
-    assert facts.prefix_cache and not facts.cache_salt and not facts.version_spans
+    assert facts.pause_modes == {"abort"} and not facts.interrupts and facts.takes_weights
+    assert not facts.cache_salt and not facts.version_spans
 
 
-@pytest.mark.parametrize("incremental", ["no", "ids"])
+@pytest.mark.parametrize("incremental", ["no", "all"])
 async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(tiny, incremental):
     plain = request(max_tokens=6, top_k=4, top_p=0.8, chunk_tokens=2)
     async with fake(tiny, incremental=incremental) as talk:
@@ -120,7 +119,7 @@ async def test_the_tokens_that_could_be_sampled_come_with_each_token_when_asked(
     assert len(mask) == 6 and mask.counts.max() <= 4
 
 
-@pytest.mark.parametrize(("incremental", "interval"), [("no", 1), ("no", 3), ("ids", 3), ("all", 1), ("all", 3)])
+@pytest.mark.parametrize(("incremental", "interval"), [("no", 1), ("no", 3), ("all", 1), ("all", 3)])
 async def test_every_form_of_stream_gives_each_token_once(tiny, incremental, interval):
     async with fake(tiny, incremental=incremental) as talk:
         chunks = await talk.whole(request(temperature=0.7, chunk_tokens=interval))
@@ -174,7 +173,7 @@ async def test_a_closed_stream_ends_its_request(tiny):
 
 
 def handover(folder, version=1):
-    return WeightHandover(version=version, label=f"run-{version}", folder=folder, how="disk", seconds=LONG)
+    return WeightHandover(version=version, label=f"run-{version}", folder=folder, seconds=LONG)
 
 
 @pytest.fixture(scope="module")

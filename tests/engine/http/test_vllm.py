@@ -17,12 +17,11 @@ from proxima.engine.http.client import ServerError
 from proxima.engine.http.dialect import Chunk, ServerFacts, TokenRequest, WeightHandover
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.vllm import Vllm, VllmDialect
-from proxima.engine.http.vllm_facts import COMPLETIONS, GENERATE, find_vllm_facts
+from proxima.engine.http.vllm_facts import GENERATE, find_vllm_facts
 from proxima.engine.protocol import Sampling
 from tests.engine.http.fake_vllm import FakeVllm, experts_of, log_softmax, logits_after
 
 DIALECT = VllmDialect()
-ROUTES = pytest.mark.parametrize("generate", [True, False], ids=["generate", "completions"])
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
@@ -43,23 +42,19 @@ async def chunks(fake: FakeVllm, facts: ServerFacts, **more: Any) -> list[Chunk]
     return [chunk async for chunk in DIALECT.stream(fake.client(), facts, request)]
 
 
-@ROUTES
 @pytest.mark.parametrize("processed", [True, False])
-def test_facts_say_what_the_server_does_and_not_what_it_claims(generate: bool, processed: bool) -> None:
-    facts = facts_of(FakeVllm(generate=generate, processed=processed))
-    assert facts.route == (GENERATE if generate else COMPLETIONS)
+def test_facts_say_what_the_server_does_and_not_what_it_claims(processed: bool) -> None:
+    facts = facts_of(FakeVllm(processed=processed))
     assert facts.log_probs == ("processed" if processed else "raw")
-    assert facts.version_spans is generate
-    assert facts.interrupts == ({"recompute", "keep", "finish"} if generate else {"finish"})
-    assert (facts.dtype, facts.max_length, facts.prefix_cache) == ("bfloat16", 64, True)
-    assert facts.token_ids and facts.scores and facts.seeds and facts.cache_salt
-    assert facts.weight_updates == ("transfer", "reload_packed", "reload")
+    assert facts.version_spans and facts.interrupts == {"recompute", "keep", "finish"}
+    assert (facts.dtype, facts.max_length) == ("bfloat16", 64)
+    assert facts.scores and facts.seeds and facts.cache_salt and facts.takes_weights
 
 
 def test_without_control_calls_there_are_no_weights_and_no_pauses() -> None:
     facts = facts_of(FakeVllm(control=False))
-    assert facts.weight_updates == () and facts.pause_modes == frozenset() and not facts.control
-    assert facts.dtype is None and facts.prefix_cache is None
+    assert not facts.takes_weights and facts.pause_modes == frozenset() and not facts.weight_version
+    assert facts.dtype is None
 
 
 def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +71,14 @@ def test_a_server_of_something_else_is_called_so(monkeypatch: pytest.MonkeyPatch
         facts_of(fake)
 
 
+def test_a_server_without_the_call_is_refused_with_the_flag() -> None:
+    with pytest.raises(UserError, match="gives no token ids: .*Route not enabled.*--enable-scale-out"):
+        facts_of(FakeVllm(generate=False))
+
+
 def test_a_backend_that_is_not_ours_is_named_and_not_used() -> None:
-    facts = facts_of(FakeVllm(backend="nccl", extension=None))
-    assert facts.weight_updates == ("reload",)
+    facts = facts_of(FakeVllm(backend="nccl"))
+    assert not facts.takes_weights
     assert "nccl" in facts.more["weight transfer"]
 
 
@@ -92,38 +92,36 @@ def test_log_probs_of_no_known_distribution_count_as_none(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(fake, "_draw", logits)
     facts = facts_of(fake)
-    assert facts.log_probs is None and "neither" in facts.more["log-probs"]
+    assert facts.log_probs is None and "no known" in facts.more["log-probs"]
 
 
-@ROUTES
-def test_a_stream_gives_tokens_with_their_log_probs(generate: bool) -> None:
-    fake = FakeVllm(generate=generate)
+def test_a_stream_gives_tokens_with_their_log_probs() -> None:
+    fake = FakeVllm()
     (chunk,) = run(chunks(fake, facts_of(fake)))
     before = [6, *chunk.tokens[:-1]]
     expected = [log_softmax(logits_after(int(a), "default"))[b] for a, b in zip(before, chunk.tokens, strict=True)]
     np.testing.assert_allclose(chunk.log_prob, expected, atol=1e-6)
     assert chunk.finish_reason == "length" and list(chunk.prompt_tokens) == [5, 6]
-    assert chunk.version_spans == ((("default", 0, 4),) if generate else None)
+    assert chunk.version_spans == (("default", 0, 4),)
 
 
-@ROUTES
-def test_every_field_that_decides_a_draw_is_sent(generate: bool) -> None:
-    fake, facts = probed(generate=generate)
+def test_every_field_that_decides_a_draw_is_sent() -> None:
+    fake, facts = probed()
     sampling = Sampling(temperature=0.7, max_tokens=3, stop=("###",))
     run(chunks(fake, facts, sampling=sampling, seed=11, stop_tokens=(2, 9), cache_salt="v4"))
     path, body = fake.calls[-1]
-    sent = body["sampling_params"] if generate else body
+    sent = body["sampling_params"]
     wanted = {"temperature": 0.7, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_tokens": 3, "stop": ["###"], "seed": 11}
     wanted |= {"stop_token_ids": [2, 9], "ignore_eos": True, "repetition_penalty": 1.0, "n": 1, "logprobs": 0}
     assert {name: sent[name] for name in wanted} == wanted
-    assert path == facts.route and body["cache_salt"] == "v4" and body["request_id"] == "one"
+    assert path == GENERATE and body["cache_salt"] == "v4" and body["request_id"] == "one"
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         ({"logprobs": {"content": []}}, "other tokens"),
-        ({"logprobs": {"token_logprobs": [-1.0]}}, "1 log-probs for 4 tokens"),
+        ({"logprobs": None}, "other tokens"),
         ({"finish_reason": "error"}, "'error'"),
         ({"token_ids": None, "logprobs": {"content": [{"token_id": 1, "logprob": -1.0}]}}, "other tokens"),
         ({"logprobs": {"content": [{"token_id": "x"}]}}, "it lacks 'logprob'"),
@@ -150,8 +148,10 @@ def test_the_tokens_that_could_be_sampled_come_with_the_chunk() -> None:
 
 
 def test_a_log_prob_that_was_not_computed_is_nan() -> None:
-    fake, facts = probed(generate=False)
-    fake.change = {"logprobs": {"token_logprobs": [-1.0, -9999.0, None, -0.5]}}
+    fake, facts = probed()
+    (plain,) = run(chunks(fake, facts))
+    values = zip(plain.tokens.tolist(), [-1.0, -9999.0, None, -0.5], strict=True)
+    fake.change = {"logprobs": {"content": [{"token_id": token, "logprob": value} for token, value in values]}}
     (chunk,) = run(chunks(fake, facts))
     np.testing.assert_array_equal(chunk.log_prob, np.float32([-1.0, np.nan, np.nan, -0.5]))
 
@@ -162,9 +162,8 @@ def test_a_temperature_that_vllm_would_raise_is_refused() -> None:
         run(chunks(fake, facts_of(fake), sampling=Sampling(temperature=0.005)))
 
 
-@ROUTES
-def test_scores_are_of_softmax_of_the_logits(generate: bool) -> None:
-    fake, facts = probed(generate=generate)
+def test_scores_are_of_softmax_of_the_logits() -> None:
+    fake, facts = probed()
     scores = run(DIALECT.score(fake.client(), facts, np.int32([5, 6]), np.int32([7, 8, 9])))
     expected = [log_softmax(logits_after(a, "default"))[b] for a, b in ((6, 7), (7, 8), (8, 9))]
     np.testing.assert_allclose(scores, expected, atol=1e-6)
@@ -178,9 +177,8 @@ def test_abort_names_requests_as_the_server_does_and_never_all() -> None:
     run(DIALECT.abort(fake.client(), facts, []))
     assert len(fake.calls) == before
     run(DIALECT.abort(fake.client(), facts, ["a"]))
-    run(DIALECT.abort(fake.client(), replace(facts, route=COMPLETIONS), ["a"]))
     sent = [body["request_ids"] for _, body in fake.calls[before:]]
-    assert sent == [["generate-tokens-a"], ["cmpl-a-0"]]
+    assert sent == [["generate-tokens-a"]]
 
 
 def test_the_pause_mode_is_always_sent() -> None:
@@ -206,7 +204,7 @@ def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monke
     save_file({name: torch.zeros(2) for name in "abc"}, tmp_path / "model.safetensors")
     fake, facts = probed()
     before = len(fake.calls)
-    weights = WeightHandover(version=3, label="run-3", folder=tmp_path, how="transfer")
+    weights = WeightHandover(version=3, label="run-3", folder=tmp_path)
     run(DIALECT.load_weights(fake.client(), facts, weights))
     start, begin, *buckets, finish = fake.calls[before:]
     assert (start[0], begin[0]) == ("/init_weight_transfer_engine", "/start_weight_update")
@@ -214,17 +212,6 @@ def test_weights_go_bucket_by_bucket_and_carry_their_label(tmp_path: Path, monke
     assert [body["update_info"]["last"] for _, body in buckets] == [False, False, True]
     assert finish == ("/finish_weight_update", {"weight_version": "run-3"})
     assert run(DIALECT.health(fake.client(), facts)).weight_version == "run-3"
-
-
-@pytest.mark.parametrize(("how", "method"), [("reload_packed", "reload_packed"), ("reload", "reload_weights")])
-def test_a_reload_packs_again_where_the_worker_can(how: str, method: str, tmp_path: Path) -> None:
-    fake, facts = probed()
-    before = len(fake.calls)
-    weights = WeightHandover(version=4, label="run-4", folder=tmp_path, how=how)
-    run(DIALECT.load_weights(fake.client(), facts, weights))
-    called = [body for path, body in fake.calls[before:] if path == "/collective_rpc"]
-    assert called == [{"method": method, "kwargs": {"weights_path": str(tmp_path)}}]
-    assert fake.version == "run-4"
 
 
 def test_the_worker_and_the_dialect_name_the_same_backend() -> None:
@@ -243,7 +230,6 @@ def test_experts_are_read_where_a_stream_has_them() -> None:
     (chunk,) = run(chunks(fake, facts, routes=SHAPE))
     assert facts.routed_experts and not facts.latest_routes
     assert np.array_equal(chunk.routes, experts_of([5, 6, *chunk.tokens[:-1].tolist()])[:, [0, 2]])
-    assert not facts_of(FakeVllm(routes=True, generate=False)).routed_experts  # its stream would have none
     assert not facts_of(FakeVllm()).routed_experts
 
 

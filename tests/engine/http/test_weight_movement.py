@@ -106,7 +106,7 @@ async def slopes_of(loaded: LoadedModel, server: ModelServer, steps: int) -> lis
     async with syncing(loaded, TOKENS, probe_bound=5.0) as sync:
         sync._wants_perturbed = False
         for version in range(steps):
-            metrics = (await push(sync, server, loaded.model, version)).metrics
+            metrics = await push(sync, server, loaded.model, version)
             slopes += [metrics["slope"]] if "slope" in metrics else []
             with torch.no_grad():
                 for weight, way in zip(weights, ways, strict=True):

@@ -32,7 +32,7 @@ from proxima.model import LoadedModel, load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach
 
-FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, weight_updates=("best", "other"))
+FACTS = ServerFacts(server="fake 1", model="fake", dtype="float32", scores=True, takes_weights=True)
 
 
 class ModelServer:
@@ -44,7 +44,7 @@ class ModelServer:
         self.calls = list[str]()
 
     async def load_weights(self, client: None, facts: ServerFacts, weights: WeightHandover) -> None:
-        self.calls.append(f"load {weights.label} by {weights.how}")
+        self.calls.append(f"load {weights.label}")
         values = {name: v for f in weights.folder.glob("*.safetensors") for name, v in load_file(f).items()}
         assert {name for name, _ in self.model.named_parameters()} == set(values)
         with torch.no_grad():
@@ -104,14 +104,13 @@ async def test_a_server_with_all_weights_is_proven(loaded: LoadedModel) -> None:
     server = ModelServer(loaded)
     async with syncing(loaded) as sync:
         report = await push(sync, server, loaded.model)
-        assert (report.url, report.version, report.how) == (server.url, 0, "best")
-        assert report.metrics["probe_max"] < 1e-5 and report.metrics["perturbed_max"] < 1e-4
-        cycle = ["load v0-perturbed by best", "forget False", "resume", "score", "pause keep"]
-        assert server.calls == [*cycle, "load v0 by best", "forget False", "resume", "score"]
+        assert report["probe_max"] < 1e-5 and report["perturbed_max"] < 1e-4
+        cycle = ["load v0-perturbed", "forget False", "resume", "score", "pause keep"]
+        assert server.calls == [*cycle, "load v0", "forget False", "resume", "score"]
         sync._wants_perturbed = False
         server.calls.clear()
         await push(sync, server, loaded.model, 1)
-        assert server.calls == ["load v1 by best", "forget False", "resume", "score"]  # no perturbed copy, and no pause
+        assert server.calls == ["load v1", "forget False", "resume", "score"]  # no perturbed copy, and no pause
 
 
 async def test_any_tensor_that_stays_behind_is_found_at_the_first_sync(loaded: LoadedModel) -> None:
@@ -304,7 +303,7 @@ async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama:
     async with syncing(llama) as sync:
         await push(sync, server, llama.model)
         assert sync._perturbed is not None and sync._perturbed_folders is not None
-        folder = sync._perturbed.folder
+        folder = sync._perturbed.handover.folder
         grow(llama, 1.1)
         await push(sync, server, llama.model, 1)
         for stays in ([], ["model.layers.0.mlp.up_proj.weight"]):
@@ -315,9 +314,9 @@ async def test_a_server_that_was_started_again_is_proven_before_it_serves(llama:
                 with pytest.raises(UserError, match="the perturbed copy"):
                     await sync.push(server)
             else:
-                metrics = (await sync.push(server)).metrics
+                metrics = await sync.push(server)
                 assert metrics["perturbed_max"] < 1e-4 and metrics["probe_max"] < 1e-4
-            assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
+            assert [call for call in server.calls if "load" in call] == ["load v0-perturbed", "load v1"]
         assert folder.is_dir()
     assert not folder.exists()
 
@@ -334,8 +333,8 @@ async def test_a_server_that_failed_its_probe_gets_the_perturbed_copy_before_it_
             await sync.push(server)
         server.ignores = ()
         server.calls.clear()
-        assert (await sync.push(server)).metrics["probe_max"] < 1e-4
-        assert [call for call in server.calls if "load" in call] == ["load v0-perturbed by best", "load v1 by best"]
+        assert (await sync.push(server))["probe_max"] < 1e-4
+        assert [call for call in server.calls if "load" in call] == ["load v0-perturbed", "load v1"]
 
 
 async def test_an_adapter_is_proven_merged(llama: LoadedModel) -> None:
@@ -348,7 +347,7 @@ async def test_an_adapter_is_proven_merged(llama: LoadedModel) -> None:
             if "lora_" in name:
                 weight.normal_(std=0.1, generator=draws)
     async with syncing(llama) as sync:
-        assert (await push(sync, server, llama.model)).metrics["probe_max"] < 1e-4
+        assert (await push(sync, server, llama.model))["probe_max"] < 1e-4
 
 
 @pytest.mark.parametrize(

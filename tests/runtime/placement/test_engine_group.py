@@ -14,7 +14,7 @@ import pytest
 from proxima.config import resolve
 from proxima.config.sections.ranks_section import RayPlacement
 from proxima.data import FieldError, UserError
-from proxima.engine.http import Vllm
+from proxima.engine.http.vllm import Vllm
 from proxima.engine.serve import Serve
 from proxima.runtime.placement import engine_group
 from proxima.runtime.placement.engine_group import EngineGroup, EnginePlan, PlacedEngine, engine_plan

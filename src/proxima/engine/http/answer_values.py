@@ -64,6 +64,11 @@ def short_text(value: Any, what: str) -> str:
     return value
 
 
+def plain_name(value: Any) -> str | None:
+    """The name of a dtype or a quantization, as `bfloat16`; None: the server leaves it to the model."""
+    return None if value in (None, "auto") else one_line(value, 40).removeprefix("torch.")
+
+
 def items(value: Any, what: str) -> list[Any]:
     """A list."""
     if not isinstance(value, list):

@@ -11,10 +11,8 @@ if TYPE_CHECKING:
     from proxima.engine.http.dialect import Dialect, ServerFacts
 
 DIALECTS: dict[str, "type[Dialect]"] = {"vllm": VllmDialect, "sglang": SglangDialect}
-SIGNS = {  # a call that only this kind has, and a field of its answer
-    "sglang": (("/get_model_info", "model_path"), ("/model_info", "model_path")),
-    "vllm": (("/version", "version"),),
-}
+# a call that only this kind has, and a field of its answer
+SIGNS = {"sglang": ("/model_info", "model_path"), "vllm": ("/version", "version")}
 
 
 async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple[Dialect, ServerFacts]":
@@ -36,15 +34,14 @@ async def detect_server(client: ServerClient, kind: str | None = None) -> "tuple
 
 
 async def _find_kind(client: ServerClient) -> str:
-    for kind, signs in SIGNS.items():
-        for path, name in signs:
-            try:
-                answer = await client.get(path)
-            except ServerError as error:
-                if error.status is None and not isinstance(error, NotJsonError):
-                    raise
-                continue
-            if isinstance(answer, dict) and name in answer:
-                return kind
+    for kind, (path, name) in SIGNS.items():
+        try:
+            answer = await client.get(path)
+        except ServerError as error:
+            if error.status is None and not isinstance(error, NotJsonError):
+                raise
+            continue
+        if isinstance(answer, dict) and name in answer:
+            return kind
     remedy = "give the address of the server itself, without a path"
     raise UserError(f"{client.url} is neither {' nor '.join(DIALECTS)}", remedy=remedy)

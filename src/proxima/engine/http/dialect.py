@@ -33,9 +33,8 @@ class ServerFacts:
         log_probs: the distribution that the log-prob of a sampled token refers to: `processed`, the one actually
             sampled from; `untruncated`, softmax(logits / temperature), regardless of top-k, top-p and min-p; or `raw`,
             softmax(logits). None: there are no log-probs.
-        token_ids: completions are returned as token ids.
         scores: it returns log-probs of given tokens under softmax(logits).
-        weight_updates: how it takes new weights, best first; the names are the dialect's own.
+        takes_weights: it loads new weights from a folder.
         weight_version: it stores and reports the version of its weights.
         version_spans: each completion says which weights sampled which of its tokens.
         prompt_echo: each completion repeats, with its first tokens, the prompt that it continues; one that does not is
@@ -43,7 +42,6 @@ class ServerFacts:
         pause_modes: the modes that `Dialect.pause` accepts.
         interrupts: how it can handle running completions when new weights arrive, without the requests being sent
             again.
-        prefix_cache: it reuses the KV of equal prefixes; None: not reported.
         cache_salt: a request can say whose prefixes it may read.
         seeds: a request can have a seed.
         sampling_mask: with each token it returns the tokens that could have been sampled.
@@ -51,9 +49,7 @@ class ServerFacts:
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
         batch_invariant: a completion does not depend on the other running requests.
-        route: the call that returns completions, if this kind of server has several.
         sleeps: it can release its devices and take them again; see `SleepingDialect`.
-        control: the calls that pause it and load weights are available, on servers where these must be switched on.
         more: further facts, shown by `proxima engine check`, one line each.
     """
 
@@ -63,15 +59,13 @@ class ServerFacts:
     dtype: str | None = None
     quantization: str | None = None
     log_probs: LogProbMode | None = None
-    token_ids: bool = False
     scores: bool = False
-    weight_updates: tuple[str, ...] = ()
+    takes_weights: bool = False
     weight_version: bool = False
     version_spans: bool = False
     prompt_echo: bool = False
     pause_modes: frozenset[PauseMode] = frozenset()
     interrupts: frozenset[Interrupt] = frozenset()
-    prefix_cache: bool | None = None
     cache_salt: bool = False
     seeds: bool = False
     sampling_mask: bool = False
@@ -79,8 +73,6 @@ class ServerFacts:
     latest_routes: bool = False
     batch_invariant: bool = False
     sleeps: bool = False
-    route: str = ""
-    control: bool = False
     more: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -157,14 +149,12 @@ class WeightHandover:
         version: their version.
         label: the server's name for this version, which distinguishes it from the versions of other runs.
         folder: a complete Hugging Face folder with them: config, tokenizer, safetensors. The server must see the path.
-        how: one of `ServerFacts.weight_updates`.
         seconds: deadline of the whole update.
     """
 
     version: int
     label: str
     folder: Path
-    how: str
     seconds: float = 600.0
 
 

@@ -14,7 +14,7 @@ from torch import nn
 from proxima.data import UserError
 from proxima.data.columns import Floats
 from proxima.engine.http.client import ServerError
-from proxima.engine.http.dialect import ServerFacts, WeightHandover
+from proxima.engine.http.dialect import WeightHandover
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.weight_folder import DTYPES, WeightFolders, folder_bytes
 from proxima.engine.http.weight_probe import (
@@ -36,64 +36,37 @@ T = TypeVar("T")
 FIRST_DTYPES = ("float32", "bfloat16")  # assumed dtypes of servers, before any has reported its own
 
 
-@dataclass(frozen=True, kw_only=True)
-class SyncReport:
-    """Report of a weight sync to one replica.
-
-    Args:
-        url: of the replica.
-        version: of the weights.
-        how: the method used, from `ServerFacts.weight_updates`.
-        seconds: from the first call to the verification.
-        metrics: the probe's figures by name: `probe_mean`, `probe_max` (nats) and the like.
-    """
-
-    url: str
-    version: int
-    how: str
-    seconds: float
-    metrics: Mapping[str, float] = field(default_factory=dict)
+Report = dict[str, float]  # of a sync to one replica: `seconds`, `bytes`, `probe_mean` and `probe_max` (nats), …
 
 
-def sync_figures(reports: Sequence[SyncReport]) -> dict[str, Any]:
+def sync_figures(reports: Sequence[Report]) -> dict[str, float]:
     """Combine the figures of several replicas: the largest of each, except that the slope figures are those of the
-    replica whose slope is farthest from 1; also the method and the number of replicas. Empty without reports."""
-    figures: dict[str, Any] = {}
-    for report in reports:
-        for name, value in {"seconds": report.seconds, **report.metrics}.items():
-            figures[name] = max(value, figures.get(name, value))
-    if judged := [report.metrics for report in reports if "slope" in report.metrics]:
-        worst = max(judged, key=lambda metrics: abs(metrics["slope"] - 1))
+    replica whose slope is farthest from 1; also the number of replicas. Empty without reports."""
+    names = {name for report in reports for name in report}
+    figures = {name: max(report[name] for report in reports if name in report) for name in names}
+    if judged := [report for report in reports if "slope" in report]:
+        worst = max(judged, key=lambda report: abs(report["slope"] - 1))
         figures |= {name: value for name, value in worst.items() if name.startswith("slope")}
-    if reports:
-        figures |= {"replicas": len(reports), "how": reports[0].how}
-    return figures
+    return figures | {"replicas": len(reports)} if reports else {}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class StagedWeights:
     """Weights that servers can read, and the trainer's log-probs under them.
 
     Args:
-        label: the servers' name for them.
-        folder: their location.
+        handover: their folder, with the servers' name for them.
         bytes: their size.
         expected: [T] log-probs of the probe's tokens.
         rounding: how far bfloat16 moves these log-probs; None: not computed.
         exact: [T] by dtype of the server: log-probs of the weights rounded to that dtype, computed in float32.
     """
 
-    label: str
-    folder: Path
+    handover: WeightHandover
     bytes: int
     expected: Floats
     rounding: Bound | None = None
     exact: Mapping[str, Floats] = field(default_factory=dict)
-
-
-def way_of(spec: ServerSettings, facts: ServerFacts) -> str:
-    """The method by which this server gets weights; `check_facts` has verified that the server supports it."""
-    return facts.weight_updates[0] if spec.weights == "auto" else spec.weights
 
 
 class FolderSync:
@@ -113,7 +86,6 @@ class FolderSync:
         self._folders, self._perturbed_folders = WeightFolders(root), WeightFolders(root)
         self._tokens = probe_tokens(setup.tokenizer, spec.probe_tokens, setup.max_length)
         self._probe = WeightProbe(self._tokens)
-        self._update: WeightUpdate | None = None
         self._staged: StagedWeights | None = None
         self._perturbed: StagedWeights | None = None
         self._proven = set[str]()  # URLs of replicas that loaded the perturbed copy and still have one of our labels
@@ -126,13 +98,13 @@ class FolderSync:
         module = update.module
         if module is None:
             module = await self._compute(self._load, update.checkpoint)
-        self._staged = await self._compute(self._write, module, label)
+        self._staged = await self._compute(self._write, module, update.version, label)
         if self._wants_perturbed:
-            self._perturbed = await self._compute(self._write_perturbed, module, f"{label}-perturbed")
+            name = f"{label}-perturbed"
+            self._perturbed = await self._compute(self._write_perturbed, module, update.version, name)
             self._wants_perturbed = False
-        self._update = update
 
-    async def push(self, replica: "Replica") -> SyncReport:
+    async def push(self, replica: "Replica") -> Report:
         """Load the weights, reset the prefix cache, resume and probe; for a new server, first with the perturbed copy.
         The replica is paused and keeps its completions, if any; on return the server may be paused or not.
 
@@ -140,40 +112,36 @@ class FolderSync:
             ServerError: a call failed; the replica is ejected, and gets the weights before it returns.
             UserError: it does not compute with them; the replica is ejected too, and the run ends if no other has them.
         """
-        staged, update = self._staged, self._update
-        if staged is None or update is None:
+        staged, start = self._staged, monotonic()
+        if staged is None:
             raise RuntimeError("push was called before prepare")
-        start, how = monotonic(), way_of(self.spec, replica.facts)
         self._dtypes.add(replica.facts.dtype)
-        metrics = dict[str, float]()
+        metrics = Report()
         copy = self._perturbed if await self._is_new(replica) else None
         try:
             if copy is not None:
-                metrics |= await self._prove(replica, copy, update.version, how)
+                metrics |= await self._prove(replica, copy)
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, staged, update.version, how)
+            await self._load_weights(replica, staged)
         except BaseException:
             if copy is not None:
-                await self._undo(replica, staged, update.version, how)
+                await self._undo(replica, staged)
             raise
         scores = await self._score(replica)
         try:
-            metrics |= self._compare(replica, staged, update.version, scores)
+            metrics |= self._compare(replica, staged, scores)
         except UserError:
             self._proven.discard(replica.url)  # it must pass the perturbed copy again before it returns
             raise
-        metrics["bytes"] = float(staged.bytes)
-        return SyncReport(
-            url=replica.url, version=update.version, how=how, seconds=monotonic() - start, metrics=metrics
-        )
+        return metrics | {"bytes": float(staged.bytes), "seconds": monotonic() - start}
 
-    def _compare(self, replica: "Replica", staged: StagedWeights, version: int, scores: Floats) -> dict[str, float]:
+    def _compare(self, replica: "Replica", staged: StagedWeights, scores: Floats) -> Report:
         """Compare the server's log-probs with the trainer's, and how far both have moved.
 
         Raises:
             UserError: they are not the log-probs of these weights.
         """
-        bound = bound_of(replica.facts, self.spec.probe_bound)
+        bound, version = bound_of(replica.facts, self.spec.probe_bound), staged.handover.version
         metrics = self._probe.check(replica.url, f"version {version}", staged.expected, scores, bound)
         if (exact := staged.exact.get(replica.facts.dtype or "")) is not None:
             judged = replica.facts.quantization is None  # rounding to so few bits hides most of a movement
@@ -196,33 +164,30 @@ class FolderSync:
             self._probe.forget(replica.url)
         return not ours
 
-    async def _prove(self, replica: "Replica", copy: StagedWeights, version: int, how: str) -> dict[str, float]:
+    async def _prove(self, replica: "Replica", copy: StagedWeights) -> Report:
         """Load the perturbed copy, and verify that the server computes with all of it."""
-        await self._load_weights(replica, copy, version, how)
+        await self._load_weights(replica, copy)
         scores = await self._score(replica)
         bound = bound_of(replica.facts, self.spec.probe_bound, copy_rounding=copy.rounding)
         metrics = self._probe.check(replica.url, "the perturbed copy", copy.expected, scores, bound)
         self._proven.add(replica.url)
         return {f"perturbed_{name.removeprefix('probe_')}": value for name, value in metrics.items()}
 
-    async def _undo(self, replica: "Replica", staged: StagedWeights, version: int, how: str) -> None:
+    async def _undo(self, replica: "Replica", staged: StagedWeights) -> None:
         """Remove the perturbed copy from a server that others may use: it gets the real weights, or stays paused."""
         self._proven.discard(replica.url)
         try:
             await replica.dialect.pause(replica.client, replica.facts, "keep")
-            await self._load_weights(replica, staged, version, how)
+            await self._load_weights(replica, staged)
         except (ServerError, UserError):
             with suppress(ServerError, UserError):
                 await replica.dialect.pause(replica.client, replica.facts, "keep")
 
-    async def _load_weights(self, replica: "Replica", weights: StagedWeights, version: int, how: str) -> None:
+    async def _load_weights(self, replica: "Replica", weights: StagedWeights) -> None:
         """Load weights, reset the prefix cache, and resume the server: a paused one answers no probe."""
         dialect, client, facts = replica.dialect, replica.client, replica.facts
-        handover = WeightHandover(
-            version=version, label=weights.label, folder=weights.folder, how=how, seconds=self.spec.weight_seconds
-        )
-        await dialect.load_weights(client, facts, handover)
-        self._labels.add(weights.label)
+        await dialect.load_weights(client, facts, weights.handover)
+        self._labels.add(weights.handover.label)
         recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
         salted = self.spec.prefix_salt and facts.cache_salt
         if not (self.spec.interrupt == "keep" and salted):  # kept completions keep their cache, which has another salt
@@ -244,27 +209,27 @@ class FolderSync:
 
         return load(str(checkpoint)).model
 
-    def _write(self, module: nn.Module, label: str) -> StagedWeights:
+    def _write(self, module: nn.Module, version: int, label: str) -> StagedWeights:
         if len(self._dtypes) == 1:  # the servers' dtype, once they have reported it
             self._folders.write_as(*self._dtypes)
-        folder = self._write_folder(self._folders, module, label)
+        handover = self._write_folder(self._folders, module, version, label)
         expected = trainer_log_prob(module, self._tokens)
         exact, ours = dict[str, Floats](), {parameter.dtype for parameter in module.parameters()}
         for name in self._dtypes or FIRST_DTYPES:
             if name in DTYPES:
                 same = ours == {torch.float32} == {DTYPES[name]}
                 exact[name] = expected if same else rounded_log_prob(module, self._tokens, DTYPES[name])
-        return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, exact=exact)
+        return StagedWeights(handover, folder_bytes(handover.folder), expected, exact=exact)
 
-    def _write_folder(self, folders: WeightFolders, module: nn.Module, label: str) -> Path:
+    def _write_folder(self, folders: WeightFolders, module: nn.Module, version: int, label: str) -> WeightHandover:
         folder = folders.write(module, self.setup.tokenizer, label)
         if self.setup.spread is not None:
             self.setup.spread(folder, folders.kept)
-        return folder
+        return WeightHandover(version=version, label=label, folder=folder, seconds=self.spec.weight_seconds)
 
-    def _write_perturbed(self, module: nn.Module, label: str) -> StagedWeights:
+    def _write_perturbed(self, module: nn.Module, version: int, label: str) -> StagedWeights:
         with perturbed(module, self._tokens):
-            folder = self._write_folder(self._perturbed_folders, module, label)
+            handover = self._write_folder(self._perturbed_folders, module, version, label)
             expected = trainer_log_prob(module, self._tokens)
             away = rounding(module, self._tokens, expected)
-        return StagedWeights(label=label, folder=folder, bytes=folder_bytes(folder), expected=expected, rounding=away)
+        return StagedWeights(handover, folder_bytes(handover.folder), expected, rounding=away)

@@ -10,7 +10,7 @@ from typing import Any
 from proxima.data import UserError
 from proxima.engine.http import device_sharing
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.folder_sync import FolderSync, SyncReport, sync_figures
+from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
 from proxima.engine.http.replica import Replica, no_replica_left, too_busy
 from proxima.engine.http.replica_pool import ReplicaPool
 from proxima.engine.http.replica_states import Event, State
@@ -40,7 +40,7 @@ class ReplicaKeeper:
     ) -> None:
         self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
         self.version = 0
-        self.reports: list[SyncReport] = []  # of the last `publish`
+        self.reports: list[Report] = []  # of the last `publish`
         self.prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
         self._newest: str | None = None  # label of the weights that were prepared last
         self._any_proven = False  # a replica was found to compute with our weights
@@ -148,7 +148,7 @@ class ReplicaKeeper:
             if isinstance(error, BaseException) and not others_have_them:
                 raise error
 
-    async def _push(self, replica: Replica) -> SyncReport:
+    async def _push(self, replica: Replica) -> Report:
         assert self._newest is not None
         await replica.proof.question.answered()
         with replica.proof.proving(self.version, self._newest):

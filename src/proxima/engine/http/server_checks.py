@@ -19,7 +19,7 @@ from proxima.engine.protocol import Capabilities, EngineRequirements
 from proxima.engine.requirements import check_log_probs, check_scoring, precision_notes
 from proxima.engine.serve import LAUNCHES
 
-CONTROL = "start it so that it does (vLLM: with VLLM_SERVER_DEV_MODE=1, as `proxima engine serve RECIPE` does)"
+CONTROL = "start it so that it does (vLLM: as `proxima engine serve RECIPE` does; docs/engines.md has the command)"
 #: letters, digits, spaces and symbols that tokenizers split differently
 SAMPLE_TEXT = (
     "The 3 quick brown foxes don't jump 1,024 times:\n\n\t$x^2 \\neq 17$ naïve façade ÄÖÜ Ωμέγα 你好，世界 🦊 </s>"
@@ -59,12 +59,8 @@ class ServerExpectations:
                 return f"its {called} is {theirs}, and that of the others is {ours}"
         if (facts.max_length or 0) < (self.facts.max_length or 0):
             return f"its longest sequence has {facts.max_length} tokens, and that of the others {self.facts.max_length}"
-        if self.facts.weight_updates and not facts.weight_updates:
+        if self.facts.takes_weights and not facts.takes_weights:
             return "it takes no new weights"
-        if lost := [way for way in self.facts.weight_updates if way not in facts.weight_updates]:
-            return f"it takes no weights by {', '.join(lost)}, and the others do"
-        if not facts.token_ids:
-            return "its completions do not come as token ids"
         theirs = await dialect.tokenize(client, facts, SAMPLE_TEXT)
         ours = list(self.tokenizer(SAMPLE_TEXT, add_special_tokens=False)["input_ids"])
         if theirs is None or theirs == ours:
@@ -184,9 +180,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
         UserError: it can't, and no field is to blame.
     """
     name = f"{url} ({facts.server})"
-    if not facts.token_ids or facts.log_probs is None:
-        lacks = "token ids" if not facts.token_ids else "log-probs"
-        raise UserError(f"{name} gives no {lacks} of completions", remedy="nothing can be trained or measured on it")
+    if facts.log_probs is None:
+        raise UserError(f"{name} gives no log-probs of completions", remedy="nothing can be trained or measured on it")
     if facts.max_length is not None and facts.max_length < needs.max_length:
         raise UserError(
             f"{name} takes sequences of {facts.max_length} tokens, and the run has {needs.max_length}",
@@ -209,7 +204,7 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
             remedy="start it so that it does (vLLM: --return-sampling-mask), or switch the truncation off",
         )
     if spec.routed_experts and not facts.routed_experts:
-        remedy = "start it so that it does (vLLM: --enable-return-routed-experts --enable-scale-out), or leave this out"
+        remedy = "start it so that it does (vLLM: --enable-return-routed-experts), or leave this out"
         raise FieldError("routed_experts", True, f"{name} does not report which experts it chose", remedy=remedy)
     capabilities = capabilities_of(spec, facts)
     notes = check_log_probs(needs, capabilities, name)
@@ -218,11 +213,8 @@ def check_facts(spec: ServerSettings, facts: ServerFacts, needs: EngineRequireme
 
 
 def _check_weights(spec: ServerSettings, facts: ServerFacts, needs: EngineRequirements, name: str) -> None:
-    ways = facts.weight_updates
-    if not ways:
+    if not facts.takes_weights:
         raise UserError(f"{name} takes no new weights", remedy=CONTROL)
-    if spec.weights not in ("auto", *ways):
-        raise FieldError("weights", spec.weights, f"is not supported by {name}; it has {', '.join(ways)}, or auto")
     if not facts.scores:
         reason = f"{name} gives no log-probs of given tokens, so nothing can prove that it has the new weights"
         raise UserError(reason, remedy="use a server that scores")

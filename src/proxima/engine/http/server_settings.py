@@ -42,7 +42,6 @@ class ServerSettings(EngineSpec):
             an update over the same set of tokens.
         routed_experts: for a mixture of experts, request with each token the experts to which it was routed, for
             `algorithm.routing_replay: rollout`.
-        weights: method by which new weights get to the servers; `auto` uses the best one that a server supports.
         weight_folder: folder that new weights are written to for the servers to read; null: one in memory.
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
@@ -69,7 +68,6 @@ class ServerSettings(EngineSpec):
     untruncated: Literal["score", "absent"] = "score"
     sampling_mask: bool = False
     routed_experts: bool = False
-    weights: str = "auto"
     weight_folder: str | None = None
     probe_tokens: int = 256
     probe_bound: float | None = None
@@ -78,10 +76,6 @@ class ServerSettings(EngineSpec):
     serve: Serve | None = None
 
     def __post_init__(self) -> None:
-        remedy = "set engine.quantization where servers have quantised weights, or engine.kind=local"
-        require(
-            not str(self.weights).startswith("int"), "weights", self.weights, "is for a local engine", remedy=remedy
-        )
         check_choices(self)
         named = bool(self.urls) and all(self.urls)
         require(named, "url", self.url, "must name a server", remedy="give its address, http://HOST:PORT")

@@ -2,9 +2,8 @@
 
 Peculiarities of its protocol, and how they are handled here:
 
-- a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends only what is new;
-  older servers send new ids with all log-probs. The pairs of log-prob and id are read, and the server's token count
-  tells which form it is;
+- a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends only what is new.
+  The pairs of log-prob and id are read, and the server's token count tells which form it is;
 - `ignore_eos` switches `stop_token_ids` off too, so it is sent only if nothing but its length may end a completion;
 - requests are aborted by a *prefix* of their id, and an empty id means all: ids end with a character that no id
   contains;
@@ -13,8 +12,7 @@ Peculiarities of its protocol, and how they are handled here:
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
   flushed and their KV is recomputed; after `in_place` a flush fails, so it is never used.
 
-Weights are loaded from a folder. `update_weights_from_distributed`, `_from_tensor` and `_from_ipc` would have to be
-tried on a GPU that trainer and server share or are connected by.
+Weights are loaded from a folder.
 """
 
 import asyncio
@@ -49,16 +47,7 @@ from proxima.engine.http.dialect import (
     check_scorable,
 )
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.sglang_facts import (
-    GENERATE,
-    PAUSES,
-    SPARE,
-    WAYS,
-    find_facts,
-    first_answer,
-    salted,
-    sampling_params,
-)
+from proxima.engine.http.sglang_facts import GENERATE, LOAD, PAUSES, SPARE, find_facts, salted, sampling_params
 from proxima.engine.protocol import PauseMode
 
 END_OF_ID = "."  # none of our ids contains it, so none is a prefix of another
@@ -153,7 +142,6 @@ class SglangDialect:
         Raises:
             ServerError: the server reports a failure, or a different label afterwards.
         """
-        path = WAYS[weights.how]
         body = {
             "model_path": str(weights.folder),
             "load_format": None,
@@ -166,13 +154,13 @@ class SglangDialect:
             "torch_empty_cache": False,
             "flush_cache": False,
         }
-        answer = await client.post(path, body, seconds=weights.seconds)
+        answer = await client.post(LOAD, body, seconds=weights.seconds)
         if not isinstance(answer, dict) or answer.get("success") is not True:
             message = answer.get("message") if isinstance(answer, dict) else answer
-            raise ServerError(client.url, path, f"version {weights.version} was not loaded: {one_line(message)}")
+            raise ServerError(client.url, LOAD, f"version {weights.version} was not loaded: {one_line(message)}")
         named = await self._version(client)
         if named != weights.label:
-            raise ServerError(client.url, path, f"its weights are called {named!r} after {weights.label!r} was loaded")
+            raise ServerError(client.url, LOAD, f"its weights are called {named!r} after {weights.label!r} was loaded")
 
     async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Empty the prefix cache. Requests that were paused with `keep` have nothing in it, so `running` makes no
@@ -205,9 +193,9 @@ class SglangDialect:
             return ServerHealth(weight_version=version)
 
     async def _version(self, client: ServerClient) -> str | None:
-        model = await first_answer(client, "/get_model_info", "/model_info")
+        model = await client.get("/model_info")
         version = model.get("weight_version") if isinstance(model, dict) else None
-        with as_expected(client, "/get_model_info"):
+        with as_expected(client, "/model_info"):
             return None if version is None else short_text(version, "weight_version")
 
 

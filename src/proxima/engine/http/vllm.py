@@ -1,8 +1,8 @@
 """The vLLM dialect.
 
 Completions come from `/inference/v1/generate` (`vllm serve --enable-scale-out`), which reports which weights sampled
-which token, else from `/v1/completions`. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what
-a server supports; `in_server/proxima_vllm_worker.py` runs inside the server.
+which token. Pauses and weights need VLLM_SERVER_DEV_MODE=1. `vllm_facts.py` finds out what a server supports;
+`in_server/proxima_vllm_worker.py` runs inside the server and loads its weights.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ from proxima.engine.http.dialect import (
 )
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.http.server_spec import ServerSpec
-from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, RELOAD_PACKED, TRANSFER, find_vllm_facts, wake_up
+from proxima.engine.http.vllm_facts import GENERATE, MOVE_SECONDS, find_vllm_facts, wake_up
 from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
@@ -65,36 +65,32 @@ class VllmDialect:
         """
         fields = sampling_fields(request)
         body: dict[str, Any] = {"stream": True, "return_token_ids": True, "request_id": request.id}
+        body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
-        if facts.route == GENERATE:
-            fields["detokenize"] = bool(request.sampling.stop)
-            body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
-        else:
-            body |= {"model": facts.model, "prompt": list(map(int, request.tokens)), **fields}
         count, most = len(request.tokens), request.sampling.max_tokens
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
             fields["routed_experts_prompt_start"] = count
         size = StreamSize.of(most, prompt=count, set_size=request.set_size, row_bytes=request.row_bytes)
         empty: Mapping[str, Any] | None = None
         named = not facts.prompt_echo  # True once the answer has echoed the prompt, as this server does
-        async with aclosing(stream_events(client, facts.route, body, size)) as events:
+        async with aclosing(stream_events(client, GENERATE, body, size)) as events:
             async for event in events:
                 if "choices" not in event:
                     empty = event
                     continue
-                with as_expected(client, facts.route, event):
+                with as_expected(client, GENERATE, event):
                     chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
                     named = named or chunk.prompt_tokens is not None
                     if len(chunk.tokens) and not named:
                         reason = "an answer without prompt_token_ids, which the server gave at the start"
-                        raise ServerError(client.url, facts.route, reason)
+                        raise ServerError(client.url, GENERATE, reason)
                     if chunk.finish_reason is not None or len(chunk.tokens):
                         empty = None
                         yield chunk
         if empty is not None:
-            raise ServerError(client.url, facts.route, f"an answer of another form: {missing('choices', empty)}")
+            raise ServerError(client.url, GENERATE, f"an answer of another form: {missing('choices', empty)}")
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
@@ -102,17 +98,13 @@ class VllmDialect:
         Raises:
             UserError: prompt and tokens fill the server's maximum length: it needs room for one more token.
         """
-        path = facts.route
         scored_tokens = [*map(int, prompt), *map(int, tokens)]
         check_scorable(client.url, facts, len(scored_tokens), f"--max-model-len {len(scored_tokens) + 1}")
         fields = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "top_k": 1, "ignore_eos": True}
-        body: dict[str, Any] = {"token_ids": scored_tokens, "sampling_params": fields | {"detokenize": False}}
-        if path != GENERATE:
-            body = {"model": facts.model, "prompt": scored_tokens, **fields}
-        answer = await client.post(path, body, size=ANSWER + TOKEN * len(scored_tokens))
-        with as_expected(client, path, answer):
-            place = answer if path == GENERATE else answer["choices"][0]
-            rows = zip(items(place["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
+        body = {"token_ids": scored_tokens, "sampling_params": fields | {"detokenize": False}}
+        answer = await client.post(GENERATE, body, size=ANSWER + TOKEN * len(scored_tokens))
+        with as_expected(client, GENERATE, answer):
+            rows = zip(items(answer["prompt_logprobs"], "prompt_logprobs")[len(prompt) :], tokens, strict=True)
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
         return _reported(values)
 
@@ -131,19 +123,15 @@ class VllmDialect:
 
     async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
         """Abort requests. Does nothing without control calls: closing a stream also ends its request."""
-        if not ids or not facts.control:  # an empty list would abort every request of every client
+        if not ids or not facts.weight_version:  # an empty list would abort every request of every client
             return
-        named = [f"generate-tokens-{name}" if facts.route == GENERATE else f"cmpl-{name}-0" for name in ids]
-        await client.post("/abort_requests", {"request_ids": named})
+        await client.post("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in ids]})
 
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
-        """Load the weights from a folder, and set their label."""
+        """Load the weights by the server's weight-transfer API, bucket by bucket, and set their label."""
         try:
             async with asyncio.timeout(weights.seconds):
-                if weights.how == TRANSFER:
-                    await _transfer(client, weights)
-                else:
-                    await _reload(client, weights)
+                await _transfer(client, weights)
         except TimeoutError as error:
             reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
             raise ServerError(client.url, "", reason) from error
@@ -172,7 +160,7 @@ class VllmDialect:
     async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """The server's model and, if it has control calls, the version of its weights."""
         models = client.get("/v1/models")
-        if not facts.control:
+        if not facts.weight_version:
             return ServerHealth(model=_model_of(client, await models))
         served, version = await asyncio.gather(models, client.get("/weight_info"))
         with as_expected(client, "/weight_info", version):
@@ -211,6 +199,7 @@ def sampling_fields(request: TokenRequest) -> dict[str, Any]:
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
         "logprobs": 0,
+        "detokenize": bool(sampling.stop),
     }
     if request.seed is not None:
         fields["seed"] = request.seed
@@ -226,16 +215,10 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteS
         ValueError: log-probs and tokens do not match, a sampling mask is invalid, or the finish reason is unknown.
     """
     tokens = id_list(choice["token_ids"] or [], "token_ids")
-    log_probs = choice.get("logprobs") or {}
-    if "content" in log_probs:
-        entries = items(log_probs["content"] or [], "logprobs.content")
-        values = [entry["logprob"] for entry in entries]
-        if id_list([entry["token_id"] for entry in entries], "logprobs.content") != tokens:
-            raise ValueError("log-probs are of other tokens than those that were sampled")
-    else:
-        values = items(log_probs.get("token_logprobs") or [], "token_logprobs")
-    if len(values) != len(tokens):
-        raise ValueError(f"{len(values)} log-probs for {len(tokens)} tokens")
+    entries = items((choice.get("logprobs") or {}).get("content") or [], "logprobs.content")
+    values = [entry["logprob"] for entry in entries]
+    if id_list([entry["token_id"] for entry in entries], "logprobs.content") != tokens:
+        raise ValueError("log-probs are of other tokens than those that were sampled")
     reported = [math.nan if value is None else number(value, "a log-prob") for value in values]
     ending = choice.get("finish_reason")
     if ending is not None and ending not in ENDINGS:
@@ -258,7 +241,6 @@ def _reported(values: Sequence[float]) -> Floats:
 
 
 async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
-    """Load weights through the server's weight-transfer API, bucket by bucket."""
     await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
     await client.post("/start_weight_update", seconds=weights.seconds)
     buckets = list(weight_buckets(weights.folder, BUCKET))
@@ -268,20 +250,12 @@ async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
     await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
 
 
-async def _reload(client: ServerClient, weights: WeightHandover) -> None:
-    """Load weights through a worker call that reads the whole folder."""
-    method = RELOAD_PACKED if weights.how == RELOAD_PACKED else "reload_weights"
-    call = {"method": method, "kwargs": {"weights_path": str(weights.folder)}}
-    await client.post("/collective_rpc", call, seconds=weights.seconds)
-    await client.post("/update_weight_version", {"new_version": weights.label}, seconds=weights.seconds)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Vllm(ServerSpec):
     """vLLM servers, `vllm serve MODEL`.
 
-    Weights need VLLM_SERVER_DEV_MODE=1 in the server's environment, versions within a completion need
-    `--enable-scale-out`, and log-probs of the distribution actually sampled from need `--logprobs-mode
+    They need `--enable-scale-out`; new weights need VLLM_SERVER_DEV_MODE=1 in the server's environment and the module
+    `proxima_vllm_worker`; and log-probs of the distribution actually sampled from need `--logprobs-mode
     processed_logprobs`. `proxima engine serve` starts servers with all of these.
     """
 

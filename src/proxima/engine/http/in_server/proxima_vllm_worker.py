@@ -20,24 +20,8 @@ BACKEND = "proxima_folder"
 
 
 class ProximaWorker:
-    """The worker extension for `--worker-extension-cls`: adds calls for `/collective_rpc`. Naming it makes the server
-    import this file, which registers the backend."""
-
-    def proxima_worker(self) -> list[str]:
-        """The names of the calls that this worker adds."""
-        return ["reload_packed"]
-
-    def reload_packed(self, weights_path: str) -> int:
-        """Call `reload_weights`, and repack what CPU kernels have packed: experts, and output heads that share their
-        weight with the embedding.
-
-        Returns: the number of heads repacked.
-        """
-        worker: Any = self
-        model = worker.model_runner.get_model()
-        _forget_packed_experts(model)
-        worker.reload_weights(weights_path=weights_path)
-        return _pack_tied_heads(model)
+    """The worker extension for `--worker-extension-cls`. Naming it makes the server import this file, which registers
+    the backend."""
 
 
 def _forget_packed_experts(model: Any) -> None:
@@ -52,8 +36,8 @@ def _forget_packed_experts(model: Any) -> None:
                 module.quant_method.moe_kernel = None
 
 
-def _pack_tied_heads(model: Any) -> int:
-    """On a CPU a linear layer computes with a packed copy of its weight. A reload renews the copies of the layers that
+def _pack_tied_heads(model: Any) -> None:
+    """On a CPU a linear layer computes with a packed copy of its weight. A load renews the copies of the layers that
     the files name; a tied head is in no file, and would keep using the copy of the first weights."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, UnquantizedEmbeddingMethod
 
@@ -61,14 +45,11 @@ def _pack_tied_heads(model: Any) -> int:
     for module in model.modules():
         if (weight := module._parameters.get("weight")) is not None:
             owners[id(weight)] = owners.get(id(weight), 0) + 1
-    packed = 0
     for module in model.modules():
         if not isinstance(module, ParallelLMHead) or not isinstance(module.quant_method, UnquantizedEmbeddingMethod):
             continue
         if owners.get(id(module.weight), 0) > 1:
             module.quant_method.process_weights_after_loading(module)
-            packed += 1
-    return packed
 
 
 @dataclass
