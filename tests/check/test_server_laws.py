@@ -53,17 +53,6 @@ class RunsOn(FakeSglang):
         return super().ending(entry)
 
 
-class AbortsAll(FakeSglang):
-    def abort(self, body):
-        self.abort_all()
-        return Answer(text="")
-
-
-class AbortsNothing(FakeSglang):
-    def abort(self, body):
-        return Answer(text="")
-
-
 class ForgetsSeeds(FakeSglang):
     def uniform(self, entry):
         return self.random.random()
@@ -108,8 +97,6 @@ DEFECTS = [
     (NoLogProbs, "token_ids", "log-probs of sampled tokens do not come"),
     (OtherTokenizer, "tokenizer", "of 8 texts have other ids"),
     (RunsOn, "stop_tokens", "finish_reason 'length' at the stop token"),
-    (AbortsAll, "abort", "the abort of end-1 ended end-10 too"),
-    (AbortsNothing, "abort", "finish_reason 'length' after an abort"),
     (ForgetsSeeds, "seeds", "the same seed gave other tokens"),
     (WrongSpans, "version_spans", "version spans (('default', 0, 15),) for 16 tokens"),
     (NeverPauses, "pause", "finish_reason 'length' after a pause with abort"),

@@ -50,7 +50,7 @@ class BareServer(EngineSpec):
 
 
 class BareServerEngine:
-    """See `Engine`. It has no calls for new weights, pauses and aborts, which have their own laws."""
+    """See `Engine`. It has no calls for new weights and pauses, which have their own laws, and none for aborts."""
 
     def __init__(self, spec: BareServer, setup: EngineSetup) -> None:
         self.spec, self.setup, self._ids = spec, setup, count()

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from proxima.check.bare_server import BareServer, ended, joined, whole_answer
-from proxima.check.engine_case import LIMIT, SECONDS, mean_off
+from proxima.check.bare_server import BareServer, joined, whole_answer
+from proxima.check.engine_case import SECONDS, mean_off
 from proxima.check.laws import Law, require_that
 from proxima.engine.http.client import ServerClient
 from proxima.engine.http.dialect import Chunk, TokenRequest, WeightHandover
@@ -67,33 +67,6 @@ async def stop_tokens(case: ServerUnderTest, client: ServerClient) -> None:
     require_that(answer.finish_reason == "stop", f"finish_reason {answer.finish_reason!r} at the stop token {free[at]}")
     require_that(int(answer.tokens[-1]) == free[at], "the stop token is not the last of the completion")
     require_that(free[at] not in answer.tokens[:-1], "tokens come after the stop token")
-
-
-async def aborts_of_server(case: ServerUnderTest, client: ServerClient) -> None:
-    """An abort ends its request with the tokens generated so far, and no other request."""
-    most = min((case.server.facts.max_length or LIMIT) - len(PROMPT) - 1, LIMIT)
-    first, tenth = asked("end-1", max_tokens=most), asked("end-10", max_tokens=most)
-    seen: dict[str, list[Chunk]] = {first.id: [], tenth.id: []}
-    news = asyncio.Event()
-
-    async def until(condition: Callable[[], bool]) -> None:
-        while not condition():
-            news.clear()
-            await asyncio.wait_for(news.wait(), case.server.seconds)
-
-    tasks = [asyncio.create_task(_read(case, client, request, seen[request.id], news)) for request in (first, tenth)]
-    async with ended(tasks):
-        await until(lambda: all(seen.values()))
-        await case.server.dialect.abort(client, case.server.facts, [first.id, "no-such-request"])
-        await asyncio.wait_for(tasks[0], case.server.seconds)
-        answer = joined(seen[first.id])
-        text = f"finish_reason {answer.finish_reason!r} after an abort, {len(answer.tokens)} tokens"
-        require_that(answer.finish_reason == "abort", text)
-        held = len(seen[tenth.id])
-        await until(lambda: len(seen[tenth.id]) > held or seen[tenth.id][-1].finish_reason is not None)
-        require_that(seen[tenth.id][-1].finish_reason != "abort", "the abort of end-1 ended end-10 too")
-        await case.server.dialect.abort(client, case.server.facts, [tenth.id])
-        await asyncio.wait_for(tasks[1], case.server.seconds)
 
 
 async def _read(
@@ -246,7 +219,6 @@ SERVER_LAWS = (
     server_law("token_ids", "the trainer reads wrong tokens", token_ids),
     server_law("tokenizer", "prompts and completions mean something else", vocabulary, applies=_tokenizes),
     server_law("stop_tokens", "completions run on after their end", stop_tokens),
-    server_law("abort", "work that nobody wants continues, or work that is wanted is lost", aborts_of_server),
     server_law("seeds", "a completion that is asked for again is another one", seeds, applies=_has("seeds")),
     server_law("version_spans", "the age of the data is unknown", spans, applies=_has("version_spans")),
 )

@@ -88,7 +88,6 @@ class FakeServer(HttpListener):
         self.failing: set[str] = set()  # paths that answer with status 500
         self.waiting = 0
         self.begun = 0  # requests that came as far as sampling
-        self.instance = 0
         self.seed, self.asked = seed, Counter[str]()
         self.place = kept_socket()  # also while the server is away
         self.port = self.place.getsockname()[1]
@@ -99,7 +98,6 @@ class FakeServer(HttpListener):
         self.asleep = False
         self.cache: dict[tuple[str | None, tuple[int, ...]], list[float]] = {}
         self.running: dict[str, FakeRequest] = {}
-        self.instance += 1
 
     # ---- what happens to servers -------------------------------------------------------------------------------------
 
@@ -227,7 +225,7 @@ class FakeServer(HttpListener):
 
     def _load(self, _: Any) -> tuple[int, Any]:
         load = {"running": len(self.running), "waiting": self.waiting}
-        return 200, load | {"label": self.label, "model": self.facts["model"], "instance": str(self.instance)}
+        return 200, load | {"label": self.label, "model": self.facts["model"]}
 
     def _tokenize(self, body: Any) -> tuple[int, Any]:
         letters = self.facts.get("letters", "abcdefg")
@@ -263,12 +261,6 @@ class FakeServer(HttpListener):
 
     def _resume(self, _: Any) -> tuple[int, Any]:
         self.paused = False
-        return 200, None
-
-    def _abort(self, body: Any) -> tuple[int, Any]:
-        for name in body["ids"]:
-            if name in self.running:
-                self.running[name].ended = self.running[name].ended or "abort"
         return 200, None
 
     def _weights(self, body: Any) -> tuple[int, Any]:

@@ -76,7 +76,7 @@ class FakeSglang(SmallHttpServer):
         self.paused, self.stale, self.died = False, 0, False
         self.random = np.random.default_rng(self.options.seed)
         self._logits: dict[tuple, torch.Tensor] = {}
-        self.controls = 0  # calls that pause or abort
+        self.controls = 0  # calls that pause
 
     # calls
 
@@ -85,7 +85,7 @@ class FakeSglang(SmallHttpServer):
             return Answer(drop=True)
         if self.options.api_key and call.headers.get("authorization") != f"Bearer {self.options.api_key}":
             return Answer({"error": "Unauthorized"}, 401)
-        self.controls += call.path in ("/pause_generation", "/abort_request")
+        self.controls += call.path == "/pause_generation"
         if (call.method, call.path) not in self.table():
             there = any(path == call.path for _, path in self.table())
             return Answer({"detail": "Method Not Allowed" if there else "Not Found"}, 405 if there else 404)
@@ -99,7 +99,6 @@ class FakeSglang(SmallHttpServer):
             "tokenize": self.tokenize,
             "pause_generation": self.pause,
             "continue_generation": self.resume,
-            "abort_request": self.abort,
             "flush_cache": self.flush,
             "update_weights_from_disk": self.update_weights_from_disk,
         }
@@ -166,12 +165,6 @@ class FakeSglang(SmallHttpServer):
     def abort_all(self):
         for request in self.running.values():
             request.aborted = True
-
-    def abort(self, body):
-        rid = body.get("rid") or ""
-        for name, request in self.running.items():
-            request.aborted |= body.get("abort_all", False) or name.startswith(rid)  # "" begins every id
-        return Answer(text="")
 
     def flushed(self):
         if any(not request.waiting for request in self.running.values()):

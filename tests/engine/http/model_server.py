@@ -63,8 +63,8 @@ class ModelVllm(FakeVllm):
         """[T, V] float64 logits."""
         return np.asarray(self.model(torch.tensor([tokens]), use_cache=False).logits[0].double())
 
-    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any, *, generate: bool) -> httpx.Response:
-        answer = super()._complete(prompt, sampling | {"prompt_logprobs": None}, body, generate=generate)
+    def _complete(self, prompt: list[int], sampling: dict[str, Any], body: Any) -> httpx.Response:
+        answer = super()._complete(prompt, sampling | {"prompt_logprobs": None}, body)
         if sampling.get("prompt_logprobs") is not None and not body.get("stream"):
             rows = [log_softmax(row) for row in self._rows(prompt)]
             values = [None, *({str(b): {"logprob": float(rows[i][b])}} for i, b in enumerate(prompt[1:]))]

@@ -80,9 +80,6 @@ class PlainDialect:
     async def wake(self, client, facts):
         await client.post("/wake")
 
-    async def abort(self, client, facts, ids):
-        await client.post("/abort", {"ids": list(ids)})
-
     async def load_weights(self, client, facts, weights):
         value = json.loads((weights.folder / "weights.json").read_text())
         await client.post("/weights", {"weights": value, "label": weights.label}, seconds=weights.seconds)
@@ -134,7 +131,7 @@ class PlainSync:
         running = self.spec.interrupt == "recompute"
         await replica.dialect.reset_prefix_cache(replica.client, replica.facts, running=running)
         await replica.dialect.resume(replica.client, replica.facts)
-        scores = await replica.score(*PROBE)
+        scores = await replica.dialect.score(replica.client, replica.facts, *PROBE)
         off = float(np.abs(scores - sequence_log_probs(self.update.module.weights, *PROBE)).max())
         if off > 1e-5:
             raise UserError(f"engine: {replica.url} computes with other weights: {off:.3g} nats off")

@@ -83,7 +83,7 @@ async def test_the_only_server_dies_while_new_weights_wait_for_what_runs(fleet):
     await engine.publish(update(1))
     task = await begun(engine, [server], asked)
     publishing = asyncio.create_task(engine.publish(update(2)))
-    await until(lambda: engine._pool.finishing)
+    await until(lambda: engine._pool.loading)
     server.die()
     await until(lambda: engine._pool.counts["ejected"] == 1)
     go_on([server])

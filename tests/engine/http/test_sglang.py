@@ -1,4 +1,4 @@
-"""The dialect of SGLang, over a fake of its protocol. Its stop tokens, aborts, seeds and versions are laws of servers:
+"""The dialect of SGLang, over a fake of its protocol. Its stop tokens, seeds and versions are laws of servers:
 see tests/check/test_server_laws.py."""
 
 import asyncio
@@ -220,7 +220,7 @@ async def test_a_pause_that_aborts_returns_when_nothing_runs(tiny):
 
 
 async def test_a_flush_that_fails_is_an_error(tiny):
-    """As it does while requests run, or are frozen in place. An abort of none of them is none of all."""
+    """As it does while requests run, or are frozen in place."""
     async with fake(tiny, **HELD) as talk:
         task = await talk.begun(max_tokens=300)
         with pytest.raises(ServerError, match="the prefix cache was not emptied: requests hold on to it"):
@@ -229,9 +229,7 @@ async def test_a_flush_that_fails_is_an_error(tiny):
         with pytest.raises(ServerError, match="not emptied"):
             await talk.reset_prefix_cache(running=True)
         await talk.resume()
-        await talk.abort([])
-        await talk.runs(1)
-        await talk.abort(["a"])
+        await talk.pause("abort")
         await task
         await talk.reset_prefix_cache(running=False)
         assert not talk.server.prefixes

@@ -171,16 +171,6 @@ def test_scores_are_of_softmax_of_the_logits() -> None:
         run(DIALECT.score(fake.client(), facts, np.int32([5]), np.arange(63, dtype=np.int32)))
 
 
-def test_abort_names_requests_as_the_server_does_and_never_all() -> None:
-    fake, facts = probed()
-    before = len(fake.calls)
-    run(DIALECT.abort(fake.client(), facts, []))
-    assert len(fake.calls) == before
-    run(DIALECT.abort(fake.client(), facts, ["a"]))
-    sent = [body["request_ids"] for _, body in fake.calls[before:]]
-    assert sent == [["generate-tokens-a"]]
-
-
 def test_the_pause_mode_is_always_sent() -> None:
     fake, facts = probed()
     for mode in ("keep", "wait", "abort"):

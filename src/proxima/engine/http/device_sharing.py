@@ -1,8 +1,5 @@
 """Servers on the trainer's devices, which sleep while it computes. Only servers with `ServerFacts.sleeps` do."""
 
-from typing import cast
-
-from proxima.engine.http.dialect import SleepingDialect
 from proxima.engine.http.replica import Replica
 from proxima.engine.http.replica_pool import ReplicaPool
 
@@ -17,7 +14,7 @@ async def sleep_all(pool: ReplicaPool) -> None:
 async def wake_all(pool: ReplicaPool) -> None:
     """Make every server take its devices again; the pause continues. A server that fails to wake is ejected, and woken
     when it returns."""
-    await pool.each([replica for replica in pool.serving if replica.asleep], wake)
+    await pool.each([replica for replica in pool.serving if replica.pause == "asleep"], wake)
     pool.asleep = False
 
 
@@ -28,8 +25,8 @@ async def sleep(replica: Replica) -> None:
         ServerError: the call failed.
     """
     await replica.stop("interrupted")
-    await cast(SleepingDialect, replica.dialect).sleep(replica.client, replica.facts)
-    replica.asleep = True
+    await replica.dialect.sleep(replica.client, replica.facts)
+    replica.pause = "asleep"
 
 
 async def wake(replica: Replica) -> None:
@@ -38,5 +35,5 @@ async def wake(replica: Replica) -> None:
     Raises:
         ServerError: the call failed.
     """
-    replica.asleep = False
-    await cast(SleepingDialect, replica.dialect).wake(replica.client, replica.facts)
+    replica.pause = "stopped"
+    await replica.dialect.wake(replica.client, replica.facts)

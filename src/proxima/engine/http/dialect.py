@@ -49,7 +49,7 @@ class ServerFacts:
         latest_routes: if it recomputes a completion's KV under new weights, it reports the new weights' experts for the
             earlier tokens too.
         batch_invariant: a completion does not depend on the other running requests.
-        sleeps: it can release its devices and take them again; see `SleepingDialect`.
+        sleeps: it can release its devices and take them again; see `Dialect.sleep`.
         more: further facts, shown by `proxima engine check`, one line each.
     """
 
@@ -81,7 +81,7 @@ class TokenRequest:
     """A request for one completion, or for the rest of one.
 
     Args:
-        id: unique among all requests of the run; `abort` takes it.
+        id: unique among all requests of the run.
         tokens: the tokens that the server continues: the prompt and, if a completion is resumed, its tokens so far.
         sampling: its `max_tokens` counts the tokens still missing; every field is sent, because servers have their own
             defaults.
@@ -166,14 +166,12 @@ class ServerHealth:
         running, waiting: requests; None: not reported.
         weight_version: the server's label of its weights; None: not reported.
         model: the server's name for the model that it serves; None: not reported.
-        instance: changes when the server is restarted; None: not reported.
     """
 
     running: int | None = None
     waiting: int | None = None
     weight_version: str | None = None
     model: str | None = None
-    instance: str | None = None
 
 
 def check_scorable(url: str, facts: ServerFacts, count: int, option: str) -> None:
@@ -216,10 +214,6 @@ class Dialect(Protocol):
         """Resume sampling."""
         ...
 
-    async def abort(self, client: "ServerClient", facts: ServerFacts, ids: Sequence[str]) -> None:
-        """Abort requests by their `TokenRequest.id`; unknown ids are not an error."""
-        ...
-
     async def load_weights(self, client: "ServerClient", facts: ServerFacts, weights: WeightHandover) -> None:
         """Load new weights into a paused server and tell it their version. Not transactional: see `weight_probe`."""
         ...
@@ -233,12 +227,9 @@ class Dialect(Protocol):
         """A health check: cheap, and answered even while the server is busy or paused."""
         ...
 
-
-class SleepingDialect(Dialect, Protocol):
-    """The dialect of a kind whose servers may have `ServerFacts.sleeps`."""
-
     async def sleep(self, client: "ServerClient", facts: ServerFacts) -> None:
-        """Make a paused server without completions release the memory of its devices."""
+        """Make a paused server without completions release the memory of its devices. Only a server with
+        `ServerFacts.sleeps` is asked to."""
         ...
 
     async def wake(self, client: "ServerClient", facts: ServerFacts) -> None:

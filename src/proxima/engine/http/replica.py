@@ -19,7 +19,6 @@ from proxima.engine.http.generation_job import GenerationJob
 from proxima.engine.http.replica_states import IN_SERVICE, TRANSITIONS, Action, Event, State
 from proxima.engine.http.server_settings import ServerSettings
 from proxima.engine.http.version_proof import VersionProof
-from proxima.engine.protocol import PauseMode
 
 ABORT_SECONDS = 5.0  # for a server that aborted a completion to send its last tokens
 READ_OUT_SECONDS = 1.0  # for the end of an answer whose tokens have all arrived
@@ -36,19 +35,15 @@ class RunningCall:
     """A completion that a server is generating.
 
     Args:
-        name: the id of its request.
         timeout: ends it when no token arrives.
         cancel_reason: why it was cancelled before the completion ended; None: it was not cancelled.
         answered: a chunk has arrived.
-        timed: the timeout is active; one that has ended can't be rescheduled.
     """
 
     job: GenerationJob
-    name: str
     timeout: asyncio.Timeout
     cancel_reason: CancelReason | None = None
     answered: bool = False
-    timed: bool = True
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def end(self, cancel_reason: CancelReason) -> None:
@@ -58,9 +53,8 @@ class RunningCall:
 
     def limit(self, seconds: float | None) -> None:
         """End it unless a token arrives within this time; None: no time limit."""
-        if self.timed and not self.timeout.expired():
-            now = asyncio.get_running_loop().time()
-            self.timeout.reschedule(None if seconds is None else now + seconds)
+        with suppress(RuntimeError):  # it is over, and its stream is being closed
+            self.timeout.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
 class Replica:
@@ -76,9 +70,9 @@ class Replica:
         self.client = ServerClient(address, seconds=spec.call_seconds)
         self.proof = VersionProof(self)
         self.state = State.NEW
-        self.reason = ""  # why it is not in service
-        self.pause: Literal["none", "held", "stopped"] = "none"  # running completions were held in place, or ended
-        self.asleep = False  # its devices are released to the trainer
+        self.reason = ""  # why it is not in service, or too busy
+        # running completions were held in place, or ended; asleep: ended, and its devices are released to the trainer
+        self.pause: Literal["none", "held", "stopped", "asleep"] = "none"
         self.running: dict[GenerationJob, RunningCall] = {}
         self.limit = spec.max_running or FIRST_LIMIT
         self.assigned = self.scoring = 0  # completions and scores assigned to it
@@ -87,10 +81,9 @@ class Replica:
         self.streak = 0  # consecutive failures since the last completion
         self._failed_at = 0.0  # when the last failure that counts was noticed
         self.refusals = self.fruitless = 0  # ejections for a refused key, and all ejections, since its last completion
-        self.recent_ejections = 0  # ejections since it was last healthy, see HEALTHY
-        self.failed_returns = 0  # in a row, counting those that failed while loading new weights
+        self.setbacks = 0  # ejections, and new weights that it failed to take, since it was last healthy, see HEALTHY
         self.busy_since: float | None = None  # it has produced nothing since then
-        self.busy_times, self.busy_reason = 0, ""  # in a row
+        self.busy_times = 0  # in a row
         self._numbers = count(1)
 
     async def health(self) -> ServerHealth:
@@ -107,7 +100,6 @@ class Replica:
     def join(self, health: ServerHealth) -> None:
         """Enter service with its current weights."""
         self.move(Event.JOINED)
-        self.proof.instance = health.instance
         self.proof.set_version(0, health.weight_version)
 
     def stay_away(self, reason: str) -> None:
@@ -156,12 +148,12 @@ class Replica:
         self.served()
         self.completed += 1
         if self.completed >= HEALTHY:
-            self.recent_ejections = 0
+            self.setbacks = 0
 
     def overloaded(self, since: float, reason: str) -> None:
         """Note that it is too busy, since `since` unless it was already busy before."""
         self.busy_since = since if self.busy_since is None else self.busy_since
-        self.busy_reason = reason
+        self.reason = reason
 
     def break_seconds(self, retry_after: float | None) -> float:
         """Count one more busy response in a row; return the seconds to wait before a retry."""
@@ -173,7 +165,7 @@ class Replica:
         refused = self.state is State.REFUSING
         self.refusals += refused
         self.fruitless += 1
-        self.recent_ejections += 1
+        self.setbacks += 1
         self.completed = 0
         self.reason = reason
         if self.refusals >= REFUSALS or self.fruitless >= FRUITLESS:
@@ -182,10 +174,6 @@ class Replica:
             self.move(Event.HOPELESS)
         for call in self.running.values():  # without telling the server; the tokens received so far count
             call.end("interrupted")
-
-    def returned(self) -> None:
-        """Note that it is back in service."""
-        self.streak, self.failed_returns, self.reason = 0, 0, ""
 
     def adapt(self, health: ServerHealth, queued: bool) -> None:
         """Set the number of concurrent completions: fewer if the server has a queue, more if it has none and more are
@@ -219,36 +207,31 @@ class Replica:
             name, salt=salt, seeded=self.spec.seeded and self.facts.seeds, chunk_tokens=self.spec.chunk_tokens
         )
         job.begin(self.proof.version)
-        call = self.running[job] = RunningCall(job, name, asyncio.timeout(idle))
+        call = self.running[job] = RunningCall(job, asyncio.timeout(idle))
         stream = self.dialect.stream(self.client, self.facts, request)
         try:
             async with aclosing(stream) as chunks:  # type: ignore[type-var]
-                try:
-                    async with call.timeout:
-                        last = await self._read(call, chunks)
-                finally:
-                    call.timed = False  # while the stream is being closed, `end` may still be called
+                async with call.timeout:
+                    ended = await self._read(call, chunks)
                 self._over(call)
-                if last is not None and last.finish_reason is not None:
+                if ended:
                     await _read_out(chunks)
-            if last is not None:
-                return None
-            if call.cancel_reason is None:
-                raise ServerError(self.url, "", "the completion was cut off")
-            return call.cancel_reason
+                    return None
+            failure = "the completion was cut off"
         except TimeoutError:
-            if call.cancel_reason is None:
-                raise ServerError(self.url, "", f"no token for {idle:g} s") from None
-            return call.cancel_reason
+            failure = f"no token for {idle:g} s"
         except (UserError, WrongAnswerError):
             raise
         except (ValueError, OverflowError) as error:
             raise WrongAnswerError(str(error)) from error
         finally:
             self._over(call)
+        if call.cancel_reason is None:
+            raise ServerError(self.url, "", failure)
+        return call.cancel_reason
 
-    async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> Chunk | None:
-        """Read chunks; return the last one of the completion, None if it has not ended."""
+    async def _read(self, call: RunningCall, chunks: AsyncIterator[Chunk]) -> bool:
+        """Read chunks; return True if the completion has ended by itself."""
         job = call.job
         async for chunk in chunks:
             call.answered = True
@@ -261,10 +244,10 @@ class Replica:
             if reason is not None:
                 job.reason = reason
                 job.keep()
-                return chunk
+                return True
             if len(chunk.tokens) and self.pause != "held" and call.cancel_reason is None:
                 call.limit(self.spec.idle_seconds)
-        return None
+        return False
 
     def _over(self, call: RunningCall) -> None:
         self.running.pop(call.job, None)
@@ -314,27 +297,23 @@ class Replica:
             call.limit(None)
 
     async def stop(self, cancel_reason: CancelReason, which: Callable[[GenerationJob], bool] | None = None) -> None:
-        """End running completions and keep their tokens. Without `which`, end all and pause the server.
+        """End running completions and keep their tokens: a stream that is closed ends its request. Without `which`, end
+        all and pause the server; if its pause ends them, it sends their last tokens.
 
         Raises:
             ServerError: the call failed.
         """
         calls = [call for call in self.running.values() if which is None or which(call.job)]
+        modes = self.facts.pause_modes if which is None else frozenset()
+        sends = "abort" in modes
         for call in calls:
             call.cancel_reason = call.cancel_reason or cancel_reason
-        modes = self.facts.pause_modes
+            if not sends or not call.answered:  # it may not even have arrived
+                call.end(cancel_reason)
         if which is None:
             self.pause = "stopped"
-        if which is None and modes:
-            mode: PauseMode = "abort" if "abort" in modes else min(modes)
-            for call in calls if mode != "abort" else ():
-                call.end(cancel_reason)
-            await self.dialect.pause(self.client, self.facts, mode)
-        elif calls:
-            await self.dialect.abort(self.client, self.facts, [call.name for call in calls])
-        for call in calls:
-            if not call.answered:  # it may not even have arrived
-                call.end(cancel_reason)
+        if modes:
+            await self.dialect.pause(self.client, self.facts, "abort" if sends else min(modes))
         with suppress(TimeoutError):
             async with asyncio.timeout(ABORT_SECONDS):
                 await _all_over(calls)
@@ -378,7 +357,7 @@ def no_replica_left(replicas: Sequence[Replica], remedy: str = "start it again")
 
 def too_busy(replicas: Sequence[Replica], seconds: float) -> UserError:
     """The error for servers that respond but stay too busy to do any work."""
-    reasons = "; ".join(f"{replica.url}: {replica.busy_reason}" for replica in replicas)
+    reasons = "; ".join(f"{replica.url}: {replica.reason}" for replica in replicas)
     remedy = "lower engine.max_running or raise engine.away_seconds, and resume the run (--resume)"
     return UserError(f"engine: too busy for a completion for {seconds:g} s: {reasons}", remedy=remedy)
 

@@ -183,8 +183,7 @@ class ReplicaKeeper:
         seconds = self.pool.spec.health_seconds
         if replica.in_service:
             return min(seconds, QUEUE_SECONDS) if len(self.pool.router) else seconds
-        worse = max(0, replica.recent_ejections - 1) + replica.failed_returns
-        return min(seconds * 2.0 ** min(worse, 10), LONGEST_WAIT)
+        return min(seconds * 2.0 ** min(max(0, replica.setbacks - 1), 10), LONGEST_WAIT)
 
     async def _check(self, replica: Replica) -> None:
         pool, proof, epoch, received = self.pool, replica.proof, self._epoch, replica.received
@@ -224,7 +223,7 @@ class ReplicaKeeper:
                 raise error
             reason = "no answer" if isinstance(error, TimeoutError) else error.reason
             self.pool.move(replica, Event.STILL_REFUSED if isinstance(error, RefusedError) else Event.STILL_AWAY)
-            if isinstance(error, UserError) and replica.failed_returns == 1 and reason not in replica.reason:
+            if isinstance(error, UserError) and reason not in replica.reason:
                 self.pool.add_event(f"engine: {replica.url} stays out of service: {reason}")
             replica.reason = reason
 
@@ -243,21 +242,18 @@ class ReplicaKeeper:
             problem = await self.expected.problem(dialect, client, facts)
         if problem is not None:
             raise ServerError(replica.url, "", problem)
-        replica.facts, replica.asleep = facts, False
+        replica.facts = facts
         async with self._syncing:
             self._loading.add(replica)
-            health = await replica.health()
-            if self.published and not proof.computes(self._newest, health):
+            if self.published:
                 await replica.stop("interrupted")
                 try:
                     await self._push(replica)
                 except (ServerError, UserError):
-                    replica.failed_returns += 1
+                    replica.setbacks += 1
                     raise
-                health = await replica.health()
-            if not self.published and facts.weight_version and health.weight_version != proof.label:
-                raise ServerError(replica.url, "", f"it has weights {health.weight_version!r}, not {proof.label!r}")
-            proof.instance = health.instance
+            if problem := proof.problem(await replica.health(), proof.label):
+                raise ServerError(replica.url, "", problem)
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
                 await device_sharing.sleep(replica)
                 raise ServerError(replica.url, "", "the trainer has its devices")

@@ -40,7 +40,6 @@ class ReplicaPool:
         self.paused = False  # by `pause`
         self.loading = False  # new weights
         self.asleep = False  # see `device_sharing`
-        self.finishing = False  # during a pause: completions that have started run to their end
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
         self.events_total = 0  # since the start; `events` keeps the latest
@@ -80,13 +79,15 @@ class ReplicaPool:
         self.dispatch()
 
     def dispatch(self) -> None:
-        """Give waiting completions to replicas with room."""
+        """Give waiting completions to replicas with room, unless there is a pause."""
         self.changed.set()
         self.changed = asyncio.Event()
-        if (self.paused or self.loading) and not self.finishing:
-            return
+        if not self.paused and not self.loading:
+            self._assign()
+
+    def _assign(self, *, only_started: bool = False) -> None:
         for replica in self.replicas:
-            while replica.has_room and (job := self.router.next_for(replica, only_started=self.finishing)) is not None:
+            while replica.has_room and (job := self.router.next_for(replica, only_started=only_started)) is not None:
                 replica.assigned += 1
                 task = asyncio.create_task(self._attempt(job, replica))
                 self._tasks[task] = job
@@ -298,7 +299,7 @@ class ReplicaPool:
                 self._leave(replica, reason)
                 self.check_soon(replica)  # it may have been the last
             case Action.WELCOME:
-                replica.returned()
+                replica.streak, replica.reason = 0, ""
                 self.counts["returned"] += 1
                 self.add_event(f"engine: {replica.url} is back, with weights of version {replica.proof.version}")
                 self.dispatch()
@@ -306,7 +307,7 @@ class ReplicaPool:
     def _rest(self, replica: Replica, seconds: float) -> None:
         self.counts["busy"] += 1
         if replica.busy_times == BUSY_NEWS:
-            self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.busy_reason}")
+            self.add_event(f"engine: {replica.url} is busy, completions wait: {replica.reason}")
         loop = asyncio.get_running_loop()
         self._breaks[replica] = loop.call_later(seconds, self.move, replica, Event.RESTED)
 
@@ -340,19 +341,16 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """During a pause, finish the completions that have started and admit no others."""
-        self.finishing = True
-        try:
-            await self.each(
-                [replica for replica in self.serving if replica.pause != "none"], lambda replica: replica.resume()
-            )
-            self.dispatch()
-            # new weights must not wait for a returning replica, because it waits for them
-            while any(replica.assigned for replica in self.serving) or (
-                self.router.has_started and (self.serving or not self.loading)
-            ):
-                await self.change()
-        finally:
-            self.finishing = False
+        await self.each(
+            [replica for replica in self.serving if replica.pause != "none"], lambda replica: replica.resume()
+        )
+        self._assign(only_started=True)
+        # new weights must not wait for a returning replica, because it waits for them
+        while any(replica.assigned for replica in self.serving) or (
+            self.router.has_started and (self.serving or not self.loading)
+        ):
+            await self.change()
+            self._assign(only_started=True)
 
     async def change(self) -> None:
         """Wait until a completion or a replica comes or goes.

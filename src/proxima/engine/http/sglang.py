@@ -5,8 +5,6 @@ Peculiarities of its protocol, and how they are handled here:
 - a stream repeats the whole answer with each message, or (`--incremental-streaming-output`) sends only what is new.
   The pairs of log-prob and id are read, and the server's token count tells which form it is;
 - `ignore_eos` switches `stop_token_ids` off too, so it is sent only if nothing but its length may end a completion;
-- requests are aborted by a *prefix* of their id, and an empty id means all: ids end with a character that no id
-  contains;
 - a new weight version aborts every request unless told not to, and a flush that fails inside a weight update terminates
   the server: weights are loaded without a flush, and the cache is flushed by a separate call, whose answer is checked;
 - a pause aborts unless told otherwise. `retract` puts running requests back into the queue, so that the cache can be
@@ -15,9 +13,8 @@ Peculiarities of its protocol, and how they are handled here:
 Weights are loaded from a folder.
 """
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -50,8 +47,6 @@ from proxima.engine.http.server_spec import ServerSpec
 from proxima.engine.http.sglang_facts import GENERATE, LOAD, PAUSES, SPARE, find_facts, salted, sampling_params
 from proxima.engine.protocol import PauseMode
 
-END_OF_ID = "."  # none of our ids contains it, so none is a prefix of another
-
 
 class SglangDialect:
     """The dialect of SGLang; see `Dialect`."""
@@ -70,7 +65,7 @@ class SglangDialect:
                 is not in `stop_tokens`.
         """
         body: dict[str, Any] = {
-            "rid": request.id + END_OF_ID,
+            "rid": request.id,
             "input_ids": list(map(int, request.tokens)),
             "sampling_params": _sampling_of(request),
             "return_logprob": True,
@@ -129,13 +124,6 @@ class SglangDialect:
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
         await client.post("/continue_generation", {})
 
-    async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
-        """Abort requests, each by its whole id."""
-        calls = (
-            client.post_text("/abort_request", {"rid": name + END_OF_ID, "abort_all": False}) for name in ids if name
-        )
-        await asyncio.gather(*calls)
-
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load the weights from a folder that the server can read, and set their label.
 
@@ -191,6 +179,11 @@ class SglangDialect:
             if isinstance(error, ServerError) and error.status not in (404, 405):
                 raise
             return ServerHealth(weight_version=version)
+
+    async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
+        raise NotImplementedError  # its facts say so
+
+    wake = sleep
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await client.get("/model_info")

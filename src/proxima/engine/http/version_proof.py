@@ -7,13 +7,16 @@ that ended, or produced a token, before the question. A label proves nothing abo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerFacts, ServerHealth
+from proxima.engine.http.dialect import ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
+
+if TYPE_CHECKING:
+    from proxima.engine.http.replica import Replica
 
 
 class SharedQuestion:
@@ -60,18 +63,6 @@ class SharedQuestion:
             pass
 
 
-class ProvedServer(Protocol):
-    """The part of a replica that its proof uses; `running` has the completions being sampled."""
-
-    url: str
-    facts: ServerFacts
-
-    @property
-    def running(self) -> Mapping[GenerationJob, object]: ...
-
-    async def health(self) -> ServerHealth: ...
-
-
 class VersionProof:
     """The known facts about the weights of one replica.
 
@@ -79,14 +70,12 @@ class VersionProof:
     segments each had before.
     """
 
-    def __init__(self, server: ProvedServer) -> None:
+    def __init__(self, server: "Replica") -> None:
         self._server = server
         self.question = SharedQuestion(server.health, server.url)
         self.version = 0
         self.label: str | None = None
-        self.instance: str | None = None
         self.attempts: dict[GenerationJob, int] = {}
-        self._computed: str | None = None  # label of the weights that it is known to compute with
         self._past_labels: dict[str, int] = {}  # weights that it has had since its running completions started
         self._settled = asyncio.Event()  # no weights are being proved
         self._settled.set()
@@ -110,25 +99,19 @@ class VersionProof:
         """Wrap loading weights into the server and probing them. Held completions continue under the new weights before
         the result is known; if the block raises, tokens that they attribute to `version` are `mismatched`."""
         self.set_version(version, label)
-        self._computed = None
         self._settled.clear()
         try:
             yield
-            self._computed = label
+        except BaseException:
+            for segment in self._segments():
+                segment.mismatched.add(version)
+            raise
         finally:
-            if self._computed is None:
-                for segment in self._segments():
-                    segment.mismatched.add(version)
             self._settled.set()
 
     async def settled(self) -> None:
         """Wait while weights are being proved."""
         await self._settled.wait()
-
-    def computes(self, label: str | None, health: ServerHealth) -> bool:
-        """Return True if this is the server that was found to compute with these weights, and it still has them."""
-        same = health.instance is not None and health.instance == self.instance
-        return same and self._computed == label == health.weight_version
 
     # ---- what it names -----------------------------------------------------------------------------------------------
 
@@ -146,8 +129,6 @@ class VersionProof:
         facts = self._server.facts
         if health.model is not None and health.model != facts.model:
             return f"it serves {health.model} now, not {facts.model}"
-        if health.instance is not None and self.instance is not None and health.instance != self.instance:
-            return "it was started again"
         if label is not None and facts.weight_version and health.weight_version != label:
             return f"it has weights {health.weight_version!r}, not {label!r}"
         return None

@@ -121,12 +121,6 @@ class VllmDialect:
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
         await client.post("/resume")
 
-    async def abort(self, client: ServerClient, facts: ServerFacts, ids: Sequence[str]) -> None:
-        """Abort requests. Does nothing without control calls: closing a stream also ends its request."""
-        if not ids or not facts.weight_version:  # an empty list would abort every request of every client
-            return
-        await client.post("/abort_requests", {"request_ids": [f"generate-tokens-{name}" for name in ids]})
-
     async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load the weights by the server's weight-transfer API, bucket by bucket, and set their label."""
         try:
