@@ -173,7 +173,7 @@ def test_scores_are_of_softmax_of_the_logits() -> None:
 
 def test_the_pause_mode_is_always_sent() -> None:
     fake, facts = probed()
-    for mode in ("keep", "wait", "abort"):
+    for mode in ("keep", "abort"):
         run(DIALECT.pause(fake.client(), facts, mode))
         assert fake.calls[-1] == ("/pause", {"mode": mode, "clear_cache": "false"})
     assert fake.paused

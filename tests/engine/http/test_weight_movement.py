@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from proxima.data import UserError
-from proxima.engine.http.weight_probe import WeightProbe, rounded_log_prob, trainer_log_prob
+from proxima.engine.http.weight_probe import WeightProbe, trainer_log_prob
 from proxima.model import LoadedModel, load
 from proxima.model.lora import Lora
 from proxima.model.lora_layers import attach, merge_adapter
@@ -147,7 +147,7 @@ def test_the_log_probs_of_what_is_handed_over(
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     needed = [weight.requires_grad for weight in loaded.model.parameters()]
     first = trainer_log_prob(loaded.model, tokens)
-    log_probs = rounded_log_prob(loaded.model, tokens, torch.bfloat16)
+    log_probs = trainer_log_prob(loaded.model, tokens, torch.bfloat16)
     other = copy.deepcopy(loaded.model)
     if adapter:
         merge_adapter(other)
@@ -167,7 +167,7 @@ def test_weights_come_back_when_the_forward_fails(tiny_model: Callable[[str], Pa
     before = {name: weight.clone() for name, weight in loaded.model.named_parameters()}
     handle = loaded.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        rounded_log_prob(loaded.model, np.arange(40, dtype=np.int32), torch.bfloat16)
+        trainer_log_prob(loaded.model, np.arange(40, dtype=np.int32), torch.bfloat16)
     handle.remove()
     assert all(torch.equal(weight, before[name]) for name, weight in loaded.model.named_parameters())
     assert all(weight.dtype == torch.bfloat16 for weight in loaded.model.parameters())

@@ -362,8 +362,8 @@ async def test_an_adapter_is_proven_merged(llama: LoadedModel) -> None:
 async def test_what_is_forgotten_depends_on_what_runs(
     interrupt: str, salt: bool, calls: list[str], llama: LoadedModel
 ) -> None:
-    facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=True)
+    facts = replace(FACTS, interrupts=frozenset({"recompute", "keep", "finish"}), cache_salt=salt)
     server = ModelServer(llama, facts=facts)
-    async with syncing(llama, interrupt=interrupt, prefix_salt=salt) as sync:
+    async with syncing(llama, interrupt=interrupt) as sync:
         await push(sync, server, llama.model)
     assert [call for call in server.calls if call.startswith("forget")] == calls * 2

@@ -5,7 +5,7 @@ of each; `vllm_facts.py` and `sglang_facts.py` find out what a server can do. Th
 server it talks to: `client.py` (one address, deadlines, the peer's name in every error), `replica.py` (one server and
 its running requests), `replica_states.py` (the table of its states and transitions), `version_proof.py` (which weights
 it has), `replica_pool.py` (which replica gets a request), `replica_keeper.py` (health checks, return to service, new
-weights), `device_sharing.py` (sleep and wake, taking turns with the trainer), `engine.py` (the `Engine` over them),
+weights), `engine.py` (the `Engine` over them),
 `folder_sync.py` (how new weights get there) and `weight_probe.py` (checks that a server computes with them).
 Imports: torch, httpx, `proxima.data`, `proxima.model`, `engine/serve` and single modules of `engine`. Imported by
 `engine/__init__`, `runtime`, `check`, `cli`.

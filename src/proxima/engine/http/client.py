@@ -139,22 +139,6 @@ class StreamSize:
     line: int = ANSWER
     total: int = 16 * ANSWER
 
-    @classmethod
-    def of(
-        cls, tokens: int, *, prompt: int, set_size: int = 0, row_bytes: int = 0, repeats: bool = False
-    ) -> "StreamSize":
-        """Limits for a completion: generous, so that only something that is not a completion exceeds them.
-
-        Args:
-            tokens: most tokens of the completion.
-            prompt: tokens of its prompt, which the server echoes.
-            set_size: ids that come with each token.
-            row_bytes: bytes sent for each token of prompt and completion.
-            repeats: each message may contain the whole answer so far.
-        """
-        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * set_size) + row_bytes * (prompt + tokens)
-        return cls(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
-
 
 class ServerClient:
     """Calls to one server. Belongs to the event loop that first uses it. No response may be larger than the request can

@@ -3,17 +3,16 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from proxima.data import UserError
 from proxima.data.columns import Columns, ExpertIds, Floats, Ints
 from proxima.data.flow import FinishReason
 from proxima.data.sampling_mask import SamplingMask
+from proxima.engine.http.answer_values import id_list
+from proxima.engine.http.client import ANSWER, EVENT, SET, TOKEN, ServerClient, StreamSize, as_expected
 from proxima.engine.http.route_rows import RouteShape
 from proxima.engine.protocol import Interrupt, PauseMode, Sampling
-
-if TYPE_CHECKING:
-    from proxima.engine.http.client import ServerClient
 
 ENDINGS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}  # by the servers' names
 LARGEST_SET = 1 << 18  # most tokens that could be sampled without a top-k: the size of the largest vocabularies
@@ -103,15 +102,17 @@ class TokenRequest:
     sampling_mask: bool = False
     routes: RouteShape | None = None
 
-    @property
-    def row_bytes(self) -> int:
-        """Most bytes that the server sends for the experts of each token."""
-        return 0 if self.routes is None else self.routes.bytes_per_token
+    def stream_size(self, *, repeats: bool = False) -> StreamSize:
+        """Limits of the answer: generous, so that only something that is not a completion exceeds them.
 
-    @property
-    def set_size(self) -> int:
-        """Most ids that the server sends with each token."""
-        return (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
+        Args:
+            repeats: each message may contain the whole answer so far.
+        """
+        tokens, prompt = self.sampling.max_tokens, len(self.tokens)
+        ids = (self.sampling.top_k or LARGEST_SET) if self.sampling_mask else 0
+        routes = 0 if self.routes is None else self.routes.bytes_per_token * (prompt + tokens)
+        line = ANSWER // 16 + SET * prompt + tokens * (TOKEN + SET * ids) + routes
+        return StreamSize(line=line, total=line * (tokens + 1) if repeats else line + (tokens + 16) * EVENT)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -189,49 +190,51 @@ class Dialect(Protocol):
 
     kind: ClassVar[str]
 
-    async def probe(self, client: "ServerClient") -> ServerFacts:
+    async def probe(self, client: ServerClient) -> ServerFacts:
         """Find out what the server can do; wakes a sleeping server, and generates a token or two as a test."""
         ...
 
-    def stream(self, client: "ServerClient", facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
+    def stream(self, client: ServerClient, facts: ServerFacts, request: TokenRequest) -> AsyncIterator[Chunk]:
         """Stream the completion in chunks as they arrive. Closing the stream ends the request at the server. It has no
         timeout: the caller measures the time between tokens."""
         ...
 
-    async def score(self, client: "ServerClient", facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
+    async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats: log-probs of `tokens` after `prompt` under softmax(logits)."""
         ...
 
-    async def tokenize(self, client: "ServerClient", facts: ServerFacts, text: str) -> list[int] | None:
+    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
         """The token ids of a text, no special tokens added; None: the server has no such call."""
-        ...
+        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
+        with as_expected(client, "/tokenize", answer):
+            return id_list(answer["tokens"], "tokens")
 
-    async def pause(self, client: "ServerClient", facts: ServerFacts, mode: PauseMode) -> None:
+    async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling; returns when no token is being sampled. See `Engine.pause` for the modes."""
         ...
 
-    async def resume(self, client: "ServerClient", facts: ServerFacts) -> None:
+    async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
         """Resume sampling."""
         ...
 
-    async def load_weights(self, client: "ServerClient", facts: ServerFacts, weights: WeightHandover) -> None:
+    async def load_weights(self, client: ServerClient, facts: ServerFacts, weights: WeightHandover) -> None:
         """Load new weights into a paused server and tell it their version. Not transactional: see `weight_probe`."""
         ...
 
-    async def reset_prefix_cache(self, client: "ServerClient", facts: ServerFacts, *, running: bool) -> None:
+    async def reset_prefix_cache(self, client: ServerClient, facts: ServerFacts, *, running: bool) -> None:
         """Discard the KV of earlier weights: that of finished requests, and with `running` also that of paused
         requests, whose KV is then recomputed."""
         ...
 
-    async def health(self, client: "ServerClient", facts: ServerFacts) -> ServerHealth:
+    async def health(self, client: ServerClient, facts: ServerFacts) -> ServerHealth:
         """A health check: cheap, and answered even while the server is busy or paused."""
         ...
 
-    async def sleep(self, client: "ServerClient", facts: ServerFacts) -> None:
+    async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
         """Make a paused server without completions release the memory of its devices. Only a server with
         `ServerFacts.sleeps` is asked to."""
-        ...
+        raise RuntimeError(f"{self.kind} does not sleep")
 
-    async def wake(self, client: "ServerClient", facts: ServerFacts) -> None:
+    async def wake(self, client: ServerClient, facts: ServerFacts) -> None:
         """Make it take the memory again, with the weights that it had. It stays paused."""
-        ...
+        raise RuntimeError(f"{self.kind} does not sleep")

@@ -10,7 +10,6 @@ from typing import Any
 from proxima.data import Completion, UserError
 from proxima.data.columns import Floats
 from proxima.engine.event_loop_thread import Arrivals, EventLoopThread
-from proxima.engine.http import device_sharing
 from proxima.engine.http.client import Address
 from proxima.engine.http.folder_sync import FolderSync
 from proxima.engine.http.generation_job import CompletionRules, GenerationJob
@@ -197,10 +196,10 @@ class HttpEngine:
         await self._loop.run(self._pool.resume())
 
     async def sleep(self) -> None:
-        await self._loop.run(device_sharing.sleep_all(self._pool))
+        await self._loop.run(self._pool.sleep())
 
     async def wake(self) -> None:
-        await self._loop.run(device_sharing.wake_all(self._pool))
+        await self._loop.run(self._pool.wake())
 
     async def abort(self, prompt_uid: int) -> None:
         await self._loop.run(self._pool.abort(lambda job: job.key[0] == prompt_uid))

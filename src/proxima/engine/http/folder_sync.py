@@ -23,7 +23,6 @@ from proxima.engine.http.weight_probe import (
     bound_of,
     perturbed,
     probe_tokens,
-    rounded_log_prob,
     rounding,
     trainer_log_prob,
 )
@@ -189,7 +188,7 @@ class FolderSync:
         await dialect.load_weights(client, facts, weights.handover)
         self._labels.add(weights.handover.label)
         recomputes = self.spec.interrupt == "recompute" and "recompute" in facts.interrupts
-        salted = self.spec.prefix_salt and facts.cache_salt
+        salted = facts.cache_salt
         if not (self.spec.interrupt == "keep" and salted):  # kept completions keep their cache, which has another salt
             await dialect.reset_prefix_cache(client, facts, running=recomputes)
         await dialect.resume(client, facts)
@@ -211,14 +210,14 @@ class FolderSync:
 
     def _write(self, module: nn.Module, version: int, label: str) -> StagedWeights:
         if len(self._dtypes) == 1:  # the servers' dtype, once they have reported it
-            self._folders.write_as(*self._dtypes)
+            (self._folders.dtype,) = self._dtypes
         handover = self._write_folder(self._folders, module, version, label)
         expected = trainer_log_prob(module, self._tokens)
         exact, ours = dict[str, Floats](), {parameter.dtype for parameter in module.parameters()}
         for name in self._dtypes or FIRST_DTYPES:
             if name in DTYPES:
                 same = ours == {torch.float32} == {DTYPES[name]}
-                exact[name] = expected if same else rounded_log_prob(module, self._tokens, DTYPES[name])
+                exact[name] = expected if same else trainer_log_prob(module, self._tokens, DTYPES[name])
         return StagedWeights(handover, folder_bytes(handover.folder), expected, exact=exact)
 
     def _write_folder(self, folders: WeightFolders, module: nn.Module, version: int, label: str) -> WeightHandover:

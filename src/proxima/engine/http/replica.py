@@ -200,7 +200,7 @@ class Replica:
             UserError: a retry would not help.
         """
         idle = self.spec.idle_seconds
-        salt = self.proof.label if self.spec.prefix_salt and self.facts.cache_salt else None
+        salt = self.proof.label if self.facts.cache_salt else None
         uid, sample, turn = job.key
         name = f"{self.tag}-{uid}-{sample}-{turn}-{next(self._numbers)}"
         request = job.token_request(
@@ -320,6 +320,25 @@ class Replica:
         for call in calls:
             call.end(cancel_reason)
         await _all_over(calls)
+
+    async def sleep(self) -> None:
+        """Interrupt its completions, whose KV would be lost, and make it release its devices.
+
+        Raises:
+            ServerError: the call failed.
+        """
+        await self.stop("interrupted")
+        await self.dialect.sleep(self.client, self.facts)
+        self.pause = "asleep"
+
+    async def wake(self) -> None:
+        """Make it take its devices again; it stays paused.
+
+        Raises:
+            ServerError: the call failed.
+        """
+        self.pause = "stopped"
+        await self.dialect.wake(self.client, self.facts)
 
     async def resume(self) -> None:
         """Resume sampling.

@@ -8,7 +8,6 @@ from time import monotonic
 from typing import Any
 
 from proxima.data import UserError
-from proxima.engine.http import device_sharing
 from proxima.engine.http.client import RefusedError, ServerError
 from proxima.engine.http.folder_sync import FolderSync, Report, sync_figures
 from proxima.engine.http.replica import Replica, no_replica_left, too_busy
@@ -41,7 +40,7 @@ class ReplicaKeeper:
         self.pool, self.sync, self.expected, self.tag, self.servers = pool, sync, expected, tag, servers
         self.version = 0
         self.reports: list[Report] = []  # of the last `publish`
-        self.prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
+        self._prepare_seconds = 0.0  # of the last `publish`, before the first server received anything
         self._newest: str | None = None  # label of the weights that were prepared last
         self._any_proven = False  # a replica was found to compute with our weights
         self._numbers = count(1)
@@ -64,7 +63,7 @@ class ReplicaKeeper:
     @property
     def figures(self) -> dict[str, Any]:
         """The figures of the last `publish`; empty before the first."""
-        return sync_figures(self.reports) | {"prepare_seconds": self.prepare_seconds} if self.reports else {}
+        return sync_figures(self.reports) | {"prepare_seconds": self._prepare_seconds} if self.reports else {}
 
     # ---- weights -----------------------------------------------------------------------------------------------------
 
@@ -88,7 +87,7 @@ class ReplicaKeeper:
             label = f"{self.tag}.{next(self._numbers)}.v{update.version}"
             started_at = monotonic()
             await self.sync.prepare(update, label)
-            self.prepare_seconds = monotonic() - started_at
+            self._prepare_seconds = monotonic() - started_at
             self._epoch += 1
             pool.loading = True
             try:
@@ -107,11 +106,9 @@ class ReplicaKeeper:
             while not pool.serving:
                 await pool.change()
             if pool.paused:
-                await pool.each(
-                    [replica for replica in pool.serving if replica.running], lambda replica: replica.hold()
-                )
+                await pool.each([replica for replica in pool.serving if replica.running], Replica.hold)
             else:
-                await pool.each(pool.serving, lambda replica: replica.resume())
+                await pool.each(pool.serving, Replica.resume)
         finally:
             pool.loading = False
             pool.dispatch()
@@ -255,7 +252,7 @@ class ReplicaKeeper:
             if problem := proof.problem(await replica.health(), proof.label):
                 raise ServerError(replica.url, "", problem)
             if self.pool.asleep:  # put to sleep while it returned; it tries again when the trainer is done
-                await device_sharing.sleep(replica)
+                await replica.sleep()
                 raise ServerError(replica.url, "", "the trainer has its devices")
             if self.pool.paused:
                 await replica.stop("interrupted")

@@ -39,7 +39,7 @@ class ReplicaPool:
         self.router = Router(replicas)
         self.paused = False  # by `pause`
         self.loading = False  # new weights
-        self.asleep = False  # see `device_sharing`
+        self.asleep = False  # between `sleep` and `wake`
         self.counts = Counter[str]()
         self.events: deque[str] = deque(maxlen=EVENTS)
         self.events_total = 0  # since the start; `events` keeps the latest
@@ -341,9 +341,7 @@ class ReplicaPool:
 
     async def drain(self) -> None:
         """During a pause, finish the completions that have started and admit no others."""
-        await self.each(
-            [replica for replica in self.serving if replica.pause != "none"], lambda replica: replica.resume()
-        )
+        await self.each([replica for replica in self.serving if replica.pause != "none"], Replica.resume)
         self._assign(only_started=True)
         # new weights must not wait for a returning replica, because it waits for them
         while any(replica.assigned for replica in self.serving) or (
@@ -369,9 +367,21 @@ class ReplicaPool:
 
     async def resume(self) -> None:
         """See `Engine.resume`."""
-        await self.each(self.serving, lambda replica: replica.resume())
+        await self.each(self.serving, Replica.resume)
         self.paused = False
         self.dispatch()
+
+    async def sleep(self) -> None:
+        """During a pause, make every server in service release its devices to the trainer; none returns to service
+        before `wake`. A server that fails to sleep is ejected."""
+        self.asleep = True
+        await self.each(self.serving, Replica.sleep)
+
+    async def wake(self) -> None:
+        """Make every server take its devices again; the pause continues. A server that fails to wake is ejected, and
+        woken when it returns."""
+        await self.each([replica for replica in self.serving if replica.pause == "asleep"], Replica.wake)
+        self.asleep = False
 
     async def each(self, replicas: Sequence[Replica], work: Callable[[Replica], Coroutine[Any, Any, None]]) -> None:
         """Run `work` on all replicas concurrently; a replica on which it fails is ejected."""

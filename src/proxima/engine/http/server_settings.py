@@ -46,8 +46,6 @@ class ServerSettings(EngineSpec):
         probe_tokens: number of tokens whose log-probs verify after every weight sync that a server has the new weights.
         probe_bound: nats by which these may differ from the trainer's on average; null: the default bound for the
             server's dtype.
-        prefix_salt: separate the prefix caches of different weights by a salt in each request, if the server supports
-            it.
         quantization: of the servers' weights, `fp8` and the like, by the server's name for it; null: none.
         serve: proxima starts the servers itself, and stops them with the run; null: they are already running, at `url`.
     """
@@ -71,7 +69,6 @@ class ServerSettings(EngineSpec):
     weight_folder: str | None = None
     probe_tokens: int = 256
     probe_bound: float | None = None
-    prefix_salt: bool = True
     quantization: str | None = None
     serve: Serve | None = None
 

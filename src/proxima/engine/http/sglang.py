@@ -33,10 +33,11 @@ from proxima.engine.http.answer_values import (
     version_spans,
     whole,
 )
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
+    Dialect,
     ServerFacts,
     ServerHealth,
     TokenRequest,
@@ -48,7 +49,7 @@ from proxima.engine.http.sglang_facts import GENERATE, LOAD, PAUSES, SPARE, find
 from proxima.engine.protocol import PauseMode
 
 
-class SglangDialect:
+class SglangDialect(Dialect):
     """The dialect of SGLang; see `Dialect`."""
 
     kind: ClassVar[str] = "sglang"
@@ -78,14 +79,7 @@ class SglangDialect:
             **salted(request.cache_salt),
         }
         reader = _StreamReader(client, request, counts_prompt=facts.prompt_echo)
-        size = StreamSize.of(
-            request.sampling.max_tokens,
-            prompt=len(request.tokens),
-            set_size=request.set_size,
-            row_bytes=request.row_bytes,
-            repeats=True,
-        )
-        async with aclosing(stream_events(client, GENERATE, body, size)) as events:
+        async with aclosing(stream_events(client, GENERATE, body, request.stream_size(repeats=True))) as events:
             async for event in events:
                 if (chunk := reader.chunk(event)) is not None:
                     yield chunk
@@ -112,11 +106,6 @@ class SglangDialect:
         if not all(map(math.isfinite, values)):
             raise ServerError(client.url, GENERATE, "log-probs of given tokens are not finite")
         return np.asarray(values, np.float32)
-
-    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
-        with as_expected(client, "/tokenize", answer):
-            return id_list(answer["tokens"], "tokens")
 
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         await client.post("/pause_generation", {"mode": PAUSES[mode]})
@@ -179,11 +168,6 @@ class SglangDialect:
             if isinstance(error, ServerError) and error.status not in (404, 405):
                 raise
             return ServerHealth(weight_version=version)
-
-    async def sleep(self, client: ServerClient, facts: ServerFacts) -> None:
-        raise NotImplementedError  # its facts say so
-
-    wake = sleep
 
     async def _version(self, client: ServerClient) -> str | None:
         model = await client.get("/model_info")

@@ -7,16 +7,13 @@ that ended, or produced a token, before the question. A label proves nothing abo
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from proxima.engine.http.client import RefusedError, ServerError
-from proxima.engine.http.dialect import ServerHealth
+from proxima.engine.http.dialect import ServerFacts, ServerHealth
 from proxima.engine.http.generation_job import GenerationJob, JobSegment
-
-if TYPE_CHECKING:
-    from proxima.engine.http.replica import Replica
 
 
 class SharedQuestion:
@@ -63,6 +60,18 @@ class SharedQuestion:
             pass
 
 
+class ProvedServer(Protocol):
+    """The part of a replica that its proof uses; `running` has the completions being sampled."""
+
+    url: str
+    facts: ServerFacts
+
+    @property
+    def running(self) -> Mapping[GenerationJob, object]: ...
+
+    async def health(self) -> ServerHealth: ...
+
+
 class VersionProof:
     """The known facts about the weights of one replica.
 
@@ -70,7 +79,7 @@ class VersionProof:
     segments each had before.
     """
 
-    def __init__(self, server: "Replica") -> None:
+    def __init__(self, server: ProvedServer) -> None:
         self._server = server
         self.question = SharedQuestion(server.health, server.url)
         self.version = 0

@@ -16,20 +16,12 @@ import numpy as np
 
 from proxima.data import FieldError, UserError
 from proxima.data.columns import Floats, Ints
-from proxima.engine.http.answer_values import (
-    id_list,
-    items,
-    mask_of_sets,
-    missing,
-    number,
-    one_line,
-    short_text,
-    version_spans,
-)
-from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, StreamSize, as_expected, stream_events
+from proxima.engine.http.answer_values import id_list, items, mask_of_sets, number, one_line, short_text, version_spans
+from proxima.engine.http.client import ANSWER, TOKEN, ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import (
     ENDINGS,
     Chunk,
+    Dialect,
     ServerFacts,
     ServerHealth,
     TokenRequest,
@@ -43,12 +35,11 @@ from proxima.engine.http.weight_folder import weight_buckets
 from proxima.engine.protocol import EngineRequirements, PauseMode
 
 BUCKET = 1 << 28  # bytes of weights in one call
-WAIT_SECONDS = 24 * 3600.0  # timeout of a pause that finishes running completions: their callers have deadlines
 ABSENT = -9999.0  # vLLM writes it where a log-prob is NaN, minus infinity, or was not computed
 COLDEST = 0.01  # vLLM raises a lower temperature above 0 to this one
 
 
-class VllmDialect:
+class VllmDialect(Dialect):
     """The dialect of vLLM; see `Dialect`."""
 
     kind: ClassVar[str] = "vllm"
@@ -68,17 +59,11 @@ class VllmDialect:
         body |= {"token_ids": list(map(int, request.tokens)), "sampling_params": fields}
         if request.cache_salt is not None:
             body["cache_salt"] = request.cache_salt
-        count, most = len(request.tokens), request.sampling.max_tokens
         if facts.routed_experts and request.routes is None:  # a server that returns them does so for every request
-            fields["routed_experts_prompt_start"] = count
-        size = StreamSize.of(most, prompt=count, set_size=request.set_size, row_bytes=request.row_bytes)
-        empty: Mapping[str, Any] | None = None
+            fields["routed_experts_prompt_start"] = len(request.tokens)
         named = not facts.prompt_echo  # True once the answer has echoed the prompt, as this server does
-        async with aclosing(stream_events(client, GENERATE, body, size)) as events:
+        async with aclosing(stream_events(client, GENERATE, body, request.stream_size())) as events:
             async for event in events:
-                if "choices" not in event:
-                    empty = event
-                    continue
                 with as_expected(client, GENERATE, event):
                     chunks = [chunk_of(choice, event, request.routes) for choice in event["choices"] or ()]
                 for chunk in chunks:
@@ -87,10 +72,7 @@ class VllmDialect:
                         reason = "an answer without prompt_token_ids, which the server gave at the start"
                         raise ServerError(client.url, GENERATE, reason)
                     if chunk.finish_reason is not None or len(chunk.tokens):
-                        empty = None
                         yield chunk
-        if empty is not None:
-            raise ServerError(client.url, GENERATE, f"an answer of another form: {missing('choices', empty)}")
 
     async def score(self, client: ServerClient, facts: ServerFacts, prompt: Ints, tokens: Ints) -> Floats:
         """[T] float32, nats, under softmax(logits). The server reads no cached prefix for it.
@@ -108,15 +90,9 @@ class VllmDialect:
             values = [number(row[str(int(token))]["logprob"], "a log-prob") for row, token in rows]
         return _reported(values)
 
-    async def tokenize(self, client: ServerClient, facts: ServerFacts, text: str) -> list[int] | None:
-        answer = await client.post("/tokenize", {"model": facts.model, "prompt": text, "add_special_tokens": False})
-        with as_expected(client, "/tokenize", answer):
-            return id_list(answer["tokens"], "tokens")
-
     async def pause(self, client: ServerClient, facts: ServerFacts, mode: PauseMode) -> None:
         """Stop sampling. New requests, including probes, wait for `resume` in every mode."""
-        seconds = WAIT_SECONDS if mode == "wait" else None
-        await client.post("/pause", query={"mode": mode, "clear_cache": "false"}, seconds=seconds)
+        await client.post("/pause", query={"mode": mode, "clear_cache": "false"})
 
     async def resume(self, client: ServerClient, facts: ServerFacts) -> None:
         await client.post("/resume")
@@ -125,7 +101,14 @@ class VllmDialect:
         """Load the weights by the server's weight-transfer API, bucket by bucket, and set their label."""
         try:
             async with asyncio.timeout(weights.seconds):
-                await _transfer(client, weights)
+                await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
+                await client.post("/start_weight_update", seconds=weights.seconds)
+                buckets = list(weight_buckets(weights.folder, BUCKET))
+                for count, (file, names) in enumerate(buckets, 1):
+                    bucket = {"file": str(file), "names": names, "last": count == len(buckets)}
+                    await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
+                label = {"weight_version": weights.label}
+                await client.post("/finish_weight_update", label, seconds=weights.seconds)
         except TimeoutError as error:
             reason = f"version {weights.version} was not loaded in {weights.seconds:g} s"
             raise ServerError(client.url, "", reason) from error
@@ -232,16 +215,6 @@ def chunk_of(choice: Mapping[str, Any], event: Mapping[str, Any], routes: RouteS
 
 def _reported(values: Sequence[float]) -> Floats:
     return np.asarray([math.nan if value <= ABSENT else value for value in values], np.float32)
-
-
-async def _transfer(client: ServerClient, weights: WeightHandover) -> None:
-    await client.post("/init_weight_transfer_engine", {"init_info": {}}, seconds=weights.seconds)
-    await client.post("/start_weight_update", seconds=weights.seconds)
-    buckets = list(weight_buckets(weights.folder, BUCKET))
-    for count, (file, names) in enumerate(buckets, 1):
-        bucket = {"file": str(file), "names": names, "last": count == len(buckets)}
-        await client.post("/update_weights", {"update_info": bucket}, seconds=weights.seconds)
-    await client.post("/finish_weight_update", {"weight_version": weights.label}, seconds=weights.seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

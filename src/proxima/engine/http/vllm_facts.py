@@ -60,7 +60,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         weight_version=control,
         version_spans=spans,
         prompt_echo=await _echoes_prompt(client),
-        pause_modes=frozenset({"keep", "wait", "abort"}) if control else frozenset(),
+        pause_modes=frozenset({"keep", "abort"}) if control else frozenset(),
         interrupts=interrupts if control else frozenset(),
         cache_salt=await _accepted(client, cache_salt="proxima") is not None,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server

@@ -37,7 +37,7 @@ class WeightFolders:
     """
 
     def __init__(self, root: Path | None = None, *, dtype: str | None = None) -> None:
-        self.write_as(dtype)
+        self.dtype = dtype
         self._root = None if root is None else root.resolve()
         self._locked: LockedFolder | None = None
         self._written = list[Path]()
@@ -48,16 +48,6 @@ class WeightFolders:
         """The existing folders, newest last."""
         return tuple(self._written)
 
-    def write_as(self, dtype: str | None) -> None:
-        """Set the dtype of the next folders.
-
-        Raises:
-            UserError: the dtype is not supported.
-        """
-        if dtype is not None and dtype not in DTYPES:
-            raise UserError(f"weights can't be written as {dtype!r}", remedy=f"use {', '.join(DTYPES)}")
-        self.dtype = None if dtype is None else DTYPES[dtype]
-
     def write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
         """Write the model's weights, with adapters merged and tied ones once.
 
@@ -67,7 +57,7 @@ class WeightFolders:
         Returns: the absolute path of the folder.
 
         Raises:
-            UserError: it can't be written, for example for lack of space.
+            UserError: it can't be written, for example for lack of space, or for a dtype that is not supported.
             RuntimeError: `close` was called before.
         """
         try:
@@ -77,7 +67,10 @@ class WeightFolders:
                 self._remove()
 
     def _write(self, model: nn.Module, tokenizer: Any, name: str) -> Path:
-        size = sum(weight.numel() * self._size(weight) for weight in model.parameters())
+        if self.dtype is not None and self.dtype not in DTYPES:
+            raise UserError(f"weights can't be written as {self.dtype!r}", remedy=f"use {', '.join(DTYPES)}")
+        dtype = None if self.dtype is None else DTYPES[self.dtype]
+        size = sum(weight.numel() * _written(weight, dtype).itemsize for weight in model.parameters())
         try:
             root = self._place(size)
         except OSError as error:
@@ -89,8 +82,8 @@ class WeightFolders:
             aside.mkdir(parents=True)
             for file, content in model_as_files(model, tokenizer).items():
                 (aside / file).write_bytes(content)
-            _set_dtype(aside / "config.json", self.dtype)
-            self._write_weights(model, aside)
+            _set_dtype(aside / "config.json", dtype)
+            _write_weights(model, aside, dtype)
             if target.exists():
                 os.rename(target, gone := root / f".{name}.gone")
                 shutil.rmtree(gone, ignore_errors=True)
@@ -115,9 +108,6 @@ class WeightFolders:
         if self._locked is not None:
             self._locked.remove()
 
-    def _size(self, weight: Tensor) -> int:
-        return weight.element_size() if self.dtype is None or not weight.is_floating_point() else self.dtype.itemsize
-
     def _place(self, size: int) -> Path:
         if self._closed:
             raise RuntimeError(CLOSED)
@@ -133,32 +123,36 @@ class WeightFolders:
             self._locked = LockedFolder(SHARED_MEMORY if memory else disk)
         return self._locked.path
 
-    def _shards(self, model: nn.Module) -> Iterator[dict[str, Tensor]]:
-        """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
-        held, filled = dict[str, Tensor](), 0
-        for (name, *_), weight in unique_weights(model):
-            copy = weight.detach().to("cpu", self.dtype if weight.is_floating_point() else None).contiguous()
-            if held and filled + copy.nbytes > SHARD:
-                yield held
-                held.clear()
-                filled = 0
-            held[name] = copy
-            filled += copy.nbytes
-        yield held
 
-    def _write_weights(self, model: nn.Module, folder: Path) -> None:
-        total, places = 0, list[list[str]]()
-        for number, shard in enumerate(self._shards(model)):
-            save_file(shard, folder / f"{number}.part", metadata={"format": "pt"})
-            total += sum(weight.nbytes for weight in shard.values())
-            places.append(list(shard))
-        if len(places) == 1:
-            os.rename(folder / "0.part", folder / SINGLE)
-            return
-        files = [f"model-{number + 1:05}-of-{len(places):05}.safetensors" for number in range(len(places))]
-        for number, file in enumerate(files):
-            os.rename(folder / f"{number}.part", folder / file)
-        weight_map = {name: file for file, names in zip(files, places, strict=True) for name in names}
+def _written(weight: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype in which a weight is written."""
+    return weight.dtype if dtype is None or not weight.is_floating_point() else dtype
+
+
+def _shards(model: nn.Module, dtype: torch.dtype | None) -> Iterator[dict[str, Tensor]]:
+    """Yield the weights to be written, one file's at a time; the dict is reused for the next file."""
+    held, filled = dict[str, Tensor](), 0
+    for (name, *_), weight in unique_weights(model):
+        copy = weight.detach().to("cpu", _written(weight, dtype)).contiguous()
+        if held and filled + copy.nbytes > SHARD:
+            yield held
+            held.clear()
+            filled = 0
+        held[name] = copy
+        filled += copy.nbytes
+    yield held
+
+
+def _write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None) -> None:
+    total, weight_map = 0, dict[str, str]()
+    for number, shard in enumerate(_shards(model, dtype), 1):
+        file = f"model-{number:05}.safetensors"
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        total += sum(weight.nbytes for weight in shard.values())
+        weight_map |= dict.fromkeys(shard, file)
+    if len(set(weight_map.values())) == 1:
+        os.rename(folder / file, folder / SINGLE)
+    else:
         (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}))
 
 

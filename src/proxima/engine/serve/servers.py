@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.engine.serve.launch import LAUNCHES, Launch, find_executable
@@ -247,13 +248,10 @@ def start_servers(
     serve: Serve,
     *,
     model: str,
-    max_length: int | None = None,
-    quantization: str | None = None,
-    sampling_mask: bool = False,
-    routed_experts: bool = False,
     key: str | None = None,
     log: Path | None = None,
     report: Report = to_stderr,
+    **options: Any,
 ) -> Servers:
     """Start the servers of an engine; returns when all answer, after half a minute or more.
 
@@ -261,11 +259,8 @@ def start_servers(
         kind: kind of the engine, `vllm`.
         serve: the section `engine.serve`.
         model: hub name or folder; a server loads it by itself.
-        max_length: tokens of prompt and completion together, unless set in `serve`; None: the model's own limit.
-        quantization: of the weights, by the server's name for it.
-        sampling_mask: the servers return the tokens that could have been sampled.
-        routed_experts: the servers return the experts of each token.
         key, log, report: see `Servers`.
+        options: of the kind's function in `LAUNCHES`, such as `max_length`.
 
     Raises:
         FieldError, UserError: as for `check_serve`, or a server did not start.
@@ -273,18 +268,8 @@ def start_servers(
     check_serve(kind, serve, model=model)
     place = os.path.expanduser(model)
     reserved = ExitStack()
-    launches = [
-        LAUNCHES[kind](
-            serve,
-            os.path.abspath(place) if os.path.exists(place) else model,
-            port,
-            max_length=max_length,
-            quantization=quantization,
-            sampling_mask=sampling_mask,
-            routed_experts=routed_experts,
-        )
-        for port in ports_for(serve, reserved)
-    ]
+    model = os.path.abspath(place) if os.path.exists(place) else model
+    launches = [LAUNCHES[kind](serve, model, port, **options) for port in ports_for(serve, reserved)]
     for launch in launches:
         report(f"$ {launch.by_hand}")
     return Servers(launches, serve, key=key, log=log, report=report, reserved=reserved).start()
