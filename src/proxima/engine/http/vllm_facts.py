@@ -1,13 +1,13 @@
 """The facts of a vLLM server, found by requesting a few tokens and its settings."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import aclosing
 from typing import Any
 
 from proxima.data import UserError
 from proxima.engine.http.answer_values import id_list, one_line, plain_name, short_text, whole
-from proxima.engine.http.client import NotJsonError, ServerClient, ServerError, as_expected, stream_events
+from proxima.engine.http.client import NotJsonError, RefusedError, ServerClient, ServerError, as_expected, stream_events
 from proxima.engine.http.dialect import ServerFacts
 from proxima.engine.http.log_prob_mode import Pair, find_log_prob_mode, two_greatest
 from proxima.engine.protocol import Interrupt
@@ -29,15 +29,15 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
     """
     models = await _models(client)
     await _wake(client)
-    version = await _optional(client, "/version")
+    version = await _optional(client.get("/version"))
     with as_expected(client, "/v1/models", models):
         served = models["data"][0]
         model, longest = short_text(served["id"], "the model's id"), served.get("max_model_len")
         longest = None if longest is None else whole(longest, "max_model_len", 1)
-    settings = await _optional(client, "/server_info", {"config_format": "json"}) or {}
+    settings = await _optional(client.get("/server_info", {"config_format": "json"})) or {}
     config, device = settings.get("vllm_config") or {}, _of(settings, "vllm_config", "device_config", "device")
     first, again, other = await _three_choices(client)
-    control = await _optional(client, "/weight_info") is not None and await _optional(client, "/is_paused") is not None
+    control = all([await _optional(client.get(path)) is not None for path in ("/weight_info", "/is_paused")])
     backend = _of(config, "weight_transfer_config", "backend")
     more = {"weight transfer": f"backend {backend} found, and not {BACKEND}"} if backend not in (None, BACKEND) else {}
 
@@ -62,7 +62,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
         prompt_echo=await _echoes_prompt(client),
         pause_modes=frozenset({"keep", "abort"}) if control else frozenset(),
         interrupts=interrupts if control else frozenset(),
-        cache_salt=await _accepted(client, cache_salt="proxima") is not None,
+        cache_salt=await _optional(_tokens(client, cache_salt="proxima", max_tokens=1)) is not None,
         # on a CPU, a seeded request whose prompt is computed in several parts crashes the server
         seeds=first["token_ids"] == again["token_ids"] != other["token_ids"] and device != "cpu",
         sampling_mask=bool(_of(config, "model_config", "return_sampling_mask")),
@@ -75,7 +75,7 @@ async def find_vllm_facts(client: ServerClient) -> ServerFacts:
 
 async def _wake(client: ServerClient) -> None:
     """Wake a server that an earlier run has left asleep or paused; vLLM does not distinguish the two."""
-    if _of(await _optional(client, "/is_sleeping"), "is_sleeping") is True:
+    if _of(await _optional(client.get("/is_sleeping")), "is_sleeping") is True:
         await wake_up(client)
         await client.post("/resume")
 
@@ -100,15 +100,16 @@ async def _three_choices(client: ServerClient) -> list[dict[str, Any]]:
     """Answers to one request: two with the same seed, and one with another.
 
     Raises:
-        UserError: the server does not have the call. A refused token would have failed earlier.
+        UserError: the server does not have the call: it answers 403 or 404.
     """
     try:
         choices = [await _tokens(client, seed=seed) for seed in (7, 7, 8)]
-    except (ServerError, UserError) as error:
+    except (ServerError, RefusedError) as error:
         if isinstance(error, ServerError) and error.status not in (404, 405, 501):
             raise
         remedy = "start it with --enable-scale-out, as `proxima engine serve RECIPE` does"
-        raise UserError(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
+        kind = RefusedError if isinstance(error, RefusedError) else UserError  # 403 is also that of a refused key
+        raise kind(f"{client.url} gives no token ids: {error.reason}", remedy=remedy) from error
     with as_expected(client, GENERATE):
         for choice in choices:
             id_list(choice["token_ids"], "token_ids")
@@ -145,26 +146,16 @@ async def _echoes_prompt(client: ServerClient) -> bool:
     return False
 
 
-async def _accepted(client: ServerClient, **more: Any) -> dict[str, Any] | None:
-    """The answer to a request with one additional field; None: the server refuses it."""
-    try:
-        return await _tokens(client, max_tokens=1, **more)
-    except ServerError as error:
-        if error.status is None:
-            raise
-        return None
-
-
 async def _scores(client: ServerClient) -> bool:
     """Return True if the server returns log-probs of the prompt."""
-    rows = (await _accepted(client, prompt_logprobs=0) or {}).get("prompt_logprobs") or []
+    rows = (await _optional(_tokens(client, prompt_logprobs=0, max_tokens=1)) or {}).get("prompt_logprobs") or []
     return len(rows) == len(PROMPT) and all(isinstance(row, dict) for row in rows[1:])
 
 
-async def _optional(client: ServerClient, path: str, query: Mapping[str, str] | None = None) -> Any:
-    """Send a GET; return None if the server answers with an error status, for example because it has no such path."""
+async def _optional(call: Awaitable[Any]) -> Any:
+    """The answer to a call; None: the server answers with an error status, for example because it has no such path."""
     try:
-        return await client.get(path, query)
+        return await call
     except UserError:
         return None
     except ServerError as error:
