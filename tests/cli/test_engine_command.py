@@ -1,6 +1,7 @@
 """`proxima engine`, as a user types it."""
 
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -106,21 +107,19 @@ def served(tmp_path, monkeypatch):
 @pytest.mark.campaign("tests/cli/test_engine_command.py::test_check_of_a_server_with_raw_log_probs_and_no_model")
 def test_check_of_a_sound_server(proxima, served):
     tiny, folder = served
-    options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-end-", "proxima-check-pause-"))
+    options = FakeSglangOptions(pace=0.001, context_length=256, holds=("proxima-check-pause-",))
     with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--control", "--draws", "30")
     assert code == 0, out
     lines = out.splitlines()
-    assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 17 passed, 0 FAILED, 2 skipped"
+    assert lines[-1] == f"{server.url} (sglang 0.0.fake, {folder}): 16 passed, 0 FAILED, 2 skipped"
     assert "skipped  seeds: it has no seeds" in lines
     assert {line.split()[1] for line in lines if line.startswith("passed")} >= {"frequencies", "weights", "tokenizer"}
 
 
 def test_check_of_a_server_with_raw_log_probs_and_no_model(proxima, served):
     tiny, _ = served
-    options = FakeSglangOptions(
-        return_original_logprob=True, pace=0.001, context_length=256, holds=("proxima-check-end-",)
-    )
+    options = FakeSglangOptions(return_original_logprob=True, pace=0.001, context_length=256)
     with FakeSglang(tiny, options) as server:
         code, out, _ = proxima("engine", "check", server.url, "--json")
     results = {entry["law"]: entry for entry in json.loads(out)["results"]}
@@ -143,5 +142,5 @@ def test_check_of_a_server_with_a_defect(proxima, served, monkeypatch):
     monkeypatch.setattr(live_check, "ENGINE_LAWS", [law for law in ENGINE_LAWS if law.name in ("greedy", "lengths")])
     with Inverse(tiny, FakeSglangOptions(context_length=256)) as server:
         code, out, _ = proxima("engine", "check", server.url, "--model", folder, "--draws", "30")
-    assert code == 1 and "FAILED   greedy: prompt 0: greedy tokens are 3.43 nats below the best" in out
+    assert code == 1 and re.search(r"FAILED   greedy: prompt \d: greedy tokens are \d\.\d+ nats below the best", out)
     assert "so evaluations are of another policy" in out and "passed   lengths" in out

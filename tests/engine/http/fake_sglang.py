@@ -1,8 +1,8 @@
 """A FAKE of SGLang: its HTTP protocol, from the shapes that its documentation and server show, over a tiny model.
 
 It is no SGLang. It speaks `/generate` and the control calls, with the traps of the real one: streams that repeat
-themselves, `ignore_eos` that switches stop ids off, aborts by the beginning of an id, flushes that fail while requests
-hold on to the cache (and end the server when they are part of a weight update), log-probs before truncation.
+themselves, `ignore_eos` that switches stop ids off, flushes that fail while requests hold on to the cache (and end the
+server when they are part of a weight update), log-probs before truncation.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class FakeSglangOptions:
     api_key: str | None = None
     seed: int = 0
     pace: float = 0.0  # seconds that a token takes; 0: as fast as it can
-    holds: tuple = ()  # beginnings of ids: after 8 tokens these wait for a pause or an abort that comes after them
+    holds: tuple = ()  # beginnings of ids: after 8 tokens these wait for a pause that comes after them
 
 
 @dataclass
