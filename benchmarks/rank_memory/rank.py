@@ -87,7 +87,7 @@ def main() -> None:
     from proxima.config.estimate import StepEstimate
     from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
-    from proxima.runtime.launch.models import make_stack, sharding_of
+    from proxima.runtime.launch.models import make_stack
     from proxima.runtime.placement.follower import RankParts, obey
     from proxima.runtime.placement.process_group import ranks_of
     from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
@@ -104,7 +104,7 @@ def main() -> None:
         first = StepShape(groups=1, size=2, prompt=4, length=4)  # makes the moments
         before, live = resident("VmRSS"), LiveTensors()
         with live:
-            loaded = config.model.source(config.seed, sharding_of(config)).load()
+            loaded = config.model.source(config.seed, config.placement).load()
             policy = config.model.source().policy(loaded)
             stack = make_stack(config.train, policy, config.train.updates, ranks)
             live.add([p.detach() for _, p in policy.named_parameters()])

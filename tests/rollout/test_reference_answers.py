@@ -9,7 +9,7 @@ from proxima.config import resolve
 from proxima.config.sections.data_section import DataConfig
 from proxima.data import FieldError
 from proxima.reward import Exact, Gsm8kReward, Http, Length, Math, Number, RewardRunner
-from proxima.rollout.reference_answers import ReferenceAnswers, unreadable, validate_answers
+from proxima.rollout.reference_answers import ReferenceAnswers, unreadable
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.task.protocol import Row
 from tests.ports import kept_port
@@ -134,7 +134,7 @@ def survey(*answers, rewards=NUMBER, **data):
     """The notes, and the rows that were read."""
     rows = Listed(list(answers))
     asked = [ReferenceAnswers(name="task", rows=rows, count=len(rows))]
-    return validate_answers(rewards, asked, DataConfig(**data), timeout=10.0, seed=1), rows.read
+    return DataConfig(**data).answer_notes(RewardRunner(rewards), asked, 1), rows.read
 
 
 MANY = f'row 7 "many" (number: {NO_NUMBER})'

@@ -70,12 +70,13 @@ def test_explain_says_that_the_data_has_no_such_column(tmp_path):
 
 
 def test_a_reward_that_needs_an_answer_is_told_so(tmp_path):
-    from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
+    from proxima.reward.runner import RewardRunner
+    from proxima.rollout.reference_answers import ReferenceAnswers
 
     task = f"task={{kind: jsonl, path: {write(tmp_path / 'rows.jsonl', PROMPTS)}}}"
     config = resolve("quickstart", [task, "reward={kind: gsm8k}", "eval.task=null"]).config
     answers = ReferenceAnswers(name="task", rows=config.task.rows(0), count=2)
     with pytest.raises(UserError, match="no row has an answer, and the reward gsm8k needs one; set task.answer=COLUMN"):
-        validate_answers(config.reward, [answers], config.data, timeout=10.0, seed=1)
+        config.data.answer_notes(RewardRunner(config.reward), [answers], 1)
     config = resolve("quickstart", [task, "reward={kind: length}", "eval.task=null"]).config
-    assert validate_answers(config.reward, [answers], config.data, timeout=10.0, seed=1) == []
+    assert config.data.answer_notes(RewardRunner(config.reward), [answers], 1) == []

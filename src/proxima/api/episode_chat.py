@@ -18,7 +18,7 @@ from proxima.environment.hosts import EnvironmentFailure
 from proxima.model.quiet import quiet_transformers
 from proxima.rollout.episodes.played import Played, PlayedTurn, sampled_turn
 from proxima.rollout.episodes.player import GivenUp, GroupTable
-from proxima.rollout.episodes.worlds import AgentWorld, World, make_worlds
+from proxima.rollout.episodes.worlds import AgentWorld, World
 from proxima.task.prompts import to_prompt
 from proxima.task.protocol import Row, Rows, user_message
 
@@ -101,8 +101,8 @@ def make_table(config: "PlayedConfig", row: int) -> Table | None:
     questions, notes = Questions(config, model.tokenizer), list[str]()
 
     def world(prompt: Prompt) -> World | AgentWorld:
-        play = config.data.play(config.episode, config.seed)
-        return make_worlds({"task": config.task}, {"task": [prompt]}, model, play, notes)["task"]
+        tasks, prompts = {"task": config.task}, {"task": [prompt]}
+        return config.data.worlds(config.episode, tasks, prompts, model, config.seed, notes)["task"]
 
     made, writes = None, False
     if config.task.environment is not None and not questions.prompt(row).question:

@@ -4,7 +4,9 @@ An `EvalSuite` is a named set or a recipe's `eval` section. `load_suites` finds 
 reference answers, and builds the prompts; `run_eval` then runs the model on them.
 """
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +22,7 @@ from proxima.evaluate.suites import Suite
 from proxima.model.pretrained import UnloadedModel
 from proxima.model.quiet import quiet_transformers
 from proxima.rollout.generator import GroupSpec
-from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
+from proxima.rollout.reference_answers import ReferenceAnswers
 from proxima.task import TASKS
 from proxima.task.prompts import template_note
 from proxima.task.protocol import Rows, is_played
@@ -167,12 +169,10 @@ def load_suites(config: EvaluationSettings, suites: Sequence[EvalSuite], ks: Seq
     played = {part.suite.path: part for part in loaded if is_played(part.suite.task)}
     if not played:
         return loaded
-    from proxima.rollout.episodes.worlds import make_worlds
-
     tasks = {path: part.suite.task for path, part in played.items()}
     prompts = {path: part.questions.prompts for path, part in played.items()}
     warned: list[str] = []
-    worlds = make_worlds(tasks, prompts, model, config.data.play(config.episode, config.seed), warned)
+    worlds = config.data.worlds(config.episode, tasks, prompts, model, config.seed, warned)
     loaded = [replace(part, questions=replace(part.questions, world=worlds.get(part.suite.path))) for part in loaded]
     return [replace(loaded[0], notes=(*loaded[0].notes, *warned)), *loaded[1:]]
 
@@ -186,8 +186,8 @@ def _rows(config: EvaluationSettings, suite: EvalSuite) -> tuple[Rows, list[str]
             raise
         raise UserError(f"{suite.name}: {' '.join(error.reason.split())}", remedy=suite.remedy) from None
     answers = ReferenceAnswers(name=suite.name, rows=rows, count=min(suite.limit or len(rows), len(rows)))
-    timeout = config.runtime.reward_timeout
-    return rows, validate_answers(suite.rewards, [answers], config.data, timeout=timeout, seed=config.seed)
+    with closing(config.runtime.rewards(suite.rewards, workers=os.cpu_count() or 1)) as rewards:
+        return rows, config.data.answer_notes(rewards, [answers], config.seed)
 
 
 def _questions(config: EvaluationSettings, suite: EvalSuite, rows: Rows, model: UnloadedModel) -> HeldOutSet:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from proxima.data import FieldError, UserError, require
+from proxima.data import FieldError, UserError, renamed, require
 from proxima.model.adapter_folder import BaseModel, base_of, is_adapter
 from proxima.model.hub_names import looks_like_hub_name, require_found, two_readings
 from proxima.model.lora import adapter_names
@@ -87,6 +87,19 @@ class UnloadedModel:
         context = min(max_length or limit, limit)
         return cls(path=path, revision=revision, config=config, tokenizer=tokenizer, context=context)
 
+    def beside(self, path: str, revision: str | None, field: str, remedy: str) -> "UnloadedModel":
+        """Read a model that computes on the tokens of this one, before its weights are loaded; `field` is that of its
+        path.
+
+        Raises:
+            FieldError: it can't be read, or its token ids have a different meaning.
+        """
+        with renamed("model.path", field):
+            other = self.read(path, revision)
+        if problem := vocabulary_problem(self.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
+            raise FieldError(field, path, problem, remedy=remedy)
+        return other
+
     @property
     def vocabulary(self) -> int:
         """The rows of the output layer."""
@@ -162,15 +175,21 @@ def context_limit(config: Any) -> int:
     return int(getattr(config, "max_position_embeddings", 0) or 1 << 20)
 
 
+def _place_of(file: str, path: str, revision: str | None) -> tuple[str, str | None]:
+    """Path and revision of the model whose folder has a file: for an adapter without it, its base's."""
+    check_path(path)
+    require_found(path, revision)
+    if not is_adapter(path) or (Path(path).expanduser() / file).is_file():
+        return path, revision
+    base = base_of(path)
+    return _place_of(file, base.path, base.revision)
+
+
 def load_config(path: str, revision: str | None = None) -> "PretrainedConfig":
     """The model's config, or its base's for an adapter without one; no weights are read (for GGUF, only the header)."""
     from transformers import AutoConfig
 
-    check_path(path)
-    require_found(path, revision)
-    if is_adapter(path) and not (Path(path).expanduser() / "config.json").is_file():
-        base = base_of(path)
-        return load_config(base.path, base.revision)
+    path, revision = _place_of("config.json", path, revision)
     folder, extra = model_place(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(
@@ -220,11 +239,7 @@ def load_tokenizer(path: str, revision: str | None = None) -> "PreTrainedTokeniz
     """The tokenizer, or its base's for an adapter whose folder has none."""
     from transformers import AutoTokenizer
 
-    check_path(path)
-    require_found(path, revision)
-    if is_adapter(path) and not (Path(path).expanduser() / "tokenizer_config.json").is_file():
-        base = base_of(path)
-        return load_tokenizer(base.path, base.revision)
+    path, revision = _place_of("tokenizer_config.json", path, revision)
     folder, extra = model_place(path)
     try:
         return AutoTokenizer.from_pretrained(folder, revision=revision, trust_remote_code=False, **extra)

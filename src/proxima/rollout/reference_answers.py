@@ -5,10 +5,9 @@ Generation for a row whose answer no reward can read is wasted: all its scores a
 """
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from proxima.data import FieldError, UserError
 from proxima.data.random import ANSWER_CHECK, sample_without_replacement
@@ -37,42 +36,27 @@ class UnreadableAnswer:
     why: str
 
 
-class AnswerLimits(Protocol):
-    """What is checked, and what is refused; the section `data` of a config fulfils it.
-
-    check_answers: rows of a set whose answers are read, drawn by the seed; 0: all.
-    max_unreadable: the share of unreadable ones above which the set is refused.
-    """
-
-    @property
-    def check_answers(self) -> int: ...
-
-    @property
-    def max_unreadable(self) -> float: ...
-
-
 def validate_answers(
-    specs: Sequence[Any], sets: Sequence[ReferenceAnswers], limits: AnswerLimits, *, timeout: float, seed: int
+    rewards: RewardRunner, sets: Sequence[ReferenceAnswers], *, limit: int, most_unreadable: float, seed: int
 ) -> list[str]:
     """Check the rewards and the answers that they will read; returns a warning for each set with unreadable answers.
-    `timeout` is that of the rewards.
 
     Their rows are not skipped, so that the rows that a run consumes depend only on the order of the data.
 
+    Args:
+        limit: rows of a set whose answers are read, drawn by the seed; 0: all.
+        most_unreadable: the share of unreadable ones above which a set is refused.
+
     Raises:
         UserError: a reward is not ready, a reward function asks for a column that a row does not have, or more than
-            `data.max_unreadable` of the answers of a set can't be read.
+            `most_unreadable` of the answers of a set can't be read.
     """
-    rewards = RewardRunner(specs, timeout=timeout, workers=os.cpu_count() or 1)
-    try:
-        for answers in sets:
-            require_columns(specs, answers, limits.check_answers, seed)
-        rewards.check()
-        if not rewards.needs_answers:
-            return []
-        return [note for answers in sets for note in _notes(answers, rewards, limits, seed)]
-    finally:
-        rewards.close()
+    for answers in sets:
+        require_columns(rewards.rewards, answers, limit, seed)
+    rewards.check()
+    if not rewards.needs_answers:
+        return []
+    return [note for answers in sets for note in _notes(answers, rewards, limit, most_unreadable, seed)]
 
 
 def require_columns(rewards: Sequence[Any], answers: ReferenceAnswers, limit: int, seed: int) -> None:
@@ -114,8 +98,8 @@ def unreadable(
     ]
 
 
-def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limits: AnswerLimits, seed: int) -> list[str]:
-    looked, unread = unreadable(answers, rewards, limits.check_answers, seed)
+def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limit: int, share: float, seed: int) -> list[str]:
+    looked, unread = unreadable(answers, rewards, limit, seed)
     if not unread:
         return []
     if len(unread) == looked and all(bad.answer is None for bad in unread):
@@ -127,7 +111,6 @@ def _notes(answers: ReferenceAnswers, rewards: RewardRunner, limits: AnswerLimit
     quoted = "; ".join(f"row {bad.row} {_quoted(bad.answer)} ({bad.why})" for bad in unread[:SHOWN])
     more = f"; and {len(unread) - SHOWN:,} more" if len(unread) > SHOWN else ""
     facts = f"{answers.name}: {len(unread):,} of {of} answers can't be read: {quoted}{more}"
-    share = limits.max_unreadable
     if len(unread) > share * looked:
         remedy = "repair or remove these rows, use a reward that reads them, or raise data.max_unreadable"
         raise FieldError("data.max_unreadable", share, f"is exceeded: {facts}", remedy=remedy)

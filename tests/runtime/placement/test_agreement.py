@@ -64,7 +64,7 @@ def test_the_facts_of_a_rank(monkeypatch: pytest.MonkeyPatch, tiny_model: Callab
         for name, value in {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": ranks_of_node, "LOCAL_RANK": "1"}.items():
             monkeypatch.setenv(name, value)
         placement = f"placement={{kind: torchrun, sharding: {sharding}}}"
-        return rank_facts(resolve_run("quickstart", [*words, placement]).config, "cpu")
+        return rank_facts(resolve_run("quickstart", [*words, placement]).config)
 
     own, other = facts_of("full", "2"), facts_of("full", "1")
     assert (own["same"]["seed"], own["same"]["WORLD_SIZE"], own["least_shared"]) == (7, 4, 2 * 2**20)

@@ -2,8 +2,8 @@
 parts against each other, and against what the engine and the loop supply."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.train_section import TrainConfig
@@ -14,10 +14,13 @@ from proxima.core.advantage.protocol import Advantage
 from proxima.core.correction import MismatchGuard
 from proxima.core.loss import SUPPLIED_BY, NextMissing
 from proxima.core.reward_kl import RewardKl
-from proxima.data import require
+from proxima.data import require, within
 from proxima.data.outcomes import METRIC_ALIASES, METRICS
 from proxima.reward.base import as_reward
 from proxima.rollout.dynamic_sampling import DynamicSampling
+
+if TYPE_CHECKING:
+    from proxima.model.pretrained import UnloadedModel
 
 AGGREGATE = Slot("proxima.core:AGGREGATES", default="token_mean", aliases="proxima.core:AGGREGATE_ALIASES")
 _DIVERGENCE = Slot("proxima.core:DISTILLATIONS", default="reverse_kl")
@@ -50,6 +53,26 @@ class DistillationConfig:
         valid = 0 < self.coefficient < float("inf")
         remedy = "algorithm.distillation=null turns it off"
         require(valid, "coefficient", self.coefficient, "must be > 0 and finite", remedy=remedy)
+
+    def teacher(self, student: "UnloadedModel") -> "UnloadedModel":
+        """The teacher before its weights are loaded; its context is that of the student.
+
+        Raises:
+            FieldError: its tokens differ from the student's, or it reads fewer tokens than prompt and completion may
+                have together.
+        """
+        path, remedy = self.path, "use a teacher of the student's family: they are compared token by token"
+        with within("algorithm.distillation"):
+            teacher = student.beside(path, None, "path", remedy)
+            for name in ("bos_token_id", "eos_token_id"):
+                ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
+                require(ours == theirs, "path", path, f"has {name}={theirs}, and model.path has {ours}", remedy=remedy)
+            bound = f"reads at most {teacher.context} tokens, and prompt and completion may have {student.context}"
+            remedy = f"set model.max_length={teacher.context}"
+            require(teacher.context >= student.context, "path", path, bound, remedy=remedy)
+            top_k, size = self.divergence.top_k, min(student.vocabulary, teacher.vocabulary)
+            require(top_k <= size, "divergence.top_k", top_k, f"must be at most the vocabulary, {size}")
+        return replace(teacher, context=student.context)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from proxima.config.sections.train_section import TrainConfig
 from proxima.config.slots import Slot
 from proxima.core.value import ValueLoss
 from proxima.data import FieldError, require
+from proxima.model.pretrained import UnloadedModel
 
 _OF_TRAIN = (
     *("optimizer", "schedule", "warmup_steps", "final_lr_ratio", "max_grad_norm", "tokens_per_micro_batch"),
@@ -31,6 +32,9 @@ class CriticConfig:
     def __post_init__(self) -> None:
         bound = "must be >= 0 and finite"
         require(0 <= self.head_std < float("inf"), "head_std", self.head_std, bound)
+
+    def check_model(self, policy: UnloadedModel) -> None:
+        """Raise FieldError if the critic's model can't be read, or if its tokens are not those of the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +60,10 @@ class ModelCritic(CriticConfig):
         require(steps >= 0, "value_warmup_steps", steps, "must be >= 0")
         named = self.path is not None or self.revision is None
         require(named, "revision", self.revision, "must be null without a path")
+
+    def check_model(self, policy: UnloadedModel) -> None:
+        if self.path is not None:
+            policy.beside(self.path, self.revision, "critic.path", "start the critic from a model of the same family")
 
     def training(self, train: TrainConfig) -> TrainConfig:
         """The run's `train` section with the critic's own settings in place of its values.

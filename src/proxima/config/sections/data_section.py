@@ -1,6 +1,6 @@
 """The `data` section, and the check of the files that tasks read."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from proxima.config.resolved import Findings, Resolved
 from proxima.config.sections.model_section import did_you_mean
 from proxima.config.slots import require_at_least
-from proxima.data import require
+from proxima.data import Prompt, require
 from proxima.rollout.episodes.settings import EpisodeSettings
 from proxima.task import TASKS
 
 if TYPE_CHECKING:
     from proxima.model.pretrained import UnloadedModel
-    from proxima.rollout.episodes.worlds import Play
+    from proxima.reward.runner import RewardRunner
+    from proxima.rollout.episodes.worlds import AgentWorld, World
+    from proxima.rollout.reference_answers import ReferenceAnswers
     from proxima.task.prompts import PromptSource
     from proxima.task.protocol import Rows
 
@@ -41,6 +43,13 @@ class DataConfig(RowsConfig):
         share = self.max_unreadable
         require(0 <= share <= 1, "max_unreadable", share, "must be a share in [0, 1]", remedy="1 never refuses")
 
+    def answer_notes(self, rewards: "RewardRunner", sets: "Sequence[ReferenceAnswers]", seed: int) -> list[str]:
+        """Check the rewards and the answers that they will read; returns warnings, and raises as `validate_answers`."""
+        from proxima.rollout.reference_answers import validate_answers
+
+        limit, share = self.check_answers, self.max_unreadable
+        return validate_answers(rewards, sets, limit=limit, most_unreadable=share, seed=seed)
+
     def prompt_source(
         self, rows: "Rows", model: "UnloadedModel", seed: int, *, shuffle: bool = False
     ) -> "PromptSource":
@@ -64,11 +73,20 @@ class DataConfig(RowsConfig):
         source.check_template()
         return source
 
-    def play(self, episode: EpisodeSettings, seed: int) -> "Play":
-        """How episodes are played, for `make_worlds`."""
-        from proxima.rollout.episodes.worlds import Play
+    def worlds(
+        self,
+        episode: EpisodeSettings,
+        tasks: Mapping[str, Any],
+        prompts: Mapping[str, Sequence[Prompt]],
+        model: "UnloadedModel",
+        seed: int,
+        notes: list[str],
+    ) -> "dict[str, World | AgentWorld]":
+        """What plays the episodes of tasks, by their paths; arguments and errors as those of `make_worlds`."""
+        from proxima.rollout.episodes.worlds import Play, make_worlds
 
-        return Play(settings=episode, system=self.system, arguments=self.template_arguments, seed=seed)
+        play = Play(settings=episode, system=self.system, arguments=self.template_arguments, seed=seed)
+        return make_worlds(tasks, prompts, model, play, notes)
 
 
 DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".arrow")

@@ -1,6 +1,7 @@
 """The `model` section, and its checks against the files and devices of this machine. No weights are loaded."""
 
 import json
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -21,7 +22,6 @@ from proxima.train import OPTIMIZERS
 
 if TYPE_CHECKING:
     from proxima.model.model_source import ModelSource
-    from proxima.model.parallel.sharding import Sharding
 
 BFLOAT16_STEP = 2**-8
 Attention = Literal["auto", "packed", "varlen", "native", "mask", "padded"]
@@ -50,9 +50,16 @@ class ModelConfig:
         """The model before its weights are loaded. Raises as `UnloadedModel.read`."""
         return UnloadedModel.read(self.path, self.revision, self.max_length)
 
-    def source(self, seed: int = 0, sharding: "Sharding | None" = None) -> "ModelSource":
-        """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads."""
+    def source(self, seed: int = 0, placement: Any = None) -> "ModelSource":
+        """The model by its name, with the settings of its forward pass; `seed` is for new adapters and heads. With a
+        placement on several ranks, it is sharded over these."""
         from proxima.model.model_source import ModelSource
+
+        sharding = None
+        if hasattr(placement, "sharding") and os.environ.get("WORLD_SIZE") != "1":
+            from proxima.model.parallel.sharding import Sharding
+
+            sharding = Sharding.of(placement)
 
         settings = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "max_length"}
         return ModelSource(**settings, seed=seed, sharding=sharding)

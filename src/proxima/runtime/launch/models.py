@@ -1,15 +1,12 @@
 """Builds models from a config: the loaded weights, and the objects that run and train them."""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from proxima import __version__
-from proxima.data import FieldError, renamed
 from proxima.model import LoadedModel, PackedModel
-from proxima.model.pretrained import UnloadedModel, vocabulary_problem
 from proxima.train import Schedule, TrainStack
 from proxima.train.ranks import ALONE, Ranks
 from proxima.train.stack import POLICY
@@ -18,30 +15,6 @@ if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.config.sections.train_section import OptimizationConfig
-    from proxima.model.parallel.sharding import Sharding
-
-
-def sharding_of(config: Any) -> "Sharding | None":
-    """The sharding of a training config's models over its ranks; None for one process or one rank."""
-    placement = getattr(config, "placement", None)
-    if not hasattr(placement, "sharding") or os.environ.get("WORLD_SIZE") == "1":
-        return None
-    from proxima.model.parallel.sharding import Sharding
-
-    return Sharding.of(placement)
-
-
-def read_beside(path: str, revision: str | None, field: str, policy: UnloadedModel, remedy: str) -> UnloadedModel:
-    """Read a model that computes on the policy's tokens, before its weights are loaded; `field` is that of its path.
-
-    Raises:
-        FieldError: it can't be read, or its token ids have a different meaning.
-    """
-    with renamed("model.path", field):
-        other = UnloadedModel.read(path, revision)
-    if problem := vocabulary_problem(policy.tokenizer.get_vocab(), other.tokenizer.get_vocab()):
-        raise FieldError(field, path, problem, remedy=remedy)
-    return other
 
 
 def make_stack(

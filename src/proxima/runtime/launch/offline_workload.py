@@ -14,7 +14,7 @@ from proxima.model import LoadedModel
 from proxima.model.compute_thread import ComputeThread
 from proxima.runtime.launch.build import make_plan
 from proxima.runtime.launch.inputs import model_hashes, rows_sha
-from proxima.runtime.launch.models import describe_model, make_stack, sharding_of
+from proxima.runtime.launch.models import describe_model, make_stack
 from proxima.runtime.launch.offline_data import load_offline_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.offline_loop import HeldOutSamples, OfflineLoop
@@ -40,7 +40,7 @@ class OfflineWorkload:
         self.config, self.family = config, family
         model = config.model.unloaded()
         self.context = model.context
-        source = config.model.source(config.seed, sharding_of(config))
+        source = config.model.source(config.seed, config.placement)
         self.method: OfflineMethod[Any, Any] = class_at(family.method)(
             config, source, model.tokenizer, model.context, config.train.tokens_per_micro_batch
         )

@@ -12,7 +12,7 @@ from proxima.rollout.collector import Pending
 from proxima.runtime.launch.build import Restored, make_controller
 from proxima.runtime.launch.inputs import input_hashes
 from proxima.runtime.launch.learning import StageFactory, make_batch_builder, make_learner
-from proxima.runtime.launch.models import describe_model, sharding_of
+from proxima.runtime.launch.models import describe_model
 from proxima.runtime.launch.run_data import load_run_data
 from proxima.runtime.launch.services import RunServices
 from proxima.runtime.loop.controller import Controller
@@ -35,7 +35,7 @@ class RlWorkload:
 
     def __init__(self, config: "RunConfig", stages: StageFactory | None = None) -> None:
         self.config, self.stages = config, stages
-        self.model = config.model.source(config.seed, sharding_of(config))
+        self.model = config.model.source(config.seed, config.placement)
         self.data = load_run_data(config)
         self.notes = self.data.notes
         self.restored = Restored()

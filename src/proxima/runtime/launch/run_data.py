@@ -1,6 +1,8 @@
 """The data of a run before its weights are loaded: training prompts, held-out prompts, and warnings."""
 
+import os
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +13,10 @@ from proxima.data import Prompt
 from proxima.engine.choice import EngineChoice
 from proxima.evaluate.held_out import HeldOutSet
 from proxima.model.pretrained import UnloadedModel
-from proxima.rollout.reference_answers import ReferenceAnswers, validate_answers
-from proxima.rollout.reward_trial import PROMPTS, try_rewards
+from proxima.rollout.reference_answers import ReferenceAnswers
+from proxima.rollout.reward_trial import PROMPTS
 from proxima.runtime.launch.engine_needs import engine_choices
 from proxima.runtime.launch.inputs import check_replayed_rewards
-from proxima.runtime.launch.models import read_beside
 from proxima.runtime.placement.placed_engine import starts_later
 from proxima.runtime.placement.process_group import is_first
 from proxima.task.prompts import PromptSource, template_note
@@ -112,12 +113,10 @@ def load_run_data(config: "RunConfig") -> RunData:
     notes += _check_rewards(config, scored, model.tokenizer)
     world = None
     if played := {path: task for path, task in tasks.items() if is_played(task)}:
-        from proxima.rollout.episodes.worlds import make_worlds
-
         paths = [f"{path}.task" for path in config.eval.all_sets]
         opened = {path: part.prompts for path, part in zip(paths, held_out, strict=True)}
         opened |= {"task": trial_prompts(source)} if isinstance(source, PromptSource) else {}
-        worlds = make_worlds(played, opened, model, config.data.play(config.episode, config.seed), notes)
+        worlds = config.data.worlds(config.episode, played, opened, model, config.seed, notes)
         world = worlds.get("task")
         held_out = [replace(part, world=worlds.get(path)) for path, part in zip(paths, held_out, strict=True)]
     return RunData(source=source, held_out=held_out, engines=engines, notes=notes, world=world)
@@ -125,15 +124,15 @@ def load_run_data(config: "RunConfig") -> RunData:
 
 def _check_rewards(config: "RunConfig", scored: Sequence[ScoredRows], tokenizer: Any) -> list[str]:
     """Check all rewards with all answers that they will read, then try each list of rewards; returns warnings."""
-    runtime, notes, several = config.runtime, list[str](), dict[int, list[ScoredRows]]()
+    notes, several = list[str](), dict[int, list[ScoredRows]]()
     for rows in scored:
         several.setdefault(id(rows.rewards), []).append(rows)
-    for first, *more in several.values():
-        answers = [rows.answers for rows in (first, *more)]
-        notes += validate_answers(first.rewards, answers, config.data, timeout=runtime.reward_timeout, seed=config.seed)
-    refuses = runtime.reward_trial == "refuse" and config.algorithm.trains_on_rewards
-    for first, *_ in several.values() if runtime.reward_trial != "off" else ():
-        notes += try_rewards(first.rewards, first.prompts, tokenizer, runtime.rewards, refuses=refuses)
+    for same in several.values():
+        with closing(config.runtime.rewards(same[0].rewards, workers=os.cpu_count() or 1)) as rewards:
+            notes += config.data.answer_notes(rewards, [rows.answers for rows in same], config.seed)
+    for first, *_ in several.values():
+        trained_on = config.algorithm.trains_on_rewards
+        notes += config.runtime.trial_notes(first.rewards, first.prompts, tokenizer, trained_on=trained_on)
     return notes
 
 
@@ -143,14 +142,9 @@ def _checked_teacher(config: "RunConfig", model: UnloadedModel) -> UnloadedModel
         from proxima.config.mixtures import check_routed
 
         check_routed(config)
-    if (critic := config.critic) is not None and getattr(critic, "path", None) is not None:
-        remedy = "start the critic from a model of the same family"
-        read_beside(critic.path, critic.revision, "critic.path", model, remedy)
-    if (distillation := config.algorithm.distillation) is None:
-        return None
-    from proxima.runtime.launch.teacher import read_teacher
-
-    return read_teacher(distillation, model)
+    if config.critic is not None:
+        config.critic.check_model(model)
+    return None if config.algorithm.distillation is None else config.algorithm.distillation.teacher(model)
 
 
 def _asked(engines: dict[str, EngineChoice], *, later: bool) -> list[str]:

@@ -1,4 +1,4 @@
-"""Teacher and reference: the checks before any weights are loaded, and the stages that query them."""
+"""The stages that query teacher and reference."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,8 @@ from proxima.engine.protocol import close_engine
 from proxima.model.compute_thread import ComputeThread
 from proxima.model.model_source import ModelSource
 from proxima.model.parallel.refusals import sharding_beside
-from proxima.model.pretrained import LoadedModel, UnloadedModel
+from proxima.model.pretrained import LoadedModel
 from proxima.runtime.launch.engine_needs import TEACHER
-from proxima.runtime.launch.models import read_beside
 from proxima.train import ForwardStage
 from proxima.train.engine_stage import EngineStage
 from proxima.train.teacher_stage import TeacherStage
@@ -22,29 +21,6 @@ if TYPE_CHECKING:
     from proxima.config.sections.algorithm_section import DistillationConfig
 
 PATH = "algorithm.distillation.path"
-FAMILY = "use a teacher of the student's family: they are compared token by token"
-
-
-def read_teacher(distillation: "DistillationConfig", student: UnloadedModel) -> UnloadedModel:
-    """Read the teacher before its weights are loaded; its context is that of the student. Refuse one whose tokens
-    differ from the student's, or that reads fewer tokens than prompt and completion may have together.
-
-    Raises:
-        FieldError: names what differs.
-    """
-    path = distillation.path
-    teacher = read_beside(path, None, PATH, student, FAMILY)
-    for name in ("bos_token_id", "eos_token_id"):
-        ours, theirs = getattr(student.tokenizer, name, None), getattr(teacher.tokenizer, name, None)
-        if ours != theirs:
-            raise FieldError(PATH, path, f"has {name}={theirs}, and model.path has {ours}", remedy=FAMILY)
-    if (limit := teacher.context) < student.context:
-        reason = f"reads at most {limit} tokens, and prompt and completion may have {student.context}"
-        raise FieldError(PATH, path, reason, remedy=f"set model.max_length={limit}")
-    if distillation.divergence.top_k > (size := min(student.vocabulary, teacher.vocabulary)):
-        field = "algorithm.distillation.divergence.top_k"
-        raise FieldError(field, distillation.divergence.top_k, f"must be at most the vocabulary, {size}")
-    return replace(teacher, context=student.context)
 
 
 def make_teacher_stage(

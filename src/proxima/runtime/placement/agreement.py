@@ -30,8 +30,11 @@ ONE_RECIPE = "start every rank with one command line, and one recipe"
 COPY = "copy the files of rank 0's node there, or use a shared file system"
 
 
-def rank_facts(config: Any, device: str) -> dict[str, Any]:
+def rank_facts(config: Any) -> dict[str, Any]:
     """This rank's facts: `same` has those that must agree between ranks; the others are about its node."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     ranks_of_node = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     same: dict[str, Any] = {"proxima": __version__, "python": platform.python_version()}
     same |= {name: package_version(name) for name in ("torch", "transformers")}

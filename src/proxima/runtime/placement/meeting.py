@@ -43,13 +43,12 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def first_rank(config: Any) -> Iterator[Ranks]:
-    """`ranks_of` on rank 0."""
+def first_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
+    """`ranks_of` on rank 0, of which these are the facts."""
     from proxima.runtime.loop.training_loop import RunEnded
-    from proxima.runtime.placement.agreement import compare_facts, rank_facts
+    from proxima.runtime.placement.agreement import compare_facts
     from proxima.runtime.placement.rank_watch import RankWatch, last_line, terminated_by_launcher
 
-    placement = config.placement
     store, key = _store(_patience(placement))
     ranks = _ranks(placement)
     watch = RankWatch(ranks.size, ranks.status.beat, lambda: ranks.in_call, placement.heartbeat, placement.timeout)
@@ -58,8 +57,7 @@ def first_rank(config: Any) -> Iterator[Ranks]:
         try:
             store.set(key, f"{watch.port} {watch.token}")
             peers = watch.meet(_patience(placement))
-            own = {watch.name(0): rank_facts(config, _device())}
-            compare_facts(own | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
+            compare_facts({watch.name(0): facts} | {peers[rank].name: peers[rank].facts for rank in sorted(peers)})
             _connect(store, key, ranks, placement)
             yield ranks
         except Exception as error:
@@ -81,15 +79,13 @@ def first_rank(config: Any) -> Iterator[Ranks]:
 
 
 @contextmanager
-def other_rank(config: Any) -> Iterator[Ranks]:
+def other_rank(placement: Any, facts: Mapping[str, Any]) -> Iterator[Ranks]:
     """`ranks_of` on another rank."""
-    from proxima.runtime.placement.agreement import rank_facts
     from proxima.runtime.placement.lifeline import ForwardedLines, obey_rank_zero
 
-    placement = config.placement
     store, key = _store(_patience(placement))
     ranks = _ranks(placement)
-    facts, beat = rank_facts(config, _device()), ranks.status.beat
+    beat = ranks.status.beat
     lifeline = _lifeline(store, key, facts=facts, beat=beat, heartbeat=placement.heartbeat, timeout=placement.timeout)
     obey_rank_zero()
     lines = ForwardedLines(lifeline)
@@ -191,12 +187,6 @@ def _disconnect() -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
-
-
-def _device() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _patience(placement: Any) -> float:

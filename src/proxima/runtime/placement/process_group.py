@@ -48,11 +48,10 @@ def places_ranks(config: Any) -> bool:
     return PLACEMENTS.holds(config.placement, "ray") and "RANK" not in os.environ
 
 
-def check_launch(config: Any) -> None:
+def check_launch(placement: Any) -> None:
     """Raise FieldError if the placement is for one process and a launcher has started several, or for several and no
     launcher has started them."""
     adopt_launcher()
-    placement = config.placement
     if PLACEMENTS.holds(placement, "local"):
         if is_rank():
             started = os.environ["WORLD_SIZE"]
@@ -72,7 +71,7 @@ def check_launch(config: Any) -> None:
 
 def check_before_imports(resolved: "Resolved[Any]", *, resume: bool, overwrite: bool) -> None:
     """Run the checks that need no library: `check_launch` and, in the first process, `RunFolder.check`."""
-    check_launch(resolved.config)
+    check_launch(resolved.config.placement)
     if is_first() and (folder := resolved.config.folder):
         RunFolder(Path(folder).expanduser()).check(resume=resume, overwrite=overwrite)
 
@@ -86,12 +85,14 @@ def ranks_of(config: Any) -> Iterator[Ranks]:
         UserError: the ranks do not meet, or do not agree.
         RunEnded: another rank has failed within the block.
     """
-    check_launch(config)
+    check_launch(config.placement)
     if not is_rank():
         yield ALONE
         return
+    from proxima.runtime.placement.agreement import rank_facts
     from proxima.runtime.placement.meeting import first_rank, other_rank
 
-    members = first_rank(config) if os.environ["RANK"] == "0" else other_rank(config)
+    placement, facts = config.placement, rank_facts(config)
+    members = first_rank(placement, facts) if os.environ["RANK"] == "0" else other_rank(placement, facts)
     with members as ranks:
         yield ranks

@@ -18,7 +18,6 @@ from proxima.config.families import family_name
 from proxima.config.step_size import ExampleStep, StepSize
 from proxima.data import Trajectory, UserError
 from proxima.model.parallel.sharding import Sharding
-from proxima.runtime.launch.models import sharding_of
 from proxima_plan.memory import ACTIVATIONS, GRADIENTS, OPTIMIZER, WEIGHTS
 from proxima_plan.rehearsal.device_watch import STEP, DeviceWatch
 from proxima_plan.rehearsal.fake_device import fake_device
@@ -77,7 +76,7 @@ def _outcome(recipe: str, overrides: Sequence[str], ranks: int, import_code: boo
 
 
 def _sharding(config: Any, ranks: int) -> Sharding | None:
-    return None if ranks == 1 else sharding_of(config) or Sharding()
+    return None if ranks == 1 else config.model.source(placement=config.placement).sharding or Sharding()
 
 
 def shape_of(config: Any, batch: StepSize | ExampleStep, shares: int = 1) -> StepShape:
