@@ -88,7 +88,7 @@ def main() -> None:
     from proxima.model import logit_rows
     from proxima.runtime.launch.learning import make_objective
     from proxima.runtime.launch.models import make_stack
-    from proxima.runtime.placement.follower import RankParts, obey
+    from proxima.runtime.placement.follower import RankModels
     from proxima.runtime.placement.process_group import ranks_of
     from proxima_plan.rehearsal.fake_training import VERSION, StepShape, Training, fake_items
     from proxima_plan.rehearsal.rehearsal import shape_of
@@ -120,7 +120,7 @@ def main() -> None:
                     if getattr(getattr(config.placement, "sharding", None), "offload", False):
                         answer["tensors"] -= resting(stack)
                 else:
-                    obey(ranks.receive(), RankParts(stacks={"policy": stack}))
+                    RankModels(stacks={"policy": stack}).take_part(ranks.receive())
         print(json.dumps(answer), flush=True)
 
 

@@ -21,7 +21,7 @@ from proxima.model.model_source import ModelSource
 from proxima.model.parallel.gather import whole_weights
 from proxima.model.parallel.sharding import Sharding
 from proxima.model.scalar_model import make_value_head
-from proxima.runtime.placement.follower import RankParts, obey
+from proxima.runtime.placement.follower import RankModels
 from proxima.train import (
     EarlyStop,
     LogProbStage,
@@ -163,10 +163,10 @@ def cases() -> Iterator[Case]:
 
 
 def follow(stack: TrainStack, ranks: ProcessRanks, stages=()) -> None:
-    parts = RankParts(stacks={"policy": stack}, stages={"policy": {stage.column: stage for stage in stages}})
+    models = RankModels(stacks={"policy": stack}, stages={"policy": {stage.column: stage for stage in stages}})
     while not isinstance(message := ranks.receive(), End):
         try:
-            obey(message, parts)
+            models.take_part(message)
         except (Refused, NotFiniteError):
             continue
 

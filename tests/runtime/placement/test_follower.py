@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from proxima.data import UserError
-from proxima.runtime.placement.follower import RankParts, obey, start_rank
-from proxima.train.messages import Stages, Start
-from proxima.train.ranks import ALONE
+from proxima.runtime.placement.follower import RankModels, seen_checkpoint
+from proxima.train.messages import Stages
 
 
 def test_late_stages_are_made_when_rank_0_says_so_and_once():
@@ -18,15 +17,14 @@ def test_late_stages_are_made_when_rank_0_says_so_and_once():
         return made[-1:]
 
     stack = SimpleNamespace(model=object())
-    parts = RankParts(stacks={"policy": stack}, late_stages=make)
-    own = parts.stage("policy", "proximal_log_prob")
+    models = RankModels(stacks={"policy": stack}, late_stages=make)
+    own = models.stage("policy", "proximal_log_prob")
     assert (own.column, own.policy, made) == ("proximal_log_prob", stack.model, [])
-    obey(Stages("policy"), parts)
-    assert parts.stage("policy", "reference_log_prob") is parts.stage("policy", "reference_log_prob") is made[0]
-    assert parts.stage("policy", "proximal_log_prob").policy is stack.model and len(made) == 1
+    models.take_part(Stages("policy"))
+    assert models.stage("policy", "reference_log_prob") is models.stage("policy", "reference_log_prob") is made[0]
+    assert models.stage("policy", "proximal_log_prob").policy is stack.model and len(made) == 1
 
 
 def test_a_node_that_does_not_see_the_checkpoint_loads_no_other_weights(tmp_path):
-    work = SimpleNamespace(hashes=dict, load=pytest.fail, rank_parts=pytest.fail)
     with pytest.raises(UserError, match="the checkpoint .*000002 is not visible on this node; set folder=PATH"):
-        start_rank(Start(tmp_path, tmp_path / "checkpoints/000002"), lambda: work, ALONE)
+        seen_checkpoint(tmp_path / "checkpoints/000002")

@@ -27,7 +27,7 @@ from proxima.train.offline.method import OfflineMethod
 from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
-    from proxima.runtime.placement.follower import RankParts
+    from proxima.runtime.placement.follower import RankModels
 
 OTHER_ROWS = "raise eval.limit, or name other rows in eval.task"
 
@@ -82,13 +82,13 @@ class OfflineWorkload:
         plan = make_plan(config, self.steps)
         return OfflineLoop(plan, trained, self.method, self.data, samples, services.store, services.observer)
 
-    def rank_parts(
+    def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankParts":
-        from proxima.runtime.placement.follower import RankParts
+    ) -> "RankModels":
+        from proxima.runtime.placement.follower import RankModels
 
         stack = make_stack(self.config.train, self.method.model(loaded), self.steps, ranks)
-        return RankParts(stacks={stack.name: stack}, late_stages=self.method.stages)
+        return RankModels(stacks={stack.name: stack}, late_stages=self.method.stages)
 
     def info(self, loaded: LoadedModel, folder: Path, step: int) -> RunInfo:
         config = self.config

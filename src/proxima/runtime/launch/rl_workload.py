@@ -27,7 +27,7 @@ from proxima.train.ranks import Ranks
 
 if TYPE_CHECKING:
     from proxima.config.schema import RunConfig
-    from proxima.runtime.placement.follower import RankParts
+    from proxima.runtime.placement.follower import RankModels
 
 
 class RlWorkload:
@@ -79,16 +79,16 @@ class RlWorkload:
             opened.pop_all()
         return controller
 
-    def rank_parts(
+    def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankParts":
-        from proxima.runtime.placement.follower import RankParts
+    ) -> "RankModels":
+        from proxima.runtime.placement.follower import RankModels
 
         learner = self._learner(loaded, compute, ranks, checkpoint)
         stacks, stages = {learner.stack.name: learner.stack}, {learner.stack.name: by_column(learner.stages)}
         if (critic := learner.critic) is not None:
             stacks[critic.stack.name], stages[critic.stack.name] = critic.stack, by_column([critic.stage])
-        return RankParts(stacks=stacks, stages=stages)
+        return RankModels(stacks=stacks, stages=stages)
 
     def _learner(
         self,

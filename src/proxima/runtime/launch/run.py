@@ -5,7 +5,7 @@ import gc
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -19,7 +19,7 @@ from proxima.model.files import hash_ahead
 from proxima.model.quiet import quiet_transformers
 from proxima.runtime.launch.inputs import check_inputs, numerics_note
 from proxima.runtime.launch.services import RunServices
-from proxima.runtime.loop.training_loop import TrainingLoop, TrainState
+from proxima.runtime.loop.training_loop import TrainingLoop
 from proxima.runtime.placement.process_group import ranks_of
 from proxima.runtime.state.folder import RunFolder, new_run_folder
 from proxima.runtime.state.journal import Journal
@@ -34,12 +34,15 @@ from proxima.runtime.watch.observer import Observer, RunInfo, WarningList
 from proxima.runtime.watch.timeline import Timeline
 from proxima.train.checkpoint import DELETE, Checkpoint
 from proxima.train.ranks import Ranks
+from proxima.train.stack import POLICY
 
 if TYPE_CHECKING:
     from proxima.config import Resolved, RunConfig
     from proxima.config.sections.offline_section import OfflineConfig
     from proxima.runtime.launch.learning import StageFactory
-    from proxima.runtime.placement.follower import RankParts
+    from proxima.runtime.placement.follower import RankModels
+    from proxima.train.messages import Start
+    from proxima.train.stack import TrainStack
 
 
 Mode = Literal["new", "resume", "change"]
@@ -72,9 +75,9 @@ class Workload(Protocol):
     def make_loop(self, loaded: LoadedModel, services: RunServices) -> TrainingLoop:
         """The loop and everything that it uses."""
 
-    def rank_parts(
+    def rank_models(
         self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> "RankParts":
+    ) -> "RankModels":
         """Build, on the other ranks, the models that `make_loop` builds on the first, in the same order; `checkpoint`
         is the one that the run resumes from. Called in the compute thread."""
 
@@ -114,16 +117,17 @@ def train(
         RunEnded: the run can't continue.
     """
     observer, clock = observer or Observer(), clock or SystemClock()
+    make_work = partial(_workload, config, stages, observer)
     with ranks_of(config) as ranks, quiet_transformers(), ExitStack() as opened:
         if ranks.rank > 0:
             from proxima.runtime.placement.follower import follow
 
-            return follow(lambda: _workload(config, stages, observer), ranks)
+            return follow(partial(_start_rank, make_work, ranks), ranks)
         folder = RunFolder(new_run_folder(config.folder, resolved.recipe if resolved else None, clock))
         folder.check(resume=resume, overwrite=overwrite)
         hash_ahead(config.model.path, config.model.revision)  # while transformers is imported
         # reads the data; its errors leave the folder untouched
-        workload = opened.enter_context(closing(_workload(config, stages, observer)))
+        workload = opened.enter_context(closing(make_work()))
         opened.callback(folder.release)
         resuming = folder.begin(resume=resume, overwrite=overwrite)
         mode: Mode = "new" if not resuming else "change" if accept_changes else "resume"
@@ -209,7 +213,7 @@ async def _run(
             loop = work.make_loop(loaded, RunServices(store, compute, observer))
             opened.callback(loop.close)
             if checkpoint:
-                await compute.run(_restore, checkpoint, loop.trained)
+                await compute.run(_restore, checkpoint, loop.trained.stack, loop.trained.others)
             await store.replace_file(folder.environment, folder.write_environment, _environment(config, loaded))
             observer.started(work.info(loaded, folder.path, journal.step))
             for note in work.notes:
@@ -320,7 +324,22 @@ def _load_weights(work: Workload, checkpoint: Checkpoint | None) -> LoadedModel:
     return loaded
 
 
-def _restore(checkpoint: Checkpoint, trained: TrainState) -> None:
+def _restore(checkpoint: Checkpoint, stack: "TrainStack", others: "Mapping[str, TrainStack]") -> None:
     from proxima.train.checkpoint_restore import restore
 
-    restore(checkpoint, trained.stack, trained.others)
+    restore(checkpoint, stack, others)
+
+
+def _start_rank(make_work: Callable[[], Workload], ranks: Ranks, message: "Start") -> "RankModels":
+    """What `_run` does on rank 0, on the others: data, files, weights, and the state of a checkpoint."""
+    from proxima.runtime.placement.follower import require_folder, seen_checkpoint
+
+    require_folder(message.folder)
+    work = make_work()
+    _compare_files(work.hashes, ranks)
+    checkpoint = None if message.checkpoint is None else seen_checkpoint(message.checkpoint)
+    loaded = _load_weights(work, checkpoint)
+    models = work.rank_models(loaded, ComputeThread(), ranks, message.checkpoint)
+    if checkpoint is not None:
+        _restore(checkpoint, models.stacks[POLICY], models.others)
+    return models

@@ -4,7 +4,7 @@ itself is `launch`.
     process_group       lets the ranks that a launcher has started find one another; without a launcher, one process
     meeting             how they do: the store of the launcher, the checks that they agree (`agreement`), the group
     rank_watch          rank 0's thread that hears the other ranks (`lifeline`): deaths, errors, lines, stalls
-    follower            the ranks other than rank 0: they hold the same models and compute what rank 0 asks for
+    follower            the ranks other than rank 0: they hold the same models and take part in what rank 0 does
 
 On a Ray cluster, the launcher is ours. What runs below it is what torchrun would run:
 

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from proxima.data import UserError
-from proxima.model import LoadedModel
-from proxima.model.compute_thread import ComputeThread
-from proxima.runtime.placement.agreement import agree_on_files
 from proxima.train import ForwardStage, LogProbStage, TrainStack
+from proxima.train.checkpoint import Checkpoint, read_checkpoint
 from proxima.train.forward_stage import by_column
 from proxima.train.messages import Copy, End, Fill, Finish, Gather, Release, Save, Stages, Start, Update
 from proxima.train.ranks import Message, Ranks, Refused, SharedProblem
@@ -27,7 +25,7 @@ SHARED = "set folder=PATH on a file system that all nodes share"
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankParts:
+class RankModels:
     """The objects that a rank computes with: the trained models by the name of their stack, and each stack's forward
     stages by their column; `late_stages` builds the stages that rank 0 may never ask for, and `late` holds them once it
     has asked."""
@@ -47,24 +45,34 @@ class RankParts:
         stages = self.stages.get(target) or self.late
         return stages[column] if column in stages else LogProbStage(column, self.stacks[target].model)
 
+    def take_part(self, message: Message) -> None:
+        """Do what rank 0 does with its stacks and checkpoints."""
+        match message:
+            case Update():
+                updates, goes_on = message.updates, message.should_continue
+                stack = self.stacks[message.stack]
+                stack.update(message.objective, updates, planned=message.planned, should_continue=goes_on)
+            case Fill():
+                self.stacks[message.stack].columns(self.stage(message.stack, message.column), message.trajectories)
+            case Gather():
+                self.stacks[message.stack].gathered()
+            case Release():
+                self.stacks[message.stack].release()
+            case Stages():
+                self.late.update(by_column(self.late_stages()))
+            case Save():
+                policy = self.stacks[POLICY]
+                writer, loaded = policy.ranks.writer, policy.model.loaded
+                writer.write(message.folder, message.step, loaded, policy, {}, {}, self.others, wait=False)
+            case Finish():
+                self.stacks[POLICY].ranks.writer.finish()
+            case _:
+                raise AssertionError(f"rank 0 has sent {message}")
 
-class RankWorkload(Protocol):
-    """The part of a run's workload that a follower uses."""
 
-    def hashes(self) -> dict[str, str]: ...
-
-    def load(self, path: str | None) -> LoadedModel: ...
-
-    def rank_parts(
-        self, loaded: LoadedModel, compute: ComputeThread, ranks: Ranks, checkpoint: Path | None
-    ) -> RankParts:
-        """Build the same models as `make_loop`, in the same order."""
-        ...
-
-
-def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
+def follow(start: Callable[[Start], RankModels], ranks: Ranks) -> "Summary":
     """Do what rank 0 does, message by message, until the run ends; returns its summary. Nothing is read before rank 0
-    has found everything in order, so that each problem is reported once.
+    has found everything in order and says `start`, so that each problem is reported once.
 
     Raises:
         UserError: something is missing on this node.
@@ -73,16 +81,16 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
     from proxima.train.process_ranks import ProcessRanks
 
     assert isinstance(ranks, ProcessRanks)
-    parts = RankParts(stacks={})
+    models = RankModels(stacks={})
     with closing(NodeFolders(ranks)) as folders:
         while not isinstance(message := ranks.receive(), End):
             try:
                 if isinstance(message, Start):
-                    parts = start_rank(message, make_work, ranks)
+                    models = start(message)
                 elif isinstance(message, Copy):
                     folders.follow(message)
                 else:
-                    obey(message, parts)
+                    models.take_part(message)
             except OSError as error:
                 if not isinstance(message, Save | Finish):  # for these, the writer raises it on every rank
                     raise
@@ -92,23 +100,6 @@ def follow(make_work: Callable[[], RankWorkload], ranks: Ranks) -> "Summary":
                     traceback.print_exception(error.__cause__)  # to rank 0's log
         summary: Summary = message.outcome
         return summary
-
-
-def start_rank(message: Start, make_work: Callable[[], RankWorkload], ranks: Ranks) -> RankParts:
-    """What `run.train` does on rank 0: data, files, weights, and the state of a checkpoint."""
-    from proxima.train.checkpoint import read_checkpoint
-    from proxima.train.checkpoint_restore import restore
-
-    require_folder(message.folder)
-    work, path, checkpoint = make_work(), message.checkpoint, None
-    agree_on_files(work.hashes, ranks)
-    if path is not None and (checkpoint := read_checkpoint(path)) is None:
-        raise UserError(f"the checkpoint {path} is not visible on this node", remedy=SHARED)
-    loaded = work.load(None if checkpoint is None else str(checkpoint.model))
-    parts = work.rank_parts(loaded, ComputeThread(), ranks, path)
-    if checkpoint is not None:
-        restore(checkpoint, parts.stacks[POLICY], parts.others)
-    return parts
 
 
 def require_folder(folder: Path) -> None:
@@ -121,27 +112,12 @@ def require_folder(folder: Path) -> None:
         seconds += 0.5
 
 
-def obey(message: Message, parts: RankParts) -> None:
-    """Do what rank 0 does with its stacks and checkpoints."""
-    match message:
-        case Update():
-            stack = parts.stacks[message.stack]
-            stack.update(
-                message.objective, message.updates, planned=message.planned, should_continue=message.should_continue
-            )
-        case Fill():
-            parts.stacks[message.stack].columns(parts.stage(message.stack, message.column), message.trajectories)
-        case Gather():
-            parts.stacks[message.stack].gathered()
-        case Release():
-            parts.stacks[message.stack].release()
-        case Stages():
-            parts.late.update(by_column(parts.late_stages()))
-        case Save():
-            policy = parts.stacks[POLICY]
-            writer, loaded = policy.ranks.writer, policy.model.loaded
-            writer.write(message.folder, message.step, loaded, policy, {}, {}, parts.others, wait=False)
-        case Finish():
-            parts.stacks[POLICY].ranks.writer.finish()
-        case _:
-            raise AssertionError(f"rank 0 has sent {message}")
+def seen_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint that rank 0 resumes from, as this node sees it.
+
+    Raises:
+        UserError: this node does not see it, and must not load other weights.
+    """
+    if (checkpoint := read_checkpoint(path)) is None:
+        raise UserError(f"the checkpoint {path} is not visible on this node", remedy=SHARED)
+    return checkpoint
